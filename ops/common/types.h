@@ -1,0 +1,32 @@
+// Plain types that every kernel family shares.  No tensors here: kernels see raw pointers and sizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace armllm {
+
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+
+inline int64_t size_of(DType type) { return type == DType::f32 ? 4 : 2; }
+
+// A row-major matrix whose rows may lie further apart than they are long.
+struct Rows {
+  void* data = nullptr;
+  int64_t stride = 0;  // elements from one row to the next
+  DType type = DType::f32;
+
+  char* row(int64_t index) const { return static_cast<char*>(data) + index * stride * size_of(type); }
+  char* at(int64_t row, int64_t column) const {
+    return static_cast<char*>(data) + (row * stride + column) * size_of(type);
+  }
+  explicit operator bool() const { return data != nullptr; }
+};
+
+constexpr int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+constexpr int64_t ceil_div(int64_t value, int64_t step) { return (value + step - 1) / step; }
+
+enum class Activation : int32_t { none = 0, silu = 1, gelu = 2, gelu_tanh = 3, relu = 4, swiglu_clamped = 5 };
+
+}  // namespace armllm

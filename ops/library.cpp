@@ -1,0 +1,37 @@
+// Every schema of namespace `armllm`, in one place.  Implementations register beside their kernels.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(armllm, m) {
+  // linear
+  m.def("int4_linear(Tensor x, Tensor weight, int out_features, str scheme, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("int8_linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("int4_gated_linear(Tensor x, Tensor weight, int out_features, str scheme, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
+  m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  // packing: q int8 (N, K) in -8..7; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 (N) or (N, G) for g32
+  m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme) -> Tensor");
+  m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
+  m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
+  // moe
+  m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None) -> Tensor");
+  m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1) -> (Tensor, Tensor)");
+  // norm
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, float weight_offset=0.0) -> Tensor");
+  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float weight_offset=0.0) -> (Tensor, Tensor)");
+  m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
+  m.def("add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
+  // rope
+  m.def("rope_table(Tensor positions, Tensor inv_freq, float scaling=1.0) -> (Tensor, Tensor)");
+  m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False) -> ()");
+  // activation
+  m.def("gated_act(Tensor gate, Tensor up, str activation) -> Tensor");
+  // attention
+  m.def("kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()");
+  m.def("paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window=0, float softcap=0.0, Tensor? sinks=None) -> Tensor");
+  // machine
+  m.def("isa_select(str name) -> str");
+  m.def("isa_list() -> str");
+  // plan
+  m.def("plan_create(Tensor[] constants, int[] program, float[] floats) -> int");
+  m.def("plan_run(int plan, Tensor[] inputs, int tokens) -> Tensor[]");
+  m.def("plan_free(int plan) -> ()");
+}

@@ -1,0 +1,150 @@
+// Quantised linear layers: the packed weight panel, the micro-kernel table, and the task sets.
+//
+// A weight of N rows is ceil(N / 16) panels of 16 output rows, each one contiguous block of bytes.  The same
+// panel serves every variant: a 64-byte line holds 4 (INT8) or 8 (INT4) values of k for each of 16 rows, which
+// is one AVX-512 register, two AVX2 registers, or four NEON registers of 4 rows × 4 k, as dot-product
+// instructions want them; SMMLA operands are one ZIP away.
+//
+//   g32i  [16 × f32 row scale][G × 8 bytes multipliers, padded to 64][G × 256 bytes nibbles]
+//   row   [16 × f32 row scale][G × 256 bytes nibbles]
+//   g32   [G × 16 × f32 group scale][G × 256 bytes nibbles]
+//   i8    [16 × f32 row scale][G × 512 bytes int8]
+//
+// G = ceil(K / 32) groups; k past K and rows past N hold the value zero (nibble 8).
+//   nibbles      line j of 4, byte 4·r + i: low nibble q[r][8j + i] + 8, high nibble q[r][8j + 4 + i] + 8
+//   int8         line j of 8, byte 4·r + i: w[r][4j + i]
+//   multipliers  byte b: low nibble m[2b] − 1, high nibble m[2b + 1] − 1 (rows 2b and 2b + 1 of the panel)
+#pragma once
+
+#include "common/tasks.h"
+#include "common/types.h"
+
+namespace armllm {
+
+enum class Scheme : int32_t { g32i = 0, row = 1, g32 = 2, i8 = 3 };
+
+constexpr int64_t kPanel = 16;  // output rows a panel
+constexpr int64_t kGroup = 32;  // values of k a group
+constexpr int kGemvTokens = 8;  // most tokens that go through gemv
+
+struct PanelLayout {
+  int64_t groups;
+  int64_t multipliers;  // byte offset (g32i only)
+  int64_t values;       // byte offset of the nibbles or int8 lines
+  int64_t bytes;
+};
+
+inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
+  const int64_t groups = ceil_div(in_features, kGroup);
+  PanelLayout p{groups, 64, 64, 0};
+  if (scheme == Scheme::g32i) p.values = 64 + round_up(groups * 8, 64);
+  if (scheme == Scheme::g32) p.values = groups * 64;
+  p.bytes = p.values + groups * (scheme == Scheme::i8 ? 512 : 256);
+  return p;
+}
+
+// Quantised activations of one call.  `values` is row-major (one row of `groups`·32 bytes a token) when
+// block = 1; with block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
+//   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8.   Rows past the last are zero.
+struct Activations {
+  int8_t* values = nullptr;
+  float* scales = nullptr;          // one a token; NaN where the row held a NaN or an infinity
+  int32_t* group_offsets = nullptr; // [tokens][groups]: −8 · Σ values of the group; nullptr if not needed
+  int64_t groups = 0;
+  int64_t block = 1;
+};
+
+struct LinearKernels {
+  int64_t gemm_block;   // Activations::block that gemm reads
+  int64_t gemm_tokens;  // most tokens of one gemm call; a multiple of gemm_block
+  int64_t gemm_panels;  // panels of one gemm call
+
+  // Quantises one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127.  Chunks of 8 bytes lie
+  // `chunk_stride` bytes apart.  Writes groups·32 values (zeros past n).  amax below 1e-30 gives scale 0 and
+  // zeros; a NaN or infinity gives scale NaN and zeros.  group_offsets may be nullptr.
+  float (*quantize)(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
+                    int32_t* group_offsets);
+
+  // 1 … kGemvTokens tokens (block 1) against one panel, straight from the packed weights:
+  // out[t·16 + r] = Σ_k w[r][k] · q[t][k], times the weight scale; without the activation scale.
+  void (*gemv)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
+               float* out);
+
+  // Unpacks gemm_panels panels (fewer at the end: `panels`) to INT8 in the variant's own order.  `offsets` gets
+  // what gemm adds to each row's sum, 16 int32 a panel.  g32 folds its group scales: round(q · s_group / s_row);
+  // `row_scales` gets 16 floats a panel.
+  // `w` holds gemm_panels · 16 · groups · 32 bytes.  Missing panels need not be written.
+  void (*unpack)(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
+                 int32_t* offsets, float* row_scales);
+
+  // out[t · out_stride + 16·p + r] = float(Σ_k) · row_scale for up to gemm_tokens tokens × `panels` panels.
+  // first_token is a multiple of gemm_block.
+  void (*gemm)(const int8_t* w, const int32_t* offsets, const float* row_scales, int panels,
+               const Activations& x, int64_t first_token, int tokens, float* out, int64_t out_stride);
+
+  // y[n] = acc[n] · x_scale (+ bias[n]) (+ residual[n]), each step rounded to float32, then to the output type.
+  void (*finish)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
+                 const void* residual, void* y, DType type);
+};
+
+// y = x · Wᵀ (+ bias) (+ residual)
+struct LinearArgs {
+  Rows x, out, residual;
+  const uint8_t* weight = nullptr;
+  int64_t panel_stride = 0;  // bytes from one panel to the next
+  Scheme scheme = Scheme::g32i;
+  int64_t tokens = 0, in_features = 0, out_features = 0;
+  const void* bias = nullptr;
+  DType bias_type = DType::f32;
+  void* scratch = nullptr;  // scratch_bytes(), 64-byte aligned
+};
+
+class QuantLinear final : public TaskSet {
+ public:
+  LinearArgs args;
+  static int64_t scratch_bytes(int64_t tokens, int64_t in_features);
+  int phases() const override;
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+// y = act(x · Wgᵀ + bg) · (x · Wuᵀ + bu); panels of gate and up alternate in the weight: g0 u0 g1 u1 …
+struct GatedLinearArgs {
+  Rows x, out;
+  const uint8_t* weight = nullptr;
+  int64_t panel_stride = 0;
+  Scheme scheme = Scheme::g32i;
+  int64_t tokens = 0, in_features = 0, out_features = 0;  // out_features: of gate alone
+  Activation activation = Activation::silu;
+  const void* gate_bias = nullptr;
+  const void* up_bias = nullptr;
+  DType bias_type = DType::f32;
+  void* scratch = nullptr;
+};
+
+class QuantGatedLinear final : public TaskSet {
+ public:
+  GatedLinearArgs args;
+  static int64_t scratch_bytes(int64_t tokens, int64_t in_features);
+  int phases() const override;
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+// y = x · Wᵀ (+ bias) with unquantised row-major weights: routers and other small layers.
+struct DenseLinearArgs {
+  Rows x, out, weight;
+  const void* bias = nullptr;
+  DType bias_type = DType::f32;
+  int64_t tokens = 0, in_features = 0, out_features = 0;
+};
+
+class DenseLinear final : public TaskSet {
+ public:
+  DenseLinearArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+}  // namespace armllm

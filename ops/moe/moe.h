@@ -1,0 +1,67 @@
+// Mixture-of-Experts: routing, and all experts of a layer as one task set.
+#pragma once
+
+#include "common/tasks.h"
+#include "common/types.h"
+#include "linear/linear.h"
+
+namespace armllm {
+
+enum class Scoring : int32_t { softmax = 0, sigmoid = 1, topk_softmax = 2 };
+
+struct RouteArgs {
+  Rows logits;
+  float* weights = nullptr;  // [tokens][top_k]
+  int32_t* ids = nullptr;    // [tokens][top_k], best first
+  const float* correction_bias = nullptr;  // added to the scores for the choice only (DeepSeek-V3)
+  int64_t tokens = 0, experts = 0, top_k = 0, groups = 1, top_k_groups = 1;
+  Scoring scoring = Scoring::softmax;
+  bool renormalize = false;
+  float scale = 1.0f;
+};
+
+class MoeRoute final : public TaskSet {
+ public:
+  RouteArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+struct MoeKernels {
+  // One token's choice; see RouteArgs.
+  void (*route)(const RouteArgs& args, int64_t token);
+  // y[i] = Σ_j weights[j] · x[j][i] in the order of j.
+  void (*combine)(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type);
+};
+
+// out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j]
+// Gate and up panels alternate (g0 u0 g1 u1 …) in `gate_up`.  Ids outside 0 … experts − 1 contribute nothing.
+struct MoeArgs {
+  Rows x, out;
+  const int32_t* ids = nullptr;    // [tokens][top_k]
+  const float* weights = nullptr;  // [tokens][top_k]
+  const uint8_t* gate_up = nullptr;
+  const uint8_t* down = nullptr;
+  int64_t gate_up_expert_stride = 0, down_expert_stride = 0;  // bytes
+  int64_t gate_up_panel_stride = 0, down_panel_stride = 0;    // bytes
+  Scheme scheme = Scheme::g32i;
+  int64_t tokens = 0, experts = 0, top_k = 0, hidden = 0, intermediate = 0;
+  Activation activation = Activation::silu;
+  float limit = 7.0f;              // of swiglu_clamped
+  const void* gate_up_bias = nullptr;  // [experts][2][intermediate]: gate, then up
+  const void* down_bias = nullptr;     // [experts][hidden]
+  DType bias_type = DType::f32;
+  void* scratch = nullptr;
+};
+
+class QuantMoe final : public TaskSet {
+ public:
+  MoeArgs args;
+  static int64_t scratch_bytes(const MoeArgs& args);
+  int phases() const override;
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+}  // namespace armllm

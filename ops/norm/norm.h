@@ -1,0 +1,41 @@
+// RMSNorm and LayerNorm, alone or after a residual add.
+#pragma once
+
+#include "common/tasks.h"
+#include "common/types.h"
+
+namespace armllm {
+
+struct NormArgs {
+  Rows x, out;
+  Rows residual, sum;            // optional, together: sum = round(x + residual), and the norm is of sum
+  const void* weight = nullptr;  // width values, may be nullptr (layer norm without affine part)
+  const void* bias = nullptr;    // layer norm only
+  DType weight_type = DType::f32;
+  int64_t rows = 0, width = 0;
+  float eps = 1e-6f;
+  float weight_offset = 0.0f;    // 1 for Gemma's x · (1 + w)
+};
+
+struct NormKernels {
+  void (*rms)(const NormArgs& args, int64_t row);
+  void (*layer)(const NormArgs& args, int64_t row);
+};
+
+class RmsNorm final : public TaskSet {
+ public:
+  NormArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+class LayerNorm final : public TaskSet {
+ public:
+  NormArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+}  // namespace armllm

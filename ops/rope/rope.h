@@ -1,0 +1,51 @@
+// Rotary position embedding, in place, on the heads of queries and keys; and the table of angles.
+#pragma once
+
+#include "common/tasks.h"
+#include "common/types.h"
+
+namespace armllm {
+
+// Heads of a token are contiguous: element (token, head, i) = at(token, head · head_size + i).
+struct RopeArgs {
+  Rows q, k;                     // k may be empty
+  const float* cos = nullptr;    // [tokens][rotary / 2]
+  const float* sin = nullptr;
+  int64_t tokens = 0, q_heads = 0, k_heads = 0, head_size = 0;
+  int64_t rotary = 0;            // leading dimensions of a head that turn
+  bool interleaved = false;      // pairs (2i, 2i + 1) instead of (i, i + rotary / 2)
+};
+
+struct RopeTableArgs {
+  const int64_t* positions = nullptr;  // [tokens]
+  const float* inv_freq = nullptr;     // [half]
+  float* cos = nullptr;                // [tokens][half]
+  float* sin = nullptr;
+  int64_t tokens = 0, half = 0;
+  float scaling = 1.0f;
+};
+
+struct RopeKernels {
+  // Turns `heads` heads of one token.
+  void (*rotate)(void* x, DType type, int64_t heads, int64_t head_size, int64_t rotary, const float* cos,
+                 const float* sin, bool interleaved);
+};
+
+class Rope final : public TaskSet {
+ public:
+  RopeArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+// cos and sin by libm: the angle is rounded to float32 as transformers does, so both agree to rounding.
+class RopeTable final : public TaskSet {
+ public:
+  RopeTableArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+}  // namespace armllm
