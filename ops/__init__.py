@@ -1,0 +1,11 @@
+"""Fused operators of namespace ``torch.ops.armllm``: public wrappers, fakes and float32 references."""
+
+from __future__ import annotations
+
+from torch_armllm.ops import library
+
+LIBRARY_PATH = library.load()
+
+from torch_armllm.ops import activation, attention, isa, linear, moe, norm, rope  # noqa: E402
+
+__all__ = ["LIBRARY_PATH", "activation", "attention", "isa", "linear", "moe", "norm", "rope"]

@@ -1,0 +1,46 @@
+// Sixteen float lanes, the same on every CPU.
+//
+// `F32` and `I32` are 16 lanes whatever the registers: one AVX-512 register, two of AVX2, four of NEON, an array in
+// the scalar variant.  Kernels written with them (`*.simd.cpp`, compiled once a variant) therefore sum in the same
+// order and give the same bits everywhere.  Products and sums are fused only where `fma` is written.
+//
+//   F32 zero(), set1(float);  I32 set1i(int32_t)
+//   F32 load(const float*|const bf16*|const f16*), load_partial(p, n)   lanes ≥ n are 0, memory past n is not touched
+//   void store(float*|bf16*|f16*, F32), store_partial(p, v, n)          rounds to nearest even; NaN stays NaN
+//   F32 + - * /  and unary -;  F32 fma(a, b, c) = a·b + c rounded once;  F32 abs(F32), sqrt(F32)
+//   F32 max(a, b), min(a, b)      a > b ? a : b   and   a < b ? a : b  (so NaN in either gives b)
+//   I32 round_to_int(F32)         to nearest even;  F32 to_float(I32)
+//   I32 load_i32(const int32_t*), store_i32(int32_t*, I32), + - * & |, shift_left<N>(I32), shift_right<N>(I32) arithmetic
+//   I32 bits(F32), F32 from_bits(I32); I32 max_i32(I32, I32)  signed
+//   void store_i8(int8_t*, I32)    low bytes of lanes already in −128 … 127
+//   F32 select_first(int n, F32 a, F32 b)   lanes < n of a, the others of b
+//   F32 select_greater(F32 x, F32 y, F32 a, F32 b)   x > y ? a : b, lane by lane
+//   float reduce_add(F32), reduce_max(F32); int32_t reduce_add_i32(I32), reduce_max_i32(I32)
+//       always as a tree: lane i with i + 8, then + 4, + 2, + 1
+#pragma once
+
+#include <cstdint>
+
+#ifndef ARMLLM_VARIANT
+#error "simd.h is for kernel variants: compile with -DARMLLM_VARIANT=<name>"
+#endif
+
+namespace armllm {
+constexpr int kLanes = 16;
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+}  // namespace armllm
+
+#if defined(ARMLLM_VARIANT_avx512)
+#include "common/simd_avx512.h"
+#elif defined(ARMLLM_VARIANT_avx2)
+#include "common/simd_avx2.h"
+#elif defined(ARMLLM_VARIANT_scalar)
+#include "common/simd_scalar.h"
+#else
+#include "common/simd_neon.h"
+#endif
