@@ -1,6 +1,7 @@
 // Every schema of namespace `armllm`, in one place.  Implementations register beside their kernels.
 #include <torch/csrc/stable/library.h>
 
+// clang-format off: one schema a line
 STABLE_TORCH_LIBRARY(armllm, m) {
   // linear
   m.def("int4_linear(Tensor x, Tensor weight, int out_features, str scheme, Tensor? bias=None, Tensor? residual=None) -> Tensor");

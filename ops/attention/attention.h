@@ -14,20 +14,20 @@
 
 namespace armllm {
 
-constexpr int64_t kSplit = 256;  // positions; a multiple of every block size
+constexpr int64_t kSplit = 256;    // positions; a multiple of every block size
 constexpr int64_t kKeyLanes = 16;  // block sizes are multiples of it
 
 struct KvWriteArgs {
-  Rows k, v;                      // [tokens][kv_heads · head size]
+  Rows k, v;  // [tokens][kv_heads · head size]
   void* k_cache = nullptr;
   void* v_cache = nullptr;
   DType cache_type = DType::f32;
-  const int64_t* slots = nullptr; // [tokens]: block · block_size + offset; negative: not written
+  const int64_t* slots = nullptr;  // [tokens]: block · block_size + offset; negative: not written
   int64_t tokens = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
 };
 
 struct AttentionArgs {
-  Rows q, out;                    // [tokens][q_heads · head size], [tokens][q_heads · value size]
+  Rows q, out;  // [tokens][q_heads · head size], [tokens][q_heads · value size]
   const void* k_cache = nullptr;
   const void* v_cache = nullptr;
   DType cache_type = DType::f32;
@@ -38,28 +38,28 @@ struct AttentionArgs {
   int64_t sequences = 0, tokens = 0;
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
-  int64_t window = 0;             // > 0: a query at position p sees p − window + 1 … p
-  float softcap = 0.0f;           // > 0: s ← softcap · tanh(s / softcap)
-  const float* sinks = nullptr;   // [q_heads] extra logits that take weight and give no value
-  int64_t max_seq_len = 0;        // upper bound of seq_lens, for scratch
+  int64_t window = 0;            // > 0: a query at position p sees p − window + 1 … p
+  float softcap = 0.0f;          // > 0: s ← softcap · tanh(s / softcap)
+  const float* sinks = nullptr;  // [q_heads] extra logits that take weight and give no value
+  int64_t max_seq_len = 0;       // upper bound of seq_lens, for scratch
   void* scratch = nullptr;
 };
 
 // A run of query rows that share one kv head and one split of keys.
 struct AttentionTile {
-  const float* q = nullptr;       // [rows][head_size], scaled
+  const float* q = nullptr;  // [rows][head_size], scaled
   int64_t rows = 0;
-  const int64_t* first = nullptr; // [rows] first visible position
-  const int64_t* last = nullptr;  // [rows] one past the last visible position
-  int64_t split_begin = 0;        // positions [split_begin, split_end) of this split, split_end ≤ sequence length
+  const int64_t* first = nullptr;  // [rows] first visible position
+  const int64_t* last = nullptr;   // [rows] one past the last visible position
+  int64_t split_begin = 0;  // positions [split_begin, split_end) of this split, split_end ≤ sequence length
   int64_t split_end = 0;
   const int32_t* blocks = nullptr;  // block table of the sequence
   int64_t kv_head = 0;
   // results
-  float* maximum = nullptr;       // [rows]
-  float* sum = nullptr;           // [rows]
-  float* values = nullptr;        // [rows][value_size], unnormalised
-  float* scores = nullptr;        // scratch: rows · kSplit
+  float* maximum = nullptr;  // [rows]
+  float* sum = nullptr;      // [rows]
+  float* values = nullptr;   // [rows][value_size], unnormalised
+  float* scores = nullptr;   // scratch: rows · kSplit
 };
 
 struct AttentionKernels {

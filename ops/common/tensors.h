@@ -38,7 +38,8 @@ inline int64_t row_count(const Tensor& t) { return last_size(t) == 0 ? 0 : t.num
 inline Rows rows_of(const Tensor& t, const char* name) {
   const int64_t dims = t.dim();
   STD_TORCH_CHECK(dims >= 1, name, " must have at least one dimension");
-  STD_TORCH_CHECK(last_size(t) <= 1 || t.stride(dims - 1) == 1, name, " must be contiguous in its last dimension");
+  STD_TORCH_CHECK(last_size(t) <= 1 || t.stride(dims - 1) == 1, name,
+                  " must be contiguous in its last dimension");
   int64_t stride = last_size(t);
   bool found = false;
   for (int64_t d = dims - 2; d >= 0; --d) {
@@ -81,7 +82,8 @@ inline Activation activation_of(const std::string& name) {
   if (name == "gelu_tanh") return Activation::gelu_tanh;
   if (name == "relu") return Activation::relu;
   if (name == "swiglu_clamped") return Activation::swiglu_clamped;
-  STD_TORCH_CHECK(false, "unknown activation '", name, "'; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped");
+  STD_TORCH_CHECK(false, "unknown activation '", name,
+                  "'; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped");
 }
 
 }  // namespace armllm

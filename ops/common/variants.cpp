@@ -10,17 +10,20 @@
 
 namespace armllm {
 
-#define ARMLLM_DECLARE_VARIANT(name)    \
-  namespace name {                      \
-  extern const LinearKernels linear;    \
-  extern const AttentionKernels attention; \
-  extern const NormKernels norm;        \
-  extern const RopeKernels rope;        \
+#define ARMLLM_DECLARE_VARIANT(name)         \
+  namespace name {                           \
+  extern const LinearKernels linear;         \
+  extern const AttentionKernels attention;   \
+  extern const NormKernels norm;             \
+  extern const RopeKernels rope;             \
   extern const ActivationKernels activation; \
-  extern const MoeKernels moe;          \
+  extern const MoeKernels moe;               \
   }
-#define ARMLLM_VARIANT_ROW(name, required) \
-  Variant{#name, required, &name::linear, &name::attention, &name::norm, &name::rope, &name::activation, &name::moe}
+#define ARMLLM_VARIANT_ROW(name, required)                                                         \
+  Variant {                                                                                        \
+    #name, required, &name::linear, &name::attention, &name::norm, &name::rope, &name::activation, \
+        &name::moe                                                                                 \
+  }
 
 ARMLLM_DECLARE_VARIANT(scalar)
 #if defined(__x86_64__)
@@ -39,9 +42,18 @@ struct NamedFeature {
   const char* name;
 };
 constexpr NamedFeature kFeatureNames[] = {
-    {kAsimd, "asimd"},   {kFp16, "fp16"}, {kDotprod, "dotprod"}, {kI8mm, "i8mm"},
-    {kBf16, "bf16"},     {kSve, "sve"},   {kSme2, "sme2"},       {kAvx2, "avx2"},
-    {kFma, "fma"},       {kF16c, "f16c"}, {kAvx512, "avx512"},   {kAvx512Vnni, "avx512_vnni"},
+    {kAsimd, "asimd"},
+    {kFp16, "fp16"},
+    {kDotprod, "dotprod"},
+    {kI8mm, "i8mm"},
+    {kBf16, "bf16"},
+    {kSve, "sve"},
+    {kSme2, "sme2"},
+    {kAvx2, "avx2"},
+    {kFma, "fma"},
+    {kF16c, "f16c"},
+    {kAvx512, "avx512"},
+    {kAvx512Vnni, "avx512_vnni"},
     {kAvx512Bf16, "avx512_bf16"},
 };
 
@@ -85,8 +97,9 @@ const Variant* find(const std::string& name) {
   for (const Variant& v : all_variants()) {
     if (name != v.name) continue;
     if (!runs_here(v))
-      throw std::runtime_error("kernel variant '" + name + "' needs CPU features that this machine lacks; there are: " +
-                               known_variants());
+      throw std::runtime_error(
+          "kernel variant '" + name +
+          "' needs CPU features that this machine lacks; there are: " + known_variants());
     return &v;
   }
   throw std::runtime_error("unknown kernel variant '" + name + "'; there are: " + known_variants());

@@ -48,8 +48,8 @@ inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
 //   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8.   Rows past the last are zero.
 struct Activations {
   int8_t* values = nullptr;
-  float* scales = nullptr;          // one a token; NaN where the row held a NaN or an infinity
-  int32_t* group_offsets = nullptr; // [tokens][groups]: −8 · Σ values of the group; nullptr if not needed
+  float* scales = nullptr;           // one a token; NaN where the row held a NaN or an infinity
+  int32_t* group_offsets = nullptr;  // [tokens][groups]: −8 · Σ values of the group; nullptr if not needed
   int64_t groups = 0;
   int64_t block = 1;
 };

@@ -11,8 +11,8 @@ enum class Scoring : int32_t { softmax = 0, sigmoid = 1, topk_softmax = 2 };
 
 struct RouteArgs {
   Rows logits;
-  float* weights = nullptr;  // [tokens][top_k]
-  int32_t* ids = nullptr;    // [tokens][top_k], best first
+  float* weights = nullptr;                // [tokens][top_k]
+  int32_t* ids = nullptr;                  // [tokens][top_k], best first
   const float* correction_bias = nullptr;  // added to the scores for the choice only (DeepSeek-V3)
   int64_t tokens = 0, experts = 0, top_k = 0, groups = 1, top_k_groups = 1;
   Scoring scoring = Scoring::softmax;
@@ -48,7 +48,7 @@ struct MoeArgs {
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, experts = 0, top_k = 0, hidden = 0, intermediate = 0;
   Activation activation = Activation::silu;
-  float limit = 7.0f;              // of swiglu_clamped
+  float limit = 7.0f;                  // of swiglu_clamped
   const void* gate_up_bias = nullptr;  // [experts][2][intermediate]: gate, then up
   const void* down_bias = nullptr;     // [experts][hidden]
   DType bias_type = DType::f32;

@@ -14,7 +14,7 @@ struct NormArgs {
   DType weight_type = DType::f32;
   int64_t rows = 0, width = 0;
   float eps = 1e-6f;
-  float weight_offset = 0.0f;    // 1 for Gemma's x · (1 + w)
+  float weight_offset = 0.0f;  // 1 for Gemma's x · (1 + w)
 };
 
 struct NormKernels {

@@ -8,12 +8,12 @@ namespace armllm {
 
 // Heads of a token are contiguous: element (token, head, i) = at(token, head · head_size + i).
 struct RopeArgs {
-  Rows q, k;                     // k may be empty
-  const float* cos = nullptr;    // [tokens][rotary / 2]
+  Rows q, k;                   // k may be empty
+  const float* cos = nullptr;  // [tokens][rotary / 2]
   const float* sin = nullptr;
   int64_t tokens = 0, q_heads = 0, k_heads = 0, head_size = 0;
-  int64_t rotary = 0;            // leading dimensions of a head that turn
-  bool interleaved = false;      // pairs (2i, 2i + 1) instead of (i, i + rotary / 2)
+  int64_t rotary = 0;        // leading dimensions of a head that turn
+  bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rotary / 2)
 };
 
 struct RopeTableArgs {
