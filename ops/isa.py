@@ -34,7 +34,7 @@ def select(name: str) -> str:
     """Uses the kernel variant ``name`` from now on (``""``: the default) and returns the one in use.
 
     Raises:
-        RuntimeError: the name is unknown or the CPU lacks what the variant needs; the message lists what there is.
+        RuntimeError: the name is unknown or the CPU lacks what it needs; the message lists what there is.
     """
     chosen: str = torch.ops.armllm.isa_select(name)
     return chosen

@@ -58,8 +58,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """Builds a random model of ``family`` (a transformers ``model_type`` in `FAMILIES`).
 
-    The weights are scaled up from transformers' tiny initial ones so that attention, routing and logits are far
-    from uniform: a wrong expert or a wrong position changes the output by much more than a rounding error.
+    The weights are scaled up from transformers' tiny initial ones so that attention, routing and logits are
+    far from uniform: a wrong expert or a wrong position changes the output by much more than rounding does.
 
     Args:
         family: key of `FAMILIES`.
