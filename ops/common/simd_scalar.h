@@ -1,9 +1,6 @@
 // Sixteen lanes as a plain array: the truth that the other variants are tested against.
 #pragma once
 
-#include <cmath>
-#include <cstring>
-
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
