@@ -1,0 +1,216 @@
+"""Quantised linear layers: INT4 or INT8 weights, activations quantised to INT8 per token inside the op."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.linear.layout import (
+    GROUP,
+    PANEL,
+    SCHEMES,
+    PanelLayout,
+    panel_count,
+    panel_layout,
+    unpack_int,
+)
+from torch_armllm.ops.linear.reference import (
+    quantize_activations,
+    reference_int4_gated_linear,
+    reference_int4_linear,
+    reference_int8_linear,
+    reference_int_linear,
+)
+
+__all__ = [
+    "GROUP",
+    "PANEL",
+    "SCHEMES",
+    "PanelLayout",
+    "int4_gated_linear",
+    "int4_linear",
+    "int8_linear",
+    "interleave_panels",
+    "pack_int4",
+    "pack_int8",
+    "panel_count",
+    "panel_layout",
+    "quantize_activations",
+    "reference_int4_gated_linear",
+    "reference_int4_linear",
+    "reference_int8_linear",
+    "reference_int_linear",
+    "unpack_int",
+    "unpack_weight",
+]
+
+
+def int4_linear(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str = "g32i",
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """``x · Wᵀ (+ bias) (+ residual)`` with INT4 weights (W4A8).
+
+    Args:
+        x: ``(..., K)``, float32, bfloat16 or float16.
+        weight: uint8 ``(panels, panel_bytes)`` from :func:`pack_int4`; panels may lie further apart than they
+            are long, so slices of a merged weight need no copy.
+        out_features: N; the last panel may be partly empty.
+        scheme: ``g32i`` (integer group multipliers, exact), ``row`` (one scale a row, exact) or ``g32``
+            (float group scales).
+        bias: ``(N,)``, any of the float types.
+        residual: shape of the result, dtype of ``x``.
+
+    Returns:
+        ``(..., N)`` in the dtype of ``x``.  Exact schemes give the same bits for every kernel variant, batch
+        size and thread count.  A row that holds a NaN or an infinity gives NaN.
+
+    Raises:
+        RuntimeError: shapes, dtypes or scheme do not fit the weight; the message says what was expected.
+
+    Source: progressive group quantisation, QServe (arXiv 2405.04532).
+    """
+    result: Tensor = torch.ops.armllm.int4_linear(x, weight, out_features, scheme, bias, residual)
+    return result
+
+
+def int8_linear(
+    x: Tensor, weight: Tensor, out_features: int, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """:func:`int4_linear` with INT8 weights from :func:`pack_int8` (W8A8), one scale a row, exact."""
+    result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual)
+    return result
+
+
+def int4_gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str = "g32i",
+    activation: str = "silu",
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    """``act(x · Wgᵀ + bg) · (x · Wuᵀ + bu)``: a gated MLP's first half in one op.
+
+    Args:
+        x: ``(..., K)``, float32, bfloat16 or float16.
+        weight: uint8 ``(2 · panels, panel_bytes)``, gate and up panels alternating; see
+            :func:`interleave_panels`.
+        out_features: N of gate alone.
+        scheme: as in :func:`int4_linear`; ``i8`` works too.
+        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu`` or ``swiglu_clamped`` (limit 7).
+        gate_bias: ``(N,)``, any of the float types.
+        up_bias: ``(N,)``, in the dtype of ``gate_bias``.
+
+    Returns:
+        ``(..., N)`` in the dtype of ``x``; everything before the last rounding is float32.
+
+    Raises:
+        RuntimeError: shapes, dtypes, scheme or activation do not fit.
+    """
+    result: Tensor = torch.ops.armllm.int4_gated_linear(
+        x, weight, out_features, scheme, activation, gate_bias, up_bias
+    )
+    return result
+
+
+def pack_int4(q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str = "g32i") -> Tensor:
+    """Packs plain INT4 weights into panels.
+
+    Args:
+        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7.
+        multipliers: uint8 ``(..., N, ceil(K / 32))`` in 1..16 for scheme ``g32i``, else ``None``.
+        scales: float32 ``(..., N)``, or ``(..., N, ceil(K / 32))`` for scheme ``g32``.
+        scheme: ``g32i``, ``row`` or ``g32``.
+
+    Returns:
+        uint8 ``(..., ceil(N / 16), panel_bytes)``.
+
+    Raises:
+        RuntimeError: a value, shape or dtype does not fit the scheme.
+    """
+    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme)
+    return result
+
+
+def pack_int8(q: Tensor, scales: Tensor) -> Tensor:
+    """Packs INT8 weights ``(N, K)`` or ``(E, N, K)`` and float32 row scales; see :func:`pack_int4`."""
+    result: Tensor = torch.ops.armllm.pack_int8(q, scales)
+    return result
+
+
+def unpack_weight(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
+    """The float32 weight ``(..., N, K)`` that a packed one stands for."""
+    result: Tensor = torch.ops.armllm.unpack_weight(weight, out_features, in_features, scheme)
+    return result
+
+
+def interleave_panels(gate: Tensor, up: Tensor) -> Tensor:
+    """Gate and up panels alternating, as :func:`int4_gated_linear` and the experts take them.
+
+    Args:
+        gate: uint8 ``(..., panels, panel_bytes)``.
+        up: of the same shape.
+
+    Returns:
+        uint8 ``(..., 2 · panels, panel_bytes)``.
+
+    Raises:
+        ValueError: the two differ in shape.
+    """
+    if gate.shape != up.shape:
+        raise ValueError(f"gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}: they must agree")
+    return torch.stack((gate, up), -2).flatten(-3, -2)
+
+
+@torch.library.register_fake("armllm::int4_linear")
+def _int4_linear_fake(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("armllm::int8_linear")
+def _int8_linear_fake(
+    x: Tensor, weight: Tensor, out_features: int, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("armllm::int4_gated_linear")
+def _int4_gated_linear_fake(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    activation: str,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("armllm::pack_int4")
+def _pack_int4_fake(q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str) -> Tensor:
+    layout = panel_layout(scheme, int(q.shape[-1]))
+    return q.new_empty((*q.shape[:-2], panel_count(int(q.shape[-2])), layout.bytes), dtype=torch.uint8)
+
+
+@torch.library.register_fake("armllm::pack_int8")
+def _pack_int8_fake(q: Tensor, scales: Tensor) -> Tensor:
+    return _pack_int4_fake(q, None, scales, "i8")
+
+
+@torch.library.register_fake("armllm::unpack_weight")
+def _unpack_weight_fake(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
+    return weight.new_empty((*weight.shape[:-2], out_features, in_features), dtype=torch.float32)

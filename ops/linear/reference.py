@@ -1,0 +1,122 @@
+"""Slow, plain PyTorch versions of the quantised linears: the kernels' own bits for the exact schemes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_armllm.ops.linear import layout
+
+SMALLEST_AMAX = 1e-30
+
+
+def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantises rows to INT8, symmetric, one scale a row, as the kernels do.
+
+    Args:
+        x: float ``(..., K)``.
+
+    Returns:
+        int8 ``(..., K)`` and float32 scales ``(..., 1)``; a row that holds a NaN or an infinity has scale NaN
+        and zeros, one below 1e-30 has scale 0 and zeros.
+    """
+    rows = x.to(torch.float32)
+    amax = rows.abs().amax(-1, keepdim=True)
+    finite = rows.isfinite().all(-1, keepdim=True)
+    usable = finite & (amax >= SMALLEST_AMAX)
+    # A tensor over a tensor: `127.0 / amax` would be torch's reciprocal times 127, which rounds twice.
+    inverse = torch.full_like(amax, 127.0) / torch.where(usable, amax, 1.0)
+    q = torch.where(usable, torch.round(rows * inverse), 0.0).to(torch.int8)
+    scale = torch.where(usable, amax / 127.0, 0.0)
+    return q, torch.where(finite, scale, torch.nan)
+
+
+def finish(
+    acc: Tensor, x_scale: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """Activation scale, bias and residual, each rounded to float32, then the output type."""
+    y = acc * x_scale
+    if bias is not None:
+        y = y + bias.to(torch.float32)
+    if residual is not None:
+        y = y + residual.to(torch.float32)
+    return y.to(dtype)
+
+
+def reference_int_linear(
+    x: Tensor, w: Tensor, row_scale: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """``x · (w · row_scale)ᵀ (+ bias) (+ residual)`` with activations quantised to INT8; exact integer sums.
+
+    Args:
+        x: float ``(..., K)``.
+        w: int8 ``(N, K)``, as :func:`unpack_int` returns it.
+        row_scale: float32 ``(N,)``.
+        bias: ``(N,)``.
+        residual: ``(..., N)``.
+    """
+    q, scale = quantize_activations(x)
+    # float64 holds every such sum exactly, and its matmul is much faster than int64's.
+    total = torch.matmul(q.to(torch.float64), w.to(torch.float64).t())
+    return finish(total.to(torch.float32) * row_scale, scale, x.dtype, bias, residual)
+
+
+def reference_int4_linear(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Reference of :func:`int4_linear` from the packed weight; for scheme g32 within float rounding only."""
+    in_features = x.shape[-1]
+    if scheme != "g32":
+        w, row_scale = layout.unpack_int(weight, out_features, in_features, scheme)
+        return reference_int_linear(x, w, row_scale, bias, residual)
+    q, scale = quantize_activations(x)
+    values = layout.unpack_values(weight, out_features, in_features, scheme).to(torch.float64)
+    scales = layout.unpack_scales(weight, out_features, in_features, scheme).to(torch.float64)
+    w = values * scales.repeat_interleave(layout.GROUP, 1)[:, :in_features]
+    total = torch.matmul(q.to(torch.float64), w.t())
+    return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
+
+
+def reference_int8_linear(
+    x: Tensor, weight: Tensor, out_features: int, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Reference of :func:`int8_linear` from the packed weight."""
+    return reference_int4_linear(x, weight, out_features, "i8", bias, residual)
+
+
+def activate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """``act(gate) · up`` in float32."""
+    if activation == "silu":
+        return F.silu(gate) * up
+    if activation in ("gelu", "gelu_tanh"):
+        return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+    if activation == "relu":
+        return F.relu(gate) * up
+    if activation == "swiglu_clamped":  # gpt-oss: limit 7, alpha 1.702
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+    raise ValueError(
+        f"unknown activation {activation!r}; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped"
+    )
+
+
+def reference_int4_gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    activation: str,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    """Reference of :func:`int4_gated_linear`; its activation differs from the kernels' in the last bits."""
+    rows = x.to(torch.float32)
+    gate = reference_int4_linear(rows, weight[0::2], out_features, scheme, gate_bias)
+    up = reference_int4_linear(rows, weight[1::2], out_features, scheme, up_bias)
+    return activate(gate, up, activation).to(x.dtype)
