@@ -45,27 +45,42 @@ struct AttentionArgs {
   void* scratch = nullptr;
 };
 
-// A run of query rows that share one kv head and one split of keys.
+// A run of query rows that share one kv head, against one split of keys.
 struct AttentionTile {
   const float* q = nullptr;  // [rows][head_size], scaled
   int64_t rows = 0;
-  const int64_t* first = nullptr;  // [rows] first visible position
-  const int64_t* last = nullptr;   // [rows] one past the last visible position
-  int64_t split_begin = 0;  // positions [split_begin, split_end) of this split, split_end ≤ sequence length
-  int64_t split_end = 0;
+  const int64_t* first = nullptr;   // [rows] first visible position
+  const int64_t* last = nullptr;    // [rows] one past the last visible position, never past the sequence
+  int64_t split_begin = 0;          // the split is split_begin … split_begin + kSplit − 1
   const int32_t* blocks = nullptr;  // block table of the sequence
   int64_t kv_head = 0;
-  // results
+  // results; a row that sees nothing of the split gets sum 0 and values 0
   float* maximum = nullptr;  // [rows]
   float* sum = nullptr;      // [rows]
-  float* values = nullptr;   // [rows][value_size], unnormalised
-  float* scores = nullptr;   // scratch: rows · kSplit
+  float* values = nullptr;   // [rows][value_stride(value_size)], unnormalised
+  // scratch
+  float* scores = nullptr;  // [rows][kScoreStride]
+  float* panel = nullptr;   // panel_floats(head_size)
 };
+
+constexpr int64_t kChunk = 64;                 // positions that are converted to float32 at a time
+constexpr int64_t kScoreStride = kSplit + 16;  // not a power of two: rows would share cache sets
+constexpr float kNothing = -3.402823466e+38f;  // maximum of no scores: finite, so that differences are no NaN
+inline int64_t value_stride(int64_t value_size) { return round_up(value_size, 16); }
+inline int64_t panel_floats(int64_t head_size) { return kChunk * (head_size < kChunk ? kChunk : head_size); }
 
 struct AttentionKernels {
   int64_t tile_rows;  // best number of query rows of a tile
+  // q[i] = float(args.q) · scale of one token and head.
+  void (*load_query)(const AttentionArgs& args, int64_t token, int64_t head, float* q);
   void (*attend)(const AttentionArgs& args, const AttentionTile& tile);
-  void (*write)(const KvWriteArgs& args, int64_t token);
+  // Adds a split's result (m, s, v) to a row's, which starts as (kNothing, 0, zeros).
+  void (*merge)(float* maximum, float* sum, float* values, float m, float s, const float* v,
+                int64_t value_size);
+  // Takes in the sink, divides by the sum and rounds to the output.
+  void (*finish)(const AttentionArgs& args, int64_t token, int64_t head, float maximum, float sum,
+                 const float* values);
+  void (*write)(const KvWriteArgs& args, int64_t token, int64_t kv_head);
 };
 
 class KvWrite final : public TaskSet {
@@ -79,8 +94,8 @@ class KvWrite final : public TaskSet {
 class PagedAttention final : public TaskSet {
  public:
   AttentionArgs args;
-  static int64_t scratch_bytes(const AttentionArgs& args);
-  int phases() const override;
+  static int64_t scratch_bytes(const AttentionArgs& args);  // reads sizes only, no metadata
+  int phases() const override { return 3; }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
 };

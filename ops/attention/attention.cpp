@@ -1,0 +1,286 @@
+// paged_attention: how the work is cut into tiles.  Nothing here decides a bit of the result.
+#include "attention/attention.h"
+
+#include "common/thread_memory.h"
+#include "common/variants.h"
+
+namespace armllm {
+namespace {
+
+// Sequences up to this many row tiles spread their splits over tiles of their own, and merge them in a last
+// phase; longer runs of queries have tiles enough, and merge as they go.
+constexpr int64_t kSpreadTiles = 4;
+// Most floats of unmerged results; sequences past it merge as they go.
+constexpr int64_t kPartialFloats = int64_t{16} << 20;
+// Fewer sequences than this are searched in order; more get an index, which costs a phase.
+constexpr int64_t kIndexed = 16;
+
+// Where a sequence's tiles, merges and unmerged results begin, and what it is.
+struct Place {
+  int64_t tile = 0, merge = 0, partial = 0;
+};
+
+struct Sequence {
+  int64_t first_token, tokens, length;
+  int64_t first_split, splits;  // that any of the tokens sees
+  int64_t row_tiles;            // a kv head
+  bool spread;
+};
+
+int64_t group_of(const AttentionArgs& a) { return a.q_heads / a.kv_heads; }
+int64_t partial_width(const AttentionArgs& a) { return value_stride(a.value_size) + 2; }
+
+Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
+  Sequence s;
+  s.first_token = a.query_start[index];
+  s.tokens = a.query_start[index + 1] - s.first_token;
+  s.length = a.seq_lens[index];
+  int64_t first = 0;
+  if (a.window > 0 && s.length - s.tokens - a.window + 1 > 0) first = s.length - s.tokens - a.window + 1;
+  s.first_split = first / kSplit;
+  s.splits = s.tokens > 0 ? ceil_div(s.length, kSplit) - s.first_split : 0;
+  s.row_tiles = ceil_div(s.tokens * group_of(a), variant().attention->tile_rows);
+  s.spread = s.splits > 1 && s.row_tiles <= kSpreadTiles &&
+             at.partial + s.tokens * a.q_heads * s.splits * partial_width(a) <= kPartialFloats;
+  return s;
+}
+
+Place after(const AttentionArgs& a, const Sequence& s, Place at) {
+  const int64_t runs = a.kv_heads * s.row_tiles;
+  at.tile += s.spread ? runs * s.splits : runs;
+  if (s.spread) {
+    at.merge += runs;
+    at.partial += s.tokens * a.q_heads * s.splits * partial_width(a);
+  }
+  return at;
+}
+
+struct Found {
+  int64_t index;
+  Place place;
+  Sequence sequence;
+};
+
+// The sequence that a tile (`count` = &Place::tile) or merge belongs to.
+Found find(const AttentionArgs& a, int64_t Place::* count, int64_t tile) {
+  Found f{0, {}, {}};
+  if (a.sequences > kIndexed) {
+    const Place* places = static_cast<const Place*>(a.scratch);
+    int64_t low = 0, high = a.sequences;  // places[low].*count ≤ tile < places[high].*count
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (places[middle].*count <= tile ? low : high) = middle;
+    }
+    f.index = low;
+    f.place = places[low];
+    f.sequence = sequence_of(a, low, f.place);
+    return f;
+  }
+  while (true) {
+    f.sequence = sequence_of(a, f.index, f.place);
+    const Place next = after(a, f.sequence, f.place);
+    if (tile < next.*count) return f;
+    f.place = next;
+    ++f.index;
+  }
+}
+
+int64_t index_bytes(const AttentionArgs& a) {
+  return a.sequences > kIndexed ? round_up((a.sequences + 1) * static_cast<int64_t>(sizeof(Place)), 64) : 0;
+}
+
+// Unmerged results of one row: [kv head][row][split], each (maximum, sum, values).
+struct Partials {
+  float* maximum;  // [kv heads][splits][rows], and so the others
+  float* sum;
+  float* values;
+
+  Partials(const AttentionArgs& a, const Found& f, int64_t kv_head, int64_t split, int64_t row) {
+    const int64_t rows = f.sequence.tokens * group_of(a);
+    const int64_t all = a.kv_heads * f.sequence.splits * rows;
+    const int64_t at = (kv_head * f.sequence.splits + split) * rows + row;
+    float* base = reinterpret_cast<float*>(static_cast<char*>(a.scratch) + index_bytes(a)) + f.place.partial;
+    values = base + at * value_stride(a.value_size);
+    maximum = base + all * value_stride(a.value_size) + at;
+    sum = base + all * (value_stride(a.value_size) + 1) + at;
+  }
+};
+
+// Query rows of one tile: (token, head of the group) pairs, tokens outermost.
+struct Run {
+  const AttentionArgs& a;
+  const Found& f;
+  int64_t kv_head, row, rows;
+
+  int64_t token(int64_t r) const { return f.sequence.first_token + (row + r) / group_of(a); }
+  int64_t head(int64_t r) const { return kv_head * group_of(a) + (row + r) % group_of(a); }
+  int64_t last(int64_t r) const {
+    return f.sequence.length - f.sequence.tokens + (row + r) / group_of(a) + 1;
+  }
+  int64_t first(int64_t r) const {
+    const int64_t first = a.window > 0 ? last(r) - a.window : 0;
+    return first > 0 ? first : 0;
+  }
+  int64_t first_split() const { return first(0) / kSplit; }
+  int64_t end_split() const { return ceil_div(last(rows - 1), kSplit); }
+  bool sees(int64_t r, int64_t split) const {
+    return first(r) < (split + 1) * kSplit && last(r) > split * kSplit;
+  }
+};
+
+// What a tile needs while it runs.  Queries and scores never leave the core that computes them.
+struct Workspace {
+  float *panel, *scores, *q, *maximum, *sum, *values, *total_maximum, *total_sum, *total_values;
+  int64_t *first, *last;
+
+  Workspace(const AttentionArgs& a, int64_t rows) {
+    const int64_t width = value_stride(a.value_size), q_floats = round_up(a.head_size, 16);
+    const int64_t floats =
+        panel_floats(a.head_size) + rows * (kScoreStride + q_floats + 2 * (width + 2) + 2 * 2);
+    float* next = reinterpret_cast<float*>(thread_memory(floats * static_cast<int64_t>(sizeof(float))));
+    const auto take = [&next](int64_t count) {
+      float* part = next;
+      next += count;
+      return part;
+    };
+    panel = take(panel_floats(a.head_size));
+    scores = take(rows * kScoreStride);
+    q = take(rows * q_floats);
+    values = take(rows * width);
+    total_values = take(rows * width);
+    first = reinterpret_cast<int64_t*>(take(rows * 2));
+    last = reinterpret_cast<int64_t*>(take(rows * 2));
+    maximum = take(rows);
+    sum = take(rows);
+    total_maximum = take(rows);
+    total_sum = take(rows);
+  }
+};
+
+AttentionTile tile_of(const Run& run, const Workspace& w) {
+  const AttentionArgs& a = run.a;
+  for (int64_t r = 0; r < run.rows; ++r) {
+    variant().attention->load_query(a, run.token(r), run.head(r), w.q + r * a.head_size);
+    w.first[r] = run.first(r);
+    w.last[r] = run.last(r);
+  }
+  AttentionTile tile;
+  tile.q = w.q;
+  tile.rows = run.rows;
+  tile.first = w.first;
+  tile.last = w.last;
+  tile.blocks = a.block_table + run.f.index * a.block_table_stride;
+  tile.kv_head = run.kv_head;
+  tile.maximum = w.maximum;
+  tile.sum = w.sum;
+  tile.values = w.values;
+  tile.scores = w.scores;
+  tile.panel = w.panel;
+  return tile;
+}
+
+void start_row(float* maximum, float* sum, float* values, int64_t width) {
+  *maximum = kNothing;
+  *sum = 0.0f;
+  for (int64_t i = 0; i < width; ++i) values[i] = 0.0f;
+}
+
+// All splits of a tile of rows, one after the other.
+void attend_rows(const Run& run) {
+  const AttentionArgs& a = run.a;
+  const AttentionKernels& kernels = *variant().attention;
+  const int64_t width = value_stride(a.value_size);
+  const Workspace w(a, run.rows);
+  AttentionTile tile = tile_of(run, w);
+  for (int64_t r = 0; r < run.rows; ++r)
+    start_row(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, width);
+  for (int64_t s = run.first_split(); s < run.end_split(); ++s) {
+    tile.split_begin = s * kSplit;
+    kernels.attend(a, tile);
+    for (int64_t r = 0; r < run.rows; ++r)
+      if (run.sees(r, s))
+        kernels.merge(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, w.maximum[r],
+                      w.sum[r], w.values + r * width, a.value_size);
+  }
+  for (int64_t r = 0; r < run.rows; ++r)
+    kernels.finish(a, run.token(r), run.head(r), w.total_maximum[r], w.total_sum[r],
+                   w.total_values + r * width);
+}
+
+// One split of a tile of rows, left for merge_rows.
+void attend_split(const Run& run, int64_t split) {
+  if (split < run.first_split() || split >= run.end_split()) return;
+  AttentionTile tile = tile_of(run, Workspace(run.a, run.rows));
+  const Partials to(run.a, run.f, run.kv_head, split - run.f.sequence.first_split, run.row);
+  tile.split_begin = split * kSplit;
+  tile.maximum = to.maximum;
+  tile.sum = to.sum;
+  tile.values = to.values;
+  variant().attention->attend(run.a, tile);
+}
+
+void merge_rows(const Run& run) {
+  const AttentionArgs& a = run.a;
+  const AttentionKernels& kernels = *variant().attention;
+  const Workspace w(a, 1);
+  for (int64_t r = 0; r < run.rows; ++r) {
+    start_row(w.maximum, w.sum, w.values, value_stride(a.value_size));
+    for (int64_t s = run.first_split(); s < run.end_split(); ++s) {
+      if (!run.sees(r, s)) continue;
+      const Partials from(a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row + r);
+      kernels.merge(w.maximum, w.sum, w.values, *from.maximum, *from.sum, from.values, a.value_size);
+    }
+    kernels.finish(a, run.token(r), run.head(r), *w.maximum, *w.sum, w.values);
+  }
+}
+
+Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
+  const int64_t most = variant().attention->tile_rows, rows = f.sequence.tokens * group_of(a);
+  // The last rows of a prompt see the most keys: they go first, so that no long tile ends a phase.
+  const int64_t row = (f.sequence.row_tiles - 1 - index / a.kv_heads) * most;
+  return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};
+}
+
+}  // namespace
+
+int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
+  if (a.max_seq_len <= kSplit || a.kv_heads == 0) return index_bytes(a);
+  // Only sequences of few rows are spread.
+  const int64_t most = a.sequences * kSpreadTiles * variant().attention->tile_rows / group_of(a);
+  const int64_t tokens = a.tokens < most ? a.tokens : most;
+  const int64_t floats = tokens * a.q_heads * ceil_div(a.max_seq_len, kSplit) * partial_width(a);
+  return index_bytes(a) +
+         (floats < kPartialFloats ? floats : kPartialFloats) * static_cast<int64_t>(sizeof(float));
+}
+
+// Workers may ask after the scratch has been given to the next op, so this reads the step's metadata alone.
+int64_t PagedAttention::tiles(int phase) const {
+  if (phase == 0) return args.sequences > kIndexed ? 1 : 0;
+  Place at;
+  for (int64_t b = 0; b < args.sequences; ++b) at = after(args, sequence_of(args, b, at), at);
+  return phase == 1 ? at.tile : at.merge;
+}
+
+void PagedAttention::tile(int phase, int64_t index) {
+  if (phase == 0) {
+    Place* places = static_cast<Place*>(args.scratch);
+    places[0] = Place{};
+    for (int64_t b = 0; b < args.sequences; ++b)
+      places[b + 1] = after(args, sequence_of(args, b, places[b]), places[b]);
+    return;
+  }
+  if (phase == 1) {
+    const Found f = find(args, &Place::tile, index);
+    const int64_t tile = index - f.place.tile, splits = f.sequence.spread ? f.sequence.splits : 1;
+    const Run run = run_of(args, f, tile / splits);
+    if (f.sequence.spread)
+      attend_split(run, f.sequence.first_split + tile % splits);
+    else
+      attend_rows(run);
+  } else {
+    const Found f = find(args, &Place::merge, index);
+    merge_rows(run_of(args, f, index - f.place.merge));
+  }
+}
+
+}  // namespace armllm

@@ -1,0 +1,105 @@
+// C (+)= A · B in registers, the one inner loop of both attention products.
+//
+// Every element of C is one chain of fused multiply-adds over k in order, whatever the tile it falls in: the tile
+// shape is free, the bits are not.
+#pragma once
+
+#include "common/simd.h"
+
+namespace armllm::ARMLLM_VARIANT {
+namespace {
+
+// Registers decide the shape: accumulators are rows × vectors of 16 lanes, and one row alone still needs several
+// chains in flight to hide the latency of the multiply-add.
+constexpr int kTileRows = 6;
+constexpr int tile_vectors([[maybe_unused]] int rows) {
+#if defined(ARMLLM_VARIANT_avx512)
+  return 4;
+#elif defined(ARMLLM_VARIANT_scalar)
+  return 1;
+#else
+  return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+#endif
+}
+
+// Rows of B as consecutive vectors.
+template <typename T>
+struct Adjacent {
+  const T* data;
+  int64_t stride;  // from one k to the next
+  Adjacent from(int vector) const { return {data + vector * kLanes, stride}; }
+  const T* at(int64_t k, int vector) const { return data + k * stride + vector * kLanes; }
+};
+
+// Rows of B as vectors of up to four places: keys of different cache blocks.
+template <typename T>
+struct Scattered {
+  const T* data[4];
+  int64_t stride;
+  Scattered from(int vector) const {
+    Scattered rest = *this;
+    for (int v = 0; v + vector < 4; ++v) rest.data[v] = data[v + vector];
+    return rest;
+  }
+  const T* at(int64_t k, int vector) const { return data[vector] + k * stride; }
+};
+
+template <int R, int V, typename B>
+void product_tile(const float* a, int64_t a_stride, const B b, int64_t depth, float* c, int64_t c_stride,
+                  bool accumulate) {
+  F32 sum[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = accumulate ? load(c + r * c_stride + v * kLanes) : zero();
+  for (int64_t k = 0; k < depth; ++k) {
+    F32 right[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) right[v] = load(b.at(k, v));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F32 left = set1(a[r * a_stride + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(c + r * c_stride + v * kLanes, sum[r][v]);
+}
+
+template <int R, typename B>
+void product_row_group(const float* a, int64_t a_stride, const B& b, int vectors, int64_t depth, float* c,
+                       int64_t c_stride, bool accumulate) {
+  constexpr int V = tile_vectors(R);
+  int v = 0;
+  for (; v + V <= vectors; v += V)
+    product_tile<R, V>(a, a_stride, b.from(v), depth, c + v * kLanes, c_stride, accumulate);
+  if constexpr (V > 1)
+    for (; v < vectors; ++v)
+      product_tile<R, 1>(a, a_stride, b.from(v), depth, c + v * kLanes, c_stride, accumulate);
+}
+
+// C[rows][16 · vectors] (+)= A[rows][depth] · B[depth][16 · vectors],  rows ≤ kTileRows, vectors ≤ 4
+template <typename B>
+void product(int64_t rows, const float* a, int64_t a_stride, const B& b, int vectors, int64_t depth, float* c,
+             int64_t c_stride, bool accumulate) {
+  switch (rows) {
+    case 1:
+      return product_row_group<1>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
+    case 2:
+      return product_row_group<2>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
+    case 3:
+      return product_row_group<3>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
+    case 4:
+      return product_row_group<4>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
+    case 5:
+      return product_row_group<5>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
+    default:
+      return product_row_group<6>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
+  }
+}
+
+}  // namespace
+}  // namespace armllm::ARMLLM_VARIANT

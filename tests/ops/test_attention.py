@@ -1,0 +1,315 @@
+"""kv_write and paged_attention against their references, and the promise of equal bits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import attention, isa
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+RUNNABLE = isa.machine().runnable
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences in a cache, and the queries of their last tokens."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    table: Tensor
+    lengths: tuple[int, ...]
+    new: tuple[int, ...]
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        start = torch.tensor([sum(self.new[:i]) for i in range(len(self.new) + 1)], dtype=torch.int32)
+        lengths = torch.tensor(self.lengths, dtype=torch.int32)
+        longest = max(self.lengths, default=0)
+        scale = 1.0 / math.sqrt(self.k_cache.shape[2])
+        head = (self.q, self.k_cache, self.v_cache, self.table, start, lengths, longest, scale)
+        return (*head, self.window, self.softcap, self.sinks)
+
+    def run(self) -> Tensor:
+        return attention.paged_attention(*self.arguments())
+
+    def reference(self) -> Tensor:
+        return attention.reference_paged_attention(*self.arguments())
+
+    def only(self, sequence: int, token: int | None = None) -> Batch:
+        """One sequence alone, or one of its new tokens as a decode step that ends there."""
+        first = sum(self.new[:sequence])
+        table = self.table[sequence : sequence + 1]
+        length, new = self.lengths[sequence], self.new[sequence]
+        if token is None:
+            q = self.q[first : first + new]
+            return replace(self, q=q, table=table, lengths=(length,), new=(new,))
+        q = self.q[first + token : first + token + 1]
+        return replace(self, q=q, table=table, lengths=(length - new + token + 1,), new=(1,))
+
+
+def make_batch(
+    lengths: tuple[int, ...],
+    new: tuple[int, ...],
+    *,
+    heads: tuple[int, int] = (2, 1),
+    sizes: tuple[int, int] = (32, 32),
+    block: int = 16,
+    cache: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    seed: int = 0,
+) -> Batch:
+    """Blocks in random order, NaN wherever nothing was written, queries a column slice of a wider tensor."""
+    random = torch.Generator().manual_seed(seed)
+    counts = [-(-n // block) for n in lengths]
+    blocks = sum(counts) + 2
+    k_cache, v_cache = attention.new_cache(blocks, heads[1], *sizes, block, cache)
+    k_cache.fill_(math.nan)
+    v_cache.fill_(math.nan)
+    order = torch.randperm(blocks, generator=random).to(torch.int32)
+    table = torch.full((len(lengths), max(counts, default=0)), -1, dtype=torch.int32)
+    for i, count in enumerate(counts):
+        table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
+        position = torch.arange(lengths[i])
+        slots = table[i].long()[position // block] * block + position % block
+        k = torch.randn(lengths[i], heads[1], sizes[0], generator=random).to(dtype)
+        v = torch.randn(lengths[i], heads[1], sizes[1], generator=random).to(dtype)
+        attention.kv_write(k, v, k_cache, v_cache, slots)
+    wide = torch.randn(sum(new), heads[0] * sizes[0] + 5, generator=random).to(dtype)
+    q = wide[:, 2 : 2 + heads[0] * sizes[0]].unflatten(1, (heads[0], sizes[0]))
+    logits = torch.randn(heads[0], generator=random) if sinks else None
+    return Batch(q, k_cache, v_cache, table, lengths, new, window, softcap, logits)
+
+
+def check(batch: Batch) -> None:
+    """Every variant gives the reference's values and the same bits."""
+    expected = batch.reference()
+    results = []
+    for name in RUNNABLE:
+        with isa.use(name):
+            results.append(batch.run())
+    for name, result in zip(RUNNABLE, results, strict=True):
+        assert result.dtype == batch.q.dtype
+        assert result.is_contiguous()
+        error = TOLERANCE[result.dtype]
+        torch.testing.assert_close(
+            result, expected, rtol=error, atol=error, msg=lambda m, n=name: f"{n}: {m}"
+        )
+        assert torch.equal(result, results[-1]), f"{name} and {RUNNABLE[-1]} differ in bits"
+
+
+CASES = {
+    "one token": make_batch((1,), (1,)),
+    "prompt": make_batch((37,), (37,), heads=(3, 1)),
+    "long decode": make_batch((600,), (1,), heads=(4, 2), cache=torch.bfloat16, dtype=torch.bfloat16),
+    "mixed": make_batch(
+        (300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache=torch.bfloat16, dtype=torch.bfloat16
+    ),
+    "chunk": make_batch((330,), (60,), heads=(6, 2), block=64),
+    "window": make_batch((300, 280), (290, 1), window=33),
+    "window over splits": make_batch((700,), (5,), window=300, cache=torch.float16),
+    "softcap": make_batch((50,), (20,), softcap=2.0),
+    "sinks": make_batch((280, 3), (2, 3), heads=(4, 2), sinks=True),
+    "head size 80": make_batch((70,), (30,), sizes=(80, 80), cache=torch.float16, dtype=torch.float16),
+    "odd sizes": make_batch((70,), (30,), sizes=(33, 20), cache=torch.bfloat16),
+    "odd sizes, few rows": make_batch((300,), (2,), sizes=(33, 71), cache=torch.float16),
+    "latent": make_batch(
+        (40,), (1,), heads=(20, 1), sizes=(576, 512), cache=torch.bfloat16, dtype=torch.bfloat16
+    ),
+    "one block a split": make_batch((270,), (12,), block=256),
+    "many heads a group": make_batch((40,), (2,), heads=(16, 1), sizes=(64, 64)),
+    "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_reference(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
+    check(make_batch((30, 20), (22, 1), heads=(2, 2), cache=cache, dtype=dtype))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
+    group=st.integers(1, 7),
+    kv_heads=st.integers(1, 2),
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    block=st.sampled_from(attention.BLOCK_SIZES),
+    window=st.sampled_from([0, 1, 16, 40]),
+    sinks=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_shape(
+    sequences: list[tuple[int, int]],
+    group: int,
+    kv_heads: int,
+    sizes: tuple[int, int],
+    block: int,
+    window: int,
+    sinks: bool,
+    seed: int,
+) -> None:
+    new = tuple(n for _, n in sequences)
+    lengths = tuple(before + n for before, n in sequences)
+    heads = (group * kv_heads, kv_heads)
+    check(
+        make_batch(lengths, new, heads=heads, sizes=sizes, block=block, window=window, sinks=sinks, seed=seed)
+    )
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("window", [0, 20])
+def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, window: int) -> None:
+    lengths, new = (290, 40, 540, 5), (60, 40, 1, 2)
+    batch = make_batch(
+        lengths, new, heads=(6, 2), cache=torch.bfloat16, dtype=torch.bfloat16, window=window, sinks=True
+    )
+    with isa.use(variant):
+        together = batch.run().split(new)
+        for sequence, count in enumerate(new):
+            assert torch.equal(batch.only(sequence).run(), together[sequence])
+            for token in {0, count // 2, count - 1}:
+                assert torch.equal(batch.only(sequence, token).run()[0], together[sequence][token])
+
+
+def test_same_bits_for_any_number_of_threads() -> None:
+    batch = make_batch((900, 300) + (17,) * 20, (1, 100) + (1,) * 20, heads=(4, 2))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = batch.run()
+        torch.set_num_threads(3)
+        assert torch.equal(batch.run(), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_blocks_before_the_window_are_not_read() -> None:
+    batch = make_batch((600,), (3,), window=40)
+    expected = batch.run()
+    gone = batch.table.clone()
+    gone[0, : (600 - 3 - 40) // 16] = -1
+    assert torch.equal(replace(batch, table=gone).run(), expected)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_nan_and_infinite_rows_stay_alone(variant: str) -> None:
+    batch = make_batch((20,), (20,))
+    q = batch.q.clone()
+    expected = batch.run()
+    q[3, 0, 5] = math.nan
+    q[4, 1, 0] = math.inf
+    with isa.use(variant):
+        result = replace(batch, q=q).run()
+    assert result[3, 0].isnan().all()
+    assert result[4, 1].isnan().any()
+    untouched = torch.ones(20, 2, dtype=torch.bool)
+    untouched[3, 0] = untouched[4, 1] = False
+    assert torch.equal(result[untouched], expected[untouched])
+
+
+def test_a_nan_key_reaches_all_later_tokens() -> None:
+    batch = make_batch((300,), (300,))
+    k_cache = batch.k_cache.clone()
+    k_cache[batch.table[0, 100 // 16], 0, 0, 100 % 16] = math.nan
+    result = replace(batch, k_cache=k_cache).run()
+    assert result[100:].isnan().all()
+    assert torch.equal(result[:100], batch.run()[:100])
+
+
+def test_large_scores() -> None:
+    batch = make_batch((300,), (2,))
+    check(replace(batch, q=batch.q * 1e4))
+
+
+def test_a_sink_takes_all_the_weight() -> None:
+    batch = make_batch((20,), (1,), sinks=True)
+    result = replace(batch, sinks=torch.full((2,), 1e30)).run()
+    assert torch.equal(result, torch.zeros_like(result))
+
+
+def test_nothing_to_do() -> None:
+    assert make_batch((), ()).run().shape == (0, 2, 32)
+    assert make_batch((5, 0), (0, 0)).run().shape == (0, 2, 32)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_kv_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
+    wide = torch.randn(19, 200).to(dtype)
+    wide[2, 7] = math.nan
+    wide[3, 90] = math.inf
+    k, v = wide[:, 1:101].unflatten(1, (2, 50)), wide[:, 101:143].unflatten(1, (2, 21))
+    slots = torch.randperm(48)[:19]
+    slots[4] = -1
+    caches = attention.new_cache(3, 2, 50, 21, 16, cache)
+    expected = tuple(c.clone() for c in caches)
+    with isa.use(variant):
+        attention.kv_write(k, v, *caches, slots)
+    attention.reference_kv_write(k, v, *expected, slots)
+    for result, wanted in zip(caches, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_opcheck() -> None:
+    batch = make_batch((30, 20), (4, 1), sinks=True)
+    torch.library.opcheck(torch.ops.armllm.paged_attention, batch.arguments())
+    k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
+    caches = attention.new_cache(2, 1, 32, 32, 16, torch.bfloat16)
+    torch.library.opcheck(torch.ops.armllm.kv_write, (k, v, *caches, torch.arange(3)))
+
+
+def test_what_does_not_fit_is_named() -> None:
+    batch = make_batch((30, 20), (4, 1))
+    with pytest.raises(ValueError, match="block size 24"):
+        attention.new_cache(1, 1, 8, 8, 24, torch.float32)
+    with pytest.raises(ValueError, match="int32"):
+        attention.new_cache(1, 1, 8, 8, 16, torch.int32)
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"q": batch.q[:, :, :31]}, "head size 31"),
+        ({"q": batch.q[0]}, "tokens, q heads, head size"),
+        ({"v_cache": batch.v_cache.to(torch.bfloat16)}, "same dtype"),
+        ({"v_cache": batch.v_cache[:1]}, "does not fit"),
+        ({"k_cache": batch.k_cache[..., :8], "v_cache": batch.v_cache[:, :, :8]}, "block size 8"),
+        ({"new": (4, 2)}, "number of tokens"),
+        ({"lengths": (3, 20)}, "seq_lens says 3"),
+        ({"lengths": (30, 50)}, "needs 4 blocks"),
+        ({"table": batch.table.long()}, "int32"),
+        ({"table": batch.table + 9}, "names block"),
+        ({"sinks": torch.zeros(3)}, "sinks"),
+    ]
+    for change, message in wrong:
+        with pytest.raises(RuntimeError, match=message):
+            replace(batch, **change).run()  # type: ignore[arg-type]
+    three = make_batch((5,), (5,), heads=(3, 1))
+    with pytest.raises(RuntimeError, match="multiple"):
+        replace(
+            three, k_cache=three.k_cache.repeat(1, 2, 1, 1), v_cache=three.v_cache.repeat(1, 2, 1, 1)
+        ).run()
+    k, v = torch.zeros(2, 1, 32), torch.zeros(2, 1, 32)
+    caches = batch.k_cache, batch.v_cache
+    with pytest.raises(RuntimeError, match="slot 99999"):
+        attention.kv_write(k, v, *caches, torch.tensor([0, 99999]))
+    with pytest.raises(RuntimeError, match="slots must be int64"):
+        attention.kv_write(k, v, *caches, torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="k has the shape"):
+        attention.kv_write(k[..., :3], v, *caches, torch.arange(2))
