@@ -90,7 +90,7 @@ def reference_int8_linear(
     return reference_int4_linear(x, weight, out_features, "i8", bias, residual)
 
 
-def activate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0) -> Tensor:
     """``act(gate) · up`` in float32."""
     if activation == "silu":
         return F.silu(gate) * up
@@ -98,8 +98,8 @@ def activate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
     if activation == "relu":
         return F.relu(gate) * up
-    if activation == "swiglu_clamped":  # gpt-oss: limit 7, alpha 1.702
-        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    if activation == "swiglu_clamped":  # gpt-oss: alpha 1.702
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
     raise ValueError(
         f"unknown activation {activation!r}; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped"

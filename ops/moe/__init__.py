@@ -1,0 +1,82 @@
+"""Mixture-of-Experts: all experts of a layer in one op."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.moe.reference import reference_int4_moe
+
+__all__ = ["int4_moe", "reference_int4_moe"]
+
+
+def int4_moe(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    intermediate: int,
+    scheme: str = "g32i",
+    activation: str = "silu",
+    limit: float = 7.0,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
+
+    Args:
+        x: ``(..., H)``, float32, bfloat16 or float16; T rows in all.
+        expert_ids: ``(T, top_k)`` int64 or int32.  An id outside ``0 .. E - 1`` contributes nothing: so are
+            experts left out that live elsewhere.
+        expert_weights: ``(T, top_k)``, any of the float types.
+        gate_up: uint8 ``(E, 2 · ceil(I / 16), panel_bytes)``: gate and up, each packed by
+            :func:`torch_armllm.ops.linear.pack_int4`, with their panels alternating
+            (:func:`torch_armllm.ops.linear.interleave_panels`).
+        down: uint8 ``(E, ceil(H / 16), panel_bytes)``.
+        intermediate: I.
+        scheme: of both weights: ``g32i``, ``row``, ``i8`` (exact) or ``g32``.
+        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu`` or ``swiglu_clamped``.
+        limit: where ``swiglu_clamped`` clamps.
+        gate_up_bias: ``(E, 2, I)``, gate before up.
+        down_bias: ``(E, H)``, of the same dtype.
+
+    Returns:
+        Shape and dtype of ``x``.  Tokens and intermediate rows are quantised to INT8; everything else is
+        float32 and is rounded once, at the end.  With an exact scheme a token's result has the same bits
+        alone and in any batch, for every kernel variant and thread count.
+
+    Raises:
+        RuntimeError: shapes, dtypes, scheme or activation do not fit; the message says what was expected.
+    """
+    result: Tensor = torch.ops.armllm.int4_moe(
+        x,
+        expert_ids,
+        expert_weights,
+        gate_up,
+        down,
+        intermediate,
+        scheme,
+        activation,
+        limit,
+        gate_up_bias,
+        down_bias,
+    )
+    return result
+
+
+@torch.library.register_fake("armllm::int4_moe")
+def _int4_moe_fake(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    intermediate: int,
+    scheme: str,
+    activation: str,
+    limit: float = 7.0,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty(x.shape)

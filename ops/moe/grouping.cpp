@@ -1,0 +1,138 @@
+#include "moe/grouping.h"
+
+#include <algorithm>
+
+#include "common/variants.h"
+
+namespace armllm {
+namespace {
+
+constexpr int64_t kTilesPerThread = 8;
+constexpr int64_t kMostGemvPanels = 16;
+constexpr int64_t kMostTokens = 256;   // rows of a gemm tile: their INT8 values stay in L2 beside the weights
+constexpr int64_t kFewestTokens = 64;  // unpacking is a few per cent of a tile of so many rows
+
+// Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
+int64_t most_rows(const MoeArgs& a) {
+  int64_t block = 1;
+  for (const Variant& v : all_variants()) block = std::max(block, v.linear->gemm_block);
+  const int64_t pairs = a.tokens * a.top_k;
+  return pairs + std::min(a.experts, pairs / (kGemvTokens + 1)) * (block - 1);
+}
+
+class Carver {
+ public:
+  explicit Carver(void* start) : start_(static_cast<char*>(start)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    char* here = start_ + used_;
+    used_ += round_up(count * int64_t(sizeof(T)), 64);
+    return reinterpret_cast<T*>(here);
+  }
+  QuantRows take_rows(int64_t rows, int64_t features) {
+    QuantRows q{};
+    q.groups = ceil_div(features, kGroup);
+    q.values = take<int8_t>(rows * q.row_bytes());
+    q.scales = take<float>(rows);
+    q.group_offsets = take<int32_t>(rows * q.groups);
+    return q;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* start_;
+  int64_t used_ = 0;
+};
+
+// Tile sizes common to all experts of a kind.
+struct Steps {
+  int64_t gemv_gate_up, gemv_down, gemm, tokens;
+};
+
+Steps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& kernels, int64_t gate_up_panels,
+                int64_t down_panels) {
+  const int64_t wanted = m.grouping->threads * kTilesPerThread;
+  int64_t gemv_experts = 0, gemm_experts = 0, chunks = 0;
+  for (int64_t e = 0; e < a.experts; ++e) {
+    if (m.count[e] == 0) continue;
+    if (m.count[e] <= kGemvTokens) {
+      ++gemv_experts;
+    } else {
+      ++gemm_experts;
+      chunks += ceil_div(m.count[e], kMostTokens);
+    }
+  }
+  const auto panels = [&](int64_t all, int64_t multiple) {
+    return round_up(std::clamp<int64_t>(gemv_experts * all / wanted, 1, kMostGemvPanels), multiple);
+  };
+  Steps s{panels(gate_up_panels, 2), panels(down_panels, 1), round_up(kernels.gemm_panels, 2), kMostTokens};
+  if (chunks * ceil_div(down_panels, s.gemm) < wanted) s.tokens = kFewestTokens;
+  s.tokens = round_up(s.tokens, kernels.gemm_tokens);
+  return s;
+}
+
+}  // namespace
+
+MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
+  const int64_t pairs = a.tokens * a.top_k, rows = most_rows(a);
+  Carver carve(scratch);
+  MoeMemory m{};
+  m.grouping = carve.take<Grouping>(1);
+  m.expert = carve.take<ExpertRows>(std::min(a.experts, pairs));
+  m.count = carve.take<int64_t>(a.experts);
+  m.next_row = carve.take<int64_t>(a.experts);
+  m.pair_row = carve.take<int32_t>(pairs);
+  m.row_expert = carve.take<int32_t>(rows);
+  m.hidden = carve.take_rows(rows, a.hidden);
+  m.intermediate = carve.take_rows(rows, a.intermediate);
+  m.gated_stride = round_up(a.intermediate, kPanel);
+  m.down_stride = round_up(a.hidden, kPanel);
+  m.gated = carve.take<float>(rows * m.gated_stride);
+  m.down = carve.take<float>(rows * m.down_stride);
+  m.bytes = carve.used();
+  return m;
+}
+
+void group_pairs(const MoeArgs& a, const MoeMemory& m) {
+  const LinearKernels& kernels = *variant().linear;
+  const int64_t pairs = a.tokens * a.top_k;
+  const int64_t gate_up_panels = 2 * ceil_div(a.intermediate, kPanel),
+                down_panels = ceil_div(a.hidden, kPanel);
+  const auto known = [&](int32_t id) { return id >= 0 && id < a.experts; };
+
+  std::fill(m.count, m.count + a.experts, 0);
+  for (int64_t p = 0; p < pairs; ++p)
+    if (known(a.ids[p])) ++m.count[a.ids[p]];
+
+  Grouping& g = *m.grouping;
+  g = Grouping{};
+  g.threads = team_size();
+  const Steps steps = steps_for(a, m, kernels, gate_up_panels, down_panels);
+  // The long tiles first: a thread that takes one of them last would keep all others waiting.
+  for (const bool gemm : {true, false}) {
+    for (int64_t e = 0; e < a.experts; ++e) {
+      const int64_t rows = m.count[e];
+      if (rows == 0 || (rows > kGemvTokens) != gemm) continue;
+      ExpertRows& x = m.expert[g.experts];
+      x.expert = e;
+      x.first_row = g.rows;
+      x.rows = rows;
+      x.block = gemm ? kernels.gemm_block : 1;
+      x.gate_up =
+          TileGrid{gate_up_panels, gemm ? steps.gemm : steps.gemv_gate_up, rows, gemm ? steps.tokens : rows};
+      x.down = TileGrid{down_panels, gemm ? steps.gemm : steps.gemv_down, rows, gemm ? steps.tokens : rows};
+      x.gate_up_tile = g.gate_up_tiles;
+      x.down_tile = g.down_tiles;
+      g.gate_up_tiles += x.gate_up.count();
+      g.down_tiles += x.down.count();
+      m.next_row[e] = g.rows;
+      const int64_t padded = round_up(rows, x.block);
+      std::fill(m.row_expert + g.rows, m.row_expert + g.rows + padded, int32_t(g.experts));
+      g.rows += padded;
+      ++g.experts;
+    }
+  }
+  for (int64_t p = 0; p < pairs; ++p) m.pair_row[p] = known(a.ids[p]) ? int32_t(m.next_row[a.ids[p]]++) : -1;
+}
+
+}  // namespace armllm

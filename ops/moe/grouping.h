@@ -1,0 +1,57 @@
+// Pairs of a token and an expert sorted by expert, the memory they go through, and the tiles that follow.
+#pragma once
+
+#include "linear/tiles.h"
+#include "moe/moe.h"
+
+namespace armllm {
+
+// The rows of one expert: consecutive in every buffer, tokens ascending.
+struct ExpertRows {
+  int64_t expert, first_row, rows;
+  int64_t block;  // Activations::block; the rows are padded to a multiple of it
+  TileGrid gate_up, down;
+  int64_t gate_up_tile, down_tile;  // first tile of each
+};
+
+struct Grouping {
+  int64_t experts;  // that have rows
+  int64_t rows;     // with padding
+  int64_t gate_up_tiles, down_tiles;
+  int64_t threads;  // asked once, so that all workers cut the later phases alike
+};
+
+// Quantised rows of all experts; each expert's part has its own block.
+struct QuantRows {
+  int8_t* values;
+  float* scales;
+  int32_t* group_offsets;
+  int64_t groups;
+
+  int64_t row_bytes() const { return groups * kGroup; }
+  Activations of(const ExpertRows& e) const {
+    return {values + e.first_row * row_bytes(), scales + e.first_row,
+            e.block == 1 ? group_offsets + e.first_row * groups : nullptr, groups, e.block};
+  }
+};
+
+struct MoeMemory {
+  Grouping* grouping;
+  ExpertRows* expert;   // [grouping->experts]
+  int64_t* count;       // [args.experts]
+  int64_t* next_row;    // [args.experts]
+  int32_t* pair_row;    // [tokens · top_k]; −1: the id is out of range
+  int32_t* row_expert;  // [rows]: index into `expert`
+  QuantRows hidden, intermediate;
+  float* gated;  // [rows][gated_stride]: act(gate) · up
+  float* down;   // [rows][down_stride]
+  int64_t gated_stride, down_stride;
+  int64_t bytes;
+
+  static MoeMemory at(const MoeArgs& args, void* scratch);
+};
+
+// Fills grouping, expert, pair_row and row_expert.
+void group_pairs(const MoeArgs& args, const MoeMemory& memory);
+
+}  // namespace armllm

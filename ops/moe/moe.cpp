@@ -1,0 +1,183 @@
+#include "moe/moe.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/thread_memory.h"
+#include "common/variants.h"
+#include "linear/gated.h"
+#include "moe/grouping.h"
+
+namespace armllm {
+namespace {
+
+constexpr int64_t kOneTileTokens = 2;  // so few are grouped and quantised in one tile: a barrier costs more
+constexpr int64_t kCombineColumns = 512;  // columns of a tile of the weighted sum when tokens are few
+
+enum Phase : int { kSort, kQuantize, kGateUp, kRequantize, kDown, kCombine, kPhases };
+
+// Where row m of an expert begins, and how far apart its chunks of 8 bytes lie.
+int8_t* row_values(const Activations& x, int64_t m) {
+  return x.values + m / x.block * x.block * x.groups * kGroup + m % x.block * 8;
+}
+
+void put_row(const Activations& x, int64_t m, const int8_t* values) {
+  int8_t* to = row_values(x, m);
+  if (x.block == 1) {
+    std::memcpy(to, values, x.groups * kGroup);
+  } else {
+    for (int64_t c = 0; c < x.groups * 4; ++c) std::memcpy(to + c * x.block * 8, values + c * 8, 8);
+  }
+}
+
+void zero_row(const Activations& x, int64_t m) {
+  int8_t* to = row_values(x, m);
+  for (int64_t c = 0; c < x.groups * 4; ++c) std::memset(to + c * x.block * 8, 0, 8);
+}
+
+// Quantises a token once and lays it into the rows of all its experts.
+void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
+  const int64_t groups = m.hidden.groups;
+  int8_t* values = reinterpret_cast<int8_t*>(thread_memory(groups * (kGroup + 4)));
+  int32_t* offsets = reinterpret_cast<int32_t*>(values + groups * kGroup);
+  const float scale =
+      variant().linear->quantize(a.x.row(token), a.x.type, a.hidden, groups, values, 8, offsets);
+  for (int64_t j = 0; j < a.top_k; ++j) {
+    const int64_t row = m.pair_row[token * a.top_k + j];
+    if (row < 0) continue;
+    const ExpertRows& e = m.expert[m.row_expert[row]];
+    const Activations x = m.hidden.of(e);
+    put_row(x, row - e.first_row, values);
+    x.scales[row - e.first_row] = scale;
+    if (x.group_offsets != nullptr)
+      std::memcpy(x.group_offsets + (row - e.first_row) * groups, offsets, groups * 4);
+  }
+}
+
+void zero_padding(const MoeMemory& m, const ExpertRows& e) {
+  const Activations x = m.hidden.of(e);
+  for (int64_t row = e.rows; row < round_up(e.rows, e.block); ++row) zero_row(x, row);
+}
+
+void requantize_row(const MoeArgs& a, const MoeMemory& m, int64_t row) {
+  const ExpertRows& e = m.expert[m.row_expert[row]];
+  const Activations x = m.intermediate.of(e);
+  const int64_t i = row - e.first_row;
+  if (i >= e.rows) return zero_row(x, i);
+  int32_t* offsets = x.group_offsets == nullptr ? nullptr : x.group_offsets + i * x.groups;
+  x.scales[i] = variant().linear->quantize(m.gated + row * m.gated_stride, DType::f32, a.intermediate,
+                                           x.groups, row_values(x, i), x.block * 8, offsets);
+}
+
+const ExpertRows& expert_of_tile(const MoeMemory& m, int64_t ExpertRows::* first, int64_t index) {
+  const ExpertRows* begin = m.expert;
+  const auto before = [&](int64_t tile, const ExpertRows& e) { return tile < e.*first; };
+  return *(std::upper_bound(begin, begin + m.grouping->experts, index, before) - 1);
+}
+
+void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
+  const LinearKernels& kernels = *variant().linear;
+  const ExpertRows& e = expert_of_tile(m, &ExpertRows::gate_up_tile, index);
+  const Activations x = m.hidden.of(e);
+  const int64_t bias = e.expert * 2 * a.intermediate;
+  const GatedEpilogue epilogue{bias_at(a.gate_up_bias, a.bias_type, bias),
+                               bias_at(a.gate_up_bias, a.bias_type, bias + a.intermediate),
+                               a.bias_type,
+                               a.activation,
+                               a.limit,
+                               a.intermediate,
+                               Rows{m.gated + e.first_row * m.gated_stride, m.gated_stride, DType::f32}};
+  multiply_tile(kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride,
+                a.gate_up_panel_stride, x, index - e.gate_up_tile,
+                [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+                  finish_gated(kernels, epilogue, acc, panel, panels, x.scales[row], row);
+                });
+}
+
+void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
+  const LinearKernels& kernels = *variant().linear;
+  const ExpertRows& e = expert_of_tile(m, &ExpertRows::down_tile, index);
+  const Activations x = m.intermediate.of(e);
+  multiply_tile(kernels, e.down, a.scheme, a.down + e.expert * a.down_expert_stride, a.down_panel_stride, x,
+                index - e.down_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+                  const int64_t first = panel * kPanel, n = std::min(panels * kPanel, a.hidden - first);
+                  kernels.finish(acc, n, x.scales[row],
+                                 bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + first), a.bias_type,
+                                 nullptr, m.down + (e.first_row + row) * m.down_stride + first, DType::f32);
+                });
+}
+
+int64_t combine_columns(const MoeArgs& a, const MoeMemory& m) {
+  return a.tokens < 2 * m.grouping->threads ? kCombineColumns : a.hidden;
+}
+
+void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
+  const int64_t step = combine_columns(a, m), chunks = ceil_div(a.hidden, step);
+  const int64_t token = index / chunks, first = index % chunks * step, n = std::min(step, a.hidden - first);
+  const float** rows = reinterpret_cast<const float**>(thread_memory(a.top_k * 12));
+  float* weights = reinterpret_cast<float*>(rows + a.top_k);
+  int64_t count = 0;
+  for (int64_t p = token * a.top_k; p < (token + 1) * a.top_k; ++p) {
+    if (m.pair_row[p] < 0) continue;
+    rows[count] = m.down + m.pair_row[p] * m.down_stride + first;
+    weights[count++] = a.weights[p];
+  }
+  variant().moe->combine(rows, weights, count, n, a.out.at(token, first), a.out.type);
+}
+
+int64_t requantize_step(const MoeMemory& m) {
+  return std::clamp<int64_t>(m.grouping->rows / (8 * m.grouping->threads), 1, 16);
+}
+
+}  // namespace
+
+int64_t QuantMoe::scratch_bytes(const MoeArgs& args) { return MoeMemory::at(args, nullptr).bytes; }
+
+int QuantMoe::phases() const { return kPhases; }
+
+int64_t QuantMoe::tiles(int phase) const {
+  if (args.tokens == 0) return 0;
+  const MoeMemory m = MoeMemory::at(args, args.scratch);
+  switch (phase) {
+    case kSort:
+      return 1;
+    case kQuantize:
+      return args.tokens <= kOneTileTokens ? 0 : args.tokens + m.grouping->experts;
+    case kGateUp:
+      return m.grouping->gate_up_tiles;
+    case kRequantize:
+      return ceil_div(m.grouping->rows, requantize_step(m));
+    case kDown:
+      return m.grouping->down_tiles;
+    default:
+      return args.tokens * ceil_div(args.hidden, combine_columns(args, m));
+  }
+}
+
+void QuantMoe::tile(int phase, int64_t index) {
+  const MoeMemory m = MoeMemory::at(args, args.scratch);
+  switch (phase) {
+    case kSort:
+      group_pairs(args, m);
+      if (args.tokens > kOneTileTokens) return;
+      for (int64_t t = 0; t < args.tokens; ++t) place_token(args, m, t);
+      for (int64_t e = 0; e < m.grouping->experts; ++e) zero_padding(m, m.expert[e]);
+      return;
+    case kQuantize:
+      return index < args.tokens ? place_token(args, m, index)
+                                 : zero_padding(m, m.expert[index - args.tokens]);
+    case kGateUp:
+      return gate_up_tile(args, m, index);
+    case kRequantize: {
+      const int64_t step = requantize_step(m), end = std::min((index + 1) * step, m.grouping->rows);
+      for (int64_t row = index * step; row < end; ++row) requantize_row(args, m, row);
+      return;
+    }
+    case kDown:
+      return down_tile(args, m, index);
+    default:
+      return combine_tile(args, m, index);
+  }
+}
+
+}  // namespace armllm

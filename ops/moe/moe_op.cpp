@@ -1,0 +1,112 @@
+// int4_moe
+#include <vector>
+
+#include "common/tensors.h"
+#include "moe/moe.h"
+
+namespace armllm {
+namespace {
+
+using torch::stable::contiguous;
+
+void check_experts(const Tensor& weight, const char* name, const char* out, const char* in, int64_t panels,
+                   Scheme scheme, int64_t in_features) {
+  const int64_t bytes = panel_layout(scheme, in_features).bytes;
+  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte && weight.dim() == 3, name,
+                  " must be uint8 of shape (experts, panels, panel_bytes), as pack_int4 returns it");
+  STD_TORCH_CHECK(weight.size(1) == panels, name, " has ", weight.size(1), " panels an expert; ", out,
+                  " needs ", panels);
+  STD_TORCH_CHECK(weight.size(2) == bytes, name, " has ", weight.size(2), " bytes a panel; ", in, " = ",
+                  in_features, " needs ", bytes, ": was it packed with another shape or scheme?");
+  STD_TORCH_CHECK(weight.stride(2) == 1, name, " must be contiguous in its last dimension");
+}
+
+std::vector<int32_t> narrow_ids(const Tensor& ids) {
+  const int64_t count = ids.numel();
+  std::vector<int32_t> narrow(count);
+  const Tensor dense = contiguous(ids);
+  if (ids.scalar_type() == ScalarType::Int) {
+    const int32_t* p = static_cast<const int32_t*>(dense.data_ptr());
+    narrow.assign(p, p + count);
+    return narrow;
+  }
+  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, "expert_ids must be int64 or int32");
+  const int64_t* p = static_cast<const int64_t*>(dense.data_ptr());
+  for (int64_t i = 0; i < count; ++i) narrow[i] = p[i] >= 0 && p[i] <= INT32_MAX ? int32_t(p[i]) : -1;
+  return narrow;
+}
+
+std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char* name, int64_t elements) {
+  if (!bias.has_value()) return bias;
+  STD_TORCH_CHECK(bias->numel() == elements, name, " has ", bias->numel(), " elements; these experts need ",
+                  elements);
+  return contiguous(*bias);
+}
+
+Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
+                int64_t intermediate, std::string scheme, std::string activation, double limit,
+                std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias) {
+  STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
+  STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
+  QuantMoe set;
+  MoeArgs& a = set.args;
+  a.tokens = row_count(x);
+  a.hidden = last_size(x);
+  a.intermediate = intermediate;
+  a.scheme = scheme_of(scheme);
+  a.activation = activation_of(activation);
+  a.limit = float(limit);
+  check_experts(gate_up, "gate_up", "intermediate (gate and up)", "hidden",
+                2 * ceil_div(intermediate, kPanel), a.scheme, a.hidden);
+  check_experts(down, "down", "hidden", "intermediate", ceil_div(a.hidden, kPanel), a.scheme, intermediate);
+  a.experts = gate_up.size(0);
+  STD_TORCH_CHECK(down.size(0) == a.experts, "gate_up holds ", a.experts, " experts, down ", down.size(0));
+  STD_TORCH_CHECK(expert_ids.dim() == 2 && expert_ids.size(0) == a.tokens,
+                  "expert_ids must be (tokens, top_k) with ", a.tokens, " tokens");
+  a.top_k = expert_ids.size(1);
+  STD_TORCH_CHECK(
+      expert_weights.dim() == 2 && expert_weights.size(0) == a.tokens && expert_weights.size(1) == a.top_k,
+      "expert_weights must have the shape of expert_ids, (", a.tokens, ", ", a.top_k, ")");
+  dtype_of(expert_weights, "expert_weights");
+  const auto gate_up_terms = checked_bias(gate_up_bias, "gate_up_bias", a.experts * 2 * intermediate);
+  const auto down_terms = checked_bias(down_bias, "down_bias", a.experts * a.hidden);
+
+  const Tensor rows = contiguous(x);
+  std::vector<int64_t> sizes(x.dim());
+  for (int64_t d = 0; d < x.dim(); ++d) sizes[d] = x.size(d);
+  Tensor out = torch::stable::new_empty(x, sizes);
+  if (a.tokens == 0) return out;
+
+  const std::vector<int32_t> ids = narrow_ids(expert_ids);
+  const Tensor weights = contiguous(torch::stable::to(expert_weights, ScalarType::Float));
+  a.x = rows_of(rows, "x");
+  a.out = rows_of(out, "out");
+  a.ids = ids.data();
+  a.weights = static_cast<const float*>(weights.data_ptr());
+  a.gate_up = static_cast<const uint8_t*>(gate_up.data_ptr());
+  a.down = static_cast<const uint8_t*>(down.data_ptr());
+  a.gate_up_expert_stride = gate_up.stride(0);
+  a.gate_up_panel_stride = gate_up.stride(1);
+  a.down_expert_stride = down.stride(0);
+  a.down_panel_stride = down.stride(1);
+  if (gate_up_terms.has_value()) {
+    a.gate_up_bias = gate_up_terms->data_ptr();
+    a.bias_type = dtype_of(*gate_up_terms, "gate_up_bias");
+  }
+  if (down_terms.has_value()) {
+    const DType type = dtype_of(*down_terms, "down_bias");
+    STD_TORCH_CHECK(!gate_up_terms.has_value() || type == a.bias_type,
+                    "gate_up_bias and down_bias must have one dtype");
+    a.down_bias = down_terms->data_ptr();
+    a.bias_type = type;
+  }
+  const Scratch scratch(QuantMoe::scratch_bytes(a));
+  a.scratch = scratch.data();
+  run(set);
+  return out;
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("int4_moe", TORCH_BOX(&armllm::int4_moe)); }
