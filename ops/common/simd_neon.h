@@ -16,7 +16,12 @@ struct I32 {
 };
 
 // Spelled out rather than looped: the compiler then keeps the four parts in registers.
-#define ARMLLM_FOUR(f, ...) {{f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__)}}
+#define ARMLLM_FOUR(f, ...)                                                      \
+  {                                                                              \
+    {                                                                            \
+      f(0, __VA_ARGS__), f(1, __VA_ARGS__), f(2, __VA_ARGS__), f(3, __VA_ARGS__) \
+    }                                                                            \
+  }
 #define ARMLLM_UNARY(i, op, a) op(a.v[i])
 #define ARMLLM_BINARY(i, op, a, b) op(a.v[i], b.v[i])
 
@@ -139,8 +144,9 @@ ARMLLM_SIMD uint32x4_t below(int32x4_t first, int32x4_t limit, int part) {
 ARMLLM_SIMD F32 select_first(int n, F32 a, F32 b) {
   static const int32_t kIndex[4] = {0, 1, 2, 3};
   const int32x4_t first = vld1q_s32(kIndex), limit = vdupq_n_s32(n);
-  return {{vbslq_f32(below(first, limit, 0), a.v[0], b.v[0]), vbslq_f32(below(first, limit, 1), a.v[1], b.v[1]),
-           vbslq_f32(below(first, limit, 2), a.v[2], b.v[2]), vbslq_f32(below(first, limit, 3), a.v[3], b.v[3])}};
+  return {
+      {vbslq_f32(below(first, limit, 0), a.v[0], b.v[0]), vbslq_f32(below(first, limit, 1), a.v[1], b.v[1]),
+       vbslq_f32(below(first, limit, 2), a.v[2], b.v[2]), vbslq_f32(below(first, limit, 3), a.v[3], b.v[3])}};
 }
 ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) {
   return {{vbslq_f32(vcgtq_f32(x.v[0], y.v[0]), a.v[0], b.v[0]),

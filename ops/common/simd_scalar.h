@@ -57,8 +57,8 @@ inline void narrow(f16* to, float x) {
   to->bits = static_cast<uint16_t>(sign | bits);
 }
 
-#define ARMLLM_MAKE(type, expression) \
-  type result;                        \
+#define ARMLLM_MAKE(type, expression)        \
+  type result;                               \
   ARMLLM_EACH(i) result.v[i] = (expression); \
   return result
 
@@ -96,7 +96,8 @@ ARMLLM_SIMD F32 min(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] < b.v[i] ? a.v[i] : 
 
 // A NaN or a value out of int32's range has no defined result, and must not be undefined behaviour either.
 ARMLLM_SIMD I32 round_to_int(F32 a) {
-  ARMLLM_MAKE(I32, __builtin_fabsf(a.v[i]) < 2147483648.0f ? static_cast<int32_t>(__builtin_rintf(a.v[i])) : INT32_MIN);
+  ARMLLM_MAKE(I32, __builtin_fabsf(a.v[i]) < 2147483648.0f ? static_cast<int32_t>(__builtin_rintf(a.v[i]))
+                                                           : INT32_MIN);
 }
 ARMLLM_SIMD F32 to_float(I32 a) { ARMLLM_MAKE(F32, static_cast<float>(a.v[i])); }
 
@@ -128,7 +129,9 @@ ARMLLM_SIMD F32 from_bits(I32 a) { ARMLLM_MAKE(F32, float_of(unsigned_of(a.v[i])
 ARMLLM_SIMD void store_i8(int8_t* p, I32 a) { ARMLLM_EACH(i) p[i] = static_cast<int8_t>(a.v[i]); }
 
 ARMLLM_SIMD F32 select_first(int n, F32 a, F32 b) { ARMLLM_MAKE(F32, i < n ? a.v[i] : b.v[i]); }
-ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) { ARMLLM_MAKE(F32, x.v[i] > y.v[i] ? a.v[i] : b.v[i]); }
+ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) {
+  ARMLLM_MAKE(F32, x.v[i] > y.v[i] ? a.v[i] : b.v[i]);
+}
 
 ARMLLM_SIMD float reduce_add(F32 a) {
   for (int half = kLanes / 2; half > 0; half /= 2)

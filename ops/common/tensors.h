@@ -34,26 +34,29 @@ inline DType dtype_of(const Tensor& t, const char* name) {
 inline int64_t last_size(const Tensor& t) { return t.size(t.dim() - 1); }
 inline int64_t row_count(const Tensor& t) { return last_size(t) == 0 ? 0 : t.numel() / last_size(t); }
 
-// All dimensions but the last as rows.  A tensor whose leading dimensions do not merge is copied by the caller.
-inline Rows rows_of(const Tensor& t, const char* name) {
+// Elements from one row to the next where all dimensions but the last are rows; none if they do not merge.
+inline std::optional<int64_t> row_stride(const Tensor& t) {
   const int64_t dims = t.dim();
-  STD_TORCH_CHECK(dims >= 1, name, " must have at least one dimension");
-  STD_TORCH_CHECK(last_size(t) <= 1 || t.stride(dims - 1) == 1, name,
-                  " must be contiguous in its last dimension");
-  int64_t stride = last_size(t);
-  bool found = false;
+  if (dims < 1 || (last_size(t) > 1 && t.stride(dims - 1) != 1)) return std::nullopt;
+  int64_t stride = last_size(t), rows = 1;
+  if (t.numel() == 0) return stride;
   for (int64_t d = dims - 2; d >= 0; --d) {
     if (t.size(d) == 1) continue;
-    if (!found) {
-      stride = t.stride(d);
-      found = true;
-      continue;
-    }
-    int64_t inner = 1;
-    for (int64_t e = d + 1; e < dims - 1; ++e) inner *= t.size(e);
-    STD_TORCH_CHECK(t.stride(d) == stride * inner, name, ": its leading dimensions cannot be seen as rows");
+    if (rows == 1) stride = t.stride(d);
+    if (t.stride(d) != stride * rows) return std::nullopt;
+    rows *= t.size(d);
   }
-  return Rows{t.data_ptr(), stride, dtype_of(t, name)};
+  return stride;
+}
+
+// A tensor that rows_of takes: the same one, or a copy where its layout is no matrix of rows.
+inline Tensor as_rows(const Tensor& t) { return row_stride(t) ? t : torch::stable::contiguous(t); }
+
+inline Rows rows_of(const Tensor& t, const char* name) {
+  const std::optional<int64_t> stride = row_stride(t);
+  STD_TORCH_CHECK(stride.has_value(), name,
+                  " must be contiguous in its last dimension, and the others must merge to rows");
+  return Rows{t.data_ptr(), *stride, dtype_of(t, name)};
 }
 
 // Scratch memory of one call, 64-byte aligned.

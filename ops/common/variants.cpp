@@ -13,16 +13,17 @@ namespace armllm {
 #define ARMLLM_DECLARE_VARIANT(name)         \
   namespace name {                           \
   extern const LinearKernels linear;         \
+  extern const DenseKernels dense;           \
   extern const AttentionKernels attention;   \
   extern const NormKernels norm;             \
   extern const RopeKernels rope;             \
   extern const ActivationKernels activation; \
   extern const MoeKernels moe;               \
   }
-#define ARMLLM_VARIANT_ROW(name, required)                                                         \
-  Variant {                                                                                        \
-    #name, required, &name::linear, &name::attention, &name::norm, &name::rope, &name::activation, \
-        &name::moe                                                                                 \
+#define ARMLLM_VARIANT_ROW(name, required)                                                    \
+  Variant {                                                                                   \
+    #name, required, &name::linear, &name::dense, &name::attention, &name::norm, &name::rope, \
+        &name::activation, &name::moe                                                         \
   }
 
 ARMLLM_DECLARE_VARIANT(scalar)

@@ -12,6 +12,7 @@
 namespace armllm {
 
 struct LinearKernels;
+struct DenseKernels;
 struct AttentionKernels;
 struct NormKernels;
 struct RopeKernels;
@@ -22,6 +23,7 @@ struct Variant {
   const char* name;
   uint64_t required;  // bits of cpu_features()
   const LinearKernels* linear;
+  const DenseKernels* dense;
   const AttentionKernels* attention;
   const NormKernels* norm;
   const RopeKernels* rope;

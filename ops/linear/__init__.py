@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.linear.dense import dense_linear, reference_dense_linear
 from torch_armllm.ops.linear.layout import (
     GROUP,
     PANEL,
@@ -27,6 +28,7 @@ __all__ = [
     "PANEL",
     "SCHEMES",
     "PanelLayout",
+    "dense_linear",
     "int4_gated_linear",
     "int4_linear",
     "int8_linear",
@@ -36,6 +38,7 @@ __all__ = [
     "panel_count",
     "panel_layout",
     "quantize_activations",
+    "reference_dense_linear",
     "reference_int4_gated_linear",
     "reference_int4_linear",
     "reference_int8_linear",

@@ -7,6 +7,8 @@
 
 namespace armllm {
 
+constexpr int64_t kMaxExperts = 1024;  // of a router; its scores live on the stack
+
 enum class Scoring : int32_t { softmax = 0, sigmoid = 1, topk_softmax = 2 };
 
 struct RouteArgs {

@@ -1,0 +1,18 @@
+// Unquantised linear layers with few outputs, such as routers.
+#pragma once
+
+#include "linear/linear.h"
+
+namespace armllm {
+
+constexpr int64_t kDenseTokens = 4;    // most tokens of a tile
+constexpr int64_t kDenseOutputs = 16;  // most outputs of a tile
+
+struct DenseKernels {
+  // Every product of `tokens` rows of x and `outputs` rows of the weight: 16 float32 lanes over k, summed as a tree,
+  // plus the bias, rounded once.  A result depends on its two rows alone.
+  void (*tile)(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
+               int outputs);
+};
+
+}  // namespace armllm

@@ -1,0 +1,96 @@
+"""Routing of tokens to experts: scores, choice and weights in one call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["SCORINGS", "moe_route", "reference_moe_route"]
+
+SCORINGS = ("softmax", "sigmoid", "topk_softmax")
+
+
+def moe_route(
+    logits: Tensor,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    scale: float = 1.0,
+    correction_bias: Tensor | None = None,
+    groups: int = 1,
+    top_k_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Chooses the experts of every token.
+
+    ``softmax`` scores all experts and takes the best (Mixtral, Qwen, OLMoE, DeepSeek-V2); ``sigmoid`` scores
+    each alone (DeepSeek-V3, arXiv 2412.19437); ``topk_softmax`` takes the best logits and weighs them among
+    themselves (gpt-oss).  With groups, only experts of the best ``top_k_groups`` groups are eligible; a group
+    counts by its best score, or by the sum of its two best with ``sigmoid``.  Of equal scores the lower index
+    wins.  NaN loses to every number, and ids stay distinct and in range whatever the logits.
+
+    Args:
+        logits: ``(..., experts)`` in float32, bfloat16 or float16; at most 1024 experts.
+        top_k: experts a token.
+        scoring: one of :data:`SCORINGS`.
+        renormalize: whether the chosen weights are divided by their sum.
+        scale: multiplies the weights at the end.
+        correction_bias: float32 ``(experts,)``, added to the scores for the choice only.
+        groups: equal parts of the experts.
+        top_k_groups: groups kept.
+
+    Returns:
+        weights, float32 ``(..., top_k)``, and ids, int32 ``(..., top_k)``, best first.
+
+    Raises:
+        RuntimeError: a number is out of range, or the scoring is unknown.
+    """
+    weights, ids = torch.ops.armllm.moe_route(
+        logits, top_k, scoring, renormalize, scale, correction_bias, groups, top_k_groups
+    )
+    return weights, ids
+
+
+def reference_moe_route(
+    logits: Tensor,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    scale: float = 1.0,
+    correction_bias: Tensor | None = None,
+    groups: int = 1,
+    top_k_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """:func:`moe_route` in plain float32 torch, for finite logits."""
+    wide = logits.float()
+    scores = {"softmax": wide.softmax(-1), "sigmoid": wide.sigmoid(), "topk_softmax": wide}[scoring]
+    choice = wide if scoring == "softmax" else scores
+    if correction_bias is not None:
+        choice = scores + correction_bias
+    if groups > 1:
+        parts = choice.unflatten(-1, (groups, -1))
+        counted = min(2, parts.shape[-1]) if scoring == "sigmoid" else 1
+        ranking = parts.topk(counted, dim=-1).values.sum(-1).argsort(dim=-1, descending=True, stable=True)
+        dropped = torch.ones_like(ranking, dtype=torch.bool).scatter(-1, ranking[..., :top_k_groups], False)
+        choice = parts.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(-2)
+    ids = choice.argsort(dim=-1, descending=True, stable=True)[..., :top_k]
+    weights = scores.gather(-1, ids)
+    if scoring == "topk_softmax":
+        weights = weights.softmax(-1)
+    elif renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if scoring == "sigmoid" else 0.0))
+    return weights * scale, ids.to(torch.int32)
+
+
+@torch.library.register_fake("armllm::moe_route")
+def _(
+    logits: Tensor,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    scale: float = 1.0,
+    correction_bias: Tensor | None = None,
+    groups: int = 1,
+    top_k_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    shape = (*logits.shape[:-1], top_k)
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)

@@ -1,0 +1,164 @@
+#include "common/math.h"
+#include "moe/moe.h"
+
+namespace armllm::ARMLLM_VARIANT {
+
+extern const MoeKernels moe;
+
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+// The best `wanted` of the values offered, best first; of equal ones the first offered stays ahead.
+struct Best {
+  float* values;
+  int32_t* ids;
+  int64_t wanted;
+  int64_t count = 0;
+
+  void offer(float value, int32_t id) {
+    if (!(value > -kInfinity)) value = -kInfinity;  // a NaN loses to every number, yet fills a place
+    if (count == wanted) {
+      if (!(value > values[count - 1])) return;
+    } else {
+      ++count;
+    }
+    int64_t place = count - 1;
+    for (; place > 0 && value > values[place - 1]; --place) {
+      values[place] = values[place - 1];
+      ids[place] = ids[place - 1];
+    }
+    values[place] = value;
+    ids[place] = id;
+  }
+};
+
+template <typename T>
+void widen_row(const T* x, int64_t n, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, load(x + i));
+  if (i < n) store(out + i, load_partial(x + i, static_cast<int>(n - i)));
+}
+
+// All logits as float32; `out` has room for whole blocks.
+void widen(const Rows& logits, int64_t row, int64_t n, float* out) {
+  switch (logits.type) {
+    case DType::f32:
+      return widen_row(reinterpret_cast<const float*>(logits.row(row)), n, out);
+    case DType::bf16:
+      return widen_row(reinterpret_cast<const bf16*>(logits.row(row)), n, out);
+    case DType::f16:
+      return widen_row(reinterpret_cast<const f16*>(logits.row(row)), n, out);
+  }
+}
+
+void softmax(const float* x, int64_t n, float* out) {
+  F32 highest = set1(-kInfinity);
+  for (int64_t i = 0; i < n; i += kLanes)
+    highest = max(highest, select_first(static_cast<int>(n - i), load(x + i), highest));
+  const F32 top = set1(reduce_max(highest));
+  F32 sum = zero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F32 e = exp(load(x + i) - top);
+    store(out + i, e);
+    sum = sum + select_first(static_cast<int>(n - i), e, zero());
+  }
+  const F32 total = set1(reduce_add(sum));
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, load(out + i) / total);
+}
+
+void sigmoids(const float* x, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, sigmoid(load(x + i)));
+}
+
+// DeepSeek-V3 ranks a group by the sum of its two best scores, DeepSeek-V2 (softmax) by its best one.
+float group_score(const float* choice, int64_t n, Scoring scoring) {
+  float values[2];
+  int32_t ids[2];
+  Best best{values, ids, scoring == Scoring::sigmoid && n > 1 ? 2 : 1};
+  for (int64_t i = 0; i < n; ++i) best.offer(choice[i], static_cast<int32_t>(i));
+  return best.wanted == 2 ? values[0] + values[1] : values[0];
+}
+
+void choose(const RouteArgs& args, const float* choice, float* values, int32_t* ids) {
+  Best best{values, ids, args.top_k};
+  if (args.groups <= 1) {
+    for (int64_t e = 0; e < args.experts; ++e) best.offer(choice[e], static_cast<int32_t>(e));
+    return;
+  }
+  const int64_t size = args.experts / args.groups;
+  float group_values[kMaxExperts];
+  int32_t group_ids[kMaxExperts];
+  Best groups{group_values, group_ids, args.top_k_groups};
+  for (int64_t g = 0; g < args.groups; ++g)
+    groups.offer(group_score(choice + g * size, size, args.scoring), static_cast<int32_t>(g));
+  bool kept[kMaxExperts] = {};
+  for (int64_t j = 0; j < groups.count; ++j) kept[group_ids[j]] = true;
+  for (int64_t e = 0; e < args.experts; ++e)
+    if (kept[e / size]) best.offer(choice[e], static_cast<int32_t>(e));
+}
+
+void route(const RouteArgs& args, int64_t token) {
+  float logits[kMaxExperts], scores[kMaxExperts], choices[kMaxExperts];
+  float* weights = args.weights + token * args.top_k;
+  int32_t* ids = args.ids + token * args.top_k;
+  const int64_t n = args.experts;
+  widen(args.logits, token, n, logits);
+  if (args.scoring == Scoring::softmax) softmax(logits, n, scores);
+  if (args.scoring == Scoring::sigmoid) sigmoids(logits, n, scores);
+  const float* known = args.scoring == Scoring::topk_softmax ? logits : scores;
+  // Unbiased, the order of logits is that of their softmax, and stays one where small scores vanish.
+  const float* choice = args.scoring == Scoring::softmax ? logits : known;
+  if (args.correction_bias != nullptr) {
+    for (int64_t e = 0; e < n; ++e) choices[e] = known[e] + args.correction_bias[e];
+    choice = choices;
+  }
+  choose(args, choice, weights, ids);
+  for (int64_t j = 0; j < args.top_k; ++j) weights[j] = known[ids[j]];
+  if (args.scoring == Scoring::topk_softmax) {
+    float padded[kMaxExperts];
+    for (int64_t j = 0; j < args.top_k; ++j) padded[j] = weights[j];
+    for (int64_t j = args.top_k; j % kLanes != 0; ++j) padded[j] = 0.0f;
+    softmax(padded, args.top_k, scores);
+    for (int64_t j = 0; j < args.top_k; ++j) weights[j] = scores[j];
+  } else if (args.renormalize) {
+    float sum = args.scoring == Scoring::sigmoid ? 1e-20f : 0.0f;  // all sigmoids may vanish
+    for (int64_t j = 0; j < args.top_k; ++j) sum += weights[j];
+    for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] / sum;
+  }
+  for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] * args.scale;
+}
+
+template <typename T>
+void combine_as(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int lanes = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+    F32 sum = zero();
+    for (int64_t j = 0; j < count; ++j) {
+      const F32 v = lanes == kLanes ? load(x[j] + i) : load_partial(x[j] + i, lanes);
+      sum = fma(set1(weights[j]), v, sum);
+    }
+    if (lanes == kLanes) {
+      store(y + i, sum);
+    } else {
+      store_partial(y + i, sum, lanes);
+    }
+  }
+}
+
+void combine(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type) {
+  switch (type) {
+    case DType::f32:
+      return combine_as(x, weights, count, n, static_cast<float*>(y));
+    case DType::bf16:
+      return combine_as(x, weights, count, n, static_cast<bf16*>(y));
+    case DType::f16:
+      return combine_as(x, weights, count, n, static_cast<f16*>(y));
+  }
+}
+
+}  // namespace
+
+const MoeKernels moe = {route, combine};
+
+}  // namespace armllm::ARMLLM_VARIANT

@@ -1,0 +1,149 @@
+// rope_table, rope_
+#include "rope/rope.h"
+
+#include <cmath>
+#include <tuple>
+
+#include "common/tensors.h"
+#include "common/variants.h"
+
+namespace armllm {
+namespace {
+
+constexpr int64_t kTileValues = 8192;
+constexpr int64_t kTableTokens = 16;
+
+int64_t tokens_per_tile(const RopeArgs& args) {
+  return ceil_div(kTileValues, (args.q_heads + args.k_heads) * args.head_size + 1);
+}
+
+struct Heads {
+  int64_t tokens, heads, size;
+};
+
+Heads heads_of(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(t.dim() >= 3, name, " must have shape (..., tokens, heads, head size); it has ", t.dim(),
+                  " dimensions");
+  const int64_t heads = t.size(t.dim() - 2), size = last_size(t);
+  return {heads * size == 0 ? 0 : t.numel() / (heads * size), heads, size};
+}
+
+// A token's heads must be one block of memory, since the kernel walks from head to head.
+std::optional<Rows> token_rows(const Tensor& t, const Heads& heads, const char* name) {
+  const std::optional<int64_t> stride = row_stride(t);
+  const Rows unused{t.data_ptr(), heads.heads * heads.size, dtype_of(t, name)};
+  if (t.numel() == 0) return unused;
+  const int64_t dims = t.dim();
+  if (last_size(t) > 1 && t.stride(dims - 1) != 1) return std::nullopt;
+  if (heads.heads > 1 && t.stride(dims - 2) != heads.size) return std::nullopt;
+  if (heads.heads == 1 && stride) return Rows{t.data_ptr(), *stride, unused.type};
+  int64_t step = heads.heads * heads.size, tokens = 1;
+  for (int64_t d = dims - 3; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    if (tokens == 1) step = t.stride(d);
+    if (t.stride(d) != step * tokens) return std::nullopt;
+    tokens *= t.size(d);
+  }
+  return Rows{t.data_ptr(), step, unused.type};
+}
+
+Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float, name, " must be float32");
+  STD_TORCH_CHECK(t.dim() >= 2 && t.numel() == tokens * last_size(t), name,
+                  " must have one row of rotary / 2 values for each of the ", tokens, " tokens; it has ",
+                  row_count(t));
+  return torch::stable::contiguous(t);
+}
+
+void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interleaved) {
+  const Heads q_heads = heads_of(q, "q"), k_heads = heads_of(k, "k");
+  STD_TORCH_CHECK(
+      q_heads.size == k_heads.size && q_heads.tokens == k_heads.tokens && q.scalar_type() == k.scalar_type(),
+      "q and k must agree in tokens, head size and dtype; q has ", q_heads.tokens, " tokens of head size ",
+      q_heads.size, ", k has ", k_heads.tokens, " of ", k_heads.size);
+  const Tensor cos = table_of(given_cos, q_heads.tokens, "cos"),
+               sin = table_of(given_sin, q_heads.tokens, "sin");
+  const int64_t half = last_size(cos);
+  STD_TORCH_CHECK(last_size(sin) == half, "cos and sin must have one shape");
+  STD_TORCH_CHECK(2 * half <= q_heads.size, "cos turns ", 2 * half, " dimensions, but a head has ",
+                  q_heads.size);
+  const std::optional<Rows> q_rows = token_rows(q, q_heads, "q"), k_rows = token_rows(k, k_heads, "k");
+  const Tensor q_copy = q_rows ? q : torch::stable::contiguous(q),
+               k_copy = k_rows ? k : torch::stable::contiguous(k);
+  Rope rope;
+  rope.args.q = q_rows ? *q_rows : *token_rows(q_copy, q_heads, "q");
+  rope.args.k = k_rows ? *k_rows : *token_rows(k_copy, k_heads, "k");
+  rope.args.cos = static_cast<const float*>(cos.data_ptr());
+  rope.args.sin = static_cast<const float*>(sin.data_ptr());
+  rope.args.tokens = q_heads.tokens;
+  rope.args.q_heads = q_heads.heads;
+  rope.args.k_heads = k_heads.heads;
+  rope.args.head_size = q_heads.size;
+  rope.args.rotary = 2 * half;
+  rope.args.interleaved = interleaved;
+  run(rope);
+  if (!q_rows) torch::stable::copy_(q, q_copy);
+  if (!k_rows) torch::stable::copy_(k, k_copy);
+}
+
+std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_freq, double scaling) {
+  STD_TORCH_CHECK(given_positions.scalar_type() == ScalarType::Long, "positions must be int64");
+  STD_TORCH_CHECK(given_inv_freq.scalar_type() == ScalarType::Float && given_inv_freq.dim() == 1,
+                  "inv_freq must be float32 with one dimension");
+  const Tensor positions = torch::stable::contiguous(given_positions);
+  const Tensor inv_freq = torch::stable::contiguous(given_inv_freq);
+  const int64_t tokens = positions.numel(), half = inv_freq.numel();
+  Tensor cos = torch::stable::new_empty(inv_freq, {tokens, half});
+  Tensor sin = torch::stable::new_empty(inv_freq, {tokens, half});
+  RopeTable table;
+  table.args.positions = static_cast<const int64_t*>(positions.data_ptr());
+  table.args.inv_freq = static_cast<const float*>(inv_freq.data_ptr());
+  table.args.cos = static_cast<float*>(cos.data_ptr());
+  table.args.sin = static_cast<float*>(sin.data_ptr());
+  table.args.tokens = tokens;
+  table.args.half = half;
+  table.args.scaling = static_cast<float>(scaling);
+  run(table);
+  return {cos, sin};
+}
+
+}  // namespace
+
+int64_t Rope::tiles(int) const { return ceil_div(args.tokens, tokens_per_tile(args)); }
+
+void Rope::tile(int, int64_t index) {
+  const RopeKernels& kernels = *variant().rope;
+  const int64_t first = index * tokens_per_tile(args), last = first + tokens_per_tile(args);
+  for (int64_t token = first; token < last && token < args.tokens; ++token) {
+    const float* cos = args.cos + token * (args.rotary / 2);
+    const float* sin = args.sin + token * (args.rotary / 2);
+    kernels.rotate(args.q.row(token), args.q.type, args.q_heads, args.head_size, args.rotary, cos, sin,
+                   args.interleaved);
+    if (args.k)
+      kernels.rotate(args.k.row(token), args.k.type, args.k_heads, args.head_size, args.rotary, cos, sin,
+                     args.interleaved);
+  }
+}
+
+int64_t RopeTable::tiles(int) const { return ceil_div(args.tokens, kTableTokens); }
+
+// The angle is a float32 product, as the models compute it; its cosine is then taken in double and rounded once,
+// because float32 functions differ between C libraries.
+void RopeTable::tile(int, int64_t index) {
+  const int64_t first = index * kTableTokens, last = first + kTableTokens;
+  for (int64_t token = first; token < last && token < args.tokens; ++token) {
+    const float position = static_cast<float>(args.positions[token]);
+    for (int64_t i = 0; i < args.half; ++i) {
+      const double angle = position * args.inv_freq[i];
+      args.cos[token * args.half + i] = static_cast<float>(std::cos(angle)) * args.scaling;
+      args.sin[token * args.half + i] = static_cast<float>(std::sin(angle)) * args.scaling;
+    }
+  }
+}
+
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) {
+  m.impl("rope_table", TORCH_BOX(&armllm::rope_table));
+  m.impl("rope_", TORCH_BOX(&armllm::rope_));
+}
