@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.moe.reference import reference_int4_moe
+from torch_armllm.ops.moe.route import SCORINGS, moe_route, reference_moe_route
 
-__all__ = ["int4_moe", "reference_int4_moe"]
+__all__ = ["SCORINGS", "int4_moe", "moe_route", "reference_int4_moe", "reference_moe_route"]
 
 
 def int4_moe(
