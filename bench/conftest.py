@@ -1,0 +1,39 @@
+"""Times an op and says what it reached: bytes read and operations done a second, beside the milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+ROWS: list[tuple[str, float, float, float]] = []
+
+Measure = Callable[..., Any]
+
+
+@pytest.fixture
+def measure(benchmark: Any, request: pytest.FixtureRequest) -> Measure:
+    """``measure(function, read=bytes, operations=count)`` times it; a multiply and an add are two operations."""
+
+    def run(function: Callable[[], Any], read: float = 0, operations: float = 0) -> Any:
+        result = benchmark(function)
+        if benchmark.stats is not None:
+            seconds = benchmark.stats.stats.median
+            benchmark.extra_info.update(GBps=read / seconds / 1e9, GOPps=operations / seconds / 1e9)
+            name = request.node.nodeid.removeprefix("bench/")
+            ROWS.append((name, seconds, read, operations))
+        return result
+
+    return run
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not ROWS:
+        return
+    terminalreporter.section("rates (median)")
+    for name, seconds, read, operations in sorted(ROWS):
+        line = f"{name:72} {seconds * 1e3:10.3f} ms"
+        line += f" {read / seconds / 1e9:8.1f} GB/s" if read else " " * 14
+        line += f" {operations / seconds / 1e9:8.1f} GOP/s" if operations else ""
+        terminalreporter.write_line(line)
