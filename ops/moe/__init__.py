@@ -28,9 +28,9 @@ def int4_moe(
 
     Args:
         x: ``(..., H)``, float32, bfloat16 or float16; T rows in all.
-        expert_ids: ``(T, top_k)`` int64 or int32.  An id outside ``0 .. E - 1`` contributes nothing: so are
-            experts left out that live elsewhere.
-        expert_weights: ``(T, top_k)``, any of the float types.
+        expert_ids: ``(..., top_k)``, T rows, int64 or int32.  An id outside ``0 .. E - 1`` contributes
+            nothing: so are experts left out that live elsewhere.
+        expert_weights: likewise, any of the float types.
         gate_up: uint8 ``(E, 2 · ceil(I / 16), panel_bytes)``: gate and up, each packed by
             :func:`torch_armllm.ops.linear.pack_int4`, with their panels alternating
             (:func:`torch_armllm.ops.linear.interleave_panels`).

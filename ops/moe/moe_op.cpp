@@ -21,6 +21,14 @@ void check_experts(const Tensor& weight, const char* name, const char* out, cons
   STD_TORCH_CHECK(weight.stride(2) == 1, name, " must be contiguous in its last dimension");
 }
 
+int64_t choices_per_token(const Tensor& t, const char* name, int64_t tokens) {
+  STD_TORCH_CHECK(t.dim() >= 1, name, " must be (tokens, top_k)");
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
+  STD_TORCH_CHECK(rows == tokens, name, " has ", rows, " rows; x has ", tokens);
+  return last_size(t);
+}
+
 std::vector<int32_t> narrow_ids(const Tensor& ids) {
   const int64_t count = ids.numel();
   std::vector<int32_t> narrow(count);
@@ -61,12 +69,9 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   check_experts(down, "down", "hidden", "intermediate", ceil_div(a.hidden, kPanel), a.scheme, intermediate);
   a.experts = gate_up.size(0);
   STD_TORCH_CHECK(down.size(0) == a.experts, "gate_up holds ", a.experts, " experts, down ", down.size(0));
-  STD_TORCH_CHECK(expert_ids.dim() == 2 && expert_ids.size(0) == a.tokens,
-                  "expert_ids must be (tokens, top_k) with ", a.tokens, " tokens");
-  a.top_k = expert_ids.size(1);
-  STD_TORCH_CHECK(
-      expert_weights.dim() == 2 && expert_weights.size(0) == a.tokens && expert_weights.size(1) == a.top_k,
-      "expert_weights must have the shape of expert_ids, (", a.tokens, ", ", a.top_k, ")");
+  a.top_k = choices_per_token(expert_ids, "expert_ids", a.tokens);
+  STD_TORCH_CHECK(choices_per_token(expert_weights, "expert_weights", a.tokens) == a.top_k,
+                  "expert_weights has ", last_size(expert_weights), " columns, expert_ids ", a.top_k);
   dtype_of(expert_weights, "expert_weights");
   const auto gate_up_terms = checked_bias(gate_up_bias, "gate_up_bias", a.experts * 2 * intermediate);
   const auto down_terms = checked_bias(down_bias, "down_bias", a.experts * a.hidden);

@@ -21,17 +21,19 @@ def reference_int4_moe(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
-    """Reference of :func:`torch_armllm.ops.moe.int4_moe`, equal to it up to the activation function's last bits.
+    """Reference of :func:`int4_moe`, equal to it up to the activation function's last bits.
 
-    Such a bit may move an intermediate value by one INT8 step, so outputs agree to about one part in a hundred
-    of the largest; with ``relu`` and an exact scheme they agree to float32 rounding.
+    Such a bit may move an intermediate value by one INT8 step, so outputs agree to about one part in a
+    hundred of the largest; with ``relu`` and an exact scheme they agree to float32 rounding.
     """
     rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
     hidden = rows.shape[-1]
+    ids = expert_ids.reshape(rows.shape[0], -1)
+    weights = expert_weights.reshape(ids.shape).to(torch.float32)
     out = torch.zeros_like(rows)
     for t in range(rows.shape[0]):
-        for j in range(expert_ids.shape[1]):
-            e = int(expert_ids[t, j])
+        for j in range(ids.shape[1]):
+            e = int(ids[t, j])
             if not 0 <= e < gate_up.shape[0]:
                 continue
             bias = (None, None) if gate_up_bias is None else gate_up_bias.view(-1, 2, intermediate)[e]
@@ -39,5 +41,5 @@ def reference_int4_moe(
             up = reference_int4_linear(rows[t : t + 1], gate_up[e, 1::2], intermediate, scheme, bias[1])
             last = None if down_bias is None else down_bias.view(-1, hidden)[e]
             y = reference_int4_linear(activate(gate, up, activation, limit), down[e], hidden, scheme, last)
-            out[t] += expert_weights[t, j].to(torch.float32) * y[0]
+            out[t] += weights[t, j] * y[0]
     return out.to(x.dtype).view(x.shape)

@@ -270,7 +270,8 @@ def test_strided_inputs_and_leading_dimensions() -> None:
     wide_ids = torch.zeros(12, 5, dtype=torch.int64)
     wide_ids[:, 1:5:2] = ids
     assert torch.equal(layer(wide[:, 10:74], wide_ids[:, 1:5:2], weights), expected)
-    assert torch.equal(layer(x.view(3, 4, 64), ids, weights), expected.view(3, 4, 64))
+    deep = layer(x.view(3, 4, 64), ids.view(3, 4, 2), weights.view(3, 4, 2))
+    assert torch.equal(deep, expected.view(3, 4, 64))
     assert torch.equal(layer(x.t().contiguous().t(), ids, weights.t().contiguous().t()), expected)
 
 
@@ -307,8 +308,8 @@ def test_opcheck() -> None:
         ({"gate_up_bias": torch.zeros(4, 48)}, "gate_up_bias has 192 elements"),
         ({"down_bias": torch.zeros(7)}, "down_bias has 7 elements"),
         ({"expert_ids": torch.zeros(5, 2)}, "int64 or int32"),
-        ({"expert_ids": torch.zeros(4, 2, dtype=torch.int64)}, "5 tokens"),
-        ({"expert_weights": torch.zeros(5, 1)}, "shape of expert_ids"),
+        ({"expert_ids": torch.zeros(4, 2, dtype=torch.int64)}, "expert_ids has 4 rows; x has 5"),
+        ({"expert_weights": torch.zeros(5, 1)}, "expert_weights has 1 columns, expert_ids 2"),
     ],
 )
 def test_errors_say_what_is_wrong(change: dict[str, object], message: str) -> None:
