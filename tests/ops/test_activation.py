@@ -1,0 +1,129 @@
+"""Gated activations against their references, on every variant; and through them exp and its relatives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import activation, isa
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+RUNNABLE = isa.machine().runnable
+
+EXACT = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu": lambda x: x / 2 * torch.special.erfc(-x / math.sqrt(2)),
+    "gelu_tanh": lambda x: x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: x.clamp(min=0),
+}
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 4),
+    width=st.integers(0, 70),
+    kind=st.sampled_from(activation.ACTIVATIONS),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_agrees_with_reference(rows: int, width: int, kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(width)
+    gate, up = ((torch.randn(rows, width) * 4).to(dtype) for _ in range(2))
+    found = []
+    for name in RUNNABLE:
+        with isa.use(name):
+            found.append(activation.gated_act(gate, up, kind))
+    close(found[0], activation.reference_gated_act(gate, up, kind))
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("kind", sorted(EXACT))
+def test_accuracy_in_float32(kind: str) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-1e-3, 1e-3, 501)))
+    exact = EXACT[kind](x.double())
+    for name in RUNNABLE:
+        with isa.use(name):
+            found = activation.gated_act(x, torch.ones_like(x), kind).double()
+        error = (found - exact).abs()
+        assert error.max() < 2e-6
+        # relative to the result, but for what the rounding of the exponent's argument costs in the far tail
+        assert (error / exact.abs().clamp(min=1e-30))[x.abs() < 6].max() < 3e-6
+
+
+EXTREME = (math.nan, math.inf, 3e38, 200.0, 90.0, 0.0, -0.0, 1e-42, -90.0, -200.0, -3e38)
+
+
+@pytest.mark.parametrize("kind", sorted(EXACT))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extreme_gates(kind: str, dtype: torch.dtype) -> None:
+    gate = torch.tensor(EXTREME).to(dtype)
+    exact = (EXACT[kind](gate.double()) / 2).to(dtype)
+    for name in RUNNABLE:
+        with isa.use(name):
+            close(activation.gated_act(gate, torch.full_like(gate, 0.5), kind), exact)
+
+
+def test_extreme_gates_clamped() -> None:
+    gate = torch.tensor(EXTREME)
+    for name in RUNNABLE:
+        with isa.use(name):
+            found = activation.gated_act(gate, gate, "swiglu_clamped")
+            assert found[0].isnan()
+            close(found[1:5], torch.full((4,), 56 / (1 + math.exp(-7 * 1.702))))
+            close(found[5:], torch.zeros(6))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_results_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
+    """relu(x) · 1 is x, and x · (1 + ulp/2) lies half way: the store's rounding shows."""
+    torch.manual_seed(0)
+    gate = torch.cat((torch.rand(2000) * 2, torch.logspace(-44, 38, 999), torch.zeros(1))).to(dtype)
+    up = (1 + torch.randint(0, 256, gate.shape) / 128).to(dtype)
+    expected = (gate.double() * up.double()).float().to(dtype)
+    for name in RUNNABLE:
+        with isa.use(name):
+            assert torch.equal(activation.gated_act(gate, up, "relu"), expected)
+
+
+def test_halves_of_a_merged_projection_and_wide_rows() -> None:
+    torch.manual_seed(0)
+    for rows, width in ((3, 20), (2, 4096), (1, 4097), (2, 9000), (300, 17)):
+        gate, up = torch.randn(rows, 2 * width).split(width, dim=-1)
+        for name in RUNNABLE:
+            with isa.use(name):
+                found = activation.gated_act(gate, up, "silu")
+                assert torch.equal(found, activation.gated_act(gate.contiguous(), up.contiguous(), "silu"))
+                alone = [
+                    activation.gated_act(gate[i : i + 1], up[i : i + 1], "silu") for i in range(min(rows, 5))
+                ]
+                assert torch.equal(torch.cat(alone), found[:5])
+        close(found, activation.reference_gated_act(gate, up, "silu"))
+    swapped = torch.randn(8, 3).T
+    assert torch.equal(
+        activation.gated_act(swapped, swapped, "gelu"),
+        activation.gated_act(swapped.contiguous(), swapped.contiguous(), "gelu"),
+    )
+
+
+def test_opcheck() -> None:
+    torch.library.opcheck(torch.ops.armllm.gated_act.default, (torch.randn(2, 8), torch.randn(2, 8), "silu"))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x = torch.randn(2, 8)
+    with pytest.raises(RuntimeError, match="unknown activation 'swish'; there are: silu"):
+        activation.gated_act(x, x, "swish")
+    with pytest.raises(RuntimeError, match="gate and up must have one shape and one dtype"):
+        activation.gated_act(x, x[:, :4], "silu")
+    with pytest.raises(RuntimeError, match="gate and up must have one shape and one dtype"):
+        activation.gated_act(x, x.half(), "silu")

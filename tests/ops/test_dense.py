@@ -1,0 +1,95 @@
+"""The unquantised linear layer against its reference, on every variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import isa, linear
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+RUNNABLE = isa.machine().runnable
+
+
+def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
+    """The same product by every variant."""
+    found = []
+    for name in RUNNABLE:
+        with isa.use(name):
+            found.append(linear.dense_linear(x, weight, bias))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(0, 9),
+    outputs=st.sampled_from((1, 3, 8, 16, 17, 35)),
+    inputs=st.sampled_from((1, 15, 16, 100, 511, 512, 530)),
+    dtype=st.sampled_from(FLOATS),
+    weight_dtype=st.sampled_from(FLOATS),
+    with_bias=st.booleans(),
+)
+def test_agrees_with_reference(
+    tokens: int, outputs: int, inputs: int, dtype: torch.dtype, weight_dtype: torch.dtype, with_bias: bool
+) -> None:
+    torch.manual_seed(tokens + inputs)
+    x = torch.randn(tokens, inputs).to(dtype)
+    weight = (torch.randn(outputs, inputs) / inputs**0.5).to(weight_dtype)
+    bias = torch.randn(outputs).to(weight_dtype) if with_bias else None
+    found = products(x, weight, bias)
+    tolerance = TOLERANCE[dtype]
+    expected = linear.reference_dense_linear(x, weight, bias)
+    torch.testing.assert_close(found[0], expected, rtol=tolerance, atol=tolerance)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_a_row_depends_on_itself_alone() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(11, 300), torch.randn(37, 300)
+    for name in RUNNABLE:
+        with isa.use(name):
+            together = linear.dense_linear(x, weight)
+            assert torch.equal(torch.stack([linear.dense_linear(row, weight) for row in x]), together)
+            assert torch.equal(linear.dense_linear(x, weight[5:23]), together[:, 5:23])
+
+
+def test_values_that_are_not_finite_stay_in_their_row() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(7, 40), torch.rand(5, 40) + 0.1
+    x[2, 39], x[5, 0] = float("nan"), float("inf")
+    for found in products(x, weight):
+        assert found[2].isnan().all()
+        assert (found[5] == float("inf")).all()
+        assert found[[0, 1, 3, 4, 6]].isfinite().all()
+
+
+def test_strides_and_shapes() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 3, 40), torch.randn(9, 60)
+    expected = linear.dense_linear(x[..., 8:28].contiguous(), weight[:, 30:50].contiguous())
+    assert expected.shape == (2, 3, 9)
+    for found in products(x[..., 8:28], weight[:, 30:50]):
+        assert torch.equal(found, expected)
+    turned = x[..., 8:28].transpose(0, 1)
+    assert torch.equal(linear.dense_linear(turned, weight[:, 30:50]), expected.transpose(0, 1))
+    assert linear.dense_linear(torch.randn(2, 0, 20), weight[:, :20]).shape == (2, 0, 9)
+    assert linear.dense_linear(torch.randn(20), weight[:, :20]).shape == (9,)
+
+
+def test_opcheck() -> None:
+    args = (torch.randn(3, 20), torch.randn(5, 20), torch.randn(5))
+    torch.library.opcheck(torch.ops.armllm.dense_linear.default, args)
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x = torch.randn(3, 20)
+    with pytest.raises(RuntimeError, match=r"weight must have shape \(out_features, 20\)"):
+        linear.dense_linear(x, torch.randn(5, 21))
+    with pytest.raises(RuntimeError, match=r"bias must have shape \(5,\); it has 4 values"):
+        linear.dense_linear(x, torch.randn(5, 20), torch.randn(4))
+    with pytest.raises(RuntimeError, match="weight must be float32, bfloat16 or float16"):
+        linear.dense_linear(x, torch.ones(5, 20, dtype=torch.int8))

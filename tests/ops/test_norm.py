@@ -1,0 +1,157 @@
+"""The norms against their references, on every variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import isa, norm
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+RUNNABLE = isa.machine().runnable
+WIDTHS = (1, 15, 16, 33, 64, 130, 576)
+
+Op = Callable[[Tensor], Tensor]
+
+
+def forms(width: int, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Op, Op]]:
+    """Every form of the two norms with its reference, as functions of x alone."""
+    weight, bias = torch.randn(width).to(dtype), torch.randn(width).to(dtype)
+    return {
+        "rms": (
+            lambda x: norm.rms_norm(x, weight, 1e-5),
+            lambda x: norm.reference_rms_norm(x, weight, 1e-5),
+        ),
+        "gemma": (
+            lambda x: norm.rms_norm(x, weight, 1e-6, 1.0),
+            lambda x: norm.reference_rms_norm(x, weight, 1e-6, 1.0),
+        ),
+        "layer": (
+            lambda x: norm.layer_norm(x, weight, bias, 1e-5),
+            lambda x: norm.reference_layer_norm(x, weight, bias, 1e-5),
+        ),
+        "layer without bias": (
+            lambda x: norm.layer_norm(x, weight, None, 1e-5),
+            lambda x: norm.reference_layer_norm(x, weight, None, 1e-5),
+        ),
+        "plain layer": (
+            lambda x: norm.layer_norm(x, None, None, 1e-5),
+            lambda x: norm.reference_layer_norm(x, None, None, 1e-5),
+        ),
+    }
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_agrees_with_reference(width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(width)
+    x = (torch.randn(5, width) * 3 + 1).to(dtype)
+    for weight_dtype in (dtype, torch.float32):
+        for op, reference in forms(width, weight_dtype).values():
+            for name in RUNNABLE:
+                with isa.use(name):
+                    close(op(x), reference(x))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(0, 5),
+    width=st.integers(1, 200),
+    dtype=st.sampled_from(FLOATS),
+    scale=st.sampled_from((1e-3, 1.0, 100.0)),
+)
+def test_add_forms_are_the_norms_of_the_rounded_sum(
+    rows: int, width: int, dtype: torch.dtype, scale: float
+) -> None:
+    torch.manual_seed(rows + width)
+    x, residual = ((torch.randn(rows, width) * scale).to(dtype) for _ in range(2))
+    weight, bias = torch.randn(2, width)
+    for name in RUNNABLE:
+        with isa.use(name):
+            out, total = norm.add_rms_norm(x, residual, weight, 1e-5, 1.0)
+            assert torch.equal(total, x + residual)
+            assert torch.equal(out, norm.rms_norm(total, weight, 1e-5, 1.0))
+            out, total = norm.add_layer_norm(x, residual, weight, bias, 1e-5)
+            assert torch.equal(total, x + residual)
+            assert torch.equal(out, norm.layer_norm(total, weight, bias, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_variants_and_batches_give_the_same_bits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for width in (7, 100, 576):
+        x = torch.randn(9, width).to(dtype)
+        for op, _ in forms(width).values():
+            found = []
+            for name in RUNNABLE:
+                with isa.use(name):
+                    found.append(op(x))
+                    alone = torch.cat([op(row.unsqueeze(0)) for row in x])
+                assert torch.equal(alone, found[-1])
+            assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_values_that_are_not_finite_stay_in_their_row() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 70)
+    x[1, 69] = float("nan")
+    x[2, 3] = float("inf")
+    for op, reference in forms(70).values():
+        for name in RUNNABLE:
+            with isa.use(name):
+                close(op(x), reference(x))
+
+
+def test_strided_rows() -> None:
+    torch.manual_seed(0)
+    merged = torch.randn(1, 6, 4 * 24 + 50)
+    heads = merged[..., 10 : 10 + 4 * 24].unflatten(-1, (4, 24))
+    rows = merged[..., 10 : 10 + 24]
+    swapped = torch.randn(24, 6).T
+    for x in (heads, rows, swapped, heads[:, ::2], torch.randn(3, 1, 24)[:, [0]]):
+        for op, _ in forms(24).values():
+            for name in RUNNABLE:
+                with isa.use(name):
+                    out = op(x)
+                    assert out.is_contiguous()
+                    assert torch.equal(out, op(x.contiguous()))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (8,), (1, 1, 8)])
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    for op, reference in forms(8).values():
+        assert op(x).shape == x.shape
+        close(op(x), reference(x))
+
+
+def test_opcheck() -> None:
+    x, residual, weight, bias = torch.randn(3, 20), torch.randn(3, 20), torch.randn(20), torch.randn(20)
+    ops = torch.ops.armllm
+    torch.library.opcheck(ops.rms_norm.default, (x, weight, 1e-5))
+    torch.library.opcheck(ops.add_rms_norm.default, (x, residual, weight, 1e-5, 1.0))
+    torch.library.opcheck(ops.layer_norm.default, (x, weight, None, 1e-5))
+    torch.library.opcheck(ops.add_layer_norm.default, (x, residual, weight, bias, 1e-5))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x = torch.randn(2, 8)
+    with pytest.raises(RuntimeError, match=r"weight must have shape \(8,\)"):
+        norm.rms_norm(x, torch.ones(7), 1e-5)
+    with pytest.raises(RuntimeError, match="residual must have the shape and the dtype of x"):
+        norm.add_rms_norm(x, x.bfloat16(), torch.ones(8), 1e-5)
+    with pytest.raises(RuntimeError, match="weight and bias must have one dtype"):
+        norm.layer_norm(x, torch.ones(8), torch.ones(8).half(), 1e-5)
+    with pytest.raises(RuntimeError, match="x must be float32, bfloat16 or float16"):
+        norm.rms_norm(x.long(), torch.ones(8), 1e-5)

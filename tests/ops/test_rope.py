@@ -1,0 +1,139 @@
+"""The rotary embedding against its reference, on every variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import isa, rope
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+RUNNABLE = isa.machine().runnable
+
+
+def table(tokens: int, half: int) -> tuple[Tensor, Tensor]:
+    inv_freq = 1.0 / 10000.0 ** (torch.arange(half) / max(half, 1))
+    return rope.reference_rope_table(torch.arange(tokens) * 37 + 5, inv_freq)
+
+
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    q, k = q.clone(), k.clone()
+    rope.rope_(q, k, cos, sin, interleaved)
+    return q, k
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(0, 5),
+    q_heads=st.integers(1, 5),
+    k_heads=st.integers(1, 3),
+    half=st.integers(1, 40),
+    rest=st.sampled_from((0, 1, 16)),
+    interleaved=st.booleans(),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_agrees_with_reference(
+    tokens: int, q_heads: int, k_heads: int, half: int, rest: int, interleaved: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(half)
+    size = max(2 * half + rest, 1)
+    q, k = torch.randn(tokens, q_heads, size).to(dtype), torch.randn(tokens, k_heads, size).to(dtype)
+    cos, sin = table(tokens, half)
+    found = []
+    for name in RUNNABLE:
+        with isa.use(name):
+            found.append(rotated(q, k, cos, sin, interleaved))
+    close(found[0][0], rope.reference_rope(q, cos, sin, interleaved))
+    close(found[0][1], rope.reference_rope(k, cos, sin, interleaved))
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0])
+        assert torch.equal(other[1], found[0][1])
+
+
+def test_writes_through_slices_of_a_merged_projection() -> None:
+    torch.manual_seed(0)
+    q_heads, k_heads, size, tokens = 4, 2, 24, 3
+    merged = torch.randn(1, tokens, (q_heads + 2 * k_heads) * size)
+    cos, sin = table(tokens, size // 2)
+    for name in RUNNABLE:
+        with isa.use(name):
+            turned = merged.clone()
+            q, k, v = turned.split((q_heads * size, k_heads * size, k_heads * size), dim=-1)
+            rope.rope_(q.unflatten(-1, (-1, size)), k.unflatten(-1, (-1, size)), cos, sin)
+            before = merged.split((q_heads * size, k_heads * size, k_heads * size), dim=-1)
+            expected = rope.reference_rope(before[0].unflatten(-1, (-1, size)), cos, sin).flatten(-2)
+            close(q, expected)
+            expected = rope.reference_rope(before[1].unflatten(-1, (-1, size)), cos, sin).flatten(-2)
+            close(k, expected)
+            assert torch.equal(v, before[2])
+
+
+def test_layouts_that_need_a_copy() -> None:
+    torch.manual_seed(0)
+    cos, sin = table(3, 4)
+    swapped, spread = torch.randn(2, 3, 8).transpose(0, 1), torch.randn(3, 2, 16)[..., ::2]
+    q, k = rotated(swapped.contiguous(), spread.contiguous(), cos, sin, False)
+    rope.rope_(swapped, spread, cos, sin)
+    assert torch.equal(swapped, q)
+    assert torch.equal(spread, k)
+    assert not swapped.is_contiguous()
+    assert not spread.is_contiguous()
+
+
+def test_a_token_depends_on_itself_alone() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(40, 9, 64), torch.randn(40, 3, 64)
+    cos, sin = table(40, 32)
+    for name in RUNNABLE:
+        with isa.use(name):
+            both = rotated(q, k, cos, sin, False)
+            alone = [
+                rotated(q[i : i + 1], k[i : i + 1], cos[i : i + 1], sin[i : i + 1], False) for i in range(40)
+            ]
+            assert torch.equal(torch.cat([a[0] for a in alone]), both[0])
+            assert torch.equal(torch.cat([a[1] for a in alone]), both[1])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 50])
+def test_table(tokens: int) -> None:
+    positions = torch.randint(0, 100_000, (1, tokens))
+    inv_freq = 1.0 / 500000.0 ** (torch.arange(33) / 33)
+    for found, expected in zip(
+        rope.rope_table(positions, inv_freq, 1.25),
+        rope.reference_rope_table(positions, inv_freq, 1.25),
+        strict=True,
+    ):
+        assert found.shape == (tokens, 33)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=2e-7, atol=1e-7)
+
+
+def test_opcheck() -> None:
+    cos, sin = table(3, 4)
+    torch.library.opcheck(torch.ops.armllm.rope_table.default, (torch.arange(3), torch.rand(4), 1.0))
+    q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
+    torch.library.opcheck(torch.ops.armllm.rope_.default, (q, k, cos, sin, True))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    cos, sin = table(3, 4)
+    q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
+    with pytest.raises(RuntimeError, match="q and k must agree in tokens"):
+        rope.rope_(q, k[:2], cos, sin)
+    with pytest.raises(RuntimeError, match="one row of rotary / 2 values for each of the 3 tokens; it has 2"):
+        rope.rope_(q, k, cos[:2], sin)
+    with pytest.raises(RuntimeError, match="cos turns 8 dimensions, but a head has 6"):
+        rope.rope_(q[..., :6], k[..., :6], cos, sin)
+    with pytest.raises(RuntimeError, match="cos must be float32"):
+        rope.rope_(q, k, cos.bfloat16(), sin)
+    with pytest.raises(RuntimeError, match="positions must be int64"):
+        rope.rope_table(torch.arange(3, dtype=torch.int32), torch.rand(4))
