@@ -53,7 +53,7 @@ test: $(READY) $(MODEL)
 	$(PY) -m pytest $(ARGS)
 
 test-arm: $(READY)
-	VENV=$(abspath $(VENV)) bash tests/arm/test-arm.sh $(ARGS)
+	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)
 
 bench: $(READY) $(MODEL)
 	$(PY) -m pytest bench --benchmark-columns=min,median,ops --benchmark-sort=name $(ARGS)
