@@ -14,7 +14,7 @@ Measure = Callable[..., Any]
 
 @pytest.fixture
 def measure(benchmark: Any, request: pytest.FixtureRequest) -> Measure:
-    """``measure(function, read=bytes, operations=count)`` times it; a multiply and an add are two operations."""
+    """``measure(function, read=bytes, operations=count)`` times it; an addition counts too."""
 
     def run(function: Callable[[], Any], read: float = 0, operations: float = 0) -> Any:
         result = benchmark(function)

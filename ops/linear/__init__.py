@@ -211,7 +211,8 @@ def _pack_int4_fake(q: Tensor, multipliers: Tensor | None, scales: Tensor, schem
 
 @torch.library.register_fake("armllm::pack_int8")
 def _pack_int8_fake(q: Tensor, scales: Tensor) -> Tensor:
-    return _pack_int4_fake(q, None, scales, "i8")
+    packed: Tensor = _pack_int4_fake(q, None, scales, "i8")
+    return packed
 
 
 @torch.library.register_fake("armllm::unpack_weight")
