@@ -10,12 +10,6 @@ namespace {
 
 using torch::stable::contiguous;
 
-// Rows that can be read in place: two dimensions with a dense last one, or anything contiguous.
-Tensor readable(const Tensor& t) {
-  if (t.is_contiguous() || (t.dim() == 2 && t.stride(1) == 1)) return t;
-  return contiguous(t);
-}
-
 struct Bias {
   std::optional<Tensor> held;
   const void* data = nullptr;
@@ -73,7 +67,7 @@ Tensor quant_linear(const Tensor& x, const Tensor& weight, int64_t out_features,
                       " in dimension ", d, "; the result has ", out.size(d));
   }
   if (tokens == 0 || out_features == 0) return out;
-  const Tensor rows = readable(x), added = residual.has_value() ? readable(*residual) : out;
+  const Tensor rows = as_rows(x), added = residual.has_value() ? as_rows(*residual) : out;
   const Scratch scratch(QuantLinear::scratch_bytes(tokens, last_size(x)));
   QuantLinear set;
   LinearArgs& a = set.args;
@@ -121,7 +115,7 @@ Tensor int4_gated_linear(Tensor x, Tensor weight, int64_t out_features, std::str
   Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features));
   const Activation act = activation_of(activation);
   if (tokens == 0 || out_features == 0) return out;
-  const Tensor rows = readable(x);
+  const Tensor rows = as_rows(x);
   const Scratch scratch(QuantGatedLinear::scratch_bytes(tokens, last_size(x)));
   QuantGatedLinear set;
   GatedLinearArgs& a = set.args;
