@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -18,6 +22,19 @@ __all__ = [
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """Positions a cache block may hold."""
+HUGE_PAGE = 1 << 21
+"""Bytes; smaller caches take ordinary memory."""
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros, on huge pages where the system has them: blocks lie anywhere, and each small page is a walk."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def new_cache(
@@ -44,10 +61,8 @@ def new_cache(
         raise ValueError(f"block size {block_size} is not one of {', '.join(map(str, BLOCK_SIZES))}")
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"cache dtype {dtype} is not one of float32, bfloat16, float16")
-    return (
-        torch.zeros(blocks, kv_heads, head_size, block_size, dtype=dtype),
-        torch.zeros(blocks, kv_heads, block_size, value_size, dtype=dtype),
-    )
+    keys = _zeros((blocks, kv_heads, head_size, block_size), dtype)
+    return keys, _zeros((blocks, kv_heads, block_size, value_size), dtype)
 
 
 def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:

@@ -14,6 +14,7 @@ constexpr int64_t kPanelRows =
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+int64_t clamp(int64_t x, int64_t low, int64_t high) { return smaller(larger(x, low), high); }
 
 // Positions [begin, end) of the split that any of some rows sees, counted from the split's first.
 struct Span {
@@ -66,13 +67,17 @@ void score_groups(const AttentionArgs& args, const AttentionTile& t, int64_t chu
 template <typename T>
 void score(const AttentionArgs& args, const AttentionTile& t, Span all) {
   const Cache<T> cache{args, t};
+  // Vectors that nobody sees may lie in blocks that are not there: their place is taken by one that is.
+  const int64_t low = all.begin / kLanes * kLanes, high = (all.end - 1) / kLanes * kLanes;
   for (int64_t chunk = all.begin / kChunk * kChunk; chunk < all.end; chunk += kChunk) {
     Scattered<T> keys;
+    const bool values_next = chunk + kChunk >= all.end;
     keys.stride = args.block_size;
+    keys.ahead_stride = values_next ? ceil_div(kLanes * args.value_size, args.head_size) : args.block_size;
     for (int v = 0; v < kChunk / kLanes; ++v) {
-      // Vectors that nobody sees may lie in blocks that are not there: their place is taken by one that is.
-      const int64_t low = all.begin / kLanes * kLanes, high = (all.end - 1) / kLanes * kLanes;
-      keys.data[v] = cache.keys(smaller(larger(chunk + v * kLanes, low), high));
+      const int64_t next = clamp(values_next ? low + v * kLanes : chunk + kChunk + v * kLanes, low, high);
+      keys.data[v] = cache.keys(clamp(chunk + v * kLanes, low, high));
+      keys.ahead[v] = values_next ? cache.value(next) : cache.keys(next);
     }
     if (t.rows < kPanelRows) {
       score_groups(args, t, chunk, keys);
@@ -80,7 +85,7 @@ void score(const AttentionArgs& args, const AttentionTile& t, Span all) {
     }
     for (int64_t d = 0; d < args.head_size; ++d)
       for (int v = 0; v < kChunk / kLanes; ++v) store(t.panel + d * kChunk + v * kLanes, load(keys.at(d, v)));
-    score_groups(args, t, chunk, Adjacent<float>{t.panel, kChunk});
+    score_groups(args, t, chunk, Panel{t.panel});
   }
 }
 
@@ -143,34 +148,36 @@ void weigh_group(const AttentionArgs& args, const AttentionTile& t, int64_t row,
           vectors, end - begin, t.values + row * stride + column, stride, true);
 }
 
+// One chunk of keys and up to 64 value dimensions.
+template <typename T>
+void weigh_chunk(const AttentionArgs& args, const AttentionTile& t, Span keys, Span all, int64_t column) {
+  const Cache<T> cache{args, t};
+  const int width = static_cast<int>(smaller(kChunk, args.value_size - column));
+  const int vectors = static_cast<int>(ceil_div(width, kLanes));
+  const bool widen = t.rows >= kPanelRows || width % kLanes != 0;
+  if (widen) widen_values(cache, keys.begin, keys.end, column, width, t.panel);
+  for (int64_t row = 0; row < t.rows; row += kTileRows) {
+    const Span span = visible(t, row, smaller(kTileRows, t.rows - row));
+    const int64_t end = smaller(keys.end, span.end);
+    int64_t begin = larger(keys.begin, span.begin);
+    if (widen && begin < end)
+      weigh_group(args, t, row, begin, end, column, vectors, Panel{t.panel + (begin - keys.begin) * kChunk});
+    while (!widen && begin < end) {
+      const int64_t stop = smaller(end, round_up(begin + 1, args.block_size));
+      const int64_t next = begin + kChunk < all.end ? begin + kChunk : begin;
+      weigh_group(args, t, row, begin, stop, column, vectors,
+                  Adjacent<T>{cache.value(begin) + column, cache.value(next) + column, args.value_size});
+      begin = stop;
+    }
+  }
+}
+
 template <typename T>
 void weigh(const AttentionArgs& args, const AttentionTile& t, Span all) {
-  const Cache<T> cache{args, t};
-  for (int64_t column = 0; column < args.value_size; column += kChunk) {
-    const int width = static_cast<int>(smaller(kChunk, args.value_size - column));
-    const int vectors = static_cast<int>(ceil_div(width, kLanes));
-    const bool widen = t.rows >= kPanelRows || width % kLanes != 0;
-    for (int64_t chunk = all.begin / kChunk * kChunk; chunk < all.end; chunk += kChunk) {
-      const int64_t low = larger(chunk, all.begin), high = smaller(chunk + kChunk, all.end);
-      if (widen) widen_values(cache, low, high, column, width, t.panel);
-      for (int64_t row = 0; row < t.rows; row += kTileRows) {
-        const Span span = visible(t, row, smaller(kTileRows, t.rows - row));
-        const int64_t end = smaller(high, span.end);
-        int64_t begin = larger(low, span.begin);
-        if (widen) {
-          if (begin < end)
-            weigh_group(args, t, row, begin, end, column, vectors,
-                        Adjacent<float>{t.panel + (begin - low) * kChunk, kChunk});
-          continue;
-        }
-        while (begin < end) {
-          const int64_t stop = smaller(end, round_up(begin + 1, args.block_size));
-          weigh_group(args, t, row, begin, stop, column, vectors,
-                      Adjacent<T>{cache.value(begin) + column, args.value_size});
-          begin = stop;
-        }
-      }
-    }
+  for (int64_t chunk = all.begin / kChunk * kChunk; chunk < all.end; chunk += kChunk) {
+    const Span keys{larger(chunk, all.begin), smaller(chunk + kChunk, all.end)};
+    for (int64_t column = 0; column < args.value_size; column += kChunk)
+      weigh_chunk<T>(args, t, keys, all, column);
   }
 }
 

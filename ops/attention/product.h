@@ -22,26 +22,53 @@ constexpr int tile_vectors([[maybe_unused]] int rows) {
 #endif
 }
 
-// Rows of B as consecutive vectors.
+// A core waits for few lines on their way to its first cache, for many more on their way to its second.
+constexpr int kToL2 = 2;
+
+// B as float32 in scratch: up to four consecutive vectors a row.
+struct Panel {
+  const float* data;
+  static constexpr int64_t stride = 4 * kLanes;
+  Panel from(int vector) const { return {data + vector * kLanes}; }
+  const float* at(int64_t k, int vector) const { return data + k * stride + vector * kLanes; }
+  void prefetch(int64_t, int) const {}
+};
+
+// B straight from the cache.  `ahead` is what will be read next, brought closer at the pace of the product: blocks
+// are too short, and lie too far apart, for a CPU's own prefetchers.
+//
+// Values: the vectors of a row are neighbours.
 template <typename T>
 struct Adjacent {
   const T* data;
+  const T* ahead;
   int64_t stride;  // from one k to the next
-  Adjacent from(int vector) const { return {data + vector * kLanes, stride}; }
+  Adjacent from(int vector) const { return {data + vector * kLanes, ahead + vector * kLanes, stride}; }
   const T* at(int64_t k, int vector) const { return data + k * stride + vector * kLanes; }
+  void prefetch(int64_t k, int vector) const {
+    if (vector * kLanes * sizeof(T) % 64 == 0)
+      __builtin_prefetch(ahead + k * stride + vector * kLanes, 0, kToL2);
+  }
 };
 
-// Rows of B as vectors of up to four places: keys of different cache blocks.
+// Keys: the vectors of a row may lie in different blocks.
 template <typename T>
 struct Scattered {
   const T* data[4];
-  int64_t stride;
+  const T* ahead[4];
+  int64_t stride, ahead_stride;
   Scattered from(int vector) const {
     Scattered rest = *this;
-    for (int v = 0; v + vector < 4; ++v) rest.data[v] = data[v + vector];
+    for (int v = 0; v + vector < 4; ++v) {
+      rest.data[v] = data[v + vector];
+      rest.ahead[v] = ahead[v + vector];
+    }
     return rest;
   }
   const T* at(int64_t k, int vector) const { return data[vector] + k * stride; }
+  void prefetch(int64_t k, int vector) const {
+    __builtin_prefetch(ahead[vector] + k * ahead_stride, 0, kToL2);
+  }
 };
 
 template <int R, int V, typename B>
@@ -55,7 +82,10 @@ void product_tile(const float* a, int64_t a_stride, const B b, int64_t depth, fl
   for (int64_t k = 0; k < depth; ++k) {
     F32 right[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) right[v] = load(b.at(k, v));
+    for (int v = 0; v < V; ++v) {
+      right[v] = load(b.at(k, v));
+      b.prefetch(k, v);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const F32 left = set1(a[r * a_stride + k]);

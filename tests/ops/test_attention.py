@@ -270,6 +270,18 @@ def test_kv_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
         torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_large_cache_is_zero_and_lives_as_long_as_its_views() -> None:
+    keys, values = attention.new_cache(40, 2, 256, 128, 64, torch.float16)
+    assert keys.nbytes > attention.HUGE_PAGE
+    assert keys.shape == (40, 2, 256, 64)
+    assert values.shape == (40, 2, 64, 128)
+    assert not keys.any()
+    last = keys[-1]
+    last.fill_(3.0)
+    del keys
+    assert (last == 3.0).all()
+
+
 def test_opcheck() -> None:
     batch = make_batch((30, 20), (4, 1), sinks=True)
     torch.library.opcheck(torch.ops.armllm.paged_attention, batch.arguments())
