@@ -1,0 +1,9 @@
+"""Weight quantisation: schemes, packed modules, and the in-place quantiser."""
+
+from __future__ import annotations
+
+from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.quantize import quantize, restore
+from torch_armllm.quant.schemes import SCHEMES, Quantised, Scheme, scheme_named
+
+__all__ = ["SCHEMES", "QuantExperts", "QuantLinear", "Quantised", "Scheme", "quantize", "restore", "scheme_named"]

@@ -1,0 +1,152 @@
+"""Finding the modules of a model that hold weight matrices, and saying which of them can be quantised."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from torch_armllm.quant.experts import WEIGHTS, ExpertLayout, is_experts, read_layout
+from torch_armllm.quant.modules import QuantExperts, QuantLinear
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+NARROW = 16
+"""A layer with fewer inputs or outputs than this gains nothing."""
+_ROUTERS = re.compile(r"(^|_)(gate|router)$|^wg$")
+_PACKED = ("qweight", "weight_packed", "qzeros", "weight_scale", "packed_weight")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module with weight matrices.
+
+    Attributes:
+        name: from the model's root.
+        module: the module itself.
+        kind: ``linear``, ``head``, ``experts``, ``router`` or ``other``.
+        reason: why it must stay as it is, or None.
+        layout: of experts that can be quantised.
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+    reason: str | None = None
+    layout: ExpertLayout | None = None
+
+    def weights(self) -> list[Tensor]:
+        """The parameters that quantising would replace."""
+        if self.kind == "experts" and self.layout is not None:
+            return [getattr(self.module, name) for name in WEIGHTS]
+        if is_linear(self.module):
+            return [self.module.weight]
+        return [p for p in self.module.parameters(recurse=False) if p.dim() >= 2]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module computes ``x · Wᵀ + b`` from plain parameters: ``nn.Linear``, or GPT-2's ``Conv1D``."""
+    return type(module).forward in (nn.Linear.forward, Conv1D.forward)
+
+
+def find_layers(model: nn.Module, ignore: Sequence[str] = ()) -> list[Layer]:
+    """Lists every module that has a weight matrix of its own, embeddings and quantised ones left out.
+
+    Args:
+        model: a transformers model on the CPU.
+        ignore: shell-style patterns of names that must stay as they are, such as ``*.down_proj``.
+
+    Raises:
+        ValueError: a weight is not on the CPU, not a float, or quantised already; or a pattern fits no layer.
+    """
+    found = [_classify(model, name, module) for name, module in model.named_modules() if _holds_matrix(module)]
+    for pattern in ignore:
+        if not any(fnmatchcase(layer.name, pattern) for layer in found):
+            raise ValueError(f"ignore pattern {pattern!r} fits no layer; layers are named like {found[0].name!r}")
+    return [
+        Layer(layer.name, layer.module, layer.kind, "left out on request")
+        if any(fnmatchcase(layer.name, pattern) for pattern in ignore)
+        else layer
+        for layer in found
+    ]
+
+
+def places(model: nn.Module, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Every parent that holds ``module``, with the attribute: shared layers have several."""
+    for parent in model.modules():
+        for attribute, child in parent.named_children():
+            if child is module:
+                yield parent, attribute
+
+
+def _holds_matrix(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Embedding, QuantLinear, QuantExperts)):
+        return False
+    own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+    if any(name in _PACKED for name in own):
+        raise ValueError(
+            f"{type(module).__name__} holds weights that are quantised already ({', '.join(own)}); "
+            "load the model in bfloat16, float16 or float32"
+        )
+    return any(p.dim() >= 2 for p in module.parameters(recurse=False))
+
+
+def _classify(model: nn.Module, name: str, module: nn.Module) -> Layer:
+    for weight in module.parameters(recurse=False):
+        _check(name, weight)
+    parent_name, _, attribute = name.rpartition(".")
+    if is_experts(module):
+        layout = read_layout(module)
+        if isinstance(layout, str):
+            return Layer(name, module, "experts", layout)
+        return Layer(name, module, "experts", layout=layout)
+    if _is_router(model, attribute, module):
+        return Layer(name, module, "router", "it decides which experts run: a rounding error would change the choice")
+    if not is_linear(module):
+        return Layer(name, module, "other", f"{type(module).__name__} is not a kind of layer with a fused op")
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    kind = "head" if module is head else "linear"
+    if min(module.weight.shape) < NARROW:
+        return Layer(name, module, kind, f"it is too narrow to gain anything: {tuple(module.weight.shape)}")
+    parent = model.get_submodule(parent_name)
+    if re.search(rf"\bself\.{re.escape(attribute)}\.(weight|bias)\b", _source(type(parent))):
+        return Layer(name, module, kind, f"{type(parent).__name__} reads its weight without calling it")
+    return Layer(name, module, kind)
+
+
+def _is_router(model: nn.Module, attribute: str, module: nn.Module) -> bool:
+    if not is_linear(module):
+        return bool(_ROUTERS.search(attribute) or re.search("Router|Gate$", type(module).__name__))
+    # A wide linear layer called gate is no router: gated attention and some MLPs have one.
+    config = getattr(model, "config", None)
+    values = config.get_text_config().to_dict() if config is not None else {}
+    counts = {value for key, value in values.items() if "expert" in key and isinstance(value, int)}
+    return bool(_ROUTERS.search(attribute)) and _outputs(module) in counts
+
+
+def _outputs(linear: nn.Module) -> int:
+    return int(linear.nf if isinstance(linear, Conv1D) else linear.out_features)
+
+
+def _check(name: str, weight: Tensor) -> None:
+    if weight.device.type != "cpu":
+        raise ValueError(f"{name} is on {weight.device}; move the model to the CPU with model.to('cpu') first")
+    if weight.dim() >= 2 and (weight.dtype not in FLOATS or type(weight) not in (nn.Parameter, Tensor)):
+        raise ValueError(
+            f"the weight of {name} is {type(weight).__name__} of {weight.dtype}, quantised already; "
+            "load the model in bfloat16, float16 or float32"
+        )
+
+
+@cache
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return ""

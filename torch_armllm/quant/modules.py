@@ -1,0 +1,161 @@
+"""Modules that hold packed weights, in place of ``nn.Linear`` and of transformers' experts modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.ops import linear, moe
+from torch_armllm.quant.experts import ExpertLayout
+from torch_armllm.quant.packing import dequantize_matrix, split_panels
+
+
+class QuantLinear(nn.Module):
+    """``y = x · Wᵀ (+ bias)`` with a packed INT4 or INT8 weight; activations are quantised to INT8 per token inside.
+
+    Attributes:
+        weight_packed: uint8 (⌈out_features / 16⌉, bytes).
+        bias: the float bias of the layer it replaces, or None.
+        in_features, out_features: sizes of the weight.
+        scheme: a name of `torch_armllm.quant.SCHEMES`.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight.
+        shell: the module it replaced; without its weight unless the originals were to be kept.
+        float_dtype: type of the weight before it was quantised.
+    """
+
+    weight_packed: Tensor
+
+    def __init__(
+        self,
+        weight_packed: Tensor,
+        in_features: int,
+        out_features: int,
+        scheme: str,
+        bias: Tensor | None = None,
+        error: float = 0.0,
+        shell: nn.Module | None = None,
+        float_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.float_dtype = float_dtype
+        self.in_features = in_features
+        self.out_features = out_features
+        self.scheme = scheme
+        self.error = error
+        self.register_buffer("weight_packed", weight_packed)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+        # In a tuple: a shell is no submodule, its parameters are not the model's any more.
+        self._shell = (shell,)
+
+    @property
+    def shell(self) -> nn.Module | None:
+        return self._shell[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiplies (…, in_features) of bfloat16, float16 or float32 to (…, out_features) of the same type."""
+        if self.scheme == "int8":
+            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias)
+        return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias)
+
+    def dequantize(self) -> Tensor:
+        """The float32 weight (out_features, in_features) that the integers stand for."""
+        return dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
+            f"bias={self.bias is not None}, error={self.error:.4f}"
+        )
+
+
+class QuantExperts(nn.Module):
+    """All experts of a layer with packed INT4 weights; called as transformers calls its experts modules.
+
+    Attributes:
+        gate_up_packed: uint8 (E, 2·⌈I/16⌉, bytes); panels of gate and up alternate.
+        down_packed: uint8 (E, ⌈H/16⌉, bytes).
+        gate_up_bias: (E, 2·I), gate first, or None.  down_bias: (E, H), or None.
+        num_experts, hidden_dim, intermediate_dim: E, H, I.
+        activation: name of the gated activation, as the ops know it.
+        limit: clamp of ``swiglu_clamped``.
+        scheme, error, shell, float_dtype: as in `QuantLinear`.
+        layout: how the module it replaced stores its weights.
+    """
+
+    gate_up_packed: Tensor
+    down_packed: Tensor
+
+    def __init__(
+        self,
+        gate_up_packed: Tensor,
+        down_packed: Tensor,
+        intermediate_dim: int,
+        hidden_dim: int,
+        scheme: str,
+        activation: str,
+        limit: float = 7.0,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        error: float = 0.0,
+        shell: nn.Module | None = None,
+        float_dtype: torch.dtype = torch.float32,
+        layout: ExpertLayout | None = None,
+    ) -> None:
+        super().__init__()
+        self.float_dtype = float_dtype
+        self.layout = layout
+        self.num_experts = gate_up_packed.shape[0]
+        self.hidden_dim = hidden_dim
+        self.intermediate_dim = intermediate_dim
+        self.scheme = scheme
+        self.activation = activation
+        self.limit = limit
+        self.error = error
+        self.register_buffer("gate_up_packed", gate_up_packed)
+        self.register_buffer("down_packed", down_packed)
+        for name, bias in (("gate_up_bias", gate_up_bias), ("down_bias", down_bias)):
+            self.register_parameter(name, None if bias is None else nn.Parameter(bias, requires_grad=False))
+        self._shell = (shell,)
+
+    @property
+    def shell(self) -> nn.Module | None:
+        return self._shell[0]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Sums the chosen experts of each token.
+
+        Args:
+            hidden_states: (T, H), bfloat16, float16 or float32.
+            top_k_index: integers (T, k); ids outside 0 … E − 1 contribute nothing.
+            top_k_weights: floats (T, k).
+
+        Returns:
+            (T, H) of the type of `hidden_states`.
+        """
+        return moe.int4_moe(
+            hidden_states,
+            top_k_index,
+            top_k_weights,
+            self.gate_up_packed,
+            self.down_packed,
+            self.intermediate_dim,
+            self.scheme,
+            self.activation,
+            self.limit,
+            self.gate_up_bias,
+            self.down_bias,
+        )
+
+    def dequantize(self) -> tuple[Tensor, Tensor]:
+        """The float32 weights (E, 2·I, H), gate first, and (E, H, I) that the integers stand for."""
+        sizes = (self.intermediate_dim, self.hidden_dim, self.scheme)
+        halves = [dequantize_matrix(half, *sizes) for half in split_panels(self.gate_up_packed)]
+        down = dequantize_matrix(self.down_packed, self.hidden_dim, self.intermediate_dim, self.scheme)
+        return torch.cat(halves, dim=1), down
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_experts={self.num_experts}, hidden_dim={self.hidden_dim}, "
+            f"intermediate_dim={self.intermediate_dim}, activation={self.activation}, scheme={self.scheme}, "
+            f"error={self.error:.4f}"
+        )

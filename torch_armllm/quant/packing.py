@@ -1,0 +1,65 @@
+"""Float weights to the packed panels that the kernels read, and back, a few rows at a time."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_armllm.ops import linear
+from torch_armllm.quant.schemes import PANEL, Quantised, Scheme, relative_error, row_chunks
+from torch_armllm.quant.workers import each
+
+def pack(quantised: Quantised) -> Tensor:
+    """Packs integers of N rows into panels: uint8 (⌈N/16⌉, bytes)."""
+    if quantised.scheme == "int8":
+        return linear.pack_int8(quantised.q, quantised.scales)
+    return linear.pack_int4(quantised.q, quantised.multipliers, quantised.scales, quantised.scheme)
+
+
+def quantize_matrix(weight: Tensor, scheme: Scheme) -> tuple[Tensor, float]:
+    """Quantises and packs a float matrix (N, K).
+
+    Returns:
+        The panels, uint8 (⌈N/16⌉, bytes), and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
+    """
+    packed, error = quantize_matrices([weight], scheme)
+    return packed[0], error
+
+
+def quantize_matrices(weights: list[Tensor], scheme: Scheme) -> tuple[Tensor, float]:
+    """Quantises and packs E float matrices of the same shape (N, K), such as views of one large parameter.
+
+    Returns:
+        The panels, uint8 (E, ⌈N/16⌉, bytes), and the relative round-trip error of all of them together.
+    """
+    rows, columns = weights[0].shape
+    panels = -(-rows // PANEL)
+    jobs = [(index, part) for index in range(len(weights)) for part in row_chunks(rows, columns)]
+
+    def work(job: tuple[int, slice]) -> tuple[Tensor, float, float]:
+        index, part = job
+        found, error, energy = scheme.quantise_chunk(weights[index][part])
+        return pack(found), error, energy
+
+    # The first piece tells how many bytes a panel has.
+    first = work(jobs[0])
+    packed = first[0].new_empty(len(weights), panels, first[0].shape[1])
+
+    def place(job: tuple[int, slice]) -> tuple[float, float]:
+        piece, error, energy = first if job == jobs[0] else work(job)
+        start = job[1].start // PANEL
+        packed[job[0], start : start + piece.shape[0]] = piece
+        return error, energy
+
+    sums = each(place, jobs)
+    return packed, relative_error(sum(s[0] for s in sums), sum(s[1] for s in sums))
+
+
+def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
+    """The float32 matrix (N, K), or (E, N, K) for packed experts, that the panels stand for."""
+    name = "i8" if scheme == "int8" else scheme
+    return linear.unpack_weight(packed, out_features, in_features, name)
+
+
+def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gate and up panels (…, P, bytes) of (…, 2·P, bytes) where they alternate."""
+    return gate_up[..., 0::2, :].contiguous(), gate_up[..., 1::2, :].contiguous()

@@ -1,0 +1,175 @@
+"""Quantising a model in place, and taking it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers.pytorch_utils import Conv1D
+
+from torch_armllm.quant.layers import Layer, find_layers, places
+from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
+from torch_armllm.quant.schemes import Scheme, scheme_named
+from torch_armllm.report import LayerRecord
+
+
+@torch.no_grad()
+def quantize(
+    model: nn.Module,
+    scheme: str = "g32i",
+    head: str | None = "int8",
+    ignore: Sequence[str] = (),
+    keep_original: bool = False,
+    progress: bool = True,
+) -> list[LayerRecord]:
+    """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
+
+    The layers are taken one by one and each float weight is freed at once, so that the peak memory is that of the model
+    and one layer.  Embeddings, norms and routers stay as they are; a head that is tied to the embeddings gets quantised
+    weights of its own and the embeddings stay as they are.
+
+    Args:
+        model: a transformers model on the CPU with bfloat16, float16 or float32 weights.
+        scheme: of the linear layers and the experts: ``g32i``, ``g32`` or ``row``.
+        head: of the output head: ``int8``, one of the above, or None to leave it alone.
+        ignore: shell-style patterns of layer names that must stay as they are, such as ``*.down_proj``.
+        keep_original: keeps the float weights for `restore`.
+        progress: shows a bar.
+
+    Returns:
+        A record for every layer with a weight matrix, those that were left alone included.
+
+    Raises:
+        ValueError: there is no such scheme; or a weight is not on the CPU, not finite, or quantised already.
+    """
+    body = scheme_named(scheme)
+    if scheme == "int8":
+        raise ValueError("scheme 'int8' is for the head; the other layers take g32i, g32 or row")
+    last = scheme_named(head) if head is not None else None
+    if any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules()):
+        raise ValueError("the model is quantised already; take it back with torch_armllm.unpatch(model) first")
+    layers = find_layers(model, ignore)
+    if last is None:
+        layers = [
+            Layer(x.name, x.module, x.kind, "left out on request") if x.kind == "head" and not x.reason else x
+            for x in layers
+        ]
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    records = []
+    bar = tqdm(layers, desc="Quantising", unit="layer", disable=not progress)
+    for layer in bar:
+        if layer.reason is not None:
+            records.append(_left(layer))
+            continue
+        parameters = layer.weights()
+        before = sum(weight.nbytes for weight in parameters)
+        count = sum(weight.numel() for weight in parameters)
+        keep = keep_original or any(id(weight) in tied for weight in parameters)
+        del parameters
+        try:
+            new, op = _quantize_layer(layer, last if layer.kind == "head" and last else body, keep)
+        except ValueError as error:
+            raise ValueError(f"{layer.name}: {error}") from error
+        after = sum(buffer.nbytes for buffer in new.buffers())
+        for parent, attribute in list(places(model, layer.module)):
+            setattr(parent, attribute, new)
+        records.append(
+            LayerRecord(layer.name, layer.kind, op, new.scheme, count, before, after, new.error)
+        )
+    return records
+
+
+@torch.no_grad()
+def restore(model: nn.Module) -> list[str]:
+    """Puts float modules back in the place of the quantised ones.
+
+    Returns:
+        Names of the modules whose weights are what the integers stand for, because the originals were not kept.
+    """
+    rounded = []
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, (QuantLinear, QuantExperts)):
+            continue
+        shell = module.shell
+        assert shell is not None, f"{name} was not made by quantize()"
+        if isinstance(module, QuantLinear):
+            if shell.weight is None:
+                weight = module.dequantize()
+                _give(shell, "weight", weight.t().contiguous() if isinstance(shell, Conv1D) else weight, module)
+                rounded.append(name)
+        elif shell.gate_up_proj is None:
+            assert module.layout is not None
+            gate_up, down = module.layout.store(*module.dequantize())
+            _give(shell, "gate_up_proj", gate_up, module)
+            _give(shell, "down_proj", down, module)
+            rounded.append(name)
+        shell.train(module.training)
+        for parent, attribute in list(places(model, module)):
+            setattr(parent, attribute, shell)
+    return rounded
+
+
+def _left(layer: Layer) -> LayerRecord:
+    weights = layer.weights()
+    size = sum(weight.nbytes for weight in weights)
+    dtype = str(weights[0].dtype).removeprefix("torch.")
+    count = sum(weight.numel() for weight in weights)
+    return LayerRecord(layer.name, layer.kind, "torch", dtype, count, size, size, None, layer.reason)
+
+
+def _quantize_layer(layer: Layer, scheme: Scheme, keep: bool) -> tuple[QuantLinear | QuantExperts, str]:
+    """Makes the module that replaces a layer, and strips the float weights from the old one unless they are kept."""
+    if layer.kind == "experts":
+        new: QuantLinear | QuantExperts = _quantize_experts(layer, scheme)
+        names, op = ("gate_up_proj", "down_proj"), "int4_moe"
+    else:
+        new = _quantize_linear(layer.module, scheme)
+        names, op = ("weight",), "int8_linear" if scheme.name == "int8" else "int4_linear"
+    new.train(layer.module.training)
+    if not keep:
+        for name in names:
+            setattr(layer.module, name, None)
+    return new, op
+
+
+def _quantize_linear(module: nn.Module, scheme: Scheme) -> QuantLinear:
+    weight = module.weight.detach()
+    weight = weight.t() if isinstance(module, Conv1D) else weight
+    packed, error = quantize_matrix(weight, scheme)
+    rows, columns = weight.shape
+    return QuantLinear(packed, columns, rows, scheme.name, module.bias, error, module, weight.dtype)
+
+
+def _quantize_experts(layer: Layer, scheme: Scheme) -> QuantExperts:
+    module, layout = layer.module, layer.layout
+    assert layout is not None
+    gates, ups = layout.gate_up(module)
+    downs = layout.down(module)
+    gate, gate_error = quantize_matrices(gates, scheme)
+    up, up_error = quantize_matrices(ups, scheme)
+    down, down_error = quantize_matrices(downs, scheme)
+    hidden, intermediate = downs[0].shape
+    biases = layout.biases(module)
+    return QuantExperts(
+        interleave_panels(gate, up),
+        down,
+        intermediate,
+        hidden,
+        scheme.name,
+        layout.activation,
+        layout.limit,
+        *biases,
+        # The three matrices have the same number of weights and nearly the same norm.
+        error=((gate_error**2 + up_error**2 + down_error**2) / 3) ** 0.5,
+        shell=module,
+        float_dtype=downs[0].dtype,
+        layout=layout,
+    )
+
+
+def _give(shell: nn.Module, name: str, value: Tensor, module: QuantLinear | QuantExperts) -> None:
+    setattr(shell, name, nn.Parameter(value.to(module.float_dtype), requires_grad=False))

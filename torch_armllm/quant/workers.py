@@ -1,0 +1,26 @@
+"""Independent pieces of work on all cores, each piece on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Calls ``function`` on every item with `torch.get_num_threads` threads and returns the results in order.
+
+    Every call runs its torch ops on one thread: long chains of small ops would otherwise spend their time in barriers,
+    above all when other processes use the cores too.
+    """
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(function, items))
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,135 @@
+"""What `patch` and `quantize` did to a model, layer by layer, and what they left alone and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One module that holds a weight matrix.
+
+    Attributes:
+        name: of the module, from the model's root.
+        kind: ``linear``, ``head``, ``experts``, ``router`` or ``other``.
+        op: the op that computes it now, or ``torch`` where it stayed as it was.
+        scheme: how its weight is stored now, or its dtype where it was left.
+        parameters: number of weights.
+        bytes_before, bytes_after: size of the weights.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖, None where nothing was quantised.
+        reason: why it was left alone, None where it was quantised.
+    """
+
+    name: str
+    kind: str
+    op: str
+    scheme: str
+    parameters: int
+    bytes_before: int
+    bytes_after: int
+    error: float | None = None
+    reason: str | None = None
+
+    @property
+    def quantised(self) -> bool:
+        return self.reason is None
+
+
+@dataclass
+class Report:
+    """What became of a model.
+
+    Attributes:
+        layers: a record for every module with a weight matrix, embeddings excepted: a step reads a row of them only.
+        captured: whether the model's forward runs as a graph of fused ops.
+        capture_reason: why it does not.
+        variant: kernel variant in use, such as ``i8mm``.
+        ops: how often a step calls each op.
+        bytes_before, bytes_after: all parameters and buffers of the model.
+        notes: anything else that the user should know.
+    """
+
+    layers: list[LayerRecord] = field(default_factory=list)
+    captured: bool = False
+    capture_reason: str | None = None
+    variant: str = ""
+    ops: dict[str, int] = field(default_factory=dict)
+    bytes_before: int = 0
+    bytes_after: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def quantised(self) -> list[LayerRecord]:
+        return [layer for layer in self.layers if layer.quantised]
+
+    @property
+    def left(self) -> list[LayerRecord]:
+        """The layers left as they were, each with its reason."""
+        return [layer for layer in self.layers if not layer.quantised]
+
+    @property
+    def share(self) -> float:
+        """Share of the weight bytes that are quantised now, 0…1, embeddings left out."""
+        whole = sum(layer.bytes_before for layer in self.layers)
+        return sum(layer.bytes_before for layer in self.quantised) / whole if whole else 0.0
+
+    def worst(self, count: int = 3) -> list[LayerRecord]:
+        """The quantised layers with the largest round-trip errors."""
+        ranked = sorted(self.quantised, key=lambda layer: layer.error or 0.0, reverse=True)
+        return ranked[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return {**asdict(self), "share": self.share}
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterable[str]:
+        whole = "whole forward" if self.captured else f"module by module ({self.capture_reason or 'not captured'})"
+        yield f"fused ops      {whole}" + (f"; kernels: {self.variant}" if self.variant else "")
+        if self.ops:
+            yield "a step calls   " + ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
+        if self.bytes_before:
+            ratio = self.bytes_before / max(self.bytes_after, 1)
+            yield (
+                f"size           {_mega(self.bytes_before)} -> {_mega(self.bytes_after)} ({ratio:.2f}x smaller); "
+                f"{100 * self.share:.1f} % of the weight bytes quantised"
+            )
+        yield from _table(self.layers)
+        worst = self.worst()
+        if worst:
+            yield "largest errors " + ", ".join(f"{layer.name} {layer.error:.4f}" for layer in worst)
+        for reason, names in _by_reason(self.left).items():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            yield f"left as it was {', '.join(names[:3])}{more}: {reason}"
+        for note in self.notes:
+            yield f"note           {note}"
+
+
+def _mega(count: float) -> str:
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
+
+
+def _by_reason(layers: list[LayerRecord]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for layer in layers:
+        found.setdefault(layer.reason or "", []).append(layer.name)
+    return found
+
+
+def _table(layers: list[LayerRecord]) -> Iterable[str]:
+    """One line for each kind, op and scheme, with counts, sizes and the mean error."""
+    groups: dict[tuple[str, str, str], list[LayerRecord]] = {}
+    for layer in layers:
+        groups.setdefault((layer.kind, layer.op, layer.scheme), []).append(layer)
+    if groups:
+        yield f"{'layers':<10}{'count':>6}  {'op':<14}{'scheme':<10}{'weights':>10}{'before':>12}{'after':>12}{'error':>9}"
+    for (kind, op, scheme), members in groups.items():
+        errors = [layer.error for layer in members if layer.error is not None]
+        mean = f"{sum(errors) / len(errors):9.4f}" if errors else f"{'-':>9}"
+        weights = f"{sum(layer.parameters for layer in members) / 1e6:.2f} M"
+        before, after = (_mega(sum(getattr(m, side) for m in members)) for side in ("bytes_before", "bytes_after"))
+        yield f"{kind:<10}{len(members):>6}  {op:<14}{scheme:<10}{weights:>10}{before:>12}{after:>12}{mean}"
