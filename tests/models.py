@@ -47,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "head_dim": 16,
         "num_local_experts": 4,
+        "max_position_embeddings": 131072,
         "num_experts_per_tok": 2,
         "sliding_window": 16,
         "layer_types": ["sliding_attention", "full_attention"],

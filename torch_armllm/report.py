@@ -34,6 +34,7 @@ class LayerRecord:
 
     @property
     def quantised(self) -> bool:
+        """Whether its weight is stored in integers now."""
         return self.reason is None
 
 
@@ -42,7 +43,7 @@ class Report:
     """What became of a model.
 
     Attributes:
-        layers: a record for every module with a weight matrix, embeddings excepted: a step reads a row of them only.
+        layers: a record for every module with a weight matrix; embeddings, looked up, are left out.
         captured: whether the model's forward runs as a graph of fused ops.
         capture_reason: why it does not.
         variant: kernel variant in use, such as ``i8mm``.
@@ -62,6 +63,7 @@ class Report:
 
     @property
     def quantised(self) -> list[LayerRecord]:
+        """The layers whose weights are stored in integers now."""
         return [layer for layer in self.layers if layer.quantised]
 
     @property
@@ -88,16 +90,18 @@ class Report:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterable[str]:
-        whole = "whole forward" if self.captured else f"module by module ({self.capture_reason or 'not captured'})"
+        whole = (
+            "whole forward"
+            if self.captured
+            else f"module by module ({self.capture_reason or 'not captured'})"
+        )
         yield f"fused ops      {whole}" + (f"; kernels: {self.variant}" if self.variant else "")
         if self.ops:
             yield "a step calls   " + ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
         if self.bytes_before:
             ratio = self.bytes_before / max(self.bytes_after, 1)
-            yield (
-                f"size           {_mega(self.bytes_before)} -> {_mega(self.bytes_after)} ({ratio:.2f}x smaller); "
-                f"{100 * self.share:.1f} % of the weight bytes quantised"
-            )
+            sizes = f"{_size(self.bytes_before)} -> {_size(self.bytes_after)} ({ratio:.2f}x smaller)"
+            yield f"size           {sizes}; {100 * self.share:.1f} % of the weight bytes quantised"
         yield from _table(self.layers)
         worst = self.worst()
         if worst:
@@ -109,7 +113,7 @@ class Report:
             yield f"note           {note}"
 
 
-def _mega(count: float) -> str:
+def _size(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
 
 
@@ -126,10 +130,13 @@ def _table(layers: list[LayerRecord]) -> Iterable[str]:
     for layer in layers:
         groups.setdefault((layer.kind, layer.op, layer.scheme), []).append(layer)
     if groups:
-        yield f"{'layers':<10}{'count':>6}  {'op':<14}{'scheme':<10}{'weights':>10}{'before':>12}{'after':>12}{'error':>9}"
+        names = f"{'layers':<10}{'count':>6}  {'op':<14}{'scheme':<10}"
+        yield f"{names}{'weights':>10}{'before':>12}{'after':>12}{'error':>9}"
     for (kind, op, scheme), members in groups.items():
         errors = [layer.error for layer in members if layer.error is not None]
         mean = f"{sum(errors) / len(errors):9.4f}" if errors else f"{'-':>9}"
         weights = f"{sum(layer.parameters for layer in members) / 1e6:.2f} M"
-        before, after = (_mega(sum(getattr(m, side) for m in members)) for side in ("bytes_before", "bytes_after"))
+        before, after = (
+            _size(sum(getattr(m, side) for m in members)) for side in ("bytes_before", "bytes_after")
+        )
         yield f"{kind:<10}{len(members):>6}  {op:<14}{scheme:<10}{weights:>10}{before:>12}{after:>12}{mean}"

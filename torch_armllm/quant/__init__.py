@@ -6,4 +6,13 @@ from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.quantize import quantize, restore
 from torch_armllm.quant.schemes import SCHEMES, Quantised, Scheme, scheme_named
 
-__all__ = ["SCHEMES", "QuantExperts", "QuantLinear", "Quantised", "Scheme", "quantize", "restore", "scheme_named"]
+__all__ = [
+    "SCHEMES",
+    "QuantExperts",
+    "QuantLinear",
+    "Quantised",
+    "Scheme",
+    "quantize",
+    "restore",
+    "scheme_named",
+]

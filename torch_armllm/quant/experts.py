@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WEIGHTS = ("gate_up_proj", "down_proj")
-BIASES = ("gate_up_proj_bias", "down_proj_bias")
+WEIGHTS: tuple[str, ...] = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -112,17 +111,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 def _recognise(module: nn.Module, interleaved: bool) -> tuple[str, float] | None:
     """Finds the gated activation by what it computes: class names say too little."""
-    limit = next((v for n in ("limit", "swiglu_limit") if isinstance(v := getattr(module, n, None), (int, float))), 7.0)
+    limit = next(
+        (v for n in ("limit", "swiglu_limit") if isinstance(v := getattr(module, n, None), (int, float))), 7.0
+    )
     points = torch.linspace(-12.0, 12.0, 97)
     gate, up = (axis.flatten() for axis in torch.meshgrid(points, points, indexing="ij"))
     joined = torch.stack([gate, up], dim=-1)
     assert joined.shape[-1] == 2, "one pair a row: interleaved and concatenated are the same"
+    gated: Callable[[Tensor], Tensor] = module._apply_gate  # type: ignore[assignment]
     try:
         with torch.no_grad():
-            got = module._apply_gate(joined)[..., 0]
+            got = gated(joined)[..., 0]
     except Exception:  # noqa: BLE001 - a gate of another signature is one that the op cannot compute
         return None
     for name, function in ACTIVATIONS.items():
         if torch.allclose(got, function(gate, up, limit), rtol=1e-5, atol=1e-5):
-            return name, float(limit)
+            return name, limit
     return None

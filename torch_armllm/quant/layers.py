@@ -46,13 +46,20 @@ class Layer:
         if self.kind == "experts" and self.layout is not None:
             return [getattr(self.module, name) for name in WEIGHTS]
         if is_linear(self.module):
-            return [self.module.weight]
+            return [weight_of(self.module)]
         return [p for p in self.module.parameters(recurse=False) if p.dim() >= 2]
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module computes ``x · Wᵀ + b`` from plain parameters: ``nn.Linear``, or GPT-2's ``Conv1D``."""
+    """Whether a module computes ``x · Wᵀ + b`` from plain parameters: ``nn.Linear`` or GPT-2's ``Conv1D``."""
     return type(module).forward in (nn.Linear.forward, Conv1D.forward)
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """The weight parameter of a module that `is_linear`."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def find_layers(model: nn.Module, ignore: Sequence[str] = ()) -> list[Layer]:
@@ -65,10 +72,14 @@ def find_layers(model: nn.Module, ignore: Sequence[str] = ()) -> list[Layer]:
     Raises:
         ValueError: a weight is not on the CPU, not a float, or quantised already; or a pattern fits no layer.
     """
-    found = [_classify(model, name, module) for name, module in model.named_modules() if _holds_matrix(module)]
+    found = [
+        _classify(model, name, module) for name, module in model.named_modules() if _holds_matrix(module)
+    ]
     for pattern in ignore:
         if not any(fnmatchcase(layer.name, pattern) for layer in found):
-            raise ValueError(f"ignore pattern {pattern!r} fits no layer; layers are named like {found[0].name!r}")
+            raise ValueError(
+                f"ignore pattern {pattern!r} fits no layer; layers are named like {found[0].name!r}"
+            )
     return [
         Layer(layer.name, layer.module, layer.kind, "left out on request")
         if any(fnmatchcase(layer.name, pattern) for pattern in ignore)
@@ -107,15 +118,18 @@ def _classify(model: nn.Module, name: str, module: nn.Module) -> Layer:
             return Layer(name, module, "experts", layout)
         return Layer(name, module, "experts", layout=layout)
     if _is_router(model, attribute, module):
-        return Layer(name, module, "router", "it decides which experts run: a rounding error would change the choice")
+        return Layer(name, module, "router", "it chooses experts: rounding it would change the choice")
     if not is_linear(module):
         return Layer(name, module, "other", f"{type(module).__name__} is not a kind of layer with a fused op")
     head = getattr(model, "get_output_embeddings", lambda: None)()
     kind = "head" if module is head else "linear"
-    if min(module.weight.shape) < NARROW:
-        return Layer(name, module, kind, f"it is too narrow to gain anything: {tuple(module.weight.shape)}")
+    if min(weight_of(module).shape) < NARROW:
+        return Layer(
+            name, module, kind, f"it is too narrow to gain anything: {tuple(weight_of(module).shape)}"
+        )
     parent = model.get_submodule(parent_name)
-    if re.search(rf"\bself\.{re.escape(attribute)}\.(weight|bias)\b", _source(type(parent))):
+    code = _source(type(parent))  # type: ignore[arg-type]  # mypy doubts that a type can be hashed
+    if re.search(rf"\bself\.{re.escape(attribute)}\.(weight|bias)\b", code):
         return Layer(name, module, kind, f"{type(parent).__name__} reads its weight without calling it")
     return Layer(name, module, kind)
 
@@ -131,12 +145,14 @@ def _is_router(model: nn.Module, attribute: str, module: nn.Module) -> bool:
 
 
 def _outputs(linear: nn.Module) -> int:
-    return int(linear.nf if isinstance(linear, Conv1D) else linear.out_features)
+    return weight_of(linear).shape[1 if isinstance(linear, Conv1D) else 0]
 
 
 def _check(name: str, weight: Tensor) -> None:
     if weight.device.type != "cpu":
-        raise ValueError(f"{name} is on {weight.device}; move the model to the CPU with model.to('cpu') first")
+        raise ValueError(
+            f"{name} is on {weight.device}; move the model to the CPU with model.to('cpu') first"
+        )
     if weight.dim() >= 2 and (weight.dtype not in FLOATS or type(weight) not in (nn.Parameter, Tensor)):
         raise ValueError(
             f"the weight of {name} is {type(weight).__name__} of {weight.dtype}, quantised already; "
@@ -145,7 +161,7 @@ def _check(name: str, weight: Tensor) -> None:
 
 
 @cache
-def _source(kind: type) -> str:
+def _source(kind: type[nn.Module]) -> str:
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):

@@ -11,7 +11,7 @@ from torch_armllm.quant.packing import dequantize_matrix, split_panels
 
 
 class QuantLinear(nn.Module):
-    """``y = x · Wᵀ (+ bias)`` with a packed INT4 or INT8 weight; activations are quantised to INT8 per token inside.
+    """``y = x · Wᵀ (+ bias)`` with a packed INT4 or INT8 weight; activations become INT8 per token inside.
 
     Attributes:
         weight_packed: uint8 (⌈out_features / 16⌉, bytes).
@@ -24,6 +24,7 @@ class QuantLinear(nn.Module):
     """
 
     weight_packed: Tensor
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -49,10 +50,11 @@ class QuantLinear(nn.Module):
 
     @property
     def shell(self) -> nn.Module | None:
+        """The module that this one replaced."""
         return self._shell[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiplies (…, in_features) of bfloat16, float16 or float32 to (…, out_features) of the same type."""
+        """(…, in_features) of bfloat16, float16 or float32 to (…, out_features) of the same type."""
         if self.scheme == "int8":
             return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias)
         return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias)
@@ -62,6 +64,7 @@ class QuantLinear(nn.Module):
         return dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
 
     def extra_repr(self) -> str:
+        """What `print(model)` shows."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
             f"bias={self.bias is not None}, error={self.error:.4f}"
@@ -84,6 +87,8 @@ class QuantExperts(nn.Module):
 
     gate_up_packed: Tensor
     down_packed: Tensor
+    gate_up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -119,6 +124,7 @@ class QuantExperts(nn.Module):
 
     @property
     def shell(self) -> nn.Module | None:
+        """The module that this one replaced."""
         return self._shell[0]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -154,6 +160,7 @@ class QuantExperts(nn.Module):
         return torch.cat(halves, dim=1), down
 
     def extra_repr(self) -> str:
+        """What `print(model)` shows."""
         return (
             f"num_experts={self.num_experts}, hidden_dim={self.hidden_dim}, "
             f"intermediate_dim={self.intermediate_dim}, activation={self.activation}, scheme={self.scheme}, "

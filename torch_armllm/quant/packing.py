@@ -8,6 +8,7 @@ from torch_armllm.ops import linear
 from torch_armllm.quant.schemes import PANEL, Quantised, Scheme, relative_error, row_chunks
 from torch_armllm.quant.workers import each
 
+
 def pack(quantised: Quantised) -> Tensor:
     """Packs integers of N rows into panels: uint8 (⌈N/16⌉, bytes)."""
     if quantised.scheme == "int8":

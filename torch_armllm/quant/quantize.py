@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers.pytorch_utils import Conv1D
 
-from torch_armllm.quant.layers import Layer, find_layers, places
-from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.quant.experts import WEIGHTS
+from torch_armllm.quant.layers import Layer, find_layers, places, weight_of
+from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
 from torch_armllm.quant.schemes import Scheme, scheme_named
 from torch_armllm.report import LayerRecord
@@ -28,9 +29,9 @@ def quantize(
 ) -> list[LayerRecord]:
     """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
 
-    The layers are taken one by one and each float weight is freed at once, so that the peak memory is that of the model
-    and one layer.  Embeddings, norms and routers stay as they are; a head that is tied to the embeddings gets quantised
-    weights of its own and the embeddings stay as they are.
+    The layers are taken one by one and each float weight is freed at once, so that the peak memory is that of
+    the model and one layer.  Embeddings, norms and routers stay as they are; a head that is tied to the
+    embeddings gets quantised weights of its own.
 
     Args:
         model: a transformers model on the CPU with bfloat16, float16 or float32 weights.
@@ -51,7 +52,9 @@ def quantize(
         raise ValueError("scheme 'int8' is for the head; the other layers take g32i, g32 or row")
     last = scheme_named(head) if head is not None else None
     if any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules()):
-        raise ValueError("the model is quantised already; take it back with torch_armllm.unpatch(model) first")
+        raise ValueError(
+            "the model is quantised already; take it back with torch_armllm.unpatch(model) first"
+        )
     layers = find_layers(model, ignore)
     if last is None:
         layers = [
@@ -77,9 +80,7 @@ def quantize(
         after = sum(buffer.nbytes for buffer in new.buffers())
         for parent, attribute in list(places(model, layer.module)):
             setattr(parent, attribute, new)
-        records.append(
-            LayerRecord(layer.name, layer.kind, op, new.scheme, count, before, after, new.error)
-        )
+        records.append(LayerRecord(layer.name, layer.kind, op, new.scheme, count, before, after, new.error))
     return records
 
 
@@ -88,9 +89,9 @@ def restore(model: nn.Module) -> list[str]:
     """Puts float modules back in the place of the quantised ones.
 
     Returns:
-        Names of the modules whose weights are what the integers stand for, because the originals were not kept.
+        Names of the modules whose originals were not kept: their weights are what the integers stand for.
     """
-    rounded = []
+    rounded: list[str] = []
     for name, module in list(model.named_modules()):
         if not isinstance(module, (QuantLinear, QuantExperts)):
             continue
@@ -99,7 +100,9 @@ def restore(model: nn.Module) -> list[str]:
         if isinstance(module, QuantLinear):
             if shell.weight is None:
                 weight = module.dequantize()
-                _give(shell, "weight", weight.t().contiguous() if isinstance(shell, Conv1D) else weight, module)
+                _give(
+                    shell, "weight", weight.t().contiguous() if isinstance(shell, Conv1D) else weight, module
+                )
                 rounded.append(name)
         elif shell.gate_up_proj is None:
             assert module.layout is not None
@@ -107,6 +110,8 @@ def restore(model: nn.Module) -> list[str]:
             _give(shell, "gate_up_proj", gate_up, module)
             _give(shell, "down_proj", down, module)
             rounded.append(name)
+        if isinstance(module, QuantLinear) and module.bias is not None:
+            shell.bias = module.bias
         shell.train(module.training)
         for parent, attribute in list(places(model, module)):
             setattr(parent, attribute, shell)
@@ -122,10 +127,10 @@ def _left(layer: Layer) -> LayerRecord:
 
 
 def _quantize_layer(layer: Layer, scheme: Scheme, keep: bool) -> tuple[QuantLinear | QuantExperts, str]:
-    """Makes the module that replaces a layer, and strips the float weights from the old one unless they are kept."""
+    """Makes the module that replaces a layer; strips the old one of its weights unless they are kept."""
     if layer.kind == "experts":
         new: QuantLinear | QuantExperts = _quantize_experts(layer, scheme)
-        names, op = ("gate_up_proj", "down_proj"), "int4_moe"
+        names, op = WEIGHTS, "int4_moe"
     else:
         new = _quantize_linear(layer.module, scheme)
         names, op = ("weight",), "int8_linear" if scheme.name == "int8" else "int4_linear"
@@ -137,11 +142,13 @@ def _quantize_layer(layer: Layer, scheme: Scheme, keep: bool) -> tuple[QuantLine
 
 
 def _quantize_linear(module: nn.Module, scheme: Scheme) -> QuantLinear:
-    weight = module.weight.detach()
+    weight = weight_of(module).detach()
     weight = weight.t() if isinstance(module, Conv1D) else weight
     packed, error = quantize_matrix(weight, scheme)
+    bias = module.bias
+    assert bias is None or isinstance(bias, Tensor)
     rows, columns = weight.shape
-    return QuantLinear(packed, columns, rows, scheme.name, module.bias, error, module, weight.dtype)
+    return QuantLinear(packed, columns, rows, scheme.name, bias, error, module, weight.dtype)
 
 
 def _quantize_experts(layer: Layer, scheme: Scheme) -> QuantExperts:

@@ -1,7 +1,7 @@
 """Weight formats: how a float matrix becomes small integers, one handler a scheme.
 
-Every handler rounds to nearest and searches its scales by squared error, row chunk by row chunk, so that the temporary
-memory stays at a few megabytes whatever the size of the matrix.
+Every handler rounds to nearest and searches its scales by squared error, row chunk by row chunk, so that the
+temporary memory stays at a few megabytes whatever the size of the matrix.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Scheme(ABC):
         """
         if weight.dim() != 2 or not weight.is_floating_point():
             raise ValueError(
-                f"{self.name} quantises float matrices (N, K), got {weight.dtype} of shape {tuple(weight.shape)}"
+                f"{self.name} quantises float matrices (N, K), "
+                f"got {weight.dtype} of shape {tuple(weight.shape)}"
             )
         columns = weight.shape[1]
         groups = math.ceil(columns / GROUP)
@@ -116,13 +117,13 @@ class G32I(Scheme):
     clipped = 5
     """Multipliers tried a group: from the one that clips nothing downwards."""
 
-    def bits(self, columns: int) -> float:
+    def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 4 / GROUP + 32 / columns
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:
+    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
         peak = weight.abs().amax(dim=2)
         scale = peak.amax(dim=1) / (7.5 * 16)
-        # The side with the heavier tail is best kept on −8, the longer one: a negative row scale puts it there.
+        # The heavier tail is best kept on −8, the longer side: a negative row scale puts it there.
         tail = (weight * weight * weight).sum(dim=(1, 2))
         scale = torch.where(tail > 0, -scale, scale)
         widest = torch.ceil(peak * _inverse(scale).abs()[:, None] / 7)
@@ -142,10 +143,10 @@ class G32(Scheme):
     name = "g32"
     shrink = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
-    def bits(self, columns: int) -> float:
+    def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 32 / GROUP
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:
+    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
         scale = weight.abs().amax(dim=2) / 7
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
         scale, q = _search(weight, [scale * factor for factor in self.shrink])
@@ -158,10 +159,10 @@ class Row(Scheme):
     name = "row"
     shrink = tuple(1.0 - 0.07 * step for step in range(10))
 
-    def bits(self, columns: int) -> float:
+    def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 32 / columns
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:
+    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
         flat = weight.flatten(1)[:, None]
         scale = flat.abs().amax(dim=2) / 7
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
@@ -174,10 +175,10 @@ class Int8(Scheme):
 
     name = "int8"
 
-    def bits(self, columns: int) -> float:
+    def bits(self, columns: int) -> float:  # noqa: D102
         return 8 + 32 / columns
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:
+    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
         flat = weight.flatten(1)
         scale = flat.abs().amax(dim=1) / 127
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))

@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Calls ``function`` on every item with `torch.get_num_threads` threads and returns the results in order.
 
-    Every call runs its torch ops on one thread: long chains of small ops would otherwise spend their time in barriers,
-    above all when other processes use the cores too.
+    Every call runs its torch ops on one thread: long chains of small ops would otherwise spend their time in
+    barriers, above all when other processes use the cores too.
     """
     threads = torch.get_num_threads()
     try:

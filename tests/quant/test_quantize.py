@@ -1,0 +1,201 @@
+"""Quantising models in place, what stays as it was, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from tests.models import FAMILIES, tiny, token_ids
+from torch_armllm.quant import QuantExperts, QuantLinear, quantize, restore
+from torch_armllm.quant.layers import find_layers
+from torch_armllm.quant.reference import emulate
+from torch_armllm.report import LayerRecord, Report
+
+
+def run(model: nn.Module, **options: object) -> list[LayerRecord]:
+    return quantize(model, progress=False, **options)  # type: ignore[arg-type]
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.float() - b.float()).norm() / b.float().norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_linear_layer_and_expert_is_quantised(family: str) -> None:
+    model = tiny(family)
+    weights = [p for name, p in model.named_parameters() if p.dim() >= 2 and not name.endswith("bias")]
+    before = sum(p.numel() for p in weights)
+    embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
+    records = run(model)
+    assert sum(r.parameters for r in records) == before - embeddings
+    assert {r.kind for r in records if not r.quantised} <= {"router"}
+    assert all(0.005 < (r.error or 0) < (0.01 if r.kind == "head" else 0.1) for r in records if r.quantised)
+    head = next(r for r in records if r.kind == "head")
+    assert (head.op, head.scheme) == ("int8_linear", "int8")
+    assert not any(type(m) is nn.Linear for m in model.modules())
+    assert any(isinstance(m, QuantExperts) for m in model.modules()) == any(
+        r.kind == "experts" for r in records
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", ["g32i", "g32", "row"])
+def test_the_ops_compute_what_plain_torch_does(family: str, scheme: str) -> None:
+    model, ids = tiny(family), token_ids(2, 9)
+    run(model, scheme=scheme)
+    # Long inputs fold the float scales of g32 into the integers: only close.
+    tolerance = 3e-2 if scheme == "g32" else 2e-3
+    assert distance(model(ids).logits, emulate(model)(ids).logits) < tolerance
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_restore_gives_what_the_integers_stand_for(family: str) -> None:
+    model, ids = tiny(family), token_ids(2, 9)
+    original = copy.deepcopy(model)
+    records = run(model)
+    assert sorted(restore(model)) == sorted(r.name for r in records if r.quantised)
+    assert repr(model) == repr(original)
+    for (name, a), (_, b) in zip(model.named_parameters(), original.named_parameters(), strict=True):
+        assert a.dtype == b.dtype
+        assert distance(a, b) < 0.1, name
+    assert model(ids).logits.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "gpt_oss"])
+def test_kept_originals_come_back_bit_for_bit(family: str) -> None:
+    model, ids = tiny(family), token_ids(1, 7)
+    expected = model(ids).logits
+    run(model, keep_original=True)
+    assert restore(model) == []
+    assert torch.equal(model(ids).logits, expected)
+
+
+@torch.no_grad()
+def test_a_tied_head_leaves_the_embeddings_alone() -> None:
+    model, ids = tiny("llama", tie_word_embeddings=True), token_ids(1, 7)
+    embeddings = model.get_input_embeddings().weight
+    values = embeddings.clone()
+    run(model)
+    assert isinstance(model.get_output_embeddings(), QuantLinear)
+    assert torch.equal(model.get_input_embeddings().weight, values)
+    model(ids)
+    assert "lm_head" not in restore(model)
+    assert model.get_output_embeddings().weight is embeddings
+
+
+def test_float_weights_are_freed_one_by_one() -> None:
+    model = tiny("mixtral")
+    alive = [weakref.ref(p) for p in model.parameters() if p.dim() >= 2]
+    records = run(model)
+    left = sum(r.parameters for r in records if not r.quantised)
+    embeddings = model.get_input_embeddings().weight.numel()
+    assert sum(p().numel() for p in alive if p() is not None) == left + embeddings
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"head": None}, {"lm_head"}),
+        ({"ignore": ("*.down_proj",)}, {f"model.layers.{i}.mlp.down_proj" for i in (0, 1)}),
+        ({"ignore": ("model.layers.0.self_attn.*", "lm_head")}, {"lm_head", *()}),
+    ],
+)
+def test_layers_left_out_on_request(options: dict[str, object], expected: set[str]) -> None:
+    model = tiny("llama")
+    left = {r.name for r in run(model, **options) if not r.quantised}
+    assert expected <= left
+    assert all(type(model.get_submodule(name)) is nn.Linear for name in left)
+
+
+def test_routers_and_narrow_layers_stay() -> None:
+    records = run(tiny("qwen3_moe"))
+    routers = [r for r in records if r.kind == "router"]
+    assert len(routers) == 2
+    assert all("chooses experts" in (r.reason or "") for r in routers)
+
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow = nn.Linear(64, 1)
+            self.read = nn.Linear(64, 64)
+            self.plain = nn.Linear(64, 64)
+            self.mixer = nn.Conv1d(64, 64, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.narrow(self.plain(x @ self.read.weight))
+
+    reasons = {layer.name: layer.reason for layer in find_layers(Gate())}
+    assert "narrow" in (reasons["narrow"] or "")
+    assert "without calling it" in (reasons["read"] or "")
+    assert "Conv1d" in (reasons["mixer"] or "")
+    assert reasons["plain"] is None
+
+
+def test_shared_layers_are_replaced_everywhere() -> None:
+    shared = nn.Linear(64, 64)
+    model = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.Sequential(shared)})
+    records = run(model)
+    assert len(records) == 1
+    assert model["a"][0] is model["b"][0]
+    assert isinstance(model["a"][0], QuantLinear)
+
+
+def test_experts_that_no_op_computes_are_left_with_the_reason() -> None:
+    model = tiny("mixtral", hidden_act="tanh")
+    records = run(model)
+    experts = [r for r in records if r.kind == "experts"]
+    assert all(r.reason == "its activation has no fused op" for r in experts)
+    assert model(token_ids(1, 5)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("act", "name"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("relu", "relu")]
+)
+def test_activations_are_recognised_by_what_they_compute(act: str, name: str) -> None:
+    model = tiny("mixtral", hidden_act=act)
+    run(model)
+    assert {m.activation for m in model.modules() if isinstance(m, QuantExperts)} == {name}
+
+
+def test_errors_name_what_is_wrong() -> None:
+    model = tiny("llama")
+    with pytest.raises(ValueError, match="'int3'"):
+        run(model, scheme="int3")
+    with pytest.raises(ValueError, match=r"nothing\.\*.*fits no layer"):
+        run(model, ignore=("nothing.*",))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj: the weight holds a NaN"):
+        run(model)
+    model = tiny("llama")
+    run(model)
+    with pytest.raises(ValueError, match="quantised already"):
+        run(model)
+    model = tiny("llama")
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(ValueError, match="lm_head.*float8"):
+        run(model)
+    model = tiny("llama").to("meta")
+    with pytest.raises(ValueError, match="is on meta"):
+        run(model)
+
+
+def test_the_report_tells_what_happened() -> None:
+    model = tiny("mixtral")
+    report = Report(run(model), captured=False, capture_reason="a test", variant="scalar", bytes_before=100)
+    text = str(report)
+    for part in ("int4_moe", "int8_linear", "a test", "chooses experts", "largest errors"):
+        assert part in text
+    assert 0.9 < report.share < 1
+    assert len(report.left) == 2
+    assert report.to_dict()["layers"][0]["name"] == report.layers[0].name
+    assert len(report.worst(2)) == 2
+    assert str(Report())

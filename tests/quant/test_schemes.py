@@ -1,0 +1,139 @@
+"""Rounding to integers: ranges, errors, odd shapes, and the quality that real weights get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_armllm.quant import SCHEMES, Quantised, scheme_named
+
+NAMES = list(SCHEMES)
+
+
+def random_weight(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    gains = 0.2 + torch.rand(rows, 1, generator=generator)
+    return torch.randn(rows, columns, generator=generator) * gains * 0.05
+
+
+def error_of(weight: torch.Tensor, name: str) -> float:
+    return SCHEMES[name].quantize(weight)[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(1, 40), columns=st.integers(1, 130), seed=st.integers(0, 99))
+def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None:
+    weight = random_weight(rows, columns, seed)
+    found, error = SCHEMES[name].quantize(weight)
+    groups = -(-columns // 32)
+    assert found.q.shape == weight.shape
+    assert found.q.dtype == torch.int8
+    low, high = (-127, 127) if name == "int8" else (-8, 7)
+    assert int(found.q.min()) >= low
+    assert int(found.q.max()) <= high
+    assert found.scales.shape == ((rows, groups) if name == "g32" else (rows,))
+    if name == "g32i":
+        assert found.multipliers is not None
+        assert found.multipliers.shape == (rows, groups)
+        assert int(found.multipliers.min()) >= 1
+        assert int(found.multipliers.max()) <= 16
+    else:
+        assert found.multipliers is None
+    back = SCHEMES[name].dequantize(found)
+    expected = float((weight - back).norm() / weight.norm())
+    assert error == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert error < (0.02 if name == "int8" else 0.3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_integers_can_hold_is_kept(name: str) -> None:
+    q = torch.arange(-7, 8, dtype=torch.float32).repeat(4, 5)[:, :64]
+    back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
+    assert torch.allclose(back, q * 0.25, atol=1e-2 if name == "int8" else 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_rows_and_zero_groups(name: str) -> None:
+    weight = random_weight(6, 96)
+    weight[2] = 0
+    weight[:, 32:64] = 0
+    back = SCHEMES[name].dequantize(SCHEMES[name].quantize(weight)[0])
+    assert bool(back.isfinite().all())
+    assert not back[2].any()
+    assert not back[:, 32:64].any()
+    assert SCHEMES[name].quantize(torch.zeros(3, 32))[1] == 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_does_not_depend_on_its_neighbours(name: str) -> None:
+    weight = random_weight(700, 200)
+    whole = SCHEMES[name].quantize(weight)[0]
+    part = SCHEMES[name].quantize(weight[300:310])[0]
+    assert torch.equal(whole.q[300:310], part.q)
+    assert torch.equal(whole.scales[300:310], part.scales)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_float_types_and_strides(name: str, dtype: torch.dtype) -> None:
+    weight = random_weight(48, 80).to(dtype)
+    expected = SCHEMES[name].quantize(weight.float())[0]
+    got: Quantised = SCHEMES[name].quantize(weight.t().contiguous().t())[0]
+    assert torch.equal(got.q, expected.q)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_damaged_weights_are_refused(bad: float) -> None:
+    weight = random_weight(4, 64)
+    weight[1, 5] = bad
+    with pytest.raises(ValueError, match="NaN or an infinity"):
+        SCHEMES["g32i"].quantize(weight)
+
+
+def test_unknown_names_and_types_are_refused() -> None:
+    with pytest.raises(ValueError, match="'q5'.*g32i"):
+        scheme_named("q5")
+    with pytest.raises(ValueError, match="float matrices"):
+        SCHEMES["g32i"].quantize(torch.zeros(4, 4, dtype=torch.int8))
+
+
+@pytest.mark.parametrize(("name", "bits"), [("g32i", 4.14), ("g32", 5.0), ("row", 4.02), ("int8", 8.02)])
+def test_bits_a_weight(name: str, bits: float) -> None:
+    assert SCHEMES[name].bits(2048) == pytest.approx(bits, abs=0.01)
+
+
+def test_integer_multipliers_cost_nothing_on_random_weights() -> None:
+    weight = random_weight(256, 512)
+    assert error_of(weight, "g32i") <= 1.02 * error_of(weight, "g32")
+    assert error_of(weight, "g32i") < 0.9 * error_of(weight, "row")
+
+
+def test_integer_multipliers_cost_nothing_on_real_weights(smollm2_file: Path) -> None:
+    from gguf import GGUFReader, dequantize
+
+    names = [
+        f"blk.{i}.{part}.weight"
+        for i in (0, 14, 29)
+        for part in ("attn_q", "attn_output", "ffn_down", "ffn_up")
+    ]
+    tensors = {t.name: t for t in GGUFReader(smollm2_file).tensors}
+    errors: dict[str, list[float]] = {"g32i": [], "g32": [], "row": []}
+    nearest = []
+    for name in names:
+        tensor = tensors[name]
+        weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
+        for scheme, found in errors.items():
+            found.append(error_of(weight, scheme))
+        groups = weight.view(weight.shape[0], -1, 32)
+        scale = groups.abs().amax(-1, keepdim=True) / 7
+        nearest.append(float((groups - torch.round(groups / scale) * scale).norm() / weight.norm()))
+    mean = {scheme: sum(found) / len(found) for scheme, found in errors.items()}
+    assert mean["g32i"] <= 1.02 * mean["g32"]
+    assert mean["g32i"] < 0.9 * sum(nearest) / len(nearest)
+    assert 0.08 < mean["g32i"] < 0.095
+    assert all(a <= 1.06 * b for a, b in zip(errors["g32i"], errors["g32"], strict=True))

@@ -1,0 +1,73 @@
+"""Quantised modules computed by plain PyTorch, as the ops define them: for tests, and slow."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.ops.linear import reference_int4_linear, reference_int8_linear
+from torch_armllm.quant.experts import ACTIVATIONS
+from torch_armllm.quant.layers import places
+from torch_armllm.quant.modules import QuantExperts, QuantLinear
+
+
+class ReferenceLinear(nn.Module):
+    """A `QuantLinear` without its op: activations to INT8 per token, exact sums, float32 scales."""
+
+    def __init__(self, source: QuantLinear) -> None:
+        super().__init__()
+        self.source = source
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) to (…, out_features)."""
+        source = self.source
+        if source.scheme == "int8":
+            return reference_int8_linear(x, source.weight_packed, source.out_features, source.bias)
+        return reference_int4_linear(x, source.weight_packed, source.out_features, source.scheme, source.bias)
+
+
+class ReferenceExperts(nn.Module):
+    """A `QuantExperts` without its op: the activated rows stay float32 and are quantised per token again."""
+
+    def __init__(self, source: QuantExperts) -> None:
+        super().__init__()
+        self.source = source
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(T, H) to (T, H); the chosen experts are summed in the order of `top_k_index`."""
+        parts = hidden_states.new_zeros((*top_k_index.shape, self.source.hidden_dim), dtype=torch.float32)
+        for expert in range(self.source.num_experts):
+            tokens, slots = torch.where(top_k_index == expert)
+            if len(tokens):
+                parts[tokens, slots] = self._expert(expert, hidden_states[tokens].float())
+        total = parts.new_zeros(hidden_states.shape)
+        for slot in range(top_k_index.shape[1]):
+            total = total + parts[:, slot] * top_k_weights[:, slot, None].float()
+        return total.to(hidden_states.dtype)
+
+    def _expert(self, expert: int, rows: Tensor) -> Tensor:
+        source = self.source
+        packed, size = source.gate_up_packed[expert], source.intermediate_dim
+        gate = reference_int4_linear(rows, packed[0::2], size, source.scheme)
+        up = reference_int4_linear(rows, packed[1::2], size, source.scheme)
+        if source.gate_up_bias is not None:
+            bias = source.gate_up_bias[expert].float()
+            gate, up = gate + bias[:size], up + bias[size:]
+        inner = ACTIVATIONS[source.activation](gate, up, source.limit)
+        packed = source.down_packed[expert]
+        down_bias = None if source.down_bias is None else source.down_bias[expert]
+        return reference_int4_linear(inner, packed, source.hidden_dim, source.scheme, down_bias)
+
+
+def emulate(model: nn.Module) -> nn.Module:
+    """A copy of a quantised model whose quantised modules run in plain PyTorch."""
+    twin = copy.deepcopy(model)
+    for module in list(twin.modules()):
+        if isinstance(module, (QuantLinear, QuantExperts)):
+            new = ReferenceLinear(module) if isinstance(module, QuantLinear) else ReferenceExperts(module)
+            for parent, attribute in list(places(twin, module)):
+                if parent is not new:
+                    setattr(parent, attribute, new)
+    return twin
