@@ -43,11 +43,11 @@ class ExpertLayout:
         return list(weight.transpose(1, 2) if self.transposed else weight)
 
     def biases(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-        """Biases (E, 2·I), gate first, and (E, H)."""
+        """Biases (E, 2, I), gate first, and (E, H)."""
         if not self.biased:
             return None, None
         halves = self._halves(_parameter(module, "gate_up_proj_bias"))
-        return torch.cat(halves, dim=1), _parameter(module, "down_proj_bias")
+        return torch.stack(halves, dim=1), _parameter(module, "down_proj_bias")
 
     def store(self, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
         """Brings (E, 2·I, H), gate first, and (E, H, I) into the module's own layout."""

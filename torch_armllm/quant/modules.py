@@ -77,7 +77,7 @@ class QuantExperts(nn.Module):
     Attributes:
         gate_up_packed: uint8 (E, 2·⌈I/16⌉, bytes); panels of gate and up alternate.
         down_packed: uint8 (E, ⌈H/16⌉, bytes).
-        gate_up_bias: (E, 2·I), gate first, or None.  down_bias: (E, H), or None.
+        gate_up_bias: (E, 2, I), gate first, or None.  down_bias: (E, H), or None.
         num_experts, hidden_dim, intermediate_dim: E, H, I.
         activation: name of the gated activation, as the ops know it.
         limit: clamp of ``swiglu_clamped``.

@@ -54,7 +54,7 @@ class ReferenceExperts(nn.Module):
         up = reference_int4_linear(rows, packed[1::2], size, source.scheme)
         if source.gate_up_bias is not None:
             bias = source.gate_up_bias[expert].float()
-            gate, up = gate + bias[:size], up + bias[size:]
+            gate, up = gate + bias[0], up + bias[1]
         inner = ACTIVATIONS[source.activation](gate, up, source.limit)
         packed = source.down_packed[expert]
         down_bias = None if source.down_bias is None else source.down_bias[expert]
