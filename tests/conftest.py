@@ -24,5 +24,7 @@ def smollm2_file() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_dir(smollm2_file: Path) -> Path:
-    """The folder that holds the embedded model's file."""
-    return smollm2_file.parent
+    """The embedded model as an ordinary checkpoint; made from its file at first use."""
+    from torch_armllm import embedded
+
+    return embedded.smollm2_dir()

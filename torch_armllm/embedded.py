@@ -35,10 +35,10 @@ def smollm2_file() -> Path:
 
 
 def smollm2_dir(cache: Path | None = None) -> Path:
-    """SmolLM2-135M-Instruct as an ordinary transformers checkpoint in bfloat16, tokenizer and chat template included.
+    """SmolLM2-135M-Instruct as an ordinary transformers checkpoint, bfloat16, with its tokenizer.
 
-    It is made from the GGUF file at the first call (some ten seconds, 270 MB) and kept: reading it takes a second
-    then, reading the GGUF file ten.
+    It is made from the GGUF file at the first call (some ten seconds, 270 MB) and kept: reading it takes a
+    second then, reading the GGUF file ten.
 
     Args:
         cache: where to keep it; ``$XDG_CACHE_HOME/torch_armllm`` (``~/.cache/torch_armllm``) by default.

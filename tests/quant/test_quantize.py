@@ -45,13 +45,28 @@ def test_every_linear_layer_and_expert_is_quantised(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scheme", ["g32i", "g32", "row"])
-def test_the_ops_compute_what_plain_torch_does(family: str, scheme: str) -> None:
+def test_the_ops_compute_what_plain_torch_does(family: str) -> None:
     model, ids = tiny(family), token_ids(2, 9)
+    run(model)
+    assert distance(model(ids).logits, emulate(model)(ids).logits) < 2e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("scheme", "tolerance"), [("row", 1e-5), ("g32", 2e-2)])
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_the_other_schemes_compute_what_plain_torch_does(scheme: str, tolerance: float, tokens: int) -> None:
+    # Layer by layer: in a whole model, a rounding error that changes a router's choice changes everything.
+    # Long inputs fold the float scales of g32 into the integers: it is only close.
+    model = tiny("gpt_oss")
     run(model, scheme=scheme)
-    # Long inputs fold the float scales of g32 into the integers: only close.
-    tolerance = 3e-2 if scheme == "g32" else 2e-3
-    assert distance(model(ids).logits, emulate(model)(ids).logits) < tolerance
+    twin = emulate(model)
+    rows = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(3))
+    ids = torch.arange(2 * tokens).reshape(tokens, 2) % 4
+    weights = torch.full((tokens, 2), 0.5)
+    for ours, theirs in zip(model.model.layers, twin.model.layers, strict=True):
+        assert distance(ours.self_attn.q_proj(rows), theirs.self_attn.q_proj(rows)) < tolerance
+        got = ours.mlp.experts(rows, ids, weights)
+        assert distance(got, theirs.mlp.experts(rows, ids, weights)) < tolerance
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from torch_armllm.ops import linear
@@ -33,34 +34,30 @@ def quantize_matrices(weights: list[Tensor], scheme: Scheme) -> tuple[Tensor, fl
         The panels, uint8 (E, ⌈N/16⌉, bytes), and the relative round-trip error of all of them together.
     """
     rows, columns = weights[0].shape
-    panels = -(-rows // PANEL)
     jobs = [(index, part) for index in range(len(weights)) for part in row_chunks(rows, columns)]
+    layout = linear.panel_layout(_op_name(scheme.name), columns)
+    packed = torch.empty(len(weights), linear.panel_count(rows), layout.bytes, dtype=torch.uint8)
 
-    def work(job: tuple[int, slice]) -> tuple[Tensor, float, float]:
+    def work(job: tuple[int, slice]) -> tuple[float, float]:
         index, part = job
         found, error, energy = scheme.quantise_chunk(weights[index][part])
-        return pack(found), error, energy
-
-    # The first piece tells how many bytes a panel has.
-    first = work(jobs[0])
-    packed = first[0].new_empty(len(weights), panels, first[0].shape[1])
-
-    def place(job: tuple[int, slice]) -> tuple[float, float]:
-        piece, error, energy = first if job == jobs[0] else work(job)
-        start = job[1].start // PANEL
-        packed[job[0], start : start + piece.shape[0]] = piece
+        panels = slice(part.start // PANEL, linear.panel_count(part.stop))
+        packed[index, panels] = pack(found)
         return error, energy
 
-    sums = each(place, jobs)
+    sums = each(work, jobs)
     return packed, relative_error(sum(s[0] for s in sums), sum(s[1] for s in sums))
 
 
 def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
     """The float32 matrix (N, K), or (E, N, K) for packed experts, that the panels stand for."""
-    name = "i8" if scheme == "int8" else scheme
-    return linear.unpack_weight(packed, out_features, in_features, name)
+    return linear.unpack_weight(packed, out_features, in_features, _op_name(scheme))
 
 
 def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """The gate and up panels (…, P, bytes) of (…, 2·P, bytes) where they alternate."""
     return gate_up[..., 0::2, :].contiguous(), gate_up[..., 1::2, :].contiguous()
+
+
+def _op_name(scheme: str) -> str:
+    return "i8" if scheme == "int8" else scheme

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -12,15 +12,18 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+def each(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Calls ``function`` on every item with `torch.get_num_threads` threads and returns the results in order.
 
     Every call runs its torch ops on one thread: long chains of small ops would otherwise spend their time in
     barriers, above all when other processes use the cores too.
     """
-    threads = torch.get_num_threads()
+    threads = min(torch.get_num_threads(), len(items))
+    if threads <= 1:
+        return [function(item) for item in items]
+    before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(function, items))
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
