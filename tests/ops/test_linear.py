@@ -1,0 +1,296 @@
+"""The quantised linears: bits against the reference, on every kernel variant, in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import isa, linear
+
+VARIANTS = isa.machine().runnable
+EXACT = ("g32i", "row", "i8")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads have their own test; elsewhere, on a busy machine, they would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def packed(rows: int, columns: int, scheme: str) -> Tensor:
+    """A random weight."""
+    groups = -(-columns // 32)
+    if scheme == "i8":
+        return linear.pack_int8(
+            torch.randint(-128, 128, (rows, columns), dtype=torch.int8), torch.rand(rows) / 50
+        )
+    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
+    if scheme == "g32i":
+        multipliers = torch.randint(1, 17, (rows, groups), dtype=torch.uint8)
+        return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
+    return linear.pack_int4(q, None, torch.rand((rows, groups) if scheme == "g32" else (rows,)) / 5, scheme)
+
+
+def run(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None) -> Tensor:
+    if scheme == "i8":
+        return linear.int8_linear(x, weight, rows, *more)
+    return linear.int4_linear(x, weight, rows, scheme, *more)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, and NaN where NaN."""
+    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
+    nans = torch.equal(a.isnan(), b.isnan())
+    return a.dtype == b.dtype and nans and torch.equal(a.nan_to_num(0).view(kind), b.nan_to_num(0).view(kind))
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a.float() - b.float()).norm() / (b.float().norm() + 1e-20))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scheme", EXACT)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (50, 100), (113, 224)])
+def test_exact_schemes_give_the_references_bits(variant: str, scheme: str, rows: int, columns: int) -> None:
+    torch.manual_seed(rows)
+    weight = packed(rows, columns, scheme)
+    with isa.use(variant):
+        for tokens in (0, 1, 2, 5, 8, 9, 13, 70):
+            for dtype in DTYPES:
+                x = torch.randn(tokens, columns).to(dtype)
+                bias, residual = torch.randn(rows), torch.randn(tokens, rows).to(dtype)
+                expected = linear.reference_int4_linear(x, weight, rows, scheme, bias, residual)
+                assert same_bits(run(x, weight, rows, scheme, bias, residual), expected)
+            expected = linear.reference_int4_linear(x, weight, rows, scheme)
+            assert same_bits(run(x, weight, rows, scheme), expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 40),
+    st.integers(1, 70),
+    st.integers(1, 150),
+    st.sampled_from(EXACT),
+    st.sampled_from(DTYPES),
+    st.integers(0, 2**31),
+)
+def test_any_shape(tokens: int, rows: int, columns: int, scheme: str, dtype: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight = packed(rows, columns, scheme)
+    x = (torch.randn(tokens, columns) * 10 ** torch.empty(tokens, 1).uniform_(-4, 4)).to(dtype)
+    bias = torch.randn(rows).to(dtype)
+    expected = linear.reference_int4_linear(x, weight, rows, scheme, bias)
+    for variant in VARIANTS:
+        with isa.use(variant):
+            assert same_bits(run(x, weight, rows, scheme, bias), expected), variant
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+@pytest.mark.parametrize("tokens", [1, 8, 9])
+def test_extreme_values_stay_exact(scheme: str, tokens: int) -> None:
+    """Every partial sum as large as it can be, of both signs: nothing may saturate."""
+    columns = 320
+    for low in (True, False):
+        if scheme == "i8":
+            w = torch.full((16, columns), -128 if low else 127, dtype=torch.int8)
+            weight = linear.pack_int8(w, torch.ones(16))
+        else:
+            q = torch.full((16, columns), -8 if low else 7, dtype=torch.int8)
+            multipliers = torch.full((16, 10), 16, dtype=torch.uint8) if scheme == "g32i" else None
+            weight = linear.pack_int4(q, multipliers, torch.ones(16), scheme)
+            w = q * 16 if scheme == "g32i" else q
+        for signs in (
+            torch.ones(columns),
+            -torch.ones(columns),
+            torch.tensor([1.0, -1.0]).repeat(columns // 2),
+        ):
+            x = (signs * 127).expand(tokens, columns)
+            expected = (w.double() @ signs.double() * 127).float().expand(tokens, 16)
+            for variant in VARIANTS:
+                with isa.use(variant):
+                    assert torch.equal(run(x, weight, 16, scheme), expected), variant
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_float_groups_are_close(variant: str) -> None:
+    torch.manual_seed(0)
+    weight = packed(50, 224, "g32")
+    with isa.use(variant):
+        for tokens in (1, 3, 8, 9, 40):
+            x = torch.randn(tokens, 224)
+            # gemm folds the group scales to INT8, which costs about a third of a per cent
+            limit = 2e-6 if tokens <= 8 else 1e-2
+            expected = linear.reference_int4_linear(x, weight, 50, "g32")
+            assert error(run(x, weight, 50, "g32"), expected) < limit
+
+
+@pytest.mark.parametrize("scheme", linear.SCHEMES)
+def test_variants_agree(scheme: str) -> None:
+    torch.manual_seed(0)
+    weight = packed(50, 224, scheme)
+    for tokens in (3, 20):
+        x = torch.randn(tokens, 224)
+        results = []
+        for variant in VARIANTS:
+            with isa.use(variant):
+                results.append(run(x, weight, 50, scheme))
+        assert all(
+            error(r, results[0]) < 1e-6 if scheme == "g32" else same_bits(r, results[0]) for r in results
+        )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("scheme", EXACT)
+def test_a_row_does_not_depend_on_its_batch(variant: str, scheme: str) -> None:
+    torch.manual_seed(0)
+    weight = packed(200, 96, scheme)
+    x = torch.randn(75, 96)
+    threads = torch.get_num_threads()
+    with isa.use(variant):
+        whole = run(x, weight, 200, scheme)
+        assert all(
+            same_bits(run(x[i : i + 1], weight, 200, scheme), whole[i : i + 1]) for i in (0, 7, 8, 63, 74)
+        )
+        assert same_bits(run(x[3:20], weight, 200, scheme), whole[3:20])
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            again, few = run(x, weight, 200, scheme), run(x[:4], weight, 200, scheme)
+            torch.set_num_threads(threads)
+            assert same_bits(again, whole)
+            assert same_bits(few, whole[:4])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tokens", [6, 20])
+def test_rows_that_are_no_numbers(variant: str, tokens: int) -> None:
+    """A NaN or an infinity makes its own row NaN and no other; zeros and denormals give the bias."""
+    torch.manual_seed(0)
+    weight, bias = packed(20, 40, "g32i"), torch.randn(20)
+    x = torch.randn(tokens, 40)
+    x[0, 39], x[1, 0], x[2, 17] = float("nan"), float("inf"), -float("inf")
+    x[3], x[4] = 0.0, 1e-38
+    with isa.use(variant):
+        y = linear.int4_linear(x, weight, 20, bias=bias)
+        assert y[:3].isnan().all()
+        assert y[3:].isfinite().all()
+        assert torch.equal(y[3], bias)
+        assert torch.equal(y[4], bias)
+        assert same_bits(y, linear.reference_int4_linear(x, weight, 20, "g32i", bias))
+
+
+@pytest.mark.parametrize("scheme", linear.SCHEMES)
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_panels_may_lie_apart(scheme: str, tokens: int) -> None:
+    """Slices of a merged weight, and every other panel of an interleaved one."""
+    torch.manual_seed(0)
+    weight, other = packed(70, 64, scheme), packed(70, 64, scheme)
+    x = torch.randn(tokens, 64)
+    expected = run(x, weight, 70, scheme)
+    assert same_bits(run(x, linear.interleave_panels(other, weight)[1::2], 70, scheme), expected)
+    merged = torch.cat((other, weight, other))
+    assert same_bits(run(x, merged[5:10], 70, scheme), expected)
+    wide = torch.zeros(5, weight.shape[1] + 192, dtype=torch.uint8)
+    wide[:, : weight.shape[1]] = weight
+    assert same_bits(run(x, wide[:, : weight.shape[1]], 70, scheme), expected)
+
+
+@pytest.mark.parametrize("tokens", [4, 12])
+def test_strided_and_many_dimensional_inputs(tokens: int) -> None:
+    torch.manual_seed(0)
+    weight = packed(24, 40, "g32i")
+    wide, residual = torch.randn(tokens, 100), torch.randn(24, tokens)
+    x = wide[:, 30:70]
+    expected = linear.reference_int4_linear(x, weight, 24, "g32i", None, residual.t())
+    assert same_bits(linear.int4_linear(x, weight, 24, residual=residual.t()), expected)
+    plain = linear.int4_linear(x, weight, 24)
+    assert same_bits(linear.int4_linear(x.t().contiguous().t(), weight, 24), plain)
+    blocks = x.reshape(2, tokens // 2, 40)
+    assert same_bits(linear.int4_linear(blocks, weight, 24), plain.view(2, tokens // 2, 24))
+    turned = blocks.transpose(0, 1)
+    assert same_bits(linear.int4_linear(turned, weight, 24), plain.view(2, tokens // 2, 24).transpose(0, 1))
+    assert same_bits(linear.int4_linear(x[0], weight, 24), plain[0])
+    assert linear.int4_linear(x[:0].expand(3, 0, 40), weight, 24).shape == (3, 0, 24)
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"])
+def test_gated_linear(scheme: str, activation: str) -> None:
+    torch.manual_seed(0)
+    rows, columns = 70, 100
+    both = linear.interleave_panels(packed(rows, columns, scheme), packed(rows, columns, scheme))
+    gate_bias, up_bias = torch.randn(rows), torch.randn(rows)
+    for tokens in (0, 1, 8, 30):
+        for dtype in DTYPES:
+            x = torch.randn(tokens, columns).to(dtype)
+            options = (x, both, rows, scheme, activation, gate_bias, up_bias)
+            expected = linear.reference_int4_gated_linear(*options)
+            results = []
+            for variant in VARIANTS:
+                with isa.use(variant):
+                    results.append(linear.int4_gated_linear(*options))
+            assert all(same_bits(r, results[0]) for r in results)
+            close = 2e-6 if dtype == torch.float32 else 4e-3
+            assert results[0].shape == (tokens, rows)
+            assert error(results[0], expected) < close
+
+
+def test_gated_linear_without_biases_and_in_any_batch() -> None:
+    torch.manual_seed(0)
+    both = linear.interleave_panels(packed(300, 64, "g32i"), packed(300, 64, "g32i"))
+    x = torch.randn(40, 64)
+    for variant in VARIANTS:
+        with isa.use(variant):
+            whole = linear.int4_gated_linear(x, both, 300)
+            assert error(whole, linear.reference_int4_gated_linear(x, both, 300, "g32i", "silu")) < 2e-6
+            assert same_bits(linear.int4_gated_linear(x[:3], both, 300), whole[:3])
+            one_sided = linear.int4_gated_linear(x, both, 300, gate_bias=torch.zeros(300))
+            assert same_bits(one_sided, whole)
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_ops_are_well_formed(tokens: int) -> None:
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    x, weight, bias = torch.randn(tokens, 40), packed(20, 40, "g32i"), torch.randn(20)
+    ops = torch.ops.armllm
+    options = (x, weight, 20, "g32i", bias, torch.randn(tokens, 20))
+    torch.library.opcheck(ops.int4_linear, options, test_utils=tests)
+    torch.library.opcheck(ops.int8_linear, (x, packed(20, 40, "i8"), 20, bias), test_utils=tests)
+    both = linear.interleave_panels(weight, weight)
+    torch.library.opcheck(ops.int4_gated_linear, (x, both, 20, "g32i", "silu", bias, bias), test_utils=tests)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, weight = torch.randn(3, 40), packed(20, 40, "g32i")
+    with pytest.raises(RuntimeError, match="has 2 panels of 16 rows; out_features = 40 needs 3"):
+        linear.int4_linear(x, weight, 40)
+    with pytest.raises(RuntimeError, match="bytes a panel; in_features = 400"):
+        linear.int4_linear(torch.randn(3, 400), weight, 20)
+    with pytest.raises(RuntimeError, match="another shape or scheme"):
+        linear.int4_linear(x, weight, 20, "row")
+    with pytest.raises(RuntimeError, match="unknown scheme 'q4_0'"):
+        linear.int4_linear(x, weight, 20, "q4_0")
+    with pytest.raises(RuntimeError, match="int8_linear"):
+        linear.int4_linear(x, weight, 20, "i8")
+    with pytest.raises(RuntimeError, match="uint8"):
+        linear.int4_linear(x, weight.float(), 20)
+    with pytest.raises(RuntimeError, match="bias has 3 elements; out_features is 20"):
+        linear.int4_linear(x, weight, 20, bias=torch.zeros(3))
+    with pytest.raises(RuntimeError, match="residual has size 19"):
+        linear.int4_linear(x, weight, 20, residual=torch.zeros(3, 19))
+    with pytest.raises(RuntimeError, match="dtype of x"):
+        linear.int4_linear(x, weight, 20, residual=torch.zeros(3, 20).half())
+    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16"):
+        linear.int4_linear(x.double(), weight, 20)
+    with pytest.raises(RuntimeError, match="unknown activation 'tanh'"):
+        linear.int4_gated_linear(x, linear.interleave_panels(weight, weight), 20, activation="tanh")
+    with pytest.raises(RuntimeError, match="needs 4"):
+        linear.int4_gated_linear(x, weight, 20)
