@@ -67,14 +67,16 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
   }
   for (; tokens - t >= 4; t += 4) gemv_block<kScheme, 4, 4>(panel, layout, rows + t, 0, out + t * kPanel);
   if (tokens - t == 3) return gemv_block<kScheme, 3, 4>(panel, layout, rows + t, 0, out + t * kPanel);
-  if (tokens - t == 2) return gemv_block<kScheme, 2, 4>(panel, layout, rows + t, 0, out + t * kPanel);
-  if (tokens - t == 1) sdot_token(kScheme, panel, x, first_token + t, out + t * kPanel);
+  if (tokens - t == 2) return sdot_tokens<2>(kScheme, panel, x, first_token + t, out + t * kPanel);
+  if (tokens - t == 1) sdot_tokens<1>(kScheme, panel, x, first_token + t, out + t * kPanel);
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
           float* out) {
-  if (tokens == 1 || scheme == Scheme::g32) {
-    for (int t = 0; t < tokens; ++t) sdot_token(scheme, panel, x, first_token + t, out + t * kPanel);
+  if (tokens <= 2 || scheme == Scheme::g32) {
+    int t = 0;
+    for (; t + 2 <= tokens; t += 2) sdot_tokens<2>(scheme, panel, x, first_token + t, out + t * kPanel);
+    if (t < tokens) sdot_tokens<1>(scheme, panel, x, first_token + t, out + t * kPanel);
   } else if (scheme == Scheme::g32i) {
     gemv_tokens<Scheme::g32i>(panel, x, first_token, tokens, out);
   } else if (scheme == Scheme::row) {

@@ -85,8 +85,6 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
   for (int t = 0; t < kGemvTokens; ++t)
     rows[t] = token_values(x, first_token + (t < tokens ? t : tokens - 1));
   switch ((tokens + 1) / 2) {
-    case 1:
-      return gemv_pairs<kScheme, 1, 4>(panel, layout, rows, tokens, 0, out);
     case 2:
       return gemv_pairs<kScheme, 2, 4>(panel, layout, rows, tokens, 0, out);
     case 3:
@@ -100,8 +98,10 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
           float* out) {
-  if (tokens == 1 || scheme == Scheme::g32) {
-    for (int t = 0; t < tokens; ++t) sdot_token(scheme, panel, x, first_token + t, out + t * kPanel);
+  if (tokens <= 2 || scheme == Scheme::g32) {
+    int t = 0;
+    for (; t + 2 <= tokens; t += 2) sdot_tokens<2>(scheme, panel, x, first_token + t, out + t * kPanel);
+    if (t < tokens) sdot_tokens<1>(scheme, panel, x, first_token + t, out + t * kPanel);
   } else if (scheme == Scheme::g32i) {
     gemv_tokens<Scheme::g32i>(panel, x, first_token, tokens, out);
   } else if (scheme == Scheme::row) {
