@@ -1,0 +1,39 @@
+// kernel_test [VARIANT…]: tests the named variants, or all that the CPU runs.  Fails if a named one does not run here.
+// kernel_test --selected: prints the variant in use, as ARMLLM_ISA and the CPU decide.
+#include "kernel_test.h"
+
+#include <exception>
+
+int main(int count, char** names) {
+  using namespace armllm_test;
+  if (count == 2 && std::string(names[1]) == "--selected") {
+    try {
+      std::printf("%s\n", armllm::variant().name);
+      return 0;
+    } catch (const std::exception& error) {
+      std::printf("%s\n", error.what());
+      return 2;
+    }
+  }
+  const Variant* truth = nullptr;
+  for (const Variant& v : armllm::all_variants())
+    if (std::string(v.name) == "scalar") truth = &v;
+  std::vector<std::string> missing(names + 1, names + count);
+  Report report;
+  for (const Variant& v : armllm::all_variants()) {
+    if (!armllm::runs_here(v) || &v == truth) continue;
+    bool wanted = count == 1;
+    for (std::string& name : missing)
+      if (name == v.name) wanted = true, name.clear();
+    if (!wanted) continue;
+    const int64_t before = report.checks(), failed = report.failures();
+    test_linear(v, *truth, report);
+    test_rows(v, *truth, report);
+    test_attention(v, *truth, report);
+    std::printf("%s: %ld checks, %ld failed\n", v.name, long(report.checks() - before),
+                long(report.failures() - failed));
+  }
+  for (const std::string& name : missing)
+    report.expect(name.empty(), "variant " + name + " does not run on this CPU");
+  return report.failures() == 0 && report.checks() > 0 ? 0 : 1;
+}

@@ -1,0 +1,127 @@
+// Compares the kernels of every variant that this CPU runs with the scalar ones, bit for bit.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/types.h"
+#include "common/variants.h"
+
+namespace armllm_test {
+
+using armllm::DType;
+using armllm::Variant;
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
+  uint64_t bits() {
+    state_ ^= state_ << 13;
+    state_ ^= state_ >> 7;
+    state_ ^= state_ << 17;
+    return state_;
+  }
+  int64_t below(int64_t n) { return int64_t(bits() % uint64_t(n)); }
+  float uniform(float low, float high) { return low + (high - low) * float(bits() >> 40) / float(1 << 24); }
+
+ private:
+  uint64_t state_;
+};
+
+// `n` values of a memory type, with room behind them that must not change.
+class Values {
+ public:
+  Values(DType type, int64_t n)
+      : type_(type), n_(n), bytes_(size_t((n + kGuard) * armllm::size_of(type)), 0x5a) {}
+  Values(DType type, int64_t n, Random& random, float size = 4.0f) : Values(type, n) {
+    for (int64_t i = 0; i < n; ++i) set(i, random.uniform(-size, size));
+  }
+  void* data() { return bytes_.data(); }
+  const std::vector<uint8_t>& bytes() const { return bytes_; }
+  DType type() const { return type_; }
+  armllm::Rows rows(int64_t stride) { return {data(), stride, type_}; }
+
+  void set(int64_t i, float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, 4);
+    if (type_ == DType::f32) {
+      std::memcpy(&bytes_[size_t(i) * 4], &word, 4);
+    } else {
+      const uint16_t half = type_ == DType::bf16 ? uint16_t(word >> 16) : to_half(value);
+      std::memcpy(&bytes_[size_t(i) * 2], &half, 2);
+    }
+  }
+  // The same bits, or NaN in both.
+  bool same(const Values& other) const {
+    const int64_t size = armllm::size_of(type_);
+    for (int64_t i = 0; i < n_; ++i) {
+      const uint32_t a = word(i), b = other.word(i);
+      if (a != b && !(is_nan(a) && is_nan(b))) return false;
+    }
+    return std::memcmp(&bytes_[size_t(n_ * size)], &other.bytes_[size_t(n_ * size)], size_t(kGuard * size)) ==
+           0;
+  }
+
+ private:
+  static constexpr int64_t kGuard = 32;
+
+  static uint16_t to_half(float value) {
+    const __fp16 half = __fp16(value);
+    uint16_t out;
+    std::memcpy(&out, &half, 2);
+    return out;
+  }
+  uint32_t word(int64_t i) const {
+    uint32_t out = 0;
+    std::memcpy(&out, &bytes_[size_t(i * armllm::size_of(type_))], size_t(armllm::size_of(type_)));
+    return out;
+  }
+  bool is_nan(uint32_t word) const {
+    if (type_ == DType::f32) return (word & 0x7fffffff) > 0x7f800000;
+    return (word & 0x7fff) > (type_ == DType::bf16 ? 0x7f80u : 0x7c00u);
+  }
+
+  DType type_;
+  int64_t n_;
+  std::vector<uint8_t> bytes_;
+};
+
+class Report {
+ public:
+  void expect(bool ok, const std::string& what) {
+    ++checks_;
+    if (ok) return;
+    if (++failures_ <= 40) std::printf("FAILED %s\n", what.c_str());
+  }
+  int64_t checks() const { return checks_; }
+  int64_t failures() const { return failures_; }
+
+ private:
+  int64_t checks_ = 0, failures_ = 0;
+};
+
+inline std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+inline std::string text(const char* format, ...) {
+  char out[256];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(out, sizeof out, format, arguments);
+  va_end(arguments);
+  return out;
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+// One a family: `tested` against `truth`.
+void test_linear(const Variant& tested, const Variant& truth, Report& report);
+void test_rows(const Variant& tested, const Variant& truth, Report& report);
+void test_attention(const Variant& tested, const Variant& truth, Report& report);
+
+}  // namespace armllm_test

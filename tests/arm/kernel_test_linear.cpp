@@ -1,0 +1,180 @@
+// quantize, gemv, unpack + gemm and finish, for every scheme.
+#include "kernel_test.h"
+#include "linear/linear.h"
+
+namespace armllm_test {
+namespace {
+
+using namespace armllm;
+
+constexpr Scheme kSchemes[] = {Scheme::g32i, Scheme::row, Scheme::g32, Scheme::i8};
+
+// A panel of random bytes is a valid panel: only the scales need care.
+std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool extreme, Random& random) {
+  const PanelLayout layout = panel_layout(scheme, groups * kGroup);
+  std::vector<uint8_t> panel(size_t(layout.bytes));
+  const uint8_t largest = scheme == Scheme::i8 ? 0x80 : 0x00;  // −128, or −8 · 16
+  for (uint8_t& byte : panel) byte = extreme ? largest : uint8_t(random.bits());
+  if (scheme == Scheme::g32i && extreme)
+    std::memset(&panel[size_t(layout.multipliers)], 0xff, size_t(groups * 8));
+  const int64_t scales = scheme == Scheme::g32 ? groups * kPanel : kPanel;
+  for (int64_t i = 0; i < scales; ++i) {
+    const float scale = random.uniform(0.001f, 0.1f);
+    std::memcpy(&panel[size_t(i * 4)], &scale, 4);
+  }
+  return panel;
+}
+
+struct QuantisedRows {
+  std::vector<int8_t> values;  // row-major
+  std::vector<int32_t> offsets;
+  std::vector<int8_t> blocked;
+  int64_t tokens, groups;
+
+  QuantisedRows(int64_t tokens, int64_t groups, bool extreme, Random& random)
+      : values(size_t(tokens * groups * kGroup)),
+        offsets(size_t(tokens * groups)),
+        tokens(tokens),
+        groups(groups) {
+    for (int8_t& v : values) v = extreme ? int8_t(127) : int8_t(random.below(255) - 127);
+    for (int64_t i = 0; i < tokens * groups; ++i) {
+      int32_t sum = 0;
+      for (int64_t k = 0; k < kGroup; ++k) sum += values[size_t(i * kGroup + k)];
+      offsets[size_t(i)] = -8 * sum;
+    }
+  }
+  Activations plain() { return {values.data(), nullptr, offsets.data(), groups, 1}; }
+  Activations in_blocks(int64_t block) {
+    const int64_t bytes = groups * kGroup;
+    blocked.assign(size_t(round_up(tokens, block) * bytes), 0);
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t k = 0; k < bytes; ++k)
+        blocked[size_t(t / block * block * bytes + k / 8 * block * 8 + t % block * 8 + k % 8)] =
+            values[size_t(t * bytes + k)];
+    return {blocked.data(), nullptr, nullptr, groups, block};
+  }
+};
+
+bool same_floats(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+}
+
+void test_quantize(const LinearKernels& tested, const LinearKernels& truth, const char* name,
+                   Report& report) {
+  Random random(1);
+  for (DType type : kTypes)
+    for (int64_t n : {1, 15, 31, 32, 33, 100, 257})
+      for (int kind = 0; kind < 5; ++kind)
+        for (int64_t stride : {int64_t(8), tested.gemm_block * 8}) {
+          const int64_t groups = ceil_div(n, kGroup);
+          Values x(type, n, random);
+          if (kind == 1) x.set(n / 2, std::nanf(""));
+          if (kind == 2) x.set(n - 1, -INFINITY);
+          if (kind == 3)
+            for (int64_t i = 0; i < n; ++i) x.set(i, i % 2 ? 0.0f : -0.0f);
+          if (kind == 4)
+            for (int64_t i = 0; i < n; ++i) x.set(i, float(random.below(9)) - 4.0f + 0.5f * float(i % 2));
+          std::vector<int8_t> q[2];
+          std::vector<int32_t> offsets[2];
+          float scale[2];
+          for (int i = 0; i < 2; ++i) {
+            q[i].assign(size_t(groups * 4 * stride), 0x77);
+            offsets[i].assign(size_t(groups), -1);
+            scale[i] = (i ? truth : tested)
+                           .quantize(x.data(), type, n, groups, q[i].data(), stride, offsets[i].data());
+          }
+          const bool scales =
+              std::memcmp(&scale[0], &scale[1], 4) == 0 || (scale[0] != scale[0] && scale[1] != scale[1]);
+          report.expect(scales && q[0] == q[1] && offsets[0] == offsets[1],
+                        text("%s quantize type %d n %ld kind %d stride %ld", name, int(type), long(n), kind,
+                             long(stride)));
+        }
+}
+
+void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
+  Random random(2);
+  for (Scheme scheme : kSchemes)
+    for (int64_t groups : {1, 2, 3, 7})
+      for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
+        for (bool extreme : {false, true}) {
+          const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
+          QuantisedRows x(tokens + 1, groups, extreme, random);
+          std::vector<float> out[2];
+          for (int i = 0; i < 2; ++i) {
+            out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
+            (i ? truth : tested).gemv(scheme, panel.data(), x.plain(), 1, tokens, out[i].data());
+          }
+          report.expect(same_floats(out[0], out[1]), text("%s gemv scheme %d groups %ld tokens %d", name,
+                                                          int(scheme), long(groups), tokens));
+        }
+}
+
+std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
+                            const std::vector<std::vector<uint8_t>>& panels, QuantisedRows& rows,
+                            int64_t first, int tokens) {
+  const int64_t stride = int64_t(panels.size()) * kPanel + 3;
+  std::vector<float> out(size_t((tokens + 1) * stride), -7.0f);
+  const Activations x = rows.in_blocks(kernels.gemm_block);
+  for (int64_t p = 0; p < int64_t(panels.size()); p += kernels.gemm_panels) {
+    const uint8_t* pointers[64];
+    const int count = int(std::min<int64_t>(kernels.gemm_panels, int64_t(panels.size()) - p));
+    for (int i = 0; i < count; ++i) pointers[i] = panels[size_t(p + i)].data();
+    std::vector<int8_t> w(size_t(kernels.gemm_panels * kPanel * rows.groups * kGroup));
+    std::vector<int32_t> offsets(size_t(kernels.gemm_panels * kPanel));
+    std::vector<float> scales(size_t(kernels.gemm_panels * kPanel));
+    kernels.unpack(scheme, pointers, count, rows.groups, w.data(), offsets.data(), scales.data());
+    for (int64_t t = 0; t < tokens; t += kernels.gemm_tokens)
+      kernels.gemm(w.data(), offsets.data(), scales.data(), count, x, first + t,
+                   int(std::min<int64_t>(kernels.gemm_tokens, tokens - t)),
+                   &out[size_t(t * stride + p * kPanel)], stride);
+  }
+  return out;
+}
+
+void test_gemm(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
+  Random random(3);
+  for (Scheme scheme : kSchemes)
+    for (int64_t groups : {1, 2, 5})
+      for (int64_t panels : {int64_t(1), tested.gemm_panels + 1})
+        for (int64_t tokens : {int64_t(1), int64_t(2), int64_t(3), int64_t(5), int64_t(7), int64_t(8),
+                               int64_t(11), tested.gemm_tokens + 1})
+          for (bool extreme : {false, true}) {
+            std::vector<std::vector<uint8_t>> w;
+            for (int64_t p = 0; p < panels; ++p) w.push_back(random_panel(scheme, groups, extreme, random));
+            const int64_t first = tested.gemm_block;
+            QuantisedRows x(first + tokens, groups, extreme, random);
+            report.expect(same_floats(multiply(tested, scheme, w, x, first, int(tokens)),
+                                      multiply(truth, scheme, w, x, first, int(tokens))),
+                          text("%s gemm scheme %d groups %ld panels %ld tokens %ld", name, int(scheme),
+                               long(groups), long(panels), long(tokens)));
+          }
+}
+
+void test_finish(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
+  Random random(4);
+  for (DType type : kTypes)
+    for (DType bias_type : kTypes)
+      for (int64_t n : {1, 16, 29, 70})
+        for (int kind = 0; kind < 5; ++kind) {
+          Values acc(DType::f32, n, random), bias(bias_type, n, random), residual(type, n, random);
+          Values first(type, n), second(type, n);
+          const float scale = kind == 4 ? std::nanf("") : 0.37f;
+          for (int i = 0; i < 2; ++i)
+            (i ? truth : tested)
+                .finish(static_cast<const float*>(acc.data()), n, scale, kind & 1 ? bias.data() : nullptr,
+                        bias_type, kind & 2 ? residual.data() : nullptr, (i ? second : first).data(), type);
+          report.expect(first.same(second), text("%s finish types %d %d n %ld kind %d", name, int(type),
+                                                 int(bias_type), long(n), kind));
+        }
+}
+
+}  // namespace
+
+void test_linear(const Variant& tested, const Variant& truth, Report& report) {
+  test_quantize(*tested.linear, *truth.linear, tested.name, report);
+  test_gemv(*tested.linear, *truth.linear, tested.name, report);
+  test_gemm(*tested.linear, *truth.linear, tested.name, report);
+  test_finish(*tested.linear, *truth.linear, tested.name, report);
+}
+
+}  // namespace armllm_test

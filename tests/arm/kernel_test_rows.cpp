@@ -1,0 +1,195 @@
+// The families that work on a row at a time: norm, rope, activation, moe.
+#include "activation/activation.h"
+#include "kernel_test.h"
+#include "linear/dense.h"
+#include "moe/moe.h"
+#include "norm/norm.h"
+#include "rope/rope.h"
+
+namespace armllm_test {
+namespace {
+
+using namespace armllm;
+
+void test_norm(const NormKernels& tested, const NormKernels& truth, const char* name, Report& report) {
+  Random random(11);
+  for (DType type : kTypes)
+    for (DType weight_type : kTypes)
+      for (int64_t width : {1, 16, 29, 96, 130})
+        for (int kind = 0; kind < 4; ++kind)
+          for (bool layer : {false, true}) {
+            Values x(type, width, random), residual(type, width, random), weight(weight_type, width, random),
+                bias(weight_type, width, random);
+            if (kind == 2) x.set(width / 2, std::nanf(""));
+            Values out[2] = {Values(type, width), Values(type, width)},
+                   sum[2] = {Values(type, width), Values(type, width)};
+            for (int i = 0; i < 2; ++i) {
+              NormArgs args;
+              args.x = x.rows(width);
+              args.out = out[i].rows(width);
+              if (kind == 1 || kind == 2) {
+                args.residual = residual.rows(width);
+                args.sum = sum[i].rows(width);
+              }
+              args.weight = layer && kind == 3 ? nullptr : weight.data();
+              args.bias = layer && kind != 3 ? bias.data() : nullptr;
+              args.weight_type = weight_type;
+              args.rows = 1;
+              args.width = width;
+              args.weight_offset = kind == 1 ? 1.0f : 0.0f;
+              const NormKernels& kernels = i ? truth : tested;
+              (layer ? kernels.layer : kernels.rms)(args, 0);
+            }
+            report.expect(out[0].same(out[1]) && sum[0].same(sum[1]),
+                          text("%s %s types %d %d width %ld kind %d", name, layer ? "layer" : "rms",
+                               int(type), int(weight_type), long(width), kind));
+          }
+}
+
+void test_rope(const RopeKernels& tested, const RopeKernels& truth, const char* name, Report& report) {
+  Random random(12);
+  for (DType type : kTypes)
+    for (int64_t head_size : {8, 64, 72, 128})
+      for (int64_t rotary : {head_size, head_size / 2, int64_t(2)})
+        for (int64_t heads : {1, 3})
+          for (bool interleaved : {false, true}) {
+            const Values x(type, heads * head_size, random);
+            Values angles(DType::f32, rotary, random, 1.0f);
+            const float* cos = static_cast<const float*>(angles.data());
+            Values turned[2] = {x, x};
+            for (int i = 0; i < 2; ++i)
+              (i ? truth : tested)
+                  .rotate(turned[i].data(), type, heads, head_size, rotary, cos, cos + rotary / 2,
+                          interleaved);
+            report.expect(turned[0].same(turned[1]),
+                          text("%s rotate type %d head %ld rotary %ld heads %ld interleaved %d", name,
+                               int(type), long(head_size), long(rotary), long(heads), interleaved));
+          }
+}
+
+void test_activation(const ActivationKernels& tested, const ActivationKernels& truth, const char* name,
+                     Report& report) {
+  constexpr Activation kinds[] = {Activation::none,      Activation::silu, Activation::gelu,
+                                  Activation::gelu_tanh, Activation::relu, Activation::swiglu_clamped};
+  Random random(13);
+  for (int64_t n : {1, 16, 27, 200})
+    for (float size : {1.0f, 12.0f, 300.0f})
+      for (DType type : kTypes) {
+        Values gate(type, n, random, size), up(type, n, random, size);
+        if (n > 20)
+          gate.set(3, std::nanf("")), gate.set(4, INFINITY), gate.set(5, -INFINITY), gate.set(6, -0.0f);
+        for (Activation kind : kinds) {
+          Values out[2] = {Values(type, n), Values(type, n)};
+          for (int i = 0; i < 2; ++i)
+            (i ? truth : tested).gated(gate.data(), up.data(), out[i].data(), type, n, kind);
+          report.expect(out[0].same(out[1]), text("%s gated %d type %d n %ld size %g", name, int(kind),
+                                                  int(type), long(n), double(size)));
+          if (type != DType::f32) continue;
+          Values inplace[2] = {gate, gate};
+          for (int i = 0; i < 2; ++i)
+            (i ? truth : tested)
+                .gated_f32(static_cast<float*>(inplace[i].data()), static_cast<const float*>(up.data()), n,
+                           kind, 7.0f);
+          report.expect(inplace[0].same(inplace[1]),
+                        text("%s gated_f32 %d n %ld size %g", name, int(kind), long(n), double(size)));
+        }
+        Values sum[2] = {Values(type, n), Values(type, n)};
+        for (int i = 0; i < 2; ++i) (i ? truth : tested).add(gate.data(), up.data(), sum[i].data(), type, n);
+        report.expect(sum[0].same(sum[1]), text("%s add type %d n %ld", name, int(type), long(n)));
+      }
+}
+
+void test_route(const MoeKernels& tested, const MoeKernels& truth, const char* name, Report& report) {
+  Random random(14);
+  for (DType type : kTypes)
+    for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid, Scoring::topk_softmax})
+      for (int64_t experts : {4, 8, 60, 128})
+        for (int64_t top_k : {1, 2, 4})
+          for (int kind = 0; kind < 4; ++kind) {
+            constexpr int64_t tokens = 2;
+            Values logits(type, tokens * experts, random), correction(DType::f32, experts, random, 0.5f);
+            if (kind == 3)
+              for (int64_t i = 0; i < tokens * experts; ++i) logits.set(i, float(random.below(3)));  // ties
+            std::vector<float> weights[2];
+            std::vector<int32_t> ids[2];
+            for (int i = 0; i < 2; ++i) {
+              weights[i].assign(size_t(tokens * top_k), -1.0f);
+              ids[i].assign(size_t(tokens * top_k), -1);
+              RouteArgs args;
+              args.logits = logits.rows(experts);
+              args.weights = weights[i].data();
+              args.ids = ids[i].data();
+              args.correction_bias = kind == 2 ? static_cast<const float*>(correction.data()) : nullptr;
+              args.tokens = tokens;
+              args.experts = experts;
+              args.top_k = top_k;
+              if (kind == 2 && scoring != Scoring::topk_softmax) args.groups = 4, args.top_k_groups = 4;
+              args.scoring = scoring;
+              args.renormalize = kind == 1;
+              args.scale = kind == 2 ? 2.5f : 1.0f;
+              for (int64_t t = 0; t < tokens; ++t) (i ? truth : tested).route(args, t);
+            }
+            report.expect(ids[0] == ids[1] &&
+                              std::memcmp(weights[0].data(), weights[1].data(), weights[0].size() * 4) == 0,
+                          text("%s route type %d scoring %d experts %ld top %ld kind %d", name, int(type),
+                               int(scoring), long(experts), long(top_k), kind));
+          }
+}
+
+void test_dense(const DenseKernels& tested, const DenseKernels& truth, const char* name, Report& report) {
+  Random random(16);
+  for (DType type : kTypes)
+    for (DType bias_type : kTypes)
+      for (int64_t k : {1, 16, 45, 128})
+        for (int tokens = 1; tokens <= int(kDenseTokens); ++tokens)
+          for (int outputs : {1, 5, int(kDenseOutputs)}) {
+            Values x(type, (tokens + 1) * k, random), weight(type, (outputs + 1) * k, random);
+            Values bias(bias_type, outputs + 1, random);
+            Values out[2] = {Values(type, (tokens + 1) * (outputs + 1)),
+                             Values(type, (tokens + 1) * (outputs + 1))};
+            for (int i = 0; i < 2; ++i) {
+              DenseLinearArgs args;
+              args.x = x.rows(k);
+              args.weight = weight.rows(k);
+              args.out = out[i].rows(outputs + 1);
+              args.bias = k == 45 ? nullptr : bias.data();
+              args.bias_type = bias_type;
+              args.tokens = tokens + 1;
+              args.in_features = k;
+              args.out_features = outputs + 1;
+              (i ? truth : tested).tile(args, 1, tokens, 1, outputs);
+            }
+            report.expect(out[0].same(out[1]), text("%s dense types %d %d k %ld tokens %d outputs %d", name,
+                                                    int(type), int(bias_type), long(k), tokens, outputs));
+          }
+}
+
+void test_combine(const MoeKernels& tested, const MoeKernels& truth, const char* name, Report& report) {
+  Random random(15);
+  for (DType type : kTypes)
+    for (int64_t count : {0, 1, 3, 8})
+      for (int64_t n : {1, 16, 45}) {
+        Values rows(DType::f32, (count + 1) * n, random), weights(DType::f32, count + 1, random);
+        std::vector<const float*> x;
+        for (int64_t j = 0; j < count + 1; ++j) x.push_back(static_cast<const float*>(rows.data()) + j * n);
+        Values out[2] = {Values(type, n), Values(type, n)};
+        for (int i = 0; i < 2; ++i)
+          (i ? truth : tested)
+              .combine(x.data(), static_cast<const float*>(weights.data()), count, n, out[i].data(), type);
+        report.expect(out[0].same(out[1]),
+                      text("%s combine type %d count %ld n %ld", name, int(type), long(count), long(n)));
+      }
+}
+
+}  // namespace
+
+void test_rows(const Variant& tested, const Variant& truth, Report& report) {
+  test_norm(*tested.norm, *truth.norm, tested.name, report);
+  test_rope(*tested.rope, *truth.rope, tested.name, report);
+  test_activation(*tested.activation, *truth.activation, tested.name, report);
+  test_route(*tested.moe, *truth.moe, tested.name, report);
+  test_dense(*tested.dense, *truth.dense, tested.name, report);
+  test_combine(*tested.moe, *truth.moe, tested.name, report);
+}
+
+}  // namespace armllm_test

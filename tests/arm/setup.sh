@@ -1,0 +1,68 @@
+#!/bin/bash
+# Prepares what `make test-arm` needs: a cross compiler, QEMU, and an arm64 Python with torch 2.10 to run under it.
+#
+#   tests/arm/setup.sh            idempotent; prints the folder it prepared
+#   ARMLLM_ARM_HOME=DIR           where (default: ${XDG_CACHE_HOME:-~/.cache}/torch-armllm-arm; about 1 GB)
+#   ARMLLM_ARM_SOURCES=FILE       apt sources to take arm64 packages from, where the configured ones have none (Ubuntu)
+#
+# Debian or Ubuntu.  Missing packages are installed with apt-get, which takes root; nothing of another architecture is
+# ever installed on the machine itself: the arm64 packages are only unpacked into DIR/root.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+home=${ARMLLM_ARM_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/torch-armllm-arm}
+fail() { echo "tests/arm/setup.sh: $*" >&2; exit 1; }
+
+command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || fail "needs Debian or Ubuntu (apt-get and dpkg-deb)"
+mkdir -p "$home"
+exec 9>"$home/lock"
+flock 9
+
+packages=()
+command -v aarch64-linux-gnu-g++ >/dev/null || packages+=(g++-aarch64-linux-gnu)
+command -v qemu-aarch64-static >/dev/null || command -v qemu-aarch64 >/dev/null || packages+=(qemu-user-static)
+command -v cmake >/dev/null || packages+=(cmake)
+command -v ninja >/dev/null || packages+=(ninja-build)
+if [ ${#packages[@]} -gt 0 ]; then
+  [ "$(id -u)" = 0 ] || fail "not root, and these packages are missing: apt-get install ${packages[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+# A package database of its own, empty: apt then resolves and downloads an arm64 Python from the mirrors that this
+# machine already uses, without touching what is installed.
+if [ ! -e "$home/root.done" ]; then
+  apt=$home/apt
+  rm -rf "$home/root" "$apt"
+  mkdir -p "$home/root/usr/lib" "$apt/lists/partial" "$apt/cache/archives/partial"
+  : >"$apt/status"
+  sources=(-o "Dir::Etc::sourcelist=/etc/apt/sources.list" -o "Dir::Etc::sourceparts=/etc/apt/sources.list.d")
+  if [ -n "${ARMLLM_ARM_SOURCES:-}" ]; then
+    mkdir "$apt/none"
+    sources=(-o "Dir::Etc::sourcelist=$ARMLLM_ARM_SOURCES" -o "Dir::Etc::sourceparts=$apt/none")
+  fi
+  options=(-qq "${sources[@]}" -o "Dir::State=$apt" -o "Dir::State::lists=$apt/lists" -o "Dir::State::status=$apt/status"
+    -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root -o Debug::NoLocking=1
+    -o APT::Architecture=arm64 -o APT::Architectures=arm64)
+  apt-get "${options[@]}" update || fail "apt finds no arm64 packages; name a mirror that has them in ARMLLM_ARM_SOURCES"
+  apt-get "${options[@]}" install --download-only -y --no-install-recommends python3 libstdc++6 libgomp1 >/dev/null
+  for name in bin lib sbin; do mkdir -p "$home/root/usr/$name" && ln -s "usr/$name" "$home/root/$name"; done
+  for deb in "$apt"/cache/archives/*.deb; do
+    dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$home/root" --keep-directory-symlink
+  done
+  rm -rf "$apt"
+  touch "$home/root.done"
+fi
+python=$(basename "$(ls -d "$home"/root/usr/bin/python3.*[0-9] | head -1)")
+
+wanted=$(cat "$here/requirements.txt"; echo "$python")
+if [ "$(cat "$home/site.done" 2>/dev/null)" != "$wanted" ]; then
+  version=${python#python}
+  rm -rf "$home/site" "$home/site.done"
+  platforms=()
+  for glibc in 2_36 2_35 2_34 2_31 2_28 2_27 2_26 2_24 2_17; do platforms+=(--platform "manylinux_${glibc}_aarch64"); done
+  "${PYTHON:-python3}" -m pip install -qq --disable-pip-version-check --root-user-action=ignore \
+    --target "$home/site" --no-deps --no-compile --only-binary=:all: --implementation cp --python-version "$version" --abi "cp${version/./}" --abi abi3 --abi none \
+    "${platforms[@]}" --platform manylinux2014_aarch64 -r "$here/requirements.txt"
+  echo "$wanted" >"$home/site.done"
+fi
+echo "$home"

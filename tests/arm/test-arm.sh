@@ -1,0 +1,82 @@
+#!/bin/bash
+# Tests the project as aarch64 code under QEMU: sets up, cross-builds, and runs on several CPUs, two at a time.
+#
+#   tests/arm/test-arm.sh [PYTEST ARGS]
+#   ARMLLM_ARM_BUILD=DIR   build, installed copy and logs (default: build/arm of the checkout)
+#   JOBS=N                 emulators at a time (default: the number of processors)
+#
+# The logs of all runs stay in DIR/logs; the last lines printed say how each one ended.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+build=${ARMLLM_ARM_BUILD:-$root/build/arm}
+export ARMLLM_ARM_BUILD=$build
+jobs=${JOBS:-$(nproc)}
+start=$SECONDS
+[ -n "${VENV:-}" ] && export PATH="$VENV/bin:$PATH"
+
+home=$(bash "$here/setup.sh")
+site=$build/site
+logs=$build/logs
+mkdir -p "$build" "$logs"
+
+echo "== cross build"
+cmake -G Ninja -S "$root/ops" -B "$build/ops" -DCMAKE_TOOLCHAIN_FILE="$here/aarch64.cmake" \
+  -DARMLLM_TORCH_INCLUDE="$home/site/torch/include" -DCMAKE_INSTALL_PREFIX="$site" >"$logs/configure.log"
+cmake --build "$build/ops" -j "$jobs"
+# An installed copy: in the checkout itself lies the library of the machine that builds.
+rm -rf "$site"
+mkdir -p "$site"
+cp -r "$root/torch_armllm" "$site/"
+cmake --install "$build/ops" >/dev/null
+cp -r "$root/ops" "$site/torch_armllm/ops"
+[ -d "$root/passes" ] && cp -r "$root/passes" "$site/torch_armllm/passes"
+cp -r "$root/tests" "$root/pyproject.toml" "$site/"
+
+sources=("$here"/kernel_test*.cpp "$root/ops/common/variants.cpp")
+mapfile -t objects < <(find "$build/ops/CMakeFiles" -path '*kernels_*.dir/*' -name '*.o')
+aarch64-linux-gnu-g++ -std=c++17 -O1 -Wall -Wextra -I"$root/ops" -I"$here" "${sources[@]}" "${objects[@]}" -static \
+  -o "$build/kernel_test"
+
+names=()
+pids=()
+run() {  # run NAME COMMAND…: in the background, as soon as fewer than $jobs are running
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do sleep 0.2; done
+  local name=$1
+  shift
+  (
+    began=$SECONDS
+    if "$@" >"$logs/$name.log" 2>&1; then result=ok; else result=FAILED; fi
+    last=$(grep -v '^ *$' "$logs/$name.log" | tail -1)
+    printf '%-6s %4ss  %-28s %s\n' "$result" $((SECONDS - began)) "$name" "$last" | tee "$logs/$name.result"
+    [ "$result" = ok ]
+  ) &
+  names+=("$name")
+  pids+=($!)
+}
+kernels() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- "$build/kernel_test" "$@"; }
+emulated() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- pytest -q -p no:cacheprovider "$@"; }
+selects() { local cpu=$1 wanted=$2; [ "$(kernels "$cpu" --selected)" = "$wanted" ] && echo "$cpu uses $wanted"; }
+overrides() {
+  selects cortex-a72 neon && selects neoverse-n1 dotprod && selects i8mm i8mm && selects max i8mm &&
+    ARMLLM_ISA=neon selects max neon && ARMLLM_ISA=scalar selects neoverse-n1 scalar &&
+    ! ARMLLM_ISA=i8mm kernels neoverse-n1 --selected && ! ARMLLM_ISA=unheard-of kernels max --selected
+}
+
+echo "== emulated runs"
+run ops-neoverse-n1 emulated neoverse-n1 tests/ops "$@"
+run ops-i8mm emulated max tests/ops "$@"
+run variant-selection overrides
+run kernels-cortex-a72 kernels cortex-a72 neon
+run kernels-neoverse-n1 kernels neoverse-n1 dotprod neon
+run kernels-i8mm kernels i8mm i8mm dotprod neon
+for bits in 128 256 512; do run "kernels-sve$bits" kernels "sve$bits" i8mm dotprod neon; done
+run generate-neoverse-n1 emulated neoverse-n1 tests/arm
+run generate-i8mm emulated max tests/arm
+ARMLLM_ISA=neon run generate-forced-neon emulated neoverse-n1 tests/arm
+
+failed=0
+for i in "${!pids[@]}"; do wait "${pids[$i]}" || failed=$((failed + 1)); done
+echo "== test-arm: $((${#pids[@]} - failed)) of ${#pids[@]} runs passed in $((SECONDS - start)) s"
+for name in "${names[@]}"; do cat "$logs/$name.result"; done
+exit $((failed > 0))
