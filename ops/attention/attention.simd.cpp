@@ -8,7 +8,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int64_t kTile = 48;  // query rows: enough to pay for converting the keys and values once
+constexpr int64_t kTile = 8 * kTileRows;  // query rows: enough to pay for converting keys and values once
 constexpr int64_t kPanelRows =
     3 * kTileRows;  // from so many rows on, converting once beats converting in registers
 
@@ -91,10 +91,18 @@ void score(const AttentionArgs& args, const AttentionTile& t, Span all) {
 
 // Lanes of the vector at `position` that are in the span keep x, the others get y.
 F32 inside(Span span, int64_t position, F32 x, F32 y) {
-  const int skipped = static_cast<int>(larger(span.begin - position, 0));
-  const int kept = static_cast<int>(smaller(span.end - position, kLanes));
-  if (kept < kLanes) x = select_first(kept, x, y);
-  return skipped > 0 ? select_first(skipped, y, x) : x;
+  x = select_first(static_cast<int>(smaller(span.end - position, kLanes)), x, y);
+  return select_first(static_cast<int>(larger(span.begin - position, 0)), y, x);
+}
+
+// ends(i) for the first and last vector of the span, of which it may cover a part, whole(i) for those between.
+template <typename Ends, typename Whole>
+void each_vector(Span span, Ends ends, Whole whole) {
+  if (span.begin >= span.end) return;
+  const int64_t first = span.begin / kLanes * kLanes, last = (span.end - 1) / kLanes * kLanes;
+  ends(first);
+  for (int64_t i = first + kLanes; i < last; i += kLanes) whole(i);
+  if (last > first) ends(last);
 }
 
 // scores → exp(score − maximum), with zeros wherever the row's group sees a key that the row does not.
@@ -102,22 +110,25 @@ void soften(const AttentionArgs& args, const AttentionTile& t, int64_t row, Span
   float* s = t.scores + row * kScoreStride;
   const Span span = visible(t, row, 1);
   const int64_t begin = span.begin / kLanes * kLanes;
-  const F32 nothing = set1(kNothing), cap = set1(args.softcap);
-  F32 highest = nothing;
-  for (int64_t i = begin; i < span.end; i += kLanes) {
-    F32 x = load(s + i);
-    if (args.softcap > 0.0f) x = cap * tanh(x / cap);
-    store(s + i, x);
-    highest = max(highest, inside(span, i, x, nothing));
+  if (args.softcap > 0.0f) {
+    const F32 cap = set1(args.softcap);
+    for (int64_t i = begin; i < span.end; i += kLanes) store(s + i, cap * tanh(load(s + i) / cap));
   }
+  const F32 nothing = set1(kNothing);
+  F32 highest = nothing, sum = zero();
+  each_vector(
+      span, [&](int64_t i) { highest = max(highest, inside(span, i, load(s + i), nothing)); },
+      [&](int64_t i) { highest = max(highest, load(s + i)); });
   const float top = reduce_max(highest);
   const float maximum = top > kNothing ? top : kNothing;
-  F32 sum = zero();
-  for (int64_t i = begin; i < span.end; i += kLanes) {
-    const F32 p = inside(span, i, exp(load(s + i) - set1(maximum)), zero());
+  const auto weigh = [&](int64_t i) { return exp_weight(load(s + i) - set1(maximum)); };
+  const auto keep = [&](int64_t i, F32 p) {
     store(s + i, p);
     sum = sum + p;
-  }
+  };
+  each_vector(
+      span, [&](int64_t i) { keep(i, inside(span, i, weigh(i), zero())); },
+      [&](int64_t i) { keep(i, weigh(i)); });
   const int64_t end = span.end > span.begin ? round_up(span.end, kLanes) : begin;
   for (int64_t i = group.begin / kLanes * kLanes; i < smaller(begin, group.end); i += kLanes)
     store(s + i, zero());

@@ -9,18 +9,21 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Registers decide the shape: accumulators are rows × vectors of 16 lanes, and one row alone still needs several
-// chains in flight to hide the latency of the multiply-add.
+// Registers decide the shape: accumulators are rows × vectors of 16 lanes, and few rows still need several chains
+// in flight to hide the latency of the multiply-add.
+#if defined(__aarch64__)
+constexpr int kTileRows = 5;  // 20 of 32 registers: 24 leave too few for what they are multiplied by
+constexpr int tile_vectors(int rows) { return rows <= 2 ? 2 : 1; }
+#elif defined(ARMLLM_VARIANT_avx512)
 constexpr int kTileRows = 6;
-constexpr int tile_vectors([[maybe_unused]] int rows) {
-#if defined(ARMLLM_VARIANT_avx512)
-  return 4;
-#elif defined(ARMLLM_VARIANT_scalar)
-  return 1;
+constexpr int tile_vectors(int) { return 4; }
+#elif defined(ARMLLM_VARIANT_avx2)
+constexpr int kTileRows = 6;
+constexpr int tile_vectors(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 #else
-  return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+constexpr int kTileRows = 6;
+constexpr int tile_vectors(int) { return 1; }
 #endif
-}
 
 // A core waits for few lines on their way to its first cache, for many more on their way to its second.
 constexpr int kToL2 = 2;
@@ -127,7 +130,7 @@ void product(int64_t rows, const float* a, int64_t a_stride, const B& b, int vec
     case 5:
       return product_row_group<5>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
     default:
-      return product_row_group<6>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
+      return product_row_group<kTileRows>(a, a_stride, b, vectors, depth, c, c_stride, accumulate);
   }
 }
 

@@ -8,11 +8,9 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// e^x within 1.1 ulp, denormal results included.  −∞ gives 0, above 88.7228 gives ∞, NaN stays NaN.
-inline F32 exp(F32 x) {
-  // In this order of arguments a NaN passes through both.
-  x = min(set1(89.0f), max(set1(-104.0f), x));
-  const I32 n = round_to_int(x * set1(1.44269504f));
+// e^x = y · 2^n with |ln y| ≤ ln(2) / 2.
+inline F32 exp_parts(F32 x, I32& n) {
+  n = round_to_int(x * set1(1.44269504f));
   const F32 count = to_float(n);
   const F32 r = fma(count, set1(-0x1.7f7d1cp-20f), fma(count, set1(-0x1.62e4p-1f), x));
   F32 q = set1(0.0013814431f);  // (e^r − 1 − r) / r², |r| ≤ ln(2) / 2
@@ -20,10 +18,25 @@ inline F32 exp(F32 x) {
   q = fma(q, r, set1(0.0416683958f));
   q = fma(q, r, set1(0.1666652f));
   q = fma(q, r, set1(0.499999934f));
-  const F32 y = fma(r * r, q, r) + set1(1.0f);
+  return fma(r * r, q, r) + set1(1.0f);
+}
+
+// e^x within 1.1 ulp, denormal results included.  −∞ gives 0, above 88.7228 gives ∞, NaN stays NaN.
+inline F32 exp(F32 x) {
+  // In this order of arguments a NaN passes through both.
+  x = min(set1(89.0f), max(set1(-104.0f), x));
+  I32 n;
+  const F32 y = exp_parts(x, n);
   // 2^n in two factors: n reaches from −150 to 128, further than one float's exponent does.
   const I32 half = shift_right<1>(n), bias = set1i(127);
   return y * from_bits(shift_left<23>(half + bias)) * from_bits(shift_left<23>(n - half + bias));
+}
+
+// The same for x ≤ 0 where 3e-38 is as good as any smaller result.
+inline F32 exp_weight(F32 x) {
+  I32 n;
+  const F32 y = exp_parts(max(set1(-86.5f), x), n);
+  return y * from_bits(shift_left<23>(n + set1i(127)));
 }
 
 inline F32 sigmoid(F32 x) { return set1(1.0f) / (set1(1.0f) + exp(-x)); }
