@@ -38,4 +38,27 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
   return x.values + (token / x.block) * x.block * x.groups * kGroup + (token % x.block) * 8;
 }
 
+// Runs ahead of gemv through the bytes of this panel and the next strictly in order: a weight is read once, and the
+// CPU's own prefetcher loses its way between two streams, values here and scales or multipliers there.
+template <Scheme scheme>
+struct PanelPrefetch {
+  const uint8_t* at;
+
+  PanelPrefetch(const uint8_t* panel, const PanelLayout& layout, int64_t bytes_ahead)
+      : at(panel + layout.values + bytes_ahead) {}
+
+  inline void line() {
+    __builtin_prefetch(at, 0, 3);
+    at += 64;
+  }
+
+  // Called once a group, in order.
+  inline void group(int64_t g) {
+#pragma GCC unroll 8
+    for (int i = 0; i < (scheme == Scheme::i8 ? 8 : 4); ++i) line();
+    if (scheme == Scheme::g32 || (scheme == Scheme::g32i && g % 8 == 0)) line();
+    if (scheme != Scheme::g32 && g == 0) line();
+  }
+};
+
 }  // namespace armllm::ARMLLM_VARIANT

@@ -13,7 +13,7 @@ namespace {
 constexpr int kBlock = 4;  // tokens of a register tile: 4 × 2 accumulators beside |w| and w
 constexpr int kTokens = 64;
 constexpr int kPanels = 2;
-constexpr int kAhead = 2048;  // bytes that gemv's prefetch runs ahead of its loads
+constexpr int kAhead = 4096;  // bytes that gemv's prefetch runs ahead of its loads
 
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 
@@ -52,6 +52,7 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
   const int8_t* values = x.values + first_token * row_bytes;
   const int32_t* offsets = x.group_offsets + first_token * groups;
   const uint8_t* w = panel + layout.values;
+  PanelPrefetch<scheme> prefetch(panel, layout, kAhead);
   __m256i total[2][T];
   __m256 total_f[2][T];
   for (int h = 0; h < 2; ++h) {
@@ -60,9 +61,9 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
   }
   for (int64_t g = 0; g < groups; ++g) {
     const int8_t* xg = values + g * kGroup;
+    prefetch.group(g);
     if constexpr (scheme == Scheme::i8) {
       for (int j = 0; j < 8; ++j, w += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead), _MM_HINT_T0);
         for (int h = 0; h < 2; ++h) {
           const __m256i line = load(w + h * 32), magnitude = _mm256_abs_epi8(line);
 #pragma GCC unroll 8
@@ -80,7 +81,6 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
       for (int t = 0; t < T; ++t) acc[t] = _mm256_set1_epi32(offsets[t * groups + g] & 0xffff);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        if (h == 0) _mm_prefetch(reinterpret_cast<const char*>(w + j * 64 + kAhead), _MM_HINT_T0);
         const __m256i line = load(w + j * 64 + h * 32);
         const __m256i first = low_nibbles(line), second = high_nibbles(line);
 #pragma GCC unroll 8

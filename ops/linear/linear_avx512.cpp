@@ -15,7 +15,7 @@ constexpr int kWide =
     3;  // panels of a register tile: 8 × 3 accumulators, 3 weights and one activation register
 constexpr int kTokens = 64;
 constexpr int kPanels = 2 * kWide;
-constexpr int kAhead = 4096;  // bytes that gemv's prefetch runs ahead of its loads, across panels
+constexpr int kAhead = 4096;  // bytes that gemv's prefetch runs ahead of its loads
 
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 
@@ -49,6 +49,7 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
   const int32_t* offsets = x.group_offsets + first_token * groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
+  PanelPrefetch<scheme> prefetch(panel, layout, kAhead);
   __m512i total[T];
   __m512 total_f[T];
   for (int t = 0; t < T; ++t) total[t] = _mm512_setzero_si512();
@@ -60,17 +61,15 @@ void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token
       acc[t] =
           _mm512_set1_epi32(scheme == Scheme::i8 ? 16 * offsets[t * groups + g] : offsets[t * groups + g]);
     const int8_t* xg = values + g * kGroup;
+    prefetch.group(g);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       __m512i first, second;
       if constexpr (scheme == Scheme::i8) {
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + 64), _MM_HINT_T0);
         first = _mm512_xor_si512(load(w), flip);
         second = _mm512_xor_si512(load(w + 64), flip);
         w += 128;
       } else {
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead), _MM_HINT_T0);
         const __m512i line = load(w);
         first = low_nibbles(line);
         second = high_nibbles(line);
