@@ -1,0 +1,39 @@
+"""Rewrites of a captured graph, in order.  Each is a small function of the graph; one that finds nothing changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import fx
+
+import torch_armllm.ops  # noqa: F401  (registers the operators that the passes insert)
+from torch_armllm.passes import add_norm, attention, clean, dense, gated, norm, qkv, rope, route
+from torch_armllm.passes.match import PassContext
+
+Pass = Callable[[fx.GraphModule, PassContext], int]
+
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("clean", clean.run),
+    ("norm", norm.run),
+    ("rope", rope.run),
+    ("gated", gated.run),
+    ("qkv", qkv.run),
+    ("route", route.run),
+    ("dense", dense.run),
+    ("add_norm", add_norm.run),
+    ("attention", attention.run),
+    ("dead_code", clean.run),
+)
+
+
+def run_passes(module: fx.GraphModule, context: PassContext | None = None) -> PassContext:
+    """Runs all passes over a graph, in place, and returns the context with the number of rewrites of each."""
+    context = context or PassContext()
+    for name, run in PASSES:
+        context.counts[name] = run(module, context)
+        module.graph.lint()
+    module.recompile()
+    return context
+
+
+__all__ = ["PASSES", "Pass", "PassContext", "run_passes"]

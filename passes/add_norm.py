@@ -1,0 +1,49 @@
+"""Residual adds that feed a norm are done by the norm: ``norm(a + b)`` becomes ``add_…_norm(a, b)``."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from torch_armllm.passes.match import PassContext, aten, call, is_op, value
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Fuses residual adds into the norms behind them; the sum stays available to its other users.
+
+    Returns:
+        The number of adds fused.
+    """
+    fused = {
+        torch.ops.armllm.rms_norm.default: torch.ops.armllm.add_rms_norm.default,
+        torch.ops.armllm.layer_norm.default: torch.ops.armllm.add_layer_norm.default,
+    }
+    graph = module.graph
+    found = 0
+    for norm in list(graph.nodes):
+        if norm.op != "call_function" or norm.target not in fused:
+            continue
+        add = norm.args[0]
+        if not is_op(add, aten.add.Tensor) or add.kwargs.get("alpha", 1) != 1:
+            continue
+        a, b = add.args[:2]
+        if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
+            continue
+        if value(a).shape != value(b).shape or value(a).dtype != value(b).dtype:
+            continue
+        with graph.inserting_before(add.next):
+            both = call(graph, fused[norm.target], a, b, *norm.args[1:])
+            # the norm's other operands are constants, which may stand further down
+            for operand in both.all_input_nodes:
+                if operand.op == "get_attr" and operand not in (a, b):
+                    both.prepend(operand)
+            normed = call(graph, operator.getitem, both, 0)
+            total = call(graph, operator.getitem, both, 1)
+        norm.replace_all_uses_with(normed)
+        add.replace_all_uses_with(total)
+        graph.erase_node(norm)
+        graph.erase_node(add)
+        found += 1
+    return found

@@ -1,0 +1,45 @@
+"""Takes out what computes nothing: metadata checks, conversions to the same type, inactive dropout, dead code."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from torch_armllm.passes.match import PassContext, aten, is_op, value
+
+
+def _is_identity(node: fx.Node) -> bool:
+    if is_op(node, aten.to, aten._to_copy, aten.contiguous, aten.clone, aten.detach, aten.alias, aten.lift_fresh_copy):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        before, after = value(source), value(node)
+        if is_op(node, aten.contiguous, aten.clone) and not before.is_contiguous():
+            return False
+        return before.dtype == after.dtype and before.device == after.device
+    if is_op(node, aten.dropout):
+        return node.args[2] is False or node.args[1] == 0
+    if is_op(node, aten.mul.Tensor):
+        return node.args[1] == 1.0 and isinstance(node.args[1], float) and value(node).dtype.is_floating_point
+    if is_op(node, aten.slice.Tensor) and len(node.args) >= 4:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return node.args[2] == 0 and isinstance(node.args[3], int) and node.args[3] >= torch.iinfo(torch.int64).max
+    return False
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Removes identities and dead code.
+
+    Returns:
+        The number of nodes that went.
+    """
+    graph = module.graph
+    before = len(graph.nodes)
+    for node in list(graph.nodes):
+        if is_op(node, aten._assert_tensor_metadata, aten._assert_scalar, aten.sym_constrain_range_for_size):
+            graph.erase_node(node)
+        elif _is_identity(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return before - len(graph.nodes)

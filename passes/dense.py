@@ -1,0 +1,32 @@
+"""Small float linear layers (routers) become ``dense_linear``, so that a quantised step needs nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from torch_armllm.passes.match import PassContext, aten, call, constant, is_op
+
+MOST_WEIGHTS = 1 << 22
+"""Above this many weights the library's own matrix product is the better one."""
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites small ``aten.linear`` with constant weights.
+
+    Returns:
+        The number of layers rewritten.
+    """
+    graph = module.graph
+    found = 0
+    for node in list(graph.nodes):
+        if not is_op(node, aten.linear.default):
+            continue
+        weight = constant(module, node.args[1])
+        if weight is None or weight.numel() > MOST_WEIGHTS:
+            continue
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(call(graph, torch.ops.armllm.dense_linear.default, *node.args))
+        graph.erase_node(node)
+        found += 1
+    return found

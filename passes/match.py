@@ -1,0 +1,116 @@
+"""Small tools that the passes share: look at nodes, build new ones, read and replace constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+aten = torch.ops.aten
+
+
+@dataclass
+class PassContext:
+    """What a pass may know beyond the graph."""
+
+    paged: bool = True
+    """Whether attention is to run against a paged cache (a captured model) or stays as it is (torch.compile)."""
+    on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None
+    """Called with the attribute of a weight that a pass moved into a larger tensor, and its view there."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Rewrites by pass name, filled by ``run_passes``."""
+
+
+def is_op(node: Any, *targets: Any) -> bool:
+    """Whether ``node`` is a call of one of these operators (overloads or packets)."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    packet = getattr(node.target, "overloadpacket", None)
+    return node.target in targets or (packet is not None and packet in targets)
+
+
+def value(node: Node) -> Tensor:
+    """The fake tensor that stands for a node's result: shape and dtype."""
+    found = node.meta["val"]
+    assert isinstance(found, Tensor), f"{node} is not a tensor"
+    return found
+
+
+def other_operand(node: Node, operand: Node) -> Any:
+    """The other argument of a binary node."""
+    a, b = node.args[:2]
+    return b if a is operand else a
+
+
+def only_user(node: Node) -> Node | None:
+    """The one user of a node, or None if it has none or several."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def constant(module: fx.GraphModule, node: Any) -> Tensor | None:
+    """The tensor behind a ``get_attr`` node, or None."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    found = module
+    for part in str(node.target).split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Tensor) else None
+
+
+def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor) -> Node:
+    """Adds a tensor to the module and a ``get_attr`` node for it in front of ``before``."""
+    attribute, number = name, 0
+    while hasattr(module, attribute):
+        number += 1
+        attribute = f"{name}_{number}"
+    setattr(module, attribute, tensor)
+    with module.graph.inserting_before(before):
+        node = module.graph.get_attr(attribute)
+    node.meta["val"] = fake_mode(before).from_tensor(tensor)
+    return node
+
+
+def fake_mode(near: Node) -> Any:
+    """The fake tensor mode of a graph, found at or before a node."""
+    node = near
+    while True:
+        found = node.meta.get("val")
+        if isinstance(found, Tensor) and hasattr(found, "fake_mode"):
+            return found.fake_mode
+        if isinstance(found, (tuple, list)) and found and hasattr(found[0], "fake_mode"):
+            return found[0].fake_mode
+        node = node.prev
+        assert node.op != "root", "no fake tensor in this graph"
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """Inserts a call at the graph's insertion point and works out what it gives, by its fake kernel."""
+    node = graph.call_function(target, args, kwargs)
+
+    def fake(n: Node) -> Any:
+        return n.meta["val"]
+
+    mode = next(
+        (v.fake_mode for v in map(fake, node.all_input_nodes) if hasattr(v, "fake_mode")), None
+    )
+    if mode is None:
+        mode = fake_mode(node.prev)
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*fx.map_arg(args, fake), **fx.map_arg(kwargs, fake))
+    return node
+
+
+def strip(node: Any, *targets: Any) -> Any:
+    """Follows first arguments through the given operators."""
+    while is_op(node, *targets):
+        node = node.args[0]
+    return node
+
+
+def static_int(size: Any) -> int | None:
+    """The size as an int if it does not depend on the number of tokens."""
+    return int(size) if isinstance(size, int) else None

@@ -1,0 +1,106 @@
+"""Norms, recognised by what the graph computes, never by a class name.
+
+``x · rsqrt(mean(x²) + eps)`` times ``w`` or ``1 + w`` becomes ``rms_norm``; ``aten.layer_norm`` becomes
+``layer_norm``; ``aten.rms_norm`` (``torch.nn.RMSNorm``) becomes ``rms_norm``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, only_user, other_operand, strip, value
+
+
+@dataclass
+class _RmsNorm:
+    x: Node
+    weight: Node
+    offset: float
+    eps: float
+    last: Node
+
+
+def _scaled_by_weight(module: fx.GraphModule, node: Node) -> tuple[Node, Node, float] | None:
+    """``node · w`` or ``node · (1 + w)`` → the product, w's constant node, and the offset."""
+    user = only_user(node)
+    if user is None or not is_op(user, aten.mul.Tensor):
+        return None
+    other = strip(other_operand(user, node), aten.to)
+    offset = 0.0
+    if is_op(other, aten.add.Tensor) and other.args[1] in (1, 1.0):
+        other, offset = strip(other.args[0], aten.to), 1.0
+    weight = constant(module, other)
+    if weight is None or weight.dim() != 1 or weight.shape[0] != value(node).shape[-1]:
+        return None
+    return user, other, offset
+
+
+def _skip_conversion(node: Node) -> Node:
+    user = only_user(node)
+    return user if user is not None and is_op(user, aten.to) else node
+
+
+def _match_rms(module: fx.GraphModule, rsqrt: Node) -> _RmsNorm | None:
+    add = rsqrt.args[0]
+    if not is_op(add, aten.add.Tensor) or not isinstance(add.args[1], float):
+        return None
+    mean: Any = add.args[0]
+    if not is_op(mean, aten.mean.dim) or list(mean.args[1]) != [-1] or mean.args[2] is not True:
+        return None
+    square: Any = mean.args[0]
+    if not (is_op(square, aten.pow.Tensor_Scalar) and square.args[1] == 2):
+        return None
+    wide: Any = square.args[0]
+    product = only_user(rsqrt)
+    if product is None or not is_op(product, aten.mul.Tensor) or other_operand(product, rsqrt) is not wide:
+        return None
+    x = strip(wide, aten.to)
+    scaled = _scaled_by_weight(module, _skip_conversion(product))
+    if scaled is None:
+        return None
+    last, weight, offset = scaled
+    if value(last).dtype != value(x).dtype:
+        last = _skip_conversion(last)
+    if value(last).dtype != value(x).dtype:
+        return None
+    return _RmsNorm(x, weight, offset, float(add.args[1]), last)
+
+
+def _replace(module: fx.GraphModule, last: Node, target: Any, *args: Any) -> None:
+    with module.graph.inserting_before(last):
+        last.replace_all_uses_with(call(module.graph, target, *args))
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites every norm it recognises.
+
+    Returns:
+        The number of norms rewritten.
+    """
+    found = 0
+    for node in list(module.graph.nodes):
+        if is_op(node, aten.rsqrt.default):
+            match = _match_rms(module, node)
+            if match is None:
+                continue
+            _replace(
+                module, match.last, torch.ops.armllm.rms_norm.default, match.x, match.weight, match.eps, match.offset
+            )
+        elif is_op(node, aten.rms_norm.default) and len(node.args) >= 3 and len(node.args[1]) == 1:
+            eps = node.args[3] if len(node.args) > 3 else None
+            if eps is None:
+                eps = torch.finfo(value(node).dtype).eps
+            _replace(module, node, torch.ops.armllm.rms_norm.default, node.args[0], node.args[2], eps, 0.0)
+        elif is_op(node, aten.layer_norm.default) and len(node.args[1]) == 1:
+            weight, bias, eps = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
+            _replace(module, node, torch.ops.armllm.layer_norm.default, node.args[0], weight, bias, eps)
+        else:
+            continue
+        found += 1
+    module.graph.eliminate_dead_code()
+    return found

@@ -1,0 +1,149 @@
+"""Rotary embeddings of queries and keys: ``x·cos + rotate_half(x)·sin`` becomes the in-place op ``rope_``."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, new_constant, strip, value
+
+
+@dataclass
+class _Rotated:
+    x: Node
+    """Before rotation, ``(1, T, heads, head_size)``."""
+    cos: Node
+    sin: Node
+
+
+def _rotates_half(node: Any, x: Node) -> bool:
+    """Whether ``node`` is ``cat([-x[..., h:], x[..., :h]])``."""
+    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2:
+        return False
+    negated, first = node.args[0]
+    half = value(x).shape[-1] // 2
+    if not (is_op(negated, aten.neg.default) and is_op(first, aten.slice.Tensor)):
+        return False
+    second = negated.args[0]
+    return (
+        is_op(second, aten.slice.Tensor)
+        and second.args[0] is x
+        and first.args[0] is x
+        and second.args[2] == half
+        and first.args[2] == 0
+        and first.args[3] == half
+    )
+
+
+def _match(node: Any) -> _Rotated | None:
+    if not is_op(node, aten.add.Tensor):
+        return None
+    for straight, turned in (node.args[:2], node.args[1::-1]):
+        if not (is_op(straight, aten.mul.Tensor) and is_op(turned, aten.mul.Tensor)):
+            continue
+        x, cos = straight.args[:2]
+        rotated, sin = turned.args[:2]
+        if not _rotates_half(rotated, x) or not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
+            continue
+        if is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default):
+            return _Rotated(x.args[0], cos.args[0], sin.args[0])
+    return None
+
+
+@dataclass
+class _Angles:
+    positions: Node
+    inv_freq: torch.Tensor
+    scaling: float
+
+
+def _match_angles(module: fx.GraphModule, cos: Node, sin: Node) -> _Angles | None:
+    """``cos(cat([f, f])) · s`` with ``f = positions · inv_freq``, and the same for sin."""
+    found = []
+    for node, function in ((cos, aten.cos.default), (sin, aten.sin.default)):
+        node, scaling = strip(node, aten.to), 1.0
+        if is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float):
+            node, scaling = node.args[0], node.args[1]
+        if not is_op(node, function) or not is_op(node.args[0], aten.cat.default):
+            return None
+        found.append((node.args[0], scaling))
+    if found[0] != found[1]:
+        return None
+    twice, scaling = found[0]
+    if len(twice.args[0]) != 2 or twice.args[0][0] is not twice.args[0][1]:
+        return None
+    angle = twice.args[0][0]
+    if not is_op(angle, aten.mul.Tensor):
+        return None
+    positions, frequencies = (strip(a, aten.to, aten.unsqueeze, aten.expand, aten.view) for a in angle.args[:2])
+    inv_freq = constant(module, frequencies)
+    if inv_freq is None or inv_freq.dim() != 1 or not isinstance(positions, Node) or positions.op != "placeholder":
+        return None
+    return _Angles(positions, inv_freq.float().contiguous(), scaling)
+
+
+class _Tables:
+    """Angle tables of a graph, each made once, at the place of its first use."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.made: dict[tuple[Node, Node], tuple[Node, Node]] = {}
+
+    def get(self, cos: Node, sin: Node, before: Node) -> tuple[Node, Node]:
+        if (cos, sin) not in self.made:
+            self.made[cos, sin] = self._make(cos, sin, before)
+        return self.made[cos, sin]
+
+    def _make(self, cos: Node, sin: Node, before: Node) -> tuple[Node, Node]:
+        graph = self.module.graph
+        angles = _match_angles(self.module, cos, sin)
+        if angles is None:
+            half = value(cos).shape[-1] // 2
+            with graph.inserting_before(before):
+                return self._half(cos, half), self._half(sin, half)
+        frequencies = new_constant(self.module, before, "rope_inv_freq", angles.inv_freq)
+        with graph.inserting_before(before):
+            table = call(graph, torch.ops.armllm.rope_table.default, angles.positions, frequencies, angles.scaling)
+            return call(graph, operator.getitem, table, 0), call(graph, operator.getitem, table, 1)
+
+    def _half(self, angle: Node, half: int) -> Node:
+        graph = self.module.graph
+        part = call(graph, aten.slice.Tensor, angle, -1, 0, half)
+        wide = call(graph, aten.to.dtype, part, torch.float32)
+        rows = call(graph, aten.reshape.default, wide, [-1, half])
+        return call(graph, aten.contiguous.default, rows)
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites the rotation of every attention's queries and keys.
+
+    The rotation is done in place: queries and keys are results of a linear layer or a norm, and nothing else reads
+    them.  Where something does, the attention is left alone.
+
+    Returns:
+        The number of attentions rewritten.
+    """
+    graph = module.graph
+    tables = _Tables(module)
+    found = 0
+    for node in list(graph.nodes):
+        if not is_op(node, torch.ops.armllm.attention.default):
+            continue
+        q, k = (_match(operand) for operand in node.args[:2])
+        if q is None or k is None or q.cos is not k.cos or q.sin is not k.sin:
+            continue
+        if any(len(side.x.users) != 1 for side in (q, k)):
+            continue
+        cos, sin = tables.get(q.cos, q.sin, node)
+        with graph.inserting_before(node):
+            call(graph, torch.ops.armllm.rope_.default, q.x, k.x, cos, sin, False)
+            for position, side in ((0, q), (1, k)):
+                node.update_arg(position, call(graph, aten.transpose.int, side.x, 1, 2))
+        found += 1
+    graph.eliminate_dead_code()
+    return found

@@ -1,0 +1,127 @@
+"""Model → one ATen graph on packed tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+
+from torch_armllm.hf import attention, experts
+
+
+class CaptureError(RuntimeError):
+    """The model cannot be captured; the message says why."""
+
+
+@dataclass
+class Captured:
+    """A model's body as a graph.
+
+    The graph takes ``input_ids`` and ``position_ids``, both ``(1, T)`` int64, and returns the last hidden state
+    ``(1, T, hidden)``.  Weights are attributes of the graph module that share memory with the model's.
+    """
+
+    graph_module: fx.GraphModule
+    names: dict[str, str] = field(default_factory=dict)
+    """Attribute of the graph module → fully qualified name in the base model."""
+
+
+class _Body(nn.Module):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.base(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, return_dict=True
+        ).last_hidden_state
+        return hidden
+
+
+@contextlib.contextmanager
+def _seams(model: nn.Module) -> Iterator[None]:
+    attention.register()
+    experts.register()
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(c, c._attn_implementation, getattr(c, "_experts_implementation", None)) for c in configs]
+    try:
+        for config, _, _ in before:
+            config._attn_implementation = attention.IMPLEMENTATION
+            config._experts_implementation = experts.IMPLEMENTATION
+        yield
+    finally:
+        for config, attn, expert in before:
+            config._attn_implementation = attn
+            config._experts_implementation = expert
+
+
+def _refuse_what_the_graph_would_lose(base: nn.Module) -> None:
+    config = base.config
+    text = getattr(config, "get_text_config", lambda: config)()
+    if getattr(text, "attention_chunk_size", None):
+        raise CaptureError("chunked attention masks are not covered by the paged kernels")
+    if not getattr(base, "_supports_attention_backend", False):
+        raise CaptureError(f"{type(base).__name__} does not use transformers' attention interface")
+
+
+def _weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
+    module = program.graph_module
+    graph = module.graph
+    signature = program.graph_signature
+    lifted = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    lifted.update(signature.inputs_to_lifted_tensor_constants)
+    tensors = {**program.constants, **program.state_dict}
+    names: dict[str, str] = {}
+    for node in list(graph.nodes):
+        if node.op != "placeholder" or node.name not in lifted:
+            continue
+        qualified = lifted[node.name]
+        attribute = "c_" + qualified.replace(".", "_")
+        setattr(module, attribute, tensors[qualified].detach())
+        names[attribute] = qualified.removeprefix("base.")
+        with graph.inserting_before(node):
+            constant = graph.get_attr(attribute)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        graph.erase_node(node)
+    output = next(n for n in graph.nodes if n.op == "output")
+    output.args = (output.args[0][0],)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            node.target = node.name
+    graph.set_codegen(fx.graph.CodeGen())
+    graph.lint()
+    return Captured(fx.GraphModule(module, graph), names)
+
+
+def capture(model: nn.Module) -> Captured:
+    """Exports the body of a causal language model (``model.base_model``) on packed tokens of dynamic length.
+
+    Args:
+        model: a transformers model in evaluation mode, float or quantised.
+
+    Returns:
+        The graph, with attention and experts as the marker ops of ``torch_armllm.hf``.
+
+    Raises:
+        CaptureError: the model cannot be exported, with the exporter's own reason.
+    """
+    base = getattr(model, "base_model", model)
+    _refuse_what_the_graph_would_lose(base)
+    tokens = torch.export.Dim("tokens", min=2, max=1 << 24)
+    ids = torch.zeros(1, 7, dtype=torch.long)
+    positions = torch.arange(7)[None]
+    try:
+        with torch.no_grad(), _seams(base), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(
+                _Body(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
+            )
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
+    return _weights_as_attributes(program)

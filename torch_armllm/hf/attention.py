@@ -1,0 +1,113 @@
+"""The attention seam: one function, registered with transformers, that leaves a marker op in the captured graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+IMPLEMENTATION = "armllm"
+
+_UNDERSTOOD = {"position_ids", "dropout", "use_cache"}
+_HARMLESS = {"cache_position", "output_attentions", "output_hidden_states", "return_dict", "logits_to_keep"}
+
+_library = torch.library.Library("armllm", "FRAGMENT")
+_library.define(
+    "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap, Tensor? sinks)"
+    " -> Tensor"
+)
+
+
+class UnsupportedAttention(RuntimeError):
+    """The model asks of its attention what the paged kernels cannot give."""
+
+
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, window: int, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """Causal attention of one sequence in float32, as slow and plain as can be.
+
+    Args:
+        q: queries, ``(1, q_heads, T, head_size)``.
+        k: keys, ``(1, kv_heads, T, head_size)``.
+        v: values, ``(1, kv_heads, T, value_size)``.
+        layer: index of the layer, for the cache; unused here.
+        scale: factor of the scores.
+        window: a query sees this many positions up to its own; 0 for all.
+        softcap: scores become ``softcap * tanh(s / softcap)``; 0 for none.
+        sinks: extra logits ``(q_heads,)`` that take weight and give no value.
+
+    Returns:
+        ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
+    """
+    groups = q.shape[1] // k.shape[1]
+    keys = k.float().repeat_interleave(groups, 1)
+    values = v.float().repeat_interleave(groups, 1)
+    scores = (q.float() * scale) @ keys.transpose(2, 3)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    positions = torch.arange(q.shape[2], device=q.device)
+    behind = positions[:, None] - positions[None, :]
+    hidden = behind < 0
+    if window > 0:
+        hidden = hidden | (behind >= window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        extra = sinks.float().view(1, -1, 1, 1).expand(1, -1, q.shape[2], 1)
+        weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ values).transpose(1, 2).contiguous().to(q.dtype)
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, window: int, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+_library.impl("attention", dense_attention, "CompositeExplicitAutograd")
+torch.library.register_fake("armllm::attention", _fake, lib=_library)
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its own attention while a model is captured.
+
+    Raises:
+        UnsupportedAttention: the model gives a mask or a keyword that the kernels do not know.
+    """
+    if attention_mask is not None:
+        raise UnsupportedAttention(f"{type(module).__name__} builds an attention mask of its own")
+    unknown = [k for k, v in kwargs.items() if v is not None and k not in _UNDERSTOOD | _HARMLESS]
+    if unknown:
+        raise UnsupportedAttention(f"{type(module).__name__} passes {unknown} to its attention")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedAttention(f"{type(module).__name__} is not causal")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx, so its cache cannot be told from others")
+    scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
+    out = torch.ops.armllm.attention(
+        query, key, value, int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux
+    )
+    return out, None
+
+
+def register() -> None:
+    """Makes the seam known to transformers; the mask interface is left without an entry, so no mask is built."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, attention_function)
