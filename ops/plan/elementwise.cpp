@@ -1,0 +1,38 @@
+#include "plan/elementwise.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "activation/activation.h"
+#include "common/variants.h"
+
+namespace armllm {
+namespace {
+constexpr int64_t kRowsPerTile = 16;
+}
+
+int64_t Embedding::tiles(int) const { return ceil_div(args.tokens, kRowsPerTile); }
+
+void Embedding::tile(int, int64_t index) {
+  const int64_t bytes = args.width * size_of(args.out.type);
+  const int64_t end = std::min(args.tokens, (index + 1) * kRowsPerTile);
+  for (int64_t t = index * kRowsPerTile; t < end; ++t) {
+    const int64_t id = args.ids[t];
+    if (id < 0 || id >= args.vocabulary) {
+      std::memset(args.out.row(t), 0, bytes);
+    } else {
+      std::memcpy(args.out.row(t), args.table.row(id), bytes);
+    }
+  }
+}
+
+int64_t Add::tiles(int) const { return ceil_div(args.rows, kRowsPerTile); }
+
+void Add::tile(int, int64_t index) {
+  const auto add = variant().activation->add;
+  const int64_t end = std::min(args.rows, (index + 1) * kRowsPerTile);
+  for (int64_t r = index * kRowsPerTile; r < end; ++r)
+    add(args.a.row(r), args.b.row(r), args.out.row(r), args.out.type, args.width);
+}
+
+}  // namespace armllm

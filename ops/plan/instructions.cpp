@@ -1,0 +1,372 @@
+// Opcodes: from integers to task sets.  The order of the fields is that of torch_armllm/plan.py.
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "activation/activation.h"
+#include "attention/attention.h"
+#include "linear/linear.h"
+#include "moe/moe.h"
+#include "norm/norm.h"
+#include "plan/elementwise.h"
+#include "plan/plan.h"
+#include "rope/rope.h"
+
+namespace armllm {
+namespace {
+
+enum Opcode : int64_t {
+  kEmbed,
+  kRmsNorm,
+  kLayerNorm,
+  kLinear,
+  kGatedLinear,
+  kDenseLinear,
+  kMoe,
+  kRoute,
+  kRopeTable,
+  kRope,
+  kKvWrite,
+  kAttention,
+  kGatedAct,
+  kAdd,
+};
+
+template <class Task, class Bind>
+Instruction simple(std::unique_ptr<Task> task, Bind bind) {
+  Task* raw = task.get();
+  Instruction made;
+  made.task = std::move(task);
+  made.bind = [raw, bind](const Frame& frame) { bind(*raw, frame); };
+  return made;
+}
+
+template <class Task, class Bind, class Bytes>
+Instruction with_scratch(std::unique_ptr<Task> task, Bind bind, Bytes bytes) {
+  Task* raw = task.get();
+  Instruction made = simple(std::move(task), bind);
+  made.scratch_bytes = [raw, bytes] { return bytes(raw->args); };
+  made.set_scratch = [raw](void* scratch) { raw->args.scratch = scratch; };
+  return made;
+}
+
+Instruction embed(Reader& in) {
+  auto task = std::make_unique<Embedding>();
+  const View out = in.view(), ids = in.view(), table = in.view();
+  task->args.width = in.integer();
+  task->args.vocabulary = in.integer();
+  return simple(std::move(task), [=](Embedding& t, const Frame& f) {
+    t.args.out = f.rows(out);
+    t.args.ids = f.pointer<int64_t>(ids);
+    t.args.table = f.rows(table);
+    t.args.tokens = f.tokens;
+  });
+}
+
+template <class Norm>
+Instruction norm(Reader& in) {
+  auto task = std::make_unique<Norm>();
+  const View x = in.view(), out = in.view(), residual = in.view(), sum = in.view();
+  const View weight = in.view(), bias = in.view();
+  const int64_t per_token = in.integer();
+  task->args.per_token = per_token;
+  task->args.width = in.integer();
+  task->args.eps = in.real();
+  task->args.weight_offset = in.real();
+  task->args.weight_type = static_cast<DType>(weight.type);
+  return simple(std::move(task), [=](Norm& t, const Frame& f) {
+    t.args.x = f.rows(x);
+    t.args.out = f.rows(out);
+    t.args.residual = f.rows(residual);
+    t.args.sum = f.rows(sum);
+    t.args.weight = f.address(weight);
+    t.args.bias = f.address(bias);
+    t.args.rows = f.tokens * per_token;
+  });
+}
+
+Instruction linear(Reader& in) {
+  auto task = std::make_unique<QuantLinear>();
+  const View x = in.view(), out = in.view(), residual = in.view(), weight = in.view(), bias = in.view();
+  LinearArgs& a = task->args;
+  a.panel_stride = in.integer();
+  a.scheme = static_cast<Scheme>(in.integer());
+  a.in_features = in.integer();
+  a.out_features = in.integer();
+  a.bias_type = static_cast<DType>(bias.type);
+  return with_scratch(
+      std::move(task),
+      [=](QuantLinear& t, const Frame& f) {
+        t.args.x = f.rows(x);
+        t.args.out = f.rows(out);
+        t.args.residual = f.rows(residual);
+        t.args.weight = f.pointer<uint8_t>(weight);
+        t.args.bias = f.address(bias);
+        t.args.tokens = f.tokens;
+      },
+      [](const LinearArgs& args) { return QuantLinear::scratch_bytes(args.tokens, args.in_features); });
+}
+
+Instruction gated_linear(Reader& in) {
+  auto task = std::make_unique<QuantGatedLinear>();
+  const View x = in.view(), out = in.view(), weight = in.view(), gate_bias = in.view(), up_bias = in.view();
+  GatedLinearArgs& a = task->args;
+  a.panel_stride = in.integer();
+  a.scheme = static_cast<Scheme>(in.integer());
+  a.in_features = in.integer();
+  a.out_features = in.integer();
+  a.activation = static_cast<Activation>(in.integer());
+  a.bias_type = static_cast<DType>(gate_bias.type);
+  return with_scratch(
+      std::move(task),
+      [=](QuantGatedLinear& t, const Frame& f) {
+        t.args.x = f.rows(x);
+        t.args.out = f.rows(out);
+        t.args.weight = f.pointer<uint8_t>(weight);
+        t.args.gate_bias = f.address(gate_bias);
+        t.args.up_bias = f.address(up_bias);
+        t.args.tokens = f.tokens;
+      },
+      [](const GatedLinearArgs& args) { return QuantGatedLinear::scratch_bytes(args.tokens, args.in_features); });
+}
+
+Instruction dense_linear(Reader& in) {
+  auto task = std::make_unique<DenseLinear>();
+  const View x = in.view(), out = in.view(), weight = in.view(), bias = in.view();
+  task->args.in_features = in.integer();
+  task->args.out_features = in.integer();
+  task->args.bias_type = static_cast<DType>(bias.type);
+  return simple(std::move(task), [=](DenseLinear& t, const Frame& f) {
+    t.args.x = f.rows(x);
+    t.args.out = f.rows(out);
+    t.args.weight = f.rows(weight);
+    t.args.bias = f.address(bias);
+    t.args.tokens = f.tokens;
+  });
+}
+
+Instruction moe(Reader& in) {
+  auto task = std::make_unique<QuantMoe>();
+  const View x = in.view(), out = in.view(), ids = in.view(), weights = in.view();
+  const View gate_up = in.view(), down = in.view(), gate_up_bias = in.view(), down_bias = in.view();
+  MoeArgs& a = task->args;
+  a.gate_up_expert_stride = in.integer();
+  a.down_expert_stride = in.integer();
+  a.gate_up_panel_stride = in.integer();
+  a.down_panel_stride = in.integer();
+  a.scheme = static_cast<Scheme>(in.integer());
+  a.experts = in.integer();
+  a.top_k = in.integer();
+  a.hidden = in.integer();
+  a.intermediate = in.integer();
+  a.activation = static_cast<Activation>(in.integer());
+  a.limit = in.real();
+  a.bias_type = static_cast<DType>(gate_up_bias.type);
+  return with_scratch(
+      std::move(task),
+      [=](QuantMoe& t, const Frame& f) {
+        t.args.x = f.rows(x);
+        t.args.out = f.rows(out);
+        t.args.ids = f.pointer<int32_t>(ids);
+        t.args.weights = f.pointer<float>(weights);
+        t.args.gate_up = f.pointer<uint8_t>(gate_up);
+        t.args.down = f.pointer<uint8_t>(down);
+        t.args.gate_up_bias = f.address(gate_up_bias);
+        t.args.down_bias = f.address(down_bias);
+        t.args.tokens = f.tokens;
+      },
+      [](const MoeArgs& args) { return QuantMoe::scratch_bytes(args); });
+}
+
+Instruction route(Reader& in) {
+  auto task = std::make_unique<MoeRoute>();
+  const View logits = in.view(), weights = in.view(), ids = in.view(), correction = in.view();
+  RouteArgs& a = task->args;
+  a.experts = in.integer();
+  a.top_k = in.integer();
+  a.groups = in.integer();
+  a.top_k_groups = in.integer();
+  a.scoring = static_cast<Scoring>(in.integer());
+  a.renormalize = in.integer() != 0;
+  a.scale = in.real();
+  return simple(std::move(task), [=](MoeRoute& t, const Frame& f) {
+    t.args.logits = f.rows(logits);
+    t.args.weights = f.pointer<float>(weights);
+    t.args.ids = f.pointer<int32_t>(ids);
+    t.args.correction_bias = f.pointer<float>(correction);
+    t.args.tokens = f.tokens;
+  });
+}
+
+Instruction rope_table(Reader& in) {
+  auto task = std::make_unique<RopeTable>();
+  const View positions = in.view(), inv_freq = in.view(), cos = in.view(), sin = in.view();
+  task->args.half = in.integer();
+  task->args.scaling = in.real();
+  return simple(std::move(task), [=](RopeTable& t, const Frame& f) {
+    t.args.positions = f.pointer<int64_t>(positions);
+    t.args.inv_freq = f.pointer<float>(inv_freq);
+    t.args.cos = f.pointer<float>(cos);
+    t.args.sin = f.pointer<float>(sin);
+    t.args.tokens = f.tokens;
+  });
+}
+
+Instruction rope(Reader& in) {
+  auto task = std::make_unique<Rope>();
+  const View q = in.view(), k = in.view(), cos = in.view(), sin = in.view();
+  RopeArgs& a = task->args;
+  a.q_heads = in.integer();
+  a.k_heads = in.integer();
+  a.head_size = in.integer();
+  a.rotary = in.integer();
+  a.interleaved = in.integer() != 0;
+  return simple(std::move(task), [=](Rope& t, const Frame& f) {
+    t.args.q = f.rows(q);
+    t.args.k = f.rows(k);
+    t.args.cos = f.pointer<float>(cos);
+    t.args.sin = f.pointer<float>(sin);
+    t.args.tokens = f.tokens;
+  });
+}
+
+// The caches of all layers are two tensors (layers, blocks, kv heads, …); a layer's is a slice of them.
+char* layer_of(const Tensor& cache, int64_t layer, DType type) {
+  return static_cast<char*>(cache.data_ptr()) + layer * cache.stride(0) * size_of(type);
+}
+
+DType cache_type(const Tensor& cache) {
+  switch (cache.scalar_type()) {
+    case torch::headeronly::ScalarType::BFloat16:
+      return DType::bf16;
+    case torch::headeronly::ScalarType::Half:
+      return DType::f16;
+    case torch::headeronly::ScalarType::Float:
+      return DType::f32;
+    default:
+      STD_TORCH_CHECK(false, "plan: the cache must be float32, bfloat16 or float16");
+  }
+}
+
+Instruction kv_write(Reader& in) {
+  auto task = std::make_unique<KvWrite>();
+  const View k = in.view(), v = in.view(), slots = in.view();
+  const int64_t k_cache = in.integer(), v_cache = in.integer(), layer = in.integer();
+  return simple(std::move(task), [=](KvWrite& t, const Frame& f) {
+    const Tensor &keys = f.input(k_cache), &values = f.input(v_cache);
+    KvWriteArgs& a = t.args;
+    a.k = f.rows(k);
+    a.v = f.rows(v);
+    a.cache_type = cache_type(keys);
+    a.k_cache = layer_of(keys, layer, a.cache_type);
+    a.v_cache = layer_of(values, layer, a.cache_type);
+    a.slots = f.pointer<int64_t>(slots);
+    a.tokens = f.tokens;
+    a.kv_heads = keys.size(2);
+    a.head_size = keys.size(3);
+    a.block_size = keys.size(4);
+    a.value_size = values.size(4);
+  });
+}
+
+Instruction attention(Reader& in) {
+  auto task = std::make_unique<PagedAttention>();
+  const View q = in.view(), out = in.view(), sinks = in.view();
+  const int64_t k_cache = in.integer(), v_cache = in.integer(), layer = in.integer();
+  const int64_t table = in.integer(), starts = in.integer(), lengths = in.integer();
+  AttentionArgs& a = task->args;
+  a.q_heads = in.integer();
+  a.window = in.integer();
+  a.scale = in.real();
+  a.softcap = in.real();
+  return with_scratch(
+      std::move(task),
+      [=](PagedAttention& t, const Frame& f) {
+        const Tensor &keys = f.input(k_cache), &values = f.input(v_cache);
+        AttentionArgs& a = t.args;
+        a.q = f.rows(q);
+        a.out = f.rows(out);
+        a.sinks = f.pointer<float>(sinks);
+        a.cache_type = cache_type(keys);
+        a.k_cache = layer_of(keys, layer, a.cache_type);
+        a.v_cache = layer_of(values, layer, a.cache_type);
+        a.block_table = static_cast<const int32_t*>(f.input(table).data_ptr());
+        a.block_table_stride = f.input(table).size(1);
+        a.query_start = static_cast<const int32_t*>(f.input(starts).data_ptr());
+        a.seq_lens = static_cast<const int32_t*>(f.input(lengths).data_ptr());
+        a.sequences = f.input(lengths).numel();
+        a.max_seq_len = 0;
+        for (int64_t i = 0; i < a.sequences; ++i) a.max_seq_len = std::max<int64_t>(a.max_seq_len, a.seq_lens[i]);
+        a.tokens = f.tokens;
+        a.kv_heads = keys.size(2);
+        a.head_size = keys.size(3);
+        a.block_size = keys.size(4);
+        a.value_size = values.size(4);
+      },
+      [](const AttentionArgs& args) { return PagedAttention::scratch_bytes(args); });
+}
+
+Instruction gated_act(Reader& in) {
+  auto task = std::make_unique<GatedAct>();
+  const View gate = in.view(), up = in.view(), out = in.view();
+  task->args.width = in.integer();
+  task->args.activation = static_cast<Activation>(in.integer());
+  return simple(std::move(task), [=](GatedAct& t, const Frame& f) {
+    t.args.gate = f.rows(gate);
+    t.args.up = f.rows(up);
+    t.args.out = f.rows(out);
+    t.args.rows = f.tokens;
+  });
+}
+
+Instruction add(Reader& in) {
+  auto task = std::make_unique<Add>();
+  const View a = in.view(), b = in.view(), out = in.view();
+  task->args.width = in.integer();
+  return simple(std::move(task), [=](Add& t, const Frame& f) {
+    t.args.a = f.rows(a);
+    t.args.b = f.rows(b);
+    t.args.out = f.rows(out);
+    t.args.rows = f.tokens;
+  });
+}
+
+}  // namespace
+
+Instruction decode(int64_t opcode, Reader& in) {
+  switch (opcode) {
+    case kEmbed:
+      return embed(in);
+    case kRmsNorm:
+      return norm<RmsNorm>(in);
+    case kLayerNorm:
+      return norm<LayerNorm>(in);
+    case kLinear:
+      return linear(in);
+    case kGatedLinear:
+      return gated_linear(in);
+    case kDenseLinear:
+      return dense_linear(in);
+    case kMoe:
+      return moe(in);
+    case kRoute:
+      return route(in);
+    case kRopeTable:
+      return rope_table(in);
+    case kRope:
+      return rope(in);
+    case kKvWrite:
+      return kv_write(in);
+    case kAttention:
+      return attention(in);
+    case kGatedAct:
+      return gated_act(in);
+    case kAdd:
+      return add(in);
+    default:
+      STD_TORCH_CHECK(false, "plan: unknown opcode ", opcode);
+  }
+}
+
+}  // namespace armllm

@@ -1,0 +1,167 @@
+// The plan itself, and the ops that make and run one.
+#include "plan/plan.h"
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace armllm {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kOutputHeader = 3;
+
+char* aligned(char* p) {
+  return reinterpret_cast<char*>(round_up(reinterpret_cast<intptr_t>(p), kAlignment));
+}
+
+char* reserve(std::unique_ptr<char[]>& memory, int64_t& capacity, int64_t bytes) {
+  if (bytes + kAlignment > capacity) {
+    memory.reset();
+    memory.reset(new char[bytes + kAlignment]);
+    capacity = bytes + kAlignment;
+  }
+  return memory ? aligned(memory.get()) : nullptr;
+}
+
+torch::headeronly::ScalarType scalar_type(DType type) {
+  switch (type) {
+    case DType::bf16:
+      return torch::headeronly::ScalarType::BFloat16;
+    case DType::f16:
+      return torch::headeronly::ScalarType::Half;
+    default:
+      return torch::headeronly::ScalarType::Float;
+  }
+}
+
+}  // namespace
+
+char* Frame::address(const View& view) const {
+  const int64_t bytes = view.type == 3 ? 8 : view.type == 4 ? 4 : size_of(static_cast<DType>(view.type));
+  char* base = nullptr;
+  switch (view.space) {
+    case Space::none:
+      return nullptr;
+    case Space::arena:
+      base = arena + view.index * tokens;
+      break;
+    case Space::constant:
+      base = static_cast<char*>((*constants)[view.index].data_ptr());
+      break;
+    case Space::input:
+      base = static_cast<char*>((*inputs)[view.index].data_ptr());
+      break;
+    case Space::output:
+      base = static_cast<char*>(outputs[view.index].data_ptr());
+      break;
+  }
+  return base + view.column * bytes;
+}
+
+int64_t Reader::integer() {
+  STD_TORCH_CHECK(at_ < end_, "plan: an instruction is shorter than its opcode needs");
+  return *at_++;
+}
+
+View Reader::view() {
+  View v;
+  v.space = static_cast<Space>(integer());
+  v.index = integer();
+  v.column = integer();
+  v.stride = integer();
+  v.type = integer();
+  return v;
+}
+
+Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats)
+    : constants_(std::move(constants)) {
+  Reader header(program.data(), static_cast<int64_t>(program.size()), floats);
+  arena_bytes_per_token_ = header.integer();
+  const int64_t outputs = header.integer();
+  for (int64_t i = 0; i < outputs; ++i) {
+    const int64_t columns = header.integer();
+    outputs_.push_back({columns, static_cast<DType>(header.integer())});
+  }
+  const int64_t count = header.integer();
+  int64_t at = kOutputHeader + 2 * outputs;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t opcode = program.at(at), size = program.at(at + 1);
+    STD_TORCH_CHECK(at + 2 + size <= static_cast<int64_t>(program.size()), "plan: the program is cut off");
+    Reader reader(program.data() + at + 2, size, floats);
+    instructions_.push_back(decode(opcode, reader));
+    STD_TORCH_CHECK(reader.done(), "plan: an instruction of opcode ", opcode, " is longer than it needs");
+    at += 2 + size;
+  }
+  for (Instruction& instruction : instructions_) tasks_.push_back(instruction.task.get());
+}
+
+std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens) {
+  std::lock_guard<std::mutex> alone(running_);
+  Frame frame;
+  frame.tokens = tokens;
+  frame.constants = &constants_;
+  frame.inputs = &inputs;
+  for (const Output& output : outputs_) {
+    const int64_t sizes[2] = {tokens, output.columns};
+    frame.outputs.push_back(
+        torch::stable::new_empty(inputs.at(0), {sizes, 2}, scalar_type(output.type)));
+  }
+  if (tokens == 0) return frame.outputs;
+  frame.arena = reserve(arena_, arena_capacity_, arena_bytes_per_token_ * tokens);
+  int64_t scratch = 0;
+  for (Instruction& instruction : instructions_) {
+    instruction.bind(frame);
+    if (instruction.scratch_bytes) scratch = std::max(scratch, instruction.scratch_bytes());
+  }
+  void* shared = reserve(scratch_, scratch_capacity_, scratch);
+  for (Instruction& instruction : instructions_)
+    if (instruction.set_scratch) instruction.set_scratch(shared);
+  armllm::run(tasks_.data(), static_cast<int64_t>(tasks_.size()));
+  return frame.outputs;
+}
+
+namespace {
+
+std::mutex plans_mutex;
+std::unordered_map<int64_t, std::shared_ptr<Plan>>& plans() {
+  static auto* all = new std::unordered_map<int64_t, std::shared_ptr<Plan>>();
+  return *all;
+}
+
+int64_t plan_create(std::vector<Tensor> constants, std::vector<int64_t> program, std::vector<double> floats) {
+  static int64_t next = 1;
+  auto plan = std::make_shared<Plan>(std::move(constants), program, floats);
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  plans()[next] = std::move(plan);
+  return next++;
+}
+
+std::vector<Tensor> plan_run(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) {
+  std::shared_ptr<Plan> plan;
+  {
+    std::lock_guard<std::mutex> lock(plans_mutex);
+    auto found = plans().find(handle);
+    STD_TORCH_CHECK(found != plans().end(), "there is no plan ", handle);
+    plan = found->second;
+  }
+  return plan->run(inputs, tokens);
+}
+
+void plan_free(int64_t handle) {
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  plans().erase(handle);
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CompositeExplicitAutograd, m) {
+  m.impl("plan_create", TORCH_BOX(&armllm::plan_create));
+  m.impl("plan_free", TORCH_BOX(&armllm::plan_free));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("plan_run", TORCH_BOX(&armllm::plan_run)); }

@@ -1,0 +1,100 @@
+// A model step as a list of instructions that run without Python.
+//
+// A program is a flat list of integers, written by torch_armllm/plan.py, and a list of floats that it refers to:
+//
+//   arena bytes per token, number of outputs, {columns, type} of each output, number of instructions,
+//   then each instruction: opcode, number of integers, integers …
+//
+// Every activation is rows of tokens in one arena; its place is a byte offset per token, so that offsets scale
+// with the number of tokens and the arena's layout is fixed when the program is written.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/tasks.h"
+#include "common/types.h"
+
+namespace armllm {
+
+using torch::stable::Tensor;
+
+enum class Space : int64_t { none = 0, arena = 1, constant = 2, input = 3, output = 4 };
+
+// Where an operand lies, as five integers: space, index (byte offset per token in the arena), first column and
+// row stride in elements, type (DType, or 3 for int64, 4 for int32).
+struct View {
+  Space space = Space::none;
+  int64_t index = 0, column = 0, stride = 0, type = 0;
+};
+
+// What changes from step to step.
+struct Frame {
+  int64_t tokens = 0;
+  char* arena = nullptr;
+  const std::vector<Tensor>* constants = nullptr;
+  const std::vector<Tensor>* inputs = nullptr;
+  std::vector<Tensor> outputs;
+  void* scratch = nullptr;
+
+  char* address(const View& view) const;
+  Rows rows(const View& view) const { return Rows{address(view), view.stride, static_cast<DType>(view.type)}; }
+  template <class T>
+  T* pointer(const View& view) const {
+    return reinterpret_cast<T*>(address(view));
+  }
+  const Tensor& input(int64_t index) const { return (*inputs)[index]; }
+};
+
+class Reader {
+ public:
+  Reader(const int64_t* integers, int64_t count, const std::vector<double>& floats)
+      : at_(integers), end_(integers + count), floats_(&floats) {}
+  int64_t integer();
+  float real() { return static_cast<float>((*floats_)[integer()]); }
+  View view();
+  bool done() const { return at_ == end_; }
+
+ private:
+  const int64_t* at_;
+  const int64_t* end_;
+  const std::vector<double>* floats_;
+};
+
+struct Instruction {
+  std::unique_ptr<TaskSet> task;
+  // Points the task set at this step's data.
+  std::function<void(const Frame&)> bind;
+  // Bytes of scratch that it needs this step; asked after bind.  Empty: none.
+  std::function<int64_t()> scratch_bytes;
+  std::function<void(void*)> set_scratch;
+};
+
+Instruction decode(int64_t opcode, Reader& reader);
+
+class Plan {
+ public:
+  Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats);
+  std::vector<Tensor> run(const std::vector<Tensor>& inputs, int64_t tokens);
+
+ private:
+  struct Output {
+    int64_t columns;
+    DType type;
+  };
+  std::vector<Tensor> constants_;
+  std::vector<Output> outputs_;
+  std::vector<Instruction> instructions_;
+  std::vector<TaskSet*> tasks_;
+  int64_t arena_bytes_per_token_ = 0;
+  std::unique_ptr<char[]> arena_, scratch_;
+  int64_t arena_capacity_ = 0, scratch_capacity_ = 0;
+  std::mutex running_;
+};
+
+}  // namespace armllm

@@ -1,0 +1,94 @@
+"""Graph → executable step."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, fx
+
+from torch_armllm.lower import Unlowerable, lower
+
+
+@dataclass
+class StepInputs:
+    """One step's tokens, packed: the new tokens of B sequences one behind the other, T in all."""
+
+    input_ids: Tensor
+    """int64 ``(1, T)``"""
+    position_ids: Tensor
+    """int64 ``(1, T)``, for rotary embeddings"""
+    slots: Tensor
+    """int64 ``(T,)``: block · block_size + offset of each token's key and value; negative: not kept"""
+    block_table: Tensor
+    """int32 ``(B, n)``, contiguous"""
+    query_start: Tensor
+    """int32 ``(B + 1,)``: first packed token of each sequence"""
+    seq_lens: Tensor
+    """int32 ``(B,)``: positions of each sequence, this step's tokens included"""
+    max_seq_len: int
+    k_cache: Tensor
+    """``(layers, blocks, kv_heads, head_size, block_size)``"""
+    v_cache: Tensor
+    """``(layers, blocks, kv_heads, block_size, value_size)``"""
+
+
+class Plan(Protocol):
+    """Something that runs a step."""
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """The last hidden state of every token, ``(T, hidden)``."""
+        ...
+
+
+class NativePlan:
+    """A step that runs in C++ from its first instruction to its last."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        """Lowers the graph.
+
+        Raises:
+            Unlowerable: some node has no instruction.
+        """
+        program = lower(module)
+        integers, floats = program.encode()
+        self.instructions = len(program.instructions)
+        self._handle = torch.ops.armllm.plan_create(program.constants, integers, floats)
+        self._run = torch.ops.armllm.plan_run.default
+        weakref.finalize(self, torch.ops.armllm.plan_free, self._handle)
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """See `Plan.run`."""
+        i = inputs
+        tensors = [
+            *(i.input_ids, i.position_ids, i.slots, i.block_table),
+            *(i.query_start, i.seq_lens, i.k_cache, i.v_cache),
+        ]
+        out: Tensor = self._run(self._handle, tensors, i.input_ids.shape[1])[0]
+        return out
+
+
+class GraphPlan:
+    """A step that runs the rewritten graph node by node, for graphs that hold more than fused ops."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """See `Plan.run`."""
+        i = inputs
+        out: Tensor = self._module(
+            *(i.input_ids, i.position_ids, i.slots, i.block_table),
+            *(i.query_start, i.seq_lens, i.max_seq_len, i.k_cache, i.v_cache),
+        )
+        return out[0]
+
+
+def make_plan(module: fx.GraphModule) -> tuple[Plan, str | None]:
+    """The best plan for a rewritten graph, and why it is not a native one (None if it is)."""
+    try:
+        return NativePlan(module), None
+    except Unlowerable as reason:
+        return GraphPlan(module), str(reason)
