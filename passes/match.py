@@ -61,6 +61,11 @@ def constant(module: fx.GraphModule, node: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def is_weight(node: Any) -> bool:
+    """Whether a node is a weight: an attribute of the module, or an input where weights are lifted to inputs."""
+    return isinstance(node, Node) and node.op in ("get_attr", "placeholder") and isinstance(node.meta.get("val"), Tensor)
+
+
 def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor) -> Node:
     """Adds a tensor to the module and a ``get_attr`` node for it in front of ``before``."""
     attribute, number = name, 0

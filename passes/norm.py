@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, only_user, other_operand, strip, value
+from torch_armllm.passes.match import PassContext, aten, call, is_op, is_weight, only_user, other_operand, strip, value
 
 
 @dataclass
@@ -25,7 +25,7 @@ class _RmsNorm:
     last: Node
 
 
-def _scaled_by_weight(module: fx.GraphModule, node: Node) -> tuple[Node, Node, float] | None:
+def _scaled_by_weight(node: Node) -> tuple[Node, Node, float] | None:
     """``node · w`` or ``node · (1 + w)`` → the product, w's constant node, and the offset."""
     user = only_user(node)
     if user is None or not is_op(user, aten.mul.Tensor):
@@ -34,8 +34,7 @@ def _scaled_by_weight(module: fx.GraphModule, node: Node) -> tuple[Node, Node, f
     offset = 0.0
     if is_op(other, aten.add.Tensor) and other.args[1] in (1, 1.0):
         other, offset = strip(other.args[0], aten.to), 1.0
-    weight = constant(module, other)
-    if weight is None or weight.dim() != 1 or weight.shape[0] != value(node).shape[-1]:
+    if not is_weight(other) or value(other).dim() != 1 or value(other).shape[0] != value(node).shape[-1]:
         return None
     return user, other, offset
 
@@ -45,7 +44,7 @@ def _skip_conversion(node: Node) -> Node:
     return user if user is not None and is_op(user, aten.to) else node
 
 
-def _match_rms(module: fx.GraphModule, rsqrt: Node) -> _RmsNorm | None:
+def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     add = rsqrt.args[0]
     if not is_op(add, aten.add.Tensor) or not isinstance(add.args[1], float):
         return None
@@ -60,7 +59,7 @@ def _match_rms(module: fx.GraphModule, rsqrt: Node) -> _RmsNorm | None:
     if product is None or not is_op(product, aten.mul.Tensor) or other_operand(product, rsqrt) is not wide:
         return None
     x = strip(wide, aten.to)
-    scaled = _scaled_by_weight(module, _skip_conversion(product))
+    scaled = _scaled_by_weight(_skip_conversion(product))
     if scaled is None:
         return None
     last, weight, offset = scaled
@@ -85,7 +84,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     found = 0
     for node in list(module.graph.nodes):
         if is_op(node, aten.rsqrt.default):
-            match = _match_rms(module, node)
+            match = _match_rms(node)
             if match is None:
                 continue
             _replace(

@@ -1,12 +1,36 @@
-"""Fast language models on Arm CPUs: one call quantises a transformers model and rewrites it to fused ops."""
+"""Fast language models on Arm CPUs: one call quantises a transformers model and rewrites it to fused kernels."""
 
 from __future__ import annotations
 
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["Report", "is_patched", "patch", "quantize", "unpatch"]
 
 # In a checkout, `ops` and `passes` lie beside this package; an installed package holds them itself.
 _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "ops" / "library.cpp").exists():
     __path__.append(str(_checkout))
+
+if TYPE_CHECKING:
+    from torch_armllm.patching import is_patched, patch, unpatch
+    from torch_armllm.quant import quantize
+    from torch_armllm.report import Report
+
+_HOMES = {
+    "patch": "torch_armllm.patching",
+    "unpatch": "torch_armllm.patching",
+    "is_patched": "torch_armllm.patching",
+    "quantize": "torch_armllm.quant",
+    "Report": "torch_armllm.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # transformers takes seconds to import: only those who ask for a model pay for it
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Memory and scheduling of sequences."""

@@ -1,0 +1,101 @@
+"""Blocks of the paged KV cache: who holds them, and the memory behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one layer's keys and values look like; the same for all layers."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    dtype: torch.dtype
+    block_size: int = 32
+    """Positions a block; a multiple of 16 that divides 256."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of all layers' keys and values of one position."""
+        return self.layers * self.kv_heads * (self.head_size + self.value_size) * self.dtype.itemsize
+
+
+class BlockPool:
+    """Reference-counted blocks over two tensors that grow by doubling.
+
+    ``k`` is ``(layers, blocks, kv_heads, head_size, block_size)`` and ``v`` is
+    ``(layers, blocks, kv_heads, block_size, value_size)``.
+    """
+
+    def __init__(self, shape: CacheShape, blocks: int = 16) -> None:
+        self.shape = shape
+        self.k, self.v = self._tensors(blocks)
+        self._references = [0] * blocks
+        self._free = list(range(blocks - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def _tensors(self, blocks: int) -> tuple[Tensor, Tensor]:
+        s = self.shape
+        # zeros: a block's tail is never read, but a zero page costs nothing and hides no stale values
+        k = torch.zeros(s.layers, blocks, s.kv_heads, s.head_size, s.block_size, dtype=s.dtype)
+        v = torch.zeros(s.layers, blocks, s.kv_heads, s.block_size, s.value_size, dtype=s.dtype)
+        return k, v
+
+    def _grow(self, least: int) -> None:
+        before = len(self)
+        after = max(2 * before, before + least)
+        k, v = self._tensors(after)
+        k[:, :before], v[:, :before] = self.k, self.v
+        self.k, self.v = k, v
+        self._references += [0] * (after - before)
+        self._free = list(range(after - 1, before - 1, -1)) + self._free
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes blocks, growing the memory if it must."""
+        if count > len(self._free):
+            self._grow(count - len(self._free))
+        taken = [self._free.pop() for _ in range(count)]
+        for block in taken:
+            assert self._references[block] == 0
+            self._references[block] = 1
+        return taken
+
+    def share(self, blocks: list[int]) -> list[int]:
+        """Holds blocks once more and returns them as a list of their own."""
+        for block in blocks:
+            assert self._references[block] > 0
+            self._references[block] += 1
+        return list(blocks)
+
+    def deallocate(self, blocks: list[int]) -> None:
+        """Lets blocks go; those that nobody else holds become free."""
+        for block in blocks:
+            assert self._references[block] > 0
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free.append(block)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one sequence holds a block."""
+        return self._references[block] > 1
+
+    def copy(self, block: int) -> int:
+        """A block of one's own with the same keys and values; the shared one is let go."""
+        (own,) = self.allocate(1)
+        self.k[:, own] = self.k[:, block]
+        self.v[:, own] = self.v[:, block]
+        self.deallocate([block])
+        return own

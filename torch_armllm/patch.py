@@ -1,0 +1,183 @@
+"""The one call: quantise a transformers model and run it by fused ops, in place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from torch_armllm import quant
+from torch_armllm.capture import Captured, CaptureError, capture
+from torch_armllm.engine.block_pool import CacheShape
+from torch_armllm.ops import isa
+from torch_armllm.passes import PassContext, run_passes
+from torch_armllm.passes.match import is_op, value
+from torch_armllm.patched import PatchedForward
+from torch_armllm.plan import make_plan
+from torch_armllm.report import Report
+
+_STATE = "_armllm"
+
+
+@dataclass
+class _PatchState:
+    """What `unpatch` must undo."""
+
+    base: nn.Module
+    forward: PatchedForward | None
+    quantized: bool
+
+
+def is_patched(model: nn.Module) -> bool:
+    """Whether `patch` was called on this model."""
+    return _STATE in model.__dict__
+
+
+def _check_model(model: nn.Module) -> None:
+    from transformers import PreTrainedModel
+
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"patch takes a transformers model; it got a {kind}")
+    if model.get_output_embeddings() is None or model.base_model is model or not model.can_generate():
+        raise ValueError(f"{kind} is not a causal language model; load it with AutoModelForCausalLM")
+    if is_patched(model):
+        raise ValueError(f"this {kind} is patched already; call torch_armllm.unpatch(model) first")
+    if model.training:
+        raise ValueError(f"this {kind} is in training mode; call model.eval() first")
+    foreign = getattr(model, "quantization_method", None) or getattr(model.config, "quantization_config", None)
+    if foreign is not None or getattr(model, "is_quantized", False):
+        raise ValueError(f"this {kind} has weights quantised by {foreign}; load it in BF16 or FP32 to patch it")
+    elsewhere = {str(p.device) for p in model.parameters() if p.device.type != "cpu"}
+    if elsewhere:
+        raise ValueError(f"this {kind} is on {', '.join(sorted(elsewhere))}; move it to the CPU with model.to('cpu')")
+
+
+def _bytes(model: nn.Module) -> int:
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    return sum(t.nbytes for t in tensors.values())
+
+
+def _cache_shape(module: fx.GraphModule) -> CacheShape | None:
+    """Sizes of the paged cache, from the graph's attentions before they are rewritten."""
+    nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
+    shapes = {(value(n.args[1]).shape[1::2], value(n.args[2]).shape[3], value(n.args[1]).dtype) for n in nodes}
+    if len(shapes) != 1:
+        return None
+    ((kv_heads, head_size), value_size, dtype) = shapes.pop()
+    layers = len({n.args[3] for n in nodes})
+    return CacheShape(layers, int(kv_heads), int(head_size), int(value_size), dtype)
+
+
+def _weight_owner(base: nn.Module, captured: Captured) -> Callable[[str, Tensor], None]:
+    """Points modules at their share of a weight that a pass merged, so that nothing is held twice."""
+
+    def move(attribute: str, view: Tensor) -> None:
+        path, _, name = captured.names[attribute].rpartition(".")
+        base.get_submodule(path)._buffers[name] = view
+
+    return move
+
+
+def _count_ops(module: fx.GraphModule) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            continue
+        if schema.name.startswith("armllm::"):
+            counts[schema.name.removeprefix("armllm::")] += 1
+        elif schema.name == "aten::linear":
+            counts["aten.linear"] += 1
+    return dict(counts)
+
+
+def _install(model: Any, report: Report) -> PatchedForward | None:
+    """Captures the model and puts a plan in the place of its base model's forward."""
+    base = model.base_model
+    try:
+        captured = capture(model)
+        shape = _cache_shape(captured.graph_module)
+        if shape is None:
+            raise CaptureError("its layers differ in the shape of their keys and values")
+    except CaptureError as error:
+        report.capture_reason = str(error)
+        return None
+    graph_module = captured.graph_module
+    run_passes(graph_module, PassContext(on_new_weight=_weight_owner(base, captured)))
+    plan, why_not_native = make_plan(graph_module)
+    if why_not_native is not None:
+        report.notes.append(f"the graph runs node by node: {why_not_native}")
+    report.captured = True
+    report.ops = _count_ops(graph_module)
+    forward = PatchedForward(base, plan, shape, model.get_input_embeddings().num_embeddings)
+    base.forward = forward
+    return forward
+
+
+def patch(
+    model: nn.Module,
+    quantize: str | None = "int4",
+    *,
+    head: str | None = "int8",
+    ignore: Sequence[str] = (),
+    keep_original: bool = False,
+    progress: bool = True,
+) -> Report:
+    """Quantises a transformers causal language model to INT4 and rewrites it to fused ops, in place.
+
+    ``model(...)`` and ``model.generate(...)`` keep working and return what they returned, to rounding and
+    quantisation.  Calls that the fused step cannot serve (``output_attentions``, ``inputs_embeds``, …) run module by
+    module, with one warning.
+
+    Args:
+        model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or float16.
+        quantize: ``"int4"`` (the exact scheme g32i), the name of a scheme (``g32i``, ``g32``, ``row``), or None to
+            keep the weights as they are.
+        head: the output head's scheme: ``"int8"``, an INT4 scheme, or None to leave it alone.
+        ignore: shell-style patterns of layer names that must stay unquantised, such as ``"*.down_proj"``.
+        keep_original: keeps the float weights, so that `unpatch` gives them back exactly.
+        progress: shows a progress bar while quantising.
+
+    Returns:
+        What was covered by which op, what was left and why, sizes and errors; it prints as a table.
+
+    Raises:
+        ValueError: the model is not a causal language model, patched already, in training mode, not on the CPU, or
+            quantised by other means; or an option is unknown.
+    """
+    _check_model(model)
+    report = Report(variant=isa.machine().selected, bytes_before=_bytes(model))
+    if quantize is None:
+        report.layers = quant.describe(model, "quantisation is off")
+    else:
+        scheme = "g32i" if quantize == "int4" else quantize
+        report.layers = quant.quantize(
+            model, scheme, head=head, ignore=ignore, keep_original=keep_original, progress=progress
+        )
+    with torch.no_grad():
+        forward = _install(model, report)
+    report.bytes_after = _bytes(model)
+    model.__dict__[_STATE] = _PatchState(model.base_model, forward, quantize is not None)
+    return report
+
+
+def unpatch(model: nn.Module) -> list[str]:
+    """Takes `patch` back, in place.
+
+    Returns:
+        Names of the layers whose float weights are rounded ones, because the originals were not kept.
+
+    Raises:
+        ValueError: the model is not patched.
+    """
+    if not is_patched(model):
+        raise ValueError(f"this {type(model).__name__} is not patched")
+    state: _PatchState = model.__dict__.pop(_STATE)
+    if state.forward is not None:
+        del state.base.forward
+    return quant.restore(model) if state.quantized else []

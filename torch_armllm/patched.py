@@ -1,0 +1,181 @@
+"""What stands in for the ``forward`` of a patched model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from torch_armllm.engine.block_pool import CacheShape
+from torch_armllm.engine.sequence import Sequence
+from torch_armllm.hf.cache import PagedCache
+from torch_armllm.plan import Plan, StepInputs
+
+_IGNORED = {"cache_position", "return_dict", "output_router_logits", "output_attentions", "output_hidden_states"}
+_RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
+
+
+class _Unserved(Exception):
+    """The fast path cannot do this call; the message says why."""
+
+
+class PatchedForward:
+    """``forward`` of a base model: the plan on a paged cache, or the modules where the plan cannot serve the call."""
+
+    def __init__(self, base: nn.Module, plan: Plan, shape: CacheShape, vocabulary: int) -> None:
+        self.base = base
+        self.plan = plan
+        self.shape = shape
+        self.vocabulary = vocabulary
+        self.module_forward: Callable[..., Any] = base.forward
+        self._warned: set[str] = set()
+        self._transient = PagedCache(shape)
+
+    def __call__(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See the model's own ``forward``."""
+        try:
+            if input_ids is None or inputs_embeds is not None:
+                raise _Unserved("inputs_embeds are given")
+            self._check(past_key_values, attention_mask, kwargs)
+            cache, keep = self._cache(past_key_values, use_cache, input_ids)
+            hidden = self._step(cache, input_ids, attention_mask, position_ids)
+        except _Unserved as reason:
+            self._warn(str(reason))
+            return self.module_forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                **kwargs,
+            )
+        out = MoeModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache if keep else None)
+        return out.to_tuple() if kwargs.get("return_dict") is False else out
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(f"torch_armllm: {reason}; such calls run module by module, which is slower", stacklevel=4)
+
+    def _check(self, past: Any, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+        config = self.base.config
+        for name in _RECORDED:
+            wanted = kwargs.get(name)
+            if wanted if wanted is not None else getattr(config, name, False):
+                raise _Unserved(f"{name} is asked for")
+        unknown = sorted(k for k, v in kwargs.items() if v is not None and k not in _IGNORED)
+        if unknown:
+            raise _Unserved(f"the fast path does not know {', '.join(unknown)}")
+        if mask is not None and mask.dim() != 2:
+            raise _Unserved(f"the attention mask has {mask.dim()} dimensions")
+        if past is not None and type(past) not in (DynamicCache, PagedCache):
+            raise _Unserved(f"the cache is a {type(past).__name__}")
+        if self.base.training:
+            raise _Unserved("the model is in training mode")
+
+    def _cache(self, past: Any, use_cache: bool | None, input_ids: Tensor) -> tuple[PagedCache, bool]:
+        batch = input_ids.shape[0]
+        if past is None:
+            if use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True):
+                return PagedCache(self.shape, batch), True
+            self._transient.reset()
+            self._transient.rows = [Sequence(self._transient.pool) for _ in range(batch)]
+            return self._transient, False
+        if type(past) is DynamicCache:
+            if any(not _is_whole(layer) for layer in past.layers):
+                raise _Unserved("the given cache has forgotten positions behind a sliding window")
+            past = PagedCache.adopt(past, self.shape, batch)
+        if not past.rows:
+            past.rows = [Sequence(past.pool) for _ in range(batch)]
+        if len(past.rows) != batch:
+            raise ValueError(f"the cache holds {len(past.rows)} sequences but the batch has {batch}")
+        return past, True
+
+    def _step(self, cache: PagedCache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        batch, length = ids.shape
+        past = cache.padded_length
+        kept = _kept_tokens(cache, mask, past, length)
+        if positions is None:
+            positions = torch.arange(past, past + length)[None]
+        positions = positions.expand(batch, length)
+        counts = [length] * batch if kept is None else kept.sum(1).tolist()
+        if kept is None:
+            flat_ids, flat_positions = ids.reshape(1, -1), positions.reshape(1, -1)
+        else:
+            flat_ids, flat_positions = ids[kept][None], positions[kept][None]
+        self._check_ids(flat_ids)
+        slots: list[int] = []
+        starts = [0]
+        for row, count in zip(cache.rows, counts, strict=True):
+            slots += row.append(count)
+            starts.append(len(slots))
+        cache.padded_length = past + length
+        lengths = [row.length for row in cache.rows]
+        hidden = self.plan.run(
+            StepInputs(
+                input_ids=flat_ids.contiguous(),
+                position_ids=flat_positions.contiguous(),
+                slots=torch.tensor(slots, dtype=torch.int64),
+                block_table=cache.block_table(),
+                query_start=torch.tensor(starts, dtype=torch.int32),
+                seq_lens=torch.tensor(lengths, dtype=torch.int32),
+                max_seq_len=max(lengths, default=0),
+                k_cache=cache.pool.k,
+                v_cache=cache.pool.v,
+            )
+        )
+        if kept is None:
+            return hidden.view(batch, length, -1)
+        padded = hidden.new_zeros(batch, length, hidden.shape[-1])
+        padded[kept] = hidden
+        return padded
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.numel() and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
+            raise IndexError(f"token ids must be in 0 … {self.vocabulary - 1}; the input has {_span(ids)}")
+
+
+def _span(ids: Tensor) -> str:
+    return f"{int(ids.min())} … {int(ids.max())}"
+
+
+def _is_whole(layer: Any) -> bool:
+    if not layer.is_initialized:
+        return True
+    return bool(layer.keys.shape[-2] == layer.get_seq_length())
+
+
+def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int) -> Tensor | None:
+    """Which new tokens the mask keeps, ``(batch, length)``, or None for all.
+
+    Raises:
+        _Unserved: the mask hides tokens that the cache holds, or shows some that it does not.
+    """
+    lengths = [row.length for row in cache.rows]
+    if mask is None:
+        if any(n != past for n in lengths):
+            raise _Unserved("the cache holds padded rows but no attention mask is given")
+        return None
+    if mask.shape[1] != past + length:
+        raise _Unserved(f"the attention mask covers {mask.shape[1]} positions instead of {past + length}")
+    seen = mask != 0
+    if past:
+        if seen[:, :past].sum(1).tolist() != lengths:
+            raise _Unserved("the attention mask hides tokens that the cache holds")
+        seen = seen[:, past:]
+    return None if bool(seen.all()) else seen
