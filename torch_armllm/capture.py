@@ -68,7 +68,8 @@ def _refuse_what_the_graph_would_lose(base: nn.Module) -> None:
         raise CaptureError(f"{type(base).__name__} does not use transformers' attention interface")
 
 
-def _weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
+def weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
+    """Turns an exported program of one result into a graph module that holds its weights as attributes."""
     module = program.graph_module
     graph = module.graph
     signature = program.graph_signature
@@ -124,4 +125,4 @@ def capture(model: nn.Module) -> Captured:
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
-    return _weights_as_attributes(program)
+    return weights_as_attributes(program)

@@ -1,0 +1,38 @@
+"""clean, which also is the pass for dead code."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.passes.graphs import export, ops
+from torch_armllm.passes import clean
+from torch_armllm.passes.match import PassContext
+
+
+def test_identities_and_dead_code_go() -> None:
+    class Idle(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            unused = (x * 2).cumsum(-1)
+            del unused
+            y = nn.functional.dropout(x.to(torch.float32).contiguous(), 0.5, False)
+            return (y * 1.0)[..., 0:].relu()
+
+    x = torch.randn(1, 4, 8)
+    graph = export(Idle(), x)
+    expected = graph(x)
+    assert {"cumsum", "to"} <= set(ops(graph))
+    assert clean.run(graph, PassContext()) > 0
+    graph.recompile()
+    assert ops(graph) == ["relu"]
+    assert torch.equal(graph(x), expected)
+
+
+def test_conversions_that_round_stay() -> None:
+    class Rounding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(torch.bfloat16).to(torch.float32)
+
+    graph = export(Rounding(), torch.randn(1, 4, 8))
+    clean.run(graph, PassContext())
+    assert ops(graph) == ["to", "to"]

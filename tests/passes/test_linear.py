@@ -1,0 +1,114 @@
+"""gated, qkv and dense: what the passes make of linear layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from tests.passes.graphs import export, ops
+from torch_armllm import quant
+from torch_armllm.passes import clean, dense, gated, qkv
+from torch_armllm.passes.match import PassContext
+
+
+class Mlp(nn.Module):
+    def __init__(self, act: nn.Module, bias: bool = False, size: int = 48) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(32, size, bias=bias), nn.Linear(32, size, bias=bias)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.gate(x)) * self.up(x)
+
+
+class Siblings(nn.Module):
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, n, bias=bias) for n in (64, 16, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.v(x).relu(), self.q(x), self.k(x)], -1)
+
+
+def quantised(module: nn.Module) -> nn.Module:
+    quant.quantize(module, "g32i", head=None, progress=False)
+    return module
+
+
+def weights_moved(graph: fx.GraphModule) -> tuple[PassContext, dict[str, Tensor]]:
+    moved: dict[str, Tensor] = {}
+    return PassContext(on_new_weight=moved.__setitem__), moved
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU()])
+def test_quantised_gate_and_up_become_one_layer(act: nn.Module, bias: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 32)
+    module = quantised(Mlp(act, bias))
+    packed = module.gate.weight_packed.clone(), module.up.weight_packed.clone()
+    graph = export(module, x)
+    clean.run(graph, PassContext())
+    expected = graph(x)
+    assert ops(graph).count("armllm::int4_linear") == 2
+    context, moved = weights_moved(graph)
+    assert gated.run(graph, context) == 1
+    graph.recompile()
+    assert ops(graph) == ["armllm::int4_gated_linear"]
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+    for view, original in zip(moved.values(), packed, strict=True):
+        assert torch.equal(view, original)
+
+
+def test_float_gate_and_up_become_gated_act() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 32)
+    graph = export(Mlp(nn.SiLU()), x)
+    clean.run(graph, PassContext())
+    before, expected = ops(graph), graph(x)
+    assert gated.run(graph, PassContext()) == 1
+    graph.recompile()
+    assert before == ["linear", "silu", "linear", "mul"] and ops(graph) == ["linear", "linear", "armllm::gated_act"]
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_siblings_become_one_layer(bias: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 32)
+    module = quantised(Siblings(bias))
+    graph = export(module, x)
+    clean.run(graph, PassContext())
+    expected = graph(x)
+    context, moved = weights_moved(graph)
+    assert qkv.run(graph, context) == 1
+    graph.graph.lint()
+    graph.recompile()
+    assert ops(graph).count("armllm::int4_linear") == 1 and ops(graph).count("slice") == 3
+    assert torch.equal(graph(x), expected)
+    assert len(moved) == 3 and len({view.untyped_storage().data_ptr() for view in moved.values()}) == 1
+
+
+def test_siblings_of_ragged_size_stay_apart() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(32, 24, bias=False), nn.Linear(32, 40, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.a(x), self.b(x)], -1)
+
+    graph = export(quantised(Ragged()), torch.randn(1, 5, 32))
+    assert qkv.run(graph, PassContext()) == 0
+
+
+def test_small_float_layers_become_dense_linear() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 32)
+    graph = export(nn.Linear(32, 6), x)
+    expected = graph(x)
+    assert dense.run(graph, PassContext()) == 1
+    graph.recompile()
+    assert ops(graph) == ["armllm::dense_linear"]
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,74 @@
+"""route and attention, and all passes together, on captured models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models import tiny, token_ids
+from tests.passes.graphs import ops
+from torch_armllm import quant
+from torch_armllm.capture import capture
+from torch_armllm.passes import PASSES, attention, clean, rope, route, run_passes
+from torch_armllm.passes.match import PassContext
+
+FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_captured_graph_computes_what_the_model_does(family: str) -> None:
+    model = tiny(family)
+    graph = capture(model).graph_module
+    ids = token_ids(1, 9)
+    with torch.no_grad():
+        expected = model.base_model(ids, use_cache=False).last_hidden_state
+        torch.testing.assert_close(graph(ids, torch.arange(9)[None]), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+def test_routing_is_fused(family: str) -> None:
+    graph = capture(tiny(family)).graph_module
+    ids, positions = token_ids(1, 9), torch.arange(9)[None]
+    clean.run(graph, PassContext())
+    before, expected = ops(graph), graph(ids, positions)
+    assert route.run(graph, PassContext()) == 2
+    graph.recompile()
+    assert before.count("topk") == 2 and "topk" not in ops(graph) and ops(graph).count("armllm::moe_route") == 2
+    torch.testing.assert_close(graph(ids, positions), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_becomes_paged() -> None:
+    graph = capture(tiny("llama")).graph_module
+    ids, positions = token_ids(1, 9), torch.arange(9)[None]
+    for one in (clean, rope):
+        one.run(graph, PassContext())
+    expected = graph(ids, positions)
+    assert attention.run(graph, PassContext(paged=False)) == 0
+    assert attention.run(graph, PassContext()) == 2
+    graph.recompile()
+    assert ops(graph).count("armllm::paged_attention") == 2 and "armllm::attention" not in ops(graph)
+    cache = {"k_cache": torch.zeros(2, 3, 2, 16, 32), "v_cache": torch.zeros(2, 3, 2, 32, 16)}
+    got = graph(
+        ids,
+        positions,
+        slots=torch.arange(9) + 64,
+        block_table=torch.tensor([[2]], dtype=torch.int32),
+        query_start=torch.tensor([0, 9], dtype=torch.int32),
+        seq_lens=torch.tensor([9], dtype=torch.int32),
+        max_seq_len=9,
+        **cache,
+    )
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert cache["k_cache"][:, 2].abs().sum() > 0 and cache["k_cache"][:, :2].abs().sum() == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_quantised_model_ends_up_in_fused_ops_alone(family: str) -> None:
+    model = tiny(family)
+    quant.quantize(model, progress=False)
+    graph = capture(model).graph_module
+    context = run_passes(graph)
+    views = {"select", "unsqueeze", "view", "reshape", "slice", "embedding", "add"}
+    assert {name for name in ops(graph) if not name.startswith("armllm::")} <= views
+    assert context.counts["attention"] == 2 and context.counts["norm"] >= 5
+    assert list(context.counts) == [name for name, _ in PASSES]

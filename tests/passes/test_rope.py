@@ -1,0 +1,80 @@
+"""rope: the rotation of queries and keys, and the table of angles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.passes.graphs import export, ops
+from torch_armllm.hf import attention  # noqa: F401  (registers the marker op)
+from torch_armllm.passes import clean, rope
+from torch_armllm.passes.match import PassContext
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+class Attention(nn.Module):
+    """Two heads of 8 with rotary embeddings, in front of the marker op."""
+
+    def __init__(self, own_angles: bool, scaling: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, 8, 2) / 8))
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.own_angles, self.scaling = own_angles, scaling
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.own_angles:
+            angle = torch.einsum("bt,f->btf", positions.float(), self.inv_freq).repeat(1, 1, 2)
+            return angle.cos(), angle.sin()
+        freqs = positions[..., None].float() * self.inv_freq
+        emb = torch.cat((freqs, freqs), dim=-1)
+        return emb.cos() * self.scaling, emb.sin() * self.scaling
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        cos, sin = (t.to(x.dtype).unsqueeze(1) for t in self.angles(positions))
+        q, k = (layer(x).view(1, x.shape[1], -1, 8).transpose(1, 2) for layer in (self.q, self.k))
+        q, k = (t * cos + rotate_half(t) * sin for t in (q, k))
+        return torch.ops.armllm.attention(q, k, k.clone(), 0, 0.3, 0, 0.0, None)
+
+
+def check(module: nn.Module, table: bool) -> None:
+    x, positions = torch.randn(1, 7, 16), torch.arange(3, 10)[None]
+    graph = export(module, x, positions)
+    clean.run(graph, PassContext())
+    before, expected = ops(graph), graph(x, positions)
+    assert rope.run(graph, PassContext()) == 1
+    graph.graph.lint()
+    graph.recompile()
+    after = ops(graph)
+    assert {"neg", "cat", "cos", "sin"} <= set(before)
+    assert "armllm::rope_" in after and "neg" not in after
+    assert ("armllm::rope_table" in after) is table and ("cos" in after) is not table
+    torch.testing.assert_close(graph(x, positions), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_rotation_with_known_angles() -> None:
+    torch.manual_seed(0)
+    check(Attention(own_angles=True, scaling=1.25), table=True)
+
+
+def test_rotation_with_angles_of_another_form() -> None:
+    torch.manual_seed(0)
+    check(Attention(own_angles=False), table=False)
+
+
+def test_queries_that_are_read_elsewhere_are_left_alone() -> None:
+    class Shared(Attention):
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            cos, sin = (t.unsqueeze(1) for t in self.angles(positions))
+            plain = self.q(x).view(1, x.shape[1], -1, 8)
+            q = plain.transpose(1, 2)
+            k = self.k(x).view(1, x.shape[1], -1, 8).transpose(1, 2)
+            q, k = (t * cos + rotate_half(t) * sin for t in (q, k))
+            return torch.ops.armllm.attention(q, k, k.clone(), 0, 0.3, 0, 0.0, None) + plain
+
+    graph = export(Shared(True), torch.randn(1, 7, 16), torch.arange(7)[None])
+    clean.run(graph, PassContext())
+    assert rope.run(graph, PassContext()) == 0
