@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ class PatchedForward:
         self.vocabulary = vocabulary
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
+        self._modules_only: str | None = None
         self._transient = PagedCache(shape)
 
     def __call__(
@@ -48,6 +51,8 @@ class PatchedForward:
     ) -> Any:
         """See the model's own ``forward``."""
         try:
+            if self._modules_only is not None:
+                raise _Unserved(self._modules_only)
             if input_ids is None or inputs_embeds is not None:
                 raise _Unserved("inputs_embeds are given")
             self._check(past_key_values, attention_mask, kwargs)
@@ -66,6 +71,15 @@ class PatchedForward:
             )
         out = MoeModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache if keep else None)
         return out.to_tuple() if kwargs.get("return_dict") is False else out
+
+    @contextmanager
+    def by_modules(self, reason: str) -> Iterator[None]:
+        """Runs module by module in a block, whatever the call."""
+        self._modules_only = reason
+        try:
+            yield
+        finally:
+            self._modules_only = None
 
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
@@ -148,6 +162,21 @@ class PatchedForward:
     def _check_ids(self, ids: Tensor) -> None:
         if ids.numel() and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
             raise IndexError(f"token ids must be in 0 … {self.vocabulary - 1}; the input has {_span(ids)}")
+
+
+def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Callable[..., Any]:
+    """The model's own ``forward``, except that a loss to be differentiated is computed by the modules."""
+    own = model.forward
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        wanted = kwargs.get("labels") is not None and torch.is_grad_enabled()
+        if wanted and any(p.requires_grad for p in model.parameters()):
+            with patched.by_modules("labels are given and gradients are enabled"):
+                return own(*args, **kwargs)
+        return own(*args, **kwargs)
+
+    return forward
 
 
 def _span(ids: Tensor) -> str:
