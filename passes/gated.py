@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, new_constant, value
 
 
@@ -27,11 +28,6 @@ def _gate_and_up(node: Node) -> tuple[str, Node, Node] | None:
         if name is not None and isinstance(up, Node) and len(gate.users) == 1:
             return name, gate.args[0], up
     return None
-
-
-def interleave_panels(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Panels g0 u0 g1 u1 … of two packed weights ``(panels, bytes)``."""
-    return torch.stack([gate, up], dim=1).reshape(-1, gate.shape[-1])
 
 
 def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, gate: Node, up: Node) -> bool:

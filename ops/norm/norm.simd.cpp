@@ -47,7 +47,7 @@ inline void store_lanes(T* p, F32 v, int lanes) {
 // The row that is normalised: x, or x + residual after it was rounded to the type and written to `sum`.
 template <typename T>
 const T* input(const NormArgs& args, int64_t row) {
-  const T* x = reinterpret_cast<const T*>(args.x.row(row));
+  const T* x = reinterpret_cast<const T*>(args.part(args.x, row));
   if (!args.residual) return x;
   const T* residual = reinterpret_cast<const T*>(args.residual.row(row));
   T* sum = reinterpret_cast<T*>(args.sum.row(row));
@@ -76,7 +76,7 @@ void rms_row(const NormArgs& args, int64_t row) {
   });
   const float mean = squares.total() / static_cast<float>(args.width);
   const float inverse = 1.0f / __builtin_sqrtf(mean + args.eps);
-  T* out = reinterpret_cast<T*>(args.out.row(row));
+  T* out = reinterpret_cast<T*>(args.part(args.out, row));
   switch (args.weight_type) {
     case DType::f32:
       return scale(x, static_cast<const float*>(args.weight), args, inverse, out);
@@ -116,7 +116,7 @@ void layer_row(const NormArgs& args, int64_t row) {
   });
   const float variance = squares.total() / static_cast<float>(args.width);
   const float inverse = 1.0f / __builtin_sqrtf(variance + args.eps);
-  T* out = reinterpret_cast<T*>(args.out.row(row));
+  T* out = reinterpret_cast<T*>(args.part(args.out, row));
   const auto finish = [&](auto weight, auto bias) {
     scale_and_shift(x, weight, bias, args.width, mean, inverse, out);
   };

@@ -16,7 +16,7 @@ from torch_armllm.engine.block_pool import CacheShape
 from torch_armllm.ops import isa
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.match import is_op, value
-from torch_armllm.patched import PatchedForward
+from torch_armllm.patched import PatchedForward, with_gradients_by_modules
 from torch_armllm.plan import make_plan
 from torch_armllm.report import Report
 
@@ -116,6 +116,7 @@ def _install(model: Any, report: Report) -> PatchedForward | None:
     report.ops = _count_ops(graph_module)
     forward = PatchedForward(base, plan, shape, model.get_input_embeddings().num_embeddings)
     base.forward = forward
+    model.forward = with_gradients_by_modules(model, forward)
     return forward
 
 
@@ -179,5 +180,5 @@ def unpatch(model: nn.Module) -> list[str]:
         raise ValueError(f"this {type(model).__name__} is not patched")
     state: _PatchState = model.__dict__.pop(_STATE)
     if state.forward is not None:
-        del state.base.forward
+        del state.base.forward, model.forward
     return quant.restore(model) if state.quantized else []
