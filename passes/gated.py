@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.linear import interleave_panels
-from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, new_constant, value
+from torch_armllm.passes.match import PassContext, aten, call, constant, drop_unused, is_op, new_constant, value
 
 
 def _activation(node: Any) -> str | None:
@@ -53,8 +53,7 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
             *(x, weight, size, scheme, name, gate_bias, up_bias),
         )
     node.replace_all_uses_with(fused)
-    for used in (gate_weight, up_weight):
-        delattr(module, str(used.target))
+    drop_unused(module, str(gate_weight.target), str(up_weight.target))
     return True
 
 

@@ -72,11 +72,20 @@ def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor
     while hasattr(module, attribute):
         number += 1
         attribute = f"{name}_{number}"
-    setattr(module, attribute, tensor)
+    module.register_buffer(attribute, tensor)
     with module.graph.inserting_before(before):
         node = module.graph.get_attr(attribute)
     node.meta["val"] = fake_mode(before).from_tensor(tensor)
     return node
+
+
+def drop_unused(module: fx.GraphModule, *attributes: str) -> None:
+    """Removes dead code, and those of the given constants that it was the last to read."""
+    module.graph.eliminate_dead_code()
+    used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    for attribute in attributes:
+        if attribute not in used:
+            delattr(module, attribute)
 
 
 def fake_mode(near: Node) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import PassContext, aten, call, constant, new_constant, value
+from torch_armllm.passes.match import PassContext, aten, call, constant, drop_unused, new_constant, value
 
 PANEL = 16  # output rows of a packed panel
 
@@ -62,10 +62,7 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
         assert value(node).shape == value(part).shape
         node.replace_all_uses_with(part)
         graph.erase_node(node)
-    for weight in weights:
-        if not weight.users:
-            graph.erase_node(weight)
-            delattr(module, str(weight.target))
+    drop_unused(module, *(str(weight.target) for weight in weights))
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:

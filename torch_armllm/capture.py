@@ -82,7 +82,7 @@ def weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
             continue
         qualified = lifted[node.name]
         attribute = "c_" + qualified.replace(".", "_")
-        setattr(module, attribute, tensors[qualified].detach())
+        module.register_buffer(attribute, tensors[qualified].detach())
         names[attribute] = qualified.removeprefix("base.")
         with graph.inserting_before(node):
             constant = graph.get_attr(attribute)
