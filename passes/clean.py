@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from torch_armllm.passes.match import PassContext, aten, is_op, value
+from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, is_op, value
 
 
 def _is_identity(node: fx.Node) -> bool:
-    if is_op(node, aten.to, aten._to_copy, aten.contiguous, aten.clone, aten.detach, aten.alias, aten.lift_fresh_copy):
+    if is_op(node, *CONVERSIONS, aten.contiguous, aten.clone, aten.detach, aten.alias, aten.lift_fresh_copy):
         source = node.args[0]
         assert isinstance(source, fx.Node)
         before, after = value(source), value(node)

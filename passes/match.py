@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 aten = torch.ops.aten
+CONVERSIONS = (aten.to, aten.type_as, aten._to_copy)
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import PassContext, aten, call, is_op, is_weight, only_user, other_operand, strip, value
+from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, is_op, is_weight, only_user, other_operand, strip, value
 
 
 @dataclass
@@ -30,10 +30,10 @@ def _scaled_by_weight(node: Node) -> tuple[Node, Node, float] | None:
     user = only_user(node)
     if user is None or not is_op(user, aten.mul.Tensor):
         return None
-    other = strip(other_operand(user, node), aten.to)
+    other = strip(other_operand(user, node), *CONVERSIONS)
     offset = 0.0
     if is_op(other, aten.add.Tensor) and other.args[1] in (1, 1.0):
-        other, offset = strip(other.args[0], aten.to), 1.0
+        other, offset = strip(other.args[0], *CONVERSIONS), 1.0
     if not is_weight(other) or value(other).dim() != 1 or value(other).shape[0] != value(node).shape[-1]:
         return None
     return user, other, offset
@@ -41,7 +41,7 @@ def _scaled_by_weight(node: Node) -> tuple[Node, Node, float] | None:
 
 def _skip_conversion(node: Node) -> Node:
     user = only_user(node)
-    return user if user is not None and is_op(user, aten.to) else node
+    return user if user is not None and is_op(user, *CONVERSIONS) else node
 
 
 def _match_rms(rsqrt: Node) -> _RmsNorm | None:
@@ -58,7 +58,7 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     product = only_user(rsqrt)
     if product is None or not is_op(product, aten.mul.Tensor) or other_operand(product, rsqrt) is not wide:
         return None
-    x = strip(wide, aten.to)
+    x = strip(wide, *CONVERSIONS)
     scaled = _scaled_by_weight(_skip_conversion(product))
     if scaled is None:
         return None

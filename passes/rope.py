@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, new_constant, strip, value
+from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, constant, is_op, new_constant, strip, value
 
 
 @dataclass
@@ -55,6 +55,11 @@ def _match(node: Any) -> _Rotated | None:
     return None
 
 
+def _is_private(side: _Rotated, rotated: Any) -> bool:
+    """Whether nothing but the rotation reads x, and nothing but the attention reads the result."""
+    return len(side.x.users) == 1 and len(rotated.users) == 1
+
+
 @dataclass
 class _Angles:
     positions: Node
@@ -66,7 +71,7 @@ def _match_angles(module: fx.GraphModule, cos: Node, sin: Node) -> _Angles | Non
     """``cos(cat([f, f])) · s`` with ``f = positions · inv_freq``, and the same for sin."""
     found = []
     for node, function in ((cos, aten.cos.default), (sin, aten.sin.default)):
-        node, scaling = strip(node, aten.to), 1.0
+        node, scaling = strip(node, *CONVERSIONS), 1.0
         if is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float):
             node, scaling = node.args[0], node.args[1]
         if not is_op(node, function) or not is_op(node.args[0], aten.cat.default):
@@ -80,7 +85,7 @@ def _match_angles(module: fx.GraphModule, cos: Node, sin: Node) -> _Angles | Non
     angle = twice.args[0][0]
     if not is_op(angle, aten.mul.Tensor):
         return None
-    positions, frequencies = (strip(a, aten.to, aten.unsqueeze, aten.expand, aten.view) for a in angle.args[:2])
+    positions, frequencies = (strip(a, *CONVERSIONS, aten.unsqueeze, aten.expand, aten.view) for a in angle.args[:2])
     inv_freq = constant(module, frequencies)
     if inv_freq is None or inv_freq.dim() != 1 or not isinstance(positions, Node) or positions.op != "placeholder":
         return None
@@ -137,7 +142,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         q, k = (_match(operand) for operand in node.args[:2])
         if q is None or k is None or q.cos is not k.cos or q.sin is not k.sin:
             continue
-        if any(len(side.x.users) != 1 for side in (q, k)):
+        if not all(_is_private(side, operand) for side, operand in zip((q, k), node.args[:2], strict=True)):
             continue
         cos, sin = tables.get(q.cos, q.sin, node)
         with graph.inserting_before(node):

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import PassContext, aten, call, is_op, strip, value
+from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, is_op, strip, value
 
 
 def _renormalised(node: Any) -> Any:
@@ -24,10 +24,10 @@ def _renormalised(node: Any) -> Any:
 
 def _match(moe: Node) -> tuple[Node, int, bool] | None:
     """Logits, top_k and whether the weights are renormalised."""
-    ids, weights = (strip(a, aten.to) for a in moe.args[1:3])
+    ids, weights = (strip(a, *CONVERSIONS) for a in moe.args[1:3])
     top = _renormalised(weights)
     renormalise = top is not None
-    top = strip(top if renormalise else weights, aten.to)
+    top = strip(top if renormalise else weights, *CONVERSIONS)
     if not (is_op(ids, operator.getitem) and is_op(top, operator.getitem)):
         return None
     if ids.args[0] is not top.args[0] or (top.args[1], ids.args[1]) != (0, 1):
@@ -35,10 +35,10 @@ def _match(moe: Node) -> tuple[Node, int, bool] | None:
     topk: Any = top.args[0]
     if not is_op(topk, aten.topk.default) or (len(topk.args) > 2 and topk.args[2] not in (-1, 1)):
         return None
-    softmax = strip(topk.args[0], aten.to)
+    softmax = strip(topk.args[0], *CONVERSIONS)
     if not is_op(softmax, aten.softmax.int) or softmax.args[1] not in (-1, 1):
         return None
-    logits = strip(softmax.args[0], aten.to)
+    logits = strip(softmax.args[0], *CONVERSIONS)
     return (logits, topk.args[1], renormalise) if value(logits).dim() == 2 else None
 
 
@@ -61,8 +61,12 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             routed = call(graph, torch.ops.armllm.moe_route.default, logits, top_k, "softmax", renormalise)
             weights = call(graph, operator.getitem, routed, 0)
             ids = call(graph, operator.getitem, routed, 1)
+        divided = strip(node.args[2], *CONVERSIONS)
         node.update_arg(1, ids)
         node.update_arg(2, weights)
+        # dead code is kept where it writes in place, as transformers' renormalisation does
+        if is_op(divided, aten.div_.Tensor) and not divided.users:
+            graph.erase_node(divided)
         found += 1
     graph.eliminate_dead_code()
     return found

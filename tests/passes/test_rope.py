@@ -35,9 +35,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         cos, sin = (t.to(x.dtype).unsqueeze(1) for t in self.angles(positions))
-        q, k = (layer(x).view(1, x.shape[1], -1, 8).transpose(1, 2) for layer in (self.q, self.k))
+        q, k, v = (layer(x).view(1, x.shape[1], -1, 8).transpose(1, 2) for layer in (self.q, self.k, self.q))
         q, k = (t * cos + rotate_half(t) * sin for t in (q, k))
-        return torch.ops.armllm.attention(q, k, k.clone(), 0, 0.3, 0, 0.0, None)
+        return torch.ops.armllm.attention(q, k, v, 0, 0.3, 0, 0.0, None)
 
 
 def check(module: nn.Module, table: bool) -> None:
@@ -72,8 +72,9 @@ def test_queries_that_are_read_elsewhere_are_left_alone() -> None:
             plain = self.q(x).view(1, x.shape[1], -1, 8)
             q = plain.transpose(1, 2)
             k = self.k(x).view(1, x.shape[1], -1, 8).transpose(1, 2)
+            v = k + 0
             q, k = (t * cos + rotate_half(t) * sin for t in (q, k))
-            return torch.ops.armllm.attention(q, k, k.clone(), 0, 0.3, 0, 0.0, None) + plain
+            return torch.ops.armllm.attention(q, k, v, 0, 0.3, 0, 0.0, None) + plain
 
     graph = export(Shared(True), torch.randn(1, 7, 16), torch.arange(7)[None])
     clean.run(graph, PassContext())
