@@ -76,7 +76,7 @@ def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor
     module.register_buffer(attribute, tensor)
     with module.graph.inserting_before(before):
         node = module.graph.get_attr(attribute)
-    node.meta["val"] = fake_mode(before).from_tensor(tensor)
+    node.meta["val"] = fake_mode(before).from_tensor(tensor, static_shapes=True)
     return node
 
 
