@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
-from torch_armllm.quant.quantize import quantize, restore
+from torch_armllm.quant.quantize import describe, quantize, restore
 from torch_armllm.quant.schemes import SCHEMES, Quantised, Scheme, scheme_named
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "QuantLinear",
     "Quantised",
     "Scheme",
+    "describe",
     "quantize",
     "restore",
     "scheme_named",

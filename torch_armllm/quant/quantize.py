@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -180,3 +181,13 @@ def _quantize_experts(layer: Layer, scheme: Scheme) -> QuantExperts:
 
 def _give(shell: nn.Module, name: str, value: Tensor, module: QuantLinear | QuantExperts) -> None:
     setattr(shell, name, nn.Parameter(value.to(module.float_dtype), requires_grad=False))
+
+
+def describe(model: nn.Module, reason: str) -> list[LayerRecord]:
+    """Records of all layers of a model that is left as it is.
+
+    Args:
+        model: a transformers model on the CPU.
+        reason: why nothing is quantised.
+    """
+    return [_left(replace(layer, reason=layer.reason or reason)) for layer in find_layers(model)]
