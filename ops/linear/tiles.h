@@ -72,6 +72,9 @@ struct TileGrid {
     const int64_t columns = ceil_div(panels, grid.panel_step);
     const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kFewestTokens));
     grid.token_step = round_up(ceil_div(tokens, chunks), kernels.gemm_block);
+    // Few tokens and many threads: narrower tiles are slower ones, but idle threads are slower still.
+    const int64_t share = ceil_div(panels * chunks, threads);
+    grid.panel_step = std::min(grid.panel_step, round_up(share, pair));
     return grid;
   }
 
