@@ -30,6 +30,12 @@ struct Sequence {
 int64_t group_of(const AttentionArgs& a) { return a.q_heads / a.kv_heads; }
 int64_t partial_width(const AttentionArgs& a) { return value_stride(a.value_size) + 2; }
 
+// Query rows of a tile: fewer than is best where that would leave threads idle.
+int64_t tile_rows(const AttentionArgs& a) {
+  const int64_t rows = variant().attention->tile_rows;
+  return a.tokens * a.q_heads < rows * 4 * a.threads ? rows / 2 : rows;
+}
+
 Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   Sequence s;
   s.first_token = a.query_start[index];
@@ -39,7 +45,7 @@ Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   if (a.window > 0 && s.length - s.tokens - a.window + 1 > 0) first = s.length - s.tokens - a.window + 1;
   s.first_split = first / kSplit;
   s.splits = s.tokens > 0 ? ceil_div(s.length, kSplit) - s.first_split : 0;
-  s.row_tiles = ceil_div(s.tokens * group_of(a), variant().attention->tile_rows);
+  s.row_tiles = ceil_div(s.tokens * group_of(a), tile_rows(a));
   s.spread = s.splits > 1 && s.row_tiles <= kSpreadTiles &&
              at.partial + s.tokens * a.q_heads * s.splits * partial_width(a) <= kPartialFloats;
   return s;
@@ -235,7 +241,7 @@ void merge_rows(const Run& run) {
 }
 
 Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
-  const int64_t most = variant().attention->tile_rows, rows = f.sequence.tokens * group_of(a);
+  const int64_t most = tile_rows(a), rows = f.sequence.tokens * group_of(a);
   // The last rows of a prompt see the most keys: they go first, so that no long tile ends a phase.
   const int64_t row = (f.sequence.row_tiles - 1 - index / a.kv_heads) * most;
   return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};

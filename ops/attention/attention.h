@@ -41,6 +41,7 @@ struct AttentionArgs {
   int64_t window = 0;            // > 0: a query at position p sees p − window + 1 … p
   float softcap = 0.0f;          // > 0: s ← softcap · tanh(s / softcap)
   const float* sinks = nullptr;  // [q_heads] extra logits that take weight and give no value
+  int64_t threads = 1;           // that will work on it: sizes tiles, decides no bit
   int64_t max_seq_len = 0;       // upper bound of seq_lens, for scratch
   void* scratch = nullptr;
 };

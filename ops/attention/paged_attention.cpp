@@ -84,6 +84,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   a.scale = static_cast<float>(scale);
   a.window = window;
   a.softcap = static_cast<float>(softcap);
+  a.threads = team_size();
   a.max_seq_len = max_seq_len;
   check_sequences(a, cache.blocks);
   if (a.tokens == 0) return out;
