@@ -1,5 +1,6 @@
 #include "activation/activation.h"
 
+#include "common/blocks.h"
 #include "common/math.h"
 
 namespace armllm::ARMLLM_VARIANT {
@@ -10,30 +11,9 @@ namespace {
 
 constexpr float kDefaultLimit = 7.0f;  // gpt-oss'
 
-// Calls visit(offset, lanes) for the blocks of a row.
-template <typename Visit>
-inline __attribute__((always_inline)) void for_blocks(int64_t n, Visit visit) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) visit(i, kLanes);
-  if (i < n) visit(i, static_cast<int>(n - i));
-}
-
-template <typename T>
-inline F32 load_lanes(const T* p, int lanes) {
-  return lanes == kLanes ? load(p) : load_partial(p, lanes);
-}
-template <typename T>
-inline void store_lanes(T* p, F32 v, int lanes) {
-  if (lanes == kLanes) {
-    store(p, v);
-  } else {
-    store_partial(p, v, lanes);
-  }
-}
-
 template <typename T, typename Function>
 inline void gate_row(const T* gate, const T* up, T* out, int64_t n, Function function) {
-  for_blocks(n, [&](int64_t i, int lanes) {
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE {
     store_lanes(out + i, function(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
   });
 }
@@ -42,18 +22,18 @@ template <typename T>
 void gate_with(const T* gate, const T* up, T* out, int64_t n, Activation kind, float limit) {
   switch (kind) {
     case Activation::none:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) { return g * u; });
+      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return g * u; });
     case Activation::silu:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) { return silu(g) * u; });
+      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return silu(g) * u; });
     case Activation::gelu:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) { return gelu(g) * u; });
+      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return gelu(g) * u; });
     case Activation::gelu_tanh:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) { return gelu_tanh(g) * u; });
+      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return gelu_tanh(g) * u; });
     case Activation::relu:  // in this order of arguments a NaN stays
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) { return max(zero(), g) * u; });
+      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return max(zero(), g) * u; });
     case Activation::swiglu_clamped: {
       const F32 high = set1(limit), low = set1(-limit);
-      return gate_row(gate, up, out, n, [high, low](F32 g, F32 u) {
+      return gate_row(gate, up, out, n, [high, low](F32 g, F32 u) ARMLLM_INLINE {
         g = min(high, g);
         u = max(low, min(high, u));
         return (u + set1(1.0f)) * (g * sigmoid(g * set1(1.702f)));
@@ -83,7 +63,7 @@ void gated_f32(float* gate, const float* up, int64_t n, Activation kind, float l
 template <typename T>
 void add_rows(const void* a, const void* b, void* y, int64_t n) {
   gate_row(static_cast<const T*>(a), static_cast<const T*>(b), static_cast<T*>(y), n,
-           [](F32 x, F32 z) { return x + z; });
+           [](F32 x, F32 z) ARMLLM_INLINE { return x + z; });
 }
 
 void add(const void* a, const void* b, void* y, DType type, int64_t n) {

@@ -22,7 +22,7 @@ inline F32 exp_parts(F32 x, I32& n) {
 }
 
 // e^x within 1.1 ulp, denormal results included.  −∞ gives 0, above 88.7228 gives ∞, NaN stays NaN.
-inline F32 exp(F32 x) {
+__attribute__((always_inline)) inline F32 exp(F32 x) {
   // In this order of arguments a NaN passes through both.
   x = min(set1(89.0f), max(set1(-104.0f), x));
   I32 n;
@@ -39,11 +39,11 @@ inline F32 exp_weight(F32 x) {
   return y * from_bits(shift_left<23>(n + set1i(127)));
 }
 
-inline F32 sigmoid(F32 x) { return set1(1.0f) / (set1(1.0f) + exp(-x)); }
+__attribute__((always_inline)) inline F32 sigmoid(F32 x) { return set1(1.0f) / (set1(1.0f) + exp(-x)); }
 
-inline F32 silu(F32 x) { return x / (set1(1.0f) + exp(-x)); }
+__attribute__((always_inline)) inline F32 silu(F32 x) { return x / (set1(1.0f) + exp(-x)); }
 
-inline F32 tanh(F32 x) {
+__attribute__((always_inline)) inline F32 tanh(F32 x) {
   const F32 size = abs(x), z = x * x;
   F32 q = set1(-0.00570497837f);  // (tanh(x) / x − 1) / x², |x| ≤ 0.625
   q = fma(q, z, set1(0.0206390787f));
@@ -56,7 +56,7 @@ inline F32 tanh(F32 x) {
 }
 
 // x · Φ(x).  Φ(−t) = e^(−t²/2) · s · P(s) with s = 1 / (1 + t/4), so that the left tail keeps its relative accuracy.
-inline F32 gelu(F32 x) {
+__attribute__((always_inline)) inline F32 gelu(F32 x) {
   const F32 t = abs(x), s = set1(1.0f) / fma(t, set1(0.25f), set1(1.0f));
   F32 p = set1(0.0165797523f);  // e^(t²/2) · Φ(−t) / s
   p = fma(p, s, set1(-0.0627926933f));
@@ -73,7 +73,7 @@ inline F32 gelu(F32 x) {
 }
 
 // x/2 · (1 + tanh(u)) = x / (1 + e^(−2u)),  u = √(2/π) · (x + 0.044715 x³)
-inline F32 gelu_tanh(F32 x) {
+__attribute__((always_inline)) inline F32 gelu_tanh(F32 x) {
   const F32 u = x * fma(x * x, set1(0.044715f * 1.59576912f), set1(1.59576912f));
   return x / (set1(1.0f) + exp(-u));
 }

@@ -1,6 +1,6 @@
 #include "linear/dense.h"
 
-#include "common/simd.h"
+#include "common/blocks.h"
 
 namespace armllm::ARMLLM_VARIANT {
 
@@ -24,9 +24,7 @@ struct Tile {
 
 template <typename T>
 void widen_as(const T* x, int64_t n, float* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(out + i, load(x + i));
-  if (i < n) store(out + i, load_partial(x + i, static_cast<int>(n - i)));
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE { store(out + i, load_lanes(x + i, lanes)); });
 }
 
 void widen(const Rows& x, int64_t row, int64_t column, int64_t n, float* out) {
@@ -47,17 +45,14 @@ inline void accumulate(Tile& tile, int token, int output, const W* const* weight
   F32 sums[Tokens][Outputs];
   for (int t = 0; t < Tokens; ++t)
     for (int o = 0; o < Outputs; ++o) sums[t][o] = load(tile.sums[token + t][output + o]);
-  const auto step = [&](int64_t i, auto load_weight) {
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE {
     F32 x[Tokens];
     for (int t = 0; t < Tokens; ++t) x[t] = load(tile.x[token + t] + i);
     for (int o = 0; o < Outputs; ++o) {
-      const F32 w = load_weight(weight[output + o] + i);
+      const F32 w = load_lanes(weight[output + o] + i, lanes);
       for (int t = 0; t < Tokens; ++t) sums[t][o] = fma(x[t], w, sums[t][o]);
     }
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) step(i, [](const W* p) { return load(p); });
-  if (i < n) step(i, [n, i](const W* p) { return load_partial(p, static_cast<int>(n - i)); });
+  });
   for (int t = 0; t < Tokens; ++t)
     for (int o = 0; o < Outputs; ++o) store(tile.sums[token + t][output + o], sums[t][o]);
 }

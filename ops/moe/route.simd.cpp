@@ -1,3 +1,4 @@
+#include "common/blocks.h"
 #include "common/math.h"
 #include "moe/moe.h"
 
@@ -33,11 +34,10 @@ struct Best {
   }
 };
 
+// Whole blocks are written, with zeros past the end.
 template <typename T>
 void widen_row(const T* x, int64_t n, float* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(out + i, load(x + i));
-  if (i < n) store(out + i, load_partial(x + i, static_cast<int>(n - i)));
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE { store(out + i, load_lanes(x + i, lanes)); });
 }
 
 // All logits as float32; `out` has room for whole blocks.
@@ -131,19 +131,11 @@ void route(const RouteArgs& args, int64_t token) {
 
 template <typename T>
 void combine_as(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int lanes = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE {
     F32 sum = zero();
-    for (int64_t j = 0; j < count; ++j) {
-      const F32 v = lanes == kLanes ? load(x[j] + i) : load_partial(x[j] + i, lanes);
-      sum = fma(set1(weights[j]), v, sum);
-    }
-    if (lanes == kLanes) {
-      store(y + i, sum);
-    } else {
-      store_partial(y + i, sum, lanes);
-    }
-  }
+    for (int64_t j = 0; j < count; ++j) sum = fma(set1(weights[j]), load_lanes(x[j] + i, lanes), sum);
+    store_lanes(y + i, sum, lanes);
+  });
 }
 
 void combine(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type) {

@@ -1,6 +1,6 @@
 #include "norm/norm.h"
 
-#include "common/math.h"
+#include "common/blocks.h"
 
 namespace armllm::ARMLLM_VARIANT {
 
@@ -15,35 +15,6 @@ struct Sums {
   float total() const { return reduce_add((part[0] + part[1]) + (part[2] + part[3])); }
 };
 
-// Calls visit(offset, lanes, part) for the blocks of a row; `lanes` is kLanes but in a ragged last block.
-template <typename Visit>
-inline __attribute__((always_inline)) void for_blocks(int64_t width, Visit visit) {
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
-    visit(i, kLanes, 0);
-    visit(i + kLanes, kLanes, 1);
-    visit(i + 2 * kLanes, kLanes, 2);
-    visit(i + 3 * kLanes, kLanes, 3);
-  }
-  for (int part = 0; i < width; i += kLanes, ++part) {
-    const int64_t left = width - i;
-    visit(i, left < kLanes ? static_cast<int>(left) : kLanes, part);
-  }
-}
-
-template <typename T>
-inline F32 load_lanes(const T* p, int lanes) {
-  return lanes == kLanes ? load(p) : load_partial(p, lanes);
-}
-template <typename T>
-inline void store_lanes(T* p, F32 v, int lanes) {
-  if (lanes == kLanes) {
-    store(p, v);
-  } else {
-    store_partial(p, v, lanes);
-  }
-}
-
 // The row that is normalised: x, or x + residual after it was rounded to the type and written to `sum`.
 template <typename T>
 const T* input(const NormArgs& args, int64_t row) {
@@ -51,7 +22,7 @@ const T* input(const NormArgs& args, int64_t row) {
   if (!args.residual) return x;
   const T* residual = reinterpret_cast<const T*>(args.residual.row(row));
   T* sum = reinterpret_cast<T*>(args.sum.row(row));
-  for_blocks(args.width, [&](int64_t i, int lanes, int) {
+  for_blocks(args.width, [&](int64_t i, int lanes) ARMLLM_INLINE {
     store_lanes(sum + i, load_lanes(x + i, lanes) + load_lanes(residual + i, lanes), lanes);
   });
   return sum;
@@ -60,7 +31,7 @@ const T* input(const NormArgs& args, int64_t row) {
 template <typename T, typename W>
 void scale(const T* x, const W* weight, const NormArgs& args, float factor, T* out) {
   const F32 inverse = set1(factor), offset = set1(args.weight_offset);
-  for_blocks(args.width, [&](int64_t i, int lanes, int) {
+  for_blocks(args.width, [&](int64_t i, int lanes) ARMLLM_INLINE {
     const F32 y = (load_lanes(x + i, lanes) * inverse) * (load_lanes(weight + i, lanes) + offset);
     store_lanes(out + i, y, lanes);
   });
@@ -70,7 +41,7 @@ template <typename T>
 void rms_row(const NormArgs& args, int64_t row) {
   const T* x = input<T>(args, row);
   Sums squares;
-  for_blocks(args.width, [&](int64_t i, int lanes, int part) {
+  for_blocks_in_parts(args.width, [&](int64_t i, int lanes, int part) ARMLLM_INLINE {
     const F32 v = load_lanes(x + i, lanes);
     squares.part[part] = fma(v, v, squares.part[part]);
   });
@@ -92,7 +63,7 @@ template <typename T, typename W>
 void scale_and_shift(const T* x, const W* weight, const W* bias, int64_t width, float mean, float factor,
                      T* out) {
   const F32 centre = set1(mean), inverse = set1(factor);
-  for_blocks(width, [&](int64_t i, int lanes, int) {
+  for_blocks(width, [&](int64_t i, int lanes) ARMLLM_INLINE {
     F32 y = (load_lanes(x + i, lanes) - centre) * inverse;
     if (weight != nullptr) y = y * load_lanes(weight + i, lanes);
     if (bias != nullptr) y = y + load_lanes(bias + i, lanes);
@@ -104,14 +75,15 @@ template <typename T>
 void layer_row(const NormArgs& args, int64_t row) {
   const T* x = input<T>(args, row);
   Sums values, squares;
-  for_blocks(args.width, [&](int64_t i, int lanes, int part) {
+  for_blocks_in_parts(args.width, [&](int64_t i, int lanes, int part) ARMLLM_INLINE {
     values.part[part] = values.part[part] + load_lanes(x + i, lanes);
   });
   const float mean = values.total() / static_cast<float>(args.width);
   // A second pass: a mean of squares less the square of the mean would cancel.
   const F32 centre = set1(mean);
-  for_blocks(args.width, [&](int64_t i, int lanes, int part) {
-    const F32 v = select_first(lanes, load_lanes(x + i, lanes) - centre, zero());
+  for_blocks_in_parts(args.width, [&](int64_t i, int lanes, int part) ARMLLM_INLINE {
+    F32 v = load_lanes(x + i, lanes) - centre;
+    if (lanes != kLanes) v = select_first(lanes, v, zero());
     squares.part[part] = fma(v, v, squares.part[part]);
   });
   const float variance = squares.total() / static_cast<float>(args.width);
