@@ -1,4 +1,4 @@
-"""Rewrites of a captured graph, in order.  Each is a small function of the graph; one that finds nothing changes nothing."""
+"""Rewrites of a captured graph, in order; one that finds nothing to do changes nothing."""
 
 from __future__ import annotations
 

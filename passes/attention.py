@@ -2,7 +2,7 @@
 
 The graph gets these further inputs, the same for all layers:
 
-    slots        int64 (T)       where each token's key and value go: block · block_size + offset, negative for nowhere
+    slots        int64 (T)       where keys and values go: block · block_size + offset; negative: nowhere
     block_table  int32 (B, n)    blocks of each sequence
     query_start  int32 (B + 1)   first packed token of each sequence
     seq_lens     int32 (B)       positions of each sequence after this step

@@ -1,4 +1,4 @@
-"""Takes out what computes nothing: metadata checks, conversions to the same type, inactive dropout, dead code."""
+"""Takes out what computes nothing: checks, conversions to the same type, inactive dropout, dead code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def _is_identity(node: fx.Node) -> bool:
     if is_op(node, aten.slice.Tensor) and len(node.args) >= 4:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        return node.args[2] == 0 and isinstance(node.args[3], int) and node.args[3] >= torch.iinfo(torch.int64).max
+        return (
+            node.args[2] == 0
+            and isinstance(node.args[3], int)
+            and node.args[3] >= torch.iinfo(torch.int64).max
+        )
     return False
 
 

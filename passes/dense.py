@@ -1,4 +1,4 @@
-"""Small float linear layers (routers) become ``dense_linear``, so that a quantised step needs nothing else."""
+"""Small float linear layers (routers) become ``dense_linear``; a quantised step then needs nothing else."""
 
 from __future__ import annotations
 

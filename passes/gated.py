@@ -9,7 +9,16 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.linear import interleave_panels
-from torch_armllm.passes.match import PassContext, aten, call, constant, drop_unused, is_op, new_constant, value
+from torch_armllm.passes.match import (
+    PassContext,
+    aten,
+    call,
+    constant,
+    drop_unused,
+    is_op,
+    new_constant,
+    value,
+)
 
 
 def _activation(node: Any) -> str | None:
@@ -39,7 +48,9 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
     if x is not other_x or size != up_size or scheme != up_scheme or packed_gate is None or packed_up is None:
         return False
     gate_bias, up_bias = ((n.args[4] if len(n.args) > 4 else None) for n in (gate, up))
-    if (gate_bias is None) != (up_bias is None) or any(len(n.args) > 5 and n.args[5] is not None for n in (gate, up)):
+    if (gate_bias is None) != (up_bias is None) or any(
+        len(n.args) > 5 and n.args[5] is not None for n in (gate, up)
+    ):
         return False
     merged = interleave_panels(packed_gate, packed_up)
     pairs = merged.view(-1, 2, merged.shape[-1])

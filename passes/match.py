@@ -19,7 +19,7 @@ class PassContext:
     """What a pass may know beyond the graph."""
 
     paged: bool = True
-    """Whether attention is to run against a paged cache (a captured model) or stays as it is (torch.compile)."""
+    """Whether attention runs against a paged cache (a captured model) or stays as it is (torch.compile)."""
     on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None
     """Called with the attribute of a weight that a pass moved into a larger tensor, and its view there."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -63,8 +63,12 @@ def constant(module: fx.GraphModule, node: Any) -> Tensor | None:
 
 
 def is_weight(node: Any) -> bool:
-    """Whether a node is a weight: an attribute of the module, or an input where weights are lifted to inputs."""
-    return isinstance(node, Node) and node.op in ("get_attr", "placeholder") and isinstance(node.meta.get("val"), Tensor)
+    """Whether a node is a weight: an attribute of the module, or an input where weights are inputs."""
+    return (
+        isinstance(node, Node)
+        and node.op in ("get_attr", "placeholder")
+        and isinstance(node.meta.get("val"), Tensor)
+    )
 
 
 def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor) -> Node:
@@ -109,9 +113,7 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     def fake(n: Node) -> Any:
         return n.meta["val"]
 
-    mode = next(
-        (v.fake_mode for v in map(fake, node.all_input_nodes) if hasattr(v, "fake_mode")), None
-    )
+    mode = next((v.fake_mode for v in map(fake, node.all_input_nodes) if hasattr(v, "fake_mode")), None)
     if mode is None:
         mode = fake_mode(node.prev)
     with mode, torch.no_grad():

@@ -13,7 +13,18 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, is_op, is_weight, only_user, other_operand, strip, value
+from torch_armllm.passes.match import (
+    CONVERSIONS,
+    PassContext,
+    aten,
+    call,
+    is_op,
+    is_weight,
+    only_user,
+    other_operand,
+    strip,
+    value,
+)
 
 
 @dataclass
@@ -88,7 +99,13 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             if match is None:
                 continue
             _replace(
-                module, match.last, torch.ops.armllm.rms_norm.default, match.x, match.weight, match.eps, match.offset
+                module,
+                match.last,
+                torch.ops.armllm.rms_norm.default,
+                match.x,
+                match.weight,
+                match.eps,
+                match.offset,
             )
         elif is_op(node, aten.rms_norm.default) and len(node.args) >= 3 and len(node.args[1]) == 1:
             eps = node.args[3] if len(node.args) > 3 else None

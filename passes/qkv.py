@@ -9,7 +9,16 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import PassContext, aten, call, constant, drop_unused, new_constant, value
+from torch_armllm.passes.match import (
+    PassContext,
+    aten,
+    call,
+    constant,
+    drop_unused,
+    is_op,
+    new_constant,
+    value,
+)
 
 PANEL = 16  # output rows of a packed panel
 
@@ -28,9 +37,8 @@ def _mergeable(module: fx.GraphModule, node: Node) -> bool:
 def _groups(module: fx.GraphModule) -> list[list[Node]]:
     by_input: dict[Any, list[Node]] = defaultdict(list)
     for node in module.graph.nodes:
-        if node.op == "call_function" and node.target is torch.ops.armllm.int4_linear.default:
-            if _mergeable(module, node):
-                by_input[node.args[0], node.args[3], _bias(node) is None].append(node)
+        if is_op(node, torch.ops.armllm.int4_linear.default) and _mergeable(module, node):
+            by_input[node.args[0], node.args[3], _bias(node) is None].append(node)
     return [nodes for nodes in by_input.values() if len(nodes) > 1]
 
 
@@ -51,7 +59,13 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
         bias = new_constant(module, first, f"{weights[0].target}_merged_bias", both)
     with graph.inserting_before(first):
         out = call(
-            graph, torch.ops.armllm.int4_linear.default, first.args[0], packed, sum(sizes), first.args[3], bias
+            graph,
+            torch.ops.armllm.int4_linear.default,
+            first.args[0],
+            packed,
+            sum(sizes),
+            first.args[3],
+            bias,
         )
         begin = 0
         parts = []

@@ -10,7 +10,17 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, constant, is_op, new_constant, strip, value
+from torch_armllm.passes.match import (
+    CONVERSIONS,
+    PassContext,
+    aten,
+    call,
+    constant,
+    is_op,
+    new_constant,
+    strip,
+    value,
+)
 
 
 @dataclass
@@ -85,9 +95,16 @@ def _match_angles(module: fx.GraphModule, cos: Node, sin: Node) -> _Angles | Non
     angle = twice.args[0][0]
     if not is_op(angle, aten.mul.Tensor):
         return None
-    positions, frequencies = (strip(a, *CONVERSIONS, aten.unsqueeze, aten.expand, aten.view) for a in angle.args[:2])
+    positions, frequencies = (
+        strip(a, *CONVERSIONS, aten.unsqueeze, aten.expand, aten.view) for a in angle.args[:2]
+    )
     inv_freq = constant(module, frequencies)
-    if inv_freq is None or inv_freq.dim() != 1 or not isinstance(positions, Node) or positions.op != "placeholder":
+    if (
+        inv_freq is None
+        or inv_freq.dim() != 1
+        or not isinstance(positions, Node)
+        or positions.op != "placeholder"
+    ):
         return None
     return _Angles(positions, inv_freq.float().contiguous(), scaling)
 
@@ -113,7 +130,9 @@ class _Tables:
                 return self._half(cos, half), self._half(sin, half)
         frequencies = new_constant(self.module, before, "rope_inv_freq", angles.inv_freq)
         with graph.inserting_before(before):
-            table = call(graph, torch.ops.armllm.rope_table.default, angles.positions, frequencies, angles.scaling)
+            table = call(
+                graph, torch.ops.armllm.rope_table.default, angles.positions, frequencies, angles.scaling
+            )
             return call(graph, operator.getitem, table, 0), call(graph, operator.getitem, table, 1)
 
     def _half(self, angle: Node, half: int) -> Node:
@@ -127,7 +146,8 @@ class _Tables:
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites the rotation of every attention's queries and keys.
 
-    The rotation is done in place: queries and keys are results of a linear layer or a norm, and nothing else reads
+    The rotation is done in place: queries and keys are results of a linear layer or a norm, and nothing else
+        reads
     them.  Where something does, the attention is left alone.
 
     Returns:

@@ -20,7 +20,9 @@ DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 
 
-def patched(family: str, dtype: torch.dtype = torch.float32, quantize: str | None = "int4", **options: Any) -> Any:
+def patched(
+    family: str, dtype: torch.dtype = torch.float32, quantize: str | None = "int4", **options: Any
+) -> Any:
     model = tiny(family, dtype)
     torch_armllm.patch(model, quantize, progress=False, **options)
     return model
@@ -266,7 +268,9 @@ def test_the_report_tells_what_happened() -> None:
     model = tiny("mixtral")
     report = torch_armllm.patch(model, progress=False)
     assert report.captured and report.capture_reason is None and not report.notes
-    assert report.ops["int4_moe"] == 2 and report.ops["paged_attention"] == 2 and report.ops["add_rms_norm"] == 4
+    assert (
+        report.ops["int4_moe"] == 2 and report.ops["paged_attention"] == 2 and report.ops["add_rms_norm"] == 4
+    )
     kinds = {layer.kind for layer in report.quantised}
     assert kinds == {"linear", "experts", "head"} and {layer.kind for layer in report.left} == {"router"}
     assert report.bytes_after < 0.4 * report.bytes_before

@@ -1,4 +1,4 @@
-"""Fast language models on Arm CPUs: one call quantises a transformers model and rewrites it to fused kernels."""
+"""Fast language models on Arm CPUs: one call quantises a transformers model and fuses its ops."""
 
 from __future__ import annotations
 

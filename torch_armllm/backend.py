@@ -15,8 +15,8 @@ from torch_armllm.passes import PassContext, run_passes
 def armllm(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """Lowers a Dynamo graph to ATen, runs the passes over it, and returns what runs it.
 
-    Attention keeps its own cache; everything else is fused as in a patched model.  A graph that needs gradients is
-    left as it is.
+    Attention keeps its own cache; everything else is fused as in a patched model.  A graph that needs
+    gradients is left as it is.
 
     Args:
         module: the graph that Dynamo captured.
@@ -33,7 +33,10 @@ def armllm(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
         return module.forward
     mode = torch._guards.detect_fake_mode(list(example_inputs))
     traced: fx.GraphModule = make_fx(
-        module, tracing_mode="real" if mode is not None else "symbolic", pre_dispatch=True, _allow_non_fake_inputs=True
+        module,
+        tracing_mode="real" if mode is not None else "symbolic",
+        pre_dispatch=True,
+        _allow_non_fake_inputs=True,
     )(*example_inputs)
     run_passes(traced, PassContext(paged=False))
     return traced.forward

@@ -21,8 +21,8 @@ class CaptureError(RuntimeError):
 class Captured:
     """A model's body as a graph.
 
-    The graph takes ``input_ids`` and ``position_ids``, both ``(1, T)`` int64, and returns the last hidden state
-    ``(1, T, hidden)``.  Weights are attributes of the graph module that share memory with the model's.
+    The graph takes ``input_ids`` and ``position_ids``, both ``(1, T)`` int64, and returns the last hidden
+    state ``(1, T, hidden)``.  Weights are attributes of the graph module that share memory with the model's.
     """
 
     graph_module: fx.GraphModule

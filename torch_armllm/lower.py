@@ -91,7 +91,9 @@ class _Lowering:
                 self._placeholder(node)
             elif node.op == "output":
                 self._output(node.args[0])
-            elif node.op == "call_function" and isinstance(node.meta.get("val"), Tensor | tuple | list | None):
+            elif node.op == "call_function" and isinstance(
+                node.meta.get("val"), Tensor | tuple | list | None
+            ):
                 self._call(node)
         return self.program
 
@@ -135,13 +137,17 @@ def _select(low: _Lowering, node: Node, source: Node, dim: int, index: int) -> A
     return low.same_rows(node, source)
 
 
-def _slice(low: _Lowering, node: Node, source: Any, dim: int = 0, begin: Any = 0, end: Any = None, step: int = 1) -> Operand:
+def _slice(
+    low: _Lowering, node: Node, source: Any, dim: int = 0, begin: Any = 0, end: Any = None, step: int = 1
+) -> Operand:
     rows = low.rows(source)
     val = source.meta["val"]
     if dim % val.dim() != val.dim() - 1 or len(rows.inner) != 1 or step != 1:
         raise Unlowerable(f"{node} slices along dimension {dim}")
     width = int(node.meta["val"].shape[-1])
-    return Operand(rows.space, rows.index, rows.dtype, (width,), rows.column + int(begin or 0), rows.stride, rows.storage)
+    return Operand(
+        rows.space, rows.index, rows.dtype, (width,), rows.column + int(begin or 0), rows.stride, rows.storage
+    )
 
 
 def _getitem(low: _Lowering, node: Node, source: Node, index: int) -> Any:
@@ -157,7 +163,15 @@ def _embedding(low: _Lowering, node: Node, table: Node, ids: Node, *_: Any) -> O
 
 
 def _norm(
-    low: _Lowering, node: Node, opcode: Opcode, x: Any, residual: Any, weight: Any, bias: Any, eps: float, offset: float
+    low: _Lowering,
+    node: Node,
+    opcode: Opcode,
+    x: Any,
+    residual: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    offset: float,
 ) -> Any:
     rows = low.rows(x)
     width = rows.inner[-1]
@@ -167,7 +181,17 @@ def _norm(
     total = low.new(node, val) if residual is not None else NOTHING
     per_token = rows.width // width
     low.emit(
-        opcode, rows, out, added, total, low.weight(weight), low.weight(bias), per_token, width, float(eps), float(offset)
+        opcode,
+        rows,
+        out,
+        added,
+        total,
+        low.weight(weight),
+        low.weight(bias),
+        per_token,
+        width,
+        float(eps),
+        float(offset),
     )
     return out if residual is None else (out, total)
 
@@ -176,7 +200,9 @@ def _rms_norm(low: _Lowering, node: Node, x: Any, weight: Any, eps: float, offse
     return _norm(low, node, Opcode.RMS_NORM, x, None, weight, None, eps, offset)
 
 
-def _add_rms_norm(low: _Lowering, node: Node, x: Any, r: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
+def _add_rms_norm(
+    low: _Lowering, node: Node, x: Any, r: Any, weight: Any, eps: float, offset: float = 0.0
+) -> Any:
     return _norm(low, node, Opcode.RMS_NORM, x, r, weight, None, eps, offset)
 
 
@@ -188,18 +214,36 @@ def _add_layer_norm(low: _Lowering, node: Node, x: Any, r: Any, weight: Any, bia
     return _norm(low, node, Opcode.LAYER_NORM, x, r, weight, bias, eps, 0.0)
 
 
-def _linear(low: _Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, bias: Any, residual: Any) -> Operand:
+def _linear(
+    low: _Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, bias: Any, residual: Any
+) -> Operand:
     rows, packed = low.rows(x), low.weight(weight)
     added = low.rows(residual) if residual is not None else NOTHING
     out = low.new(node)
     low.emit(
-        Opcode.LINEAR, rows, out, added, packed, low.weight(bias), packed.stride, SCHEMES[scheme], rows.width, size
+        Opcode.LINEAR,
+        rows,
+        out,
+        added,
+        packed,
+        low.weight(bias),
+        packed.stride,
+        SCHEMES[scheme],
+        rows.width,
+        size,
     )
     return out
 
 
 def _int4_linear(
-    low: _Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, bias: Any = None, residual: Any = None
+    low: _Lowering,
+    node: Node,
+    x: Any,
+    weight: Any,
+    size: int,
+    scheme: str,
+    bias: Any = None,
+    residual: Any = None,
 ) -> Operand:
     return _linear(low, node, x, weight, size, scheme, bias, residual)
 
@@ -211,7 +255,15 @@ def _int8_linear(
 
 
 def _gated_linear(
-    low: _Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, act: str, gate: Any = None, up: Any = None
+    low: _Lowering,
+    node: Node,
+    x: Any,
+    weight: Any,
+    size: int,
+    scheme: str,
+    act: str,
+    gate: Any = None,
+    up: Any = None,
 ) -> Operand:
     rows, packed = low.rows(x), low.weight(weight)
     out = low.new(node)
@@ -231,7 +283,8 @@ def _dense_linear(low: _Lowering, node: Node, x: Any, weight: Any, bias: Any = N
 
 
 def _moe(
-    low: _Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int, scheme: str,
+    low: _Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int,
+        scheme: str,
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
 ) -> Operand:  # fmt: skip
     rows, chosen, shares = low.rows(x), low.rows(ids), low.rows(weights)
@@ -245,7 +298,15 @@ def _moe(
         *(rows, out, chosen, shares, first, second, low.weight(gate_up_bias), low.weight(down_bias)),
         *(t.stride(0) for t in tensors),
         *(t.stride(1) for t in tensors),
-        *(SCHEMES[scheme], tensors[0].shape[0], chosen.width, rows.width, intermediate, ACTIVATIONS[act], float(limit)),
+        *(
+            SCHEMES[scheme],
+            tensors[0].shape[0],
+            chosen.width,
+            rows.width,
+            intermediate,
+            ACTIVATIONS[act],
+            float(limit),
+        ),
     )
     return out
 
@@ -267,7 +328,13 @@ def _route(
 def _rope_table(low: _Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0) -> Any:
     cos, sin = (low.new(node, val) for val in node.meta["val"])
     low.emit(
-        Opcode.ROPE_TABLE, low.rows(positions), low.weight(inv_freq, torch.float32), cos, sin, cos.width, float(scaling)
+        Opcode.ROPE_TABLE,
+        low.rows(positions),
+        low.weight(inv_freq, torch.float32),
+        cos,
+        sin,
+        cos.width,
+        float(scaling),
     )
     return cos, sin
 
@@ -277,7 +344,17 @@ def _rope(low: _Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interl
     heads, size = queries.inner[-2:]
     low.emit(
         Opcode.ROPE,
-        *(queries, keys, table, low.rows(sin), heads, keys.inner[-2], size, 2 * table.width, int(interleaved)),
+        *(
+            queries,
+            keys,
+            table,
+            low.rows(sin),
+            heads,
+            keys.inner[-2],
+            size,
+            2 * table.width,
+            int(interleaved),
+        ),
     )
 
 
@@ -287,7 +364,8 @@ def _kv_write(low: _Lowering, node: Node, k: Any, v: Any, k_cache: Any, v_cache:
 
 
 def _attention(
-    low: _Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any, longest: Any,
+    low: _Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any,
+        longest: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
 ) -> Operand:  # fmt: skip
     queries, keys, values = low.rows(q), low.known[k_cache], low.known[v_cache]
@@ -318,7 +396,13 @@ def _add(low: _Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operan
 
 def _ops() -> dict[Any, Callable[..., Any]]:
     armllm = torch.ops.armllm
-    views = (aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.contiguous.default)
+    views = (
+        aten.view.default,
+        aten.reshape.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.contiguous.default,
+    )
     return {
         **{view: _view for view in views},
         aten.select.int: _select,

@@ -18,7 +18,13 @@ from torch_armllm.engine.sequence import Sequence
 from torch_armllm.hf.cache import PagedCache
 from torch_armllm.plan import Plan, StepInputs
 
-_IGNORED = {"cache_position", "return_dict", "output_router_logits", "output_attentions", "output_hidden_states"}
+_IGNORED = {
+    "cache_position",
+    "return_dict",
+    "output_router_logits",
+    "output_attentions",
+    "output_hidden_states",
+}
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
@@ -27,7 +33,7 @@ class _Unserved(Exception):
 
 
 class PatchedForward:
-    """``forward`` of a base model: the plan on a paged cache, or the modules where the plan cannot serve the call."""
+    """``forward`` of a base model: the plan on a paged cache, or the modules where it cannot serve a call."""
 
     def __init__(self, base: nn.Module, plan: Plan, shape: CacheShape, vocabulary: int) -> None:
         self.base = base
@@ -84,7 +90,9 @@ class PatchedForward:
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"torch_armllm: {reason}; such calls run module by module, which is slower", stacklevel=4)
+            warnings.warn(
+                f"torch_armllm: {reason}; such calls run module by module, which is slower", stacklevel=4
+            )
 
     def _check(self, past: Any, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
         config = self.base.config

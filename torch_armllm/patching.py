@@ -49,12 +49,18 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError(f"this {kind} is patched already; call torch_armllm.unpatch(model) first")
     if model.training:
         raise ValueError(f"this {kind} is in training mode; call model.eval() first")
-    foreign = getattr(model, "quantization_method", None) or getattr(model.config, "quantization_config", None)
+    foreign = getattr(model, "quantization_method", None) or getattr(
+        model.config, "quantization_config", None
+    )
     if foreign is not None or getattr(model, "is_quantized", False):
-        raise ValueError(f"this {kind} has weights quantised by {foreign}; load it in BF16 or FP32 to patch it")
+        raise ValueError(
+            f"this {kind} has weights quantised by {foreign}; load it in BF16 or FP32 to patch it"
+        )
     elsewhere = {str(p.device) for p in model.parameters() if p.device.type != "cpu"}
     if elsewhere:
-        raise ValueError(f"this {kind} is on {', '.join(sorted(elsewhere))}; move it to the CPU with model.to('cpu')")
+        raise ValueError(
+            f"this {kind} is on {', '.join(sorted(elsewhere))}; move it to the CPU with model.to('cpu')"
+        )
 
 
 def _bytes(model: nn.Module) -> int:
@@ -65,7 +71,9 @@ def _bytes(model: nn.Module) -> int:
 def _cache_shape(module: fx.GraphModule) -> CacheShape | None:
     """Sizes of the paged cache, from the graph's attentions before they are rewritten."""
     nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
-    shapes = {(value(n.args[1]).shape[1::2], value(n.args[2]).shape[3], value(n.args[1]).dtype) for n in nodes}
+    shapes = {
+        (value(n.args[1]).shape[1::2], value(n.args[2]).shape[3], value(n.args[1]).dtype) for n in nodes
+    }
     if len(shapes) != 1:
         return None
     ((kv_heads, head_size), value_size, dtype) = shapes.pop()
@@ -132,13 +140,14 @@ def patch(
     """Quantises a transformers causal language model to INT4 and rewrites it to fused ops, in place.
 
     ``model(...)`` and ``model.generate(...)`` keep working and return what they returned, to rounding and
-    quantisation.  Calls that the fused step cannot serve (``output_attentions``, ``inputs_embeds``, …) run module by
-    module, with one warning.
+    quantisation.  Calls that the fused step cannot serve (``output_attentions``, ``inputs_embeds``, …) run
+    module by module, with one warning.
 
     Args:
-        model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or float16.
-        quantize: ``"int4"`` (the exact scheme g32i), the name of a scheme (``g32i``, ``g32``, ``row``), or None to
-            keep the weights as they are.
+        model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
+            float16.
+        quantize: ``"int4"`` (the exact scheme g32i), the name of a scheme (``g32i``, ``g32``, ``row``), or
+            None to keep the weights as they are.
         head: the output head's scheme: ``"int8"``, an INT4 scheme, or None to leave it alone.
         ignore: shell-style patterns of layer names that must stay unquantised, such as ``"*.down_proj"``.
         keep_original: keeps the float weights, so that `unpatch` gives them back exactly.
@@ -148,8 +157,8 @@ def patch(
         What was covered by which op, what was left and why, sizes and errors; it prints as a table.
 
     Raises:
-        ValueError: the model is not a causal language model, patched already, in training mode, not on the CPU, or
-            quantised by other means; or an option is unknown.
+        ValueError: the model is not a causal language model, patched already, in training mode, not on the
+            CPU, or quantised by other means; or an option is unknown.
     """
     _check_model(model)
     report = Report(variant=isa.machine().selected, bytes_before=_bytes(model))

@@ -1,4 +1,4 @@
-"""The program of a native plan: instructions over operands, the arena's layout, and the integers that C++ reads.
+"""The program of a native plan: instructions, the arena's layout, and the integers that C++ reads.
 
 The order of opcodes and fields is that of ``ops/plan/instructions.cpp``.
 """
@@ -145,7 +145,9 @@ class Program:
         """An operand for a constant tensor; its rows are those of its last dimension but one."""
         self.constants.append(tensor)
         stride = int(tensor.stride(-2)) if tensor.dim() >= 2 else int(tensor.numel())
-        return Operand(Space.CONSTANT, len(self.constants) - 1, tensor.dtype, tuple(tensor.shape[1:]), 0, stride)
+        return Operand(
+            Space.CONSTANT, len(self.constants) - 1, tensor.dtype, tuple(tensor.shape[1:]), 0, stride
+        )
 
     def emit(self, opcode: Opcode, *fields: Field) -> None:
         """Appends an instruction and keeps its operands' storages alive up to it."""

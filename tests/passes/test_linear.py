@@ -69,7 +69,11 @@ def test_float_gate_and_up_become_gated_act() -> None:
     before, expected = ops(graph), graph(x)
     assert gated.run(graph, PassContext()) == 1
     graph.recompile()
-    assert before == ["linear", "silu", "linear", "mul"] and ops(graph) == ["linear", "linear", "armllm::gated_act"]
+    assert before == ["linear", "silu", "linear", "mul"] and ops(graph) == [
+        "linear",
+        "linear",
+        "armllm::gated_act",
+    ]
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
 
 

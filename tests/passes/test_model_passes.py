@@ -33,7 +33,9 @@ def test_routing_is_fused(family: str) -> None:
     before, expected = ops(graph), graph(ids, positions)
     assert route.run(graph, PassContext()) == 2
     graph.recompile()
-    assert before.count("topk") == 2 and "topk" not in ops(graph) and ops(graph).count("armllm::moe_route") == 2
+    assert (
+        before.count("topk") == 2 and "topk" not in ops(graph) and ops(graph).count("armllm::moe_route") == 2
+    )
     torch.testing.assert_close(graph(ids, positions), expected, atol=1e-5, rtol=1e-5)
 
 

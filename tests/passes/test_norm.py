@@ -50,7 +50,9 @@ def test_rms_norm_is_recognised(kind: str, dtype: torch.dtype) -> None:
 
 def test_torch_norms_are_recognised() -> None:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.LayerNorm(24), nn.RMSNorm(24, eps=1e-6), nn.LayerNorm(24, elementwise_affine=False))
+    module = nn.Sequential(
+        nn.LayerNorm(24), nn.RMSNorm(24, eps=1e-6), nn.LayerNorm(24, elementwise_affine=False)
+    )
     x = torch.randn(1, 5, 24)
     before, after, expected, got = run_norm(module, x)
     assert before == ["layer_norm", "rms_norm", "layer_norm"]

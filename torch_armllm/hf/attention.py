@@ -1,4 +1,4 @@
-"""The attention seam: one function, registered with transformers, that leaves a marker op in the captured graph."""
+"""The attention seam: a function registered with transformers that leaves a marker op in the graph."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 IMPLEMENTATION = "armllm"
 
 _UNDERSTOOD = {"position_ids", "dropout", "use_cache"}
-_HARMLESS = {"cache_position", "output_attentions", "output_hidden_states", "return_dict", "logits_to_keep"}
+_HARMLESS = {"cache_position", "output_attentions", "output_hidden_states", "return_dict"}
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
-    "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap, Tensor? sinks)"
-    " -> Tensor"
+    "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
+    " Tensor? sinks) -> Tensor"
 )
 
 
@@ -24,7 +24,14 @@ class UnsupportedAttention(RuntimeError):
 
 
 def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, window: int, softcap: float, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Causal attention of one sequence in float32, as slow and plain as can be.
 
@@ -62,7 +69,14 @@ def dense_attention(
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, window: int, softcap: float, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
@@ -98,7 +112,9 @@ def attention_function(
         raise UnsupportedAttention(f"{type(module).__name__} is not causal")
     layer = getattr(module, "layer_idx", None)
     if layer is None:
-        raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx, so its cache cannot be told from others")
+        raise UnsupportedAttention(
+            f"{type(module).__name__} has no layer_idx, so its cache cannot be told from others"
+        )
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     out = torch.ops.armllm.attention(
         query, key, value, int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux
@@ -107,7 +123,7 @@ def attention_function(
 
 
 def register() -> None:
-    """Makes the seam known to transformers; the mask interface is left without an entry, so no mask is built."""
+    """Makes the seam known to transformers; without an entry for masks, none is built."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(IMPLEMENTATION, attention_function)

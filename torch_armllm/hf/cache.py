@@ -1,4 +1,4 @@
-"""transformers' cache interface over the paged KV cache, so that ``generate`` and hand-written loops keep working."""
+"""transformers' cache interface over the paged KV cache, for ``generate`` and hand-written loops."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch_armllm.engine.sequence import Sequence
 class PagedCache(DynamicCache):
     """A batch of sequences in one block pool.
 
-    A row of the batch stores only the tokens that its attention mask keeps, so left padding takes no memory; the
-    cache's length, as transformers sees it, counts the padding as well.
+    A row of the batch stores only the tokens that its attention mask keeps, so left padding takes no memory;
+    the cache's length, as transformers sees it, counts the padding as well.
     """
 
     pool: BlockPool
@@ -36,7 +36,8 @@ class PagedCache(DynamicCache):
     def adopt(cls, cache: DynamicCache, shape: CacheShape, batch_size: int) -> PagedCache:
         """Turns a caller's dynamic cache into a paged one, in place, with what it holds.
 
-        The caller keeps the object over the turns of a conversation, so it must be this very object that grows.
+        The caller keeps the object over the turns of a conversation, so it must be this very object that
+        grows.
         """
         filled = [layer for layer in cache.layers if layer.is_initialized]
         length = cache.get_seq_length() if filled else 0
@@ -60,7 +61,9 @@ class PagedCache(DynamicCache):
     def block_table(self) -> Tensor:
         """int32 ``(batch, most blocks of a row)``, padded with zeros."""
         longest = max((len(row.blocks) for row in self.rows), default=0)
-        return torch.tensor([row.blocks + [0] * (longest - len(row.blocks)) for row in self.rows], dtype=torch.int32)
+        return torch.tensor(
+            [row.blocks + [0] * (longest - len(row.blocks)) for row in self.rows], dtype=torch.int32
+        )
 
     # the module path
 
@@ -79,7 +82,11 @@ class PagedCache(DynamicCache):
         found = []
         for row in self.rows:
             blocks = torch.tensor(row.blocks, dtype=torch.int64)
-            keys = self.pool.k[layer][blocks].permute(1, 0, 3, 2).reshape(self.shape.kv_heads, -1, self.shape.head_size)
+            keys = (
+                self.pool.k[layer][blocks]
+                .permute(1, 0, 3, 2)
+                .reshape(self.shape.kv_heads, -1, self.shape.head_size)
+            )
             values = self.pool.v[layer][blocks].transpose(0, 1)
             values = values.reshape(self.shape.kv_heads, len(row.blocks) * size, self.shape.value_size)
             padding = total - row.length
@@ -92,7 +99,7 @@ class PagedCache(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values and returns all of them, dense, for a module that does its own attention."""
+        """Stores new keys and values and returns all of them, dense, for a module's own attention."""
         first = layer_idx == 0
         if first:
             if not self.rows:
@@ -105,7 +112,9 @@ class PagedCache(DynamicCache):
     # what transformers asks of a cache
 
     def __repr__(self) -> str:
-        return f"PagedCache(batch_size={len(self.rows)}, length={self.padded_length}, blocks={len(self.pool)})"
+        return (
+            f"PagedCache(batch_size={len(self.rows)}, length={self.padded_length}, blocks={len(self.pool)})"
+        )
 
     def __len__(self) -> int:
         return self.shape.layers
@@ -168,7 +177,9 @@ class PagedCache(DynamicCache):
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last ``-tokens_to_remove`` positions of every row."""
         if tokens_to_remove > 0:
-            raise ValueError(f"crop takes a number of tokens to remove, negative or zero; it got {tokens_to_remove}")
+            raise ValueError(
+                f"crop takes a number of tokens to remove, negative or zero; it got {tokens_to_remove}"
+            )
         count = min(-tokens_to_remove, self.padded_length)
         for row in self.rows:
             row.truncate(max(0, row.length - count))

@@ -1,4 +1,4 @@
-"""The experts seam: transformers' float experts as one marker op, so that a Mixture-of-Experts can be captured."""
+"""The experts seam: transformers' float experts as one marker op, which can be captured."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def activation_name(module: nn.Module) -> str | None:
 
 
 def has_plain_layout(module: nn.Module) -> bool:
-    """Whether a decorated experts module is the plain one: [gate; up] rows, gated by act(gate) · up, without biases."""
+    """Whether an experts module is the plain one: [gate; up] rows, act(gate) · up, no biases."""
     from transformers.integrations.moe import _default_apply_gate
 
     return (
@@ -97,7 +97,9 @@ def has_plain_layout(module: nn.Module) -> bool:
     )
 
 
-def experts_function(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
+def experts_function(
+    module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Any:
     """What transformers calls in place of its own experts while a model is captured."""
     name = activation_name(module)
     if name is None or not has_plain_layout(module):
