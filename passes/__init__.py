@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from torch import fx
 
-import torch_armllm.ops  # noqa: F401  (registers the operators that the passes insert)
+import torch_armllm.hf.attention
+import torch_armllm.hf.experts  # (the marker ops that the passes look for)
+import torch_armllm.ops  # noqa: F401  (the operators that they insert)
 from torch_armllm.passes import add_norm, attention, clean, dense, gated, norm, qkv, rope, route
 from torch_armllm.passes.match import PassContext
 

@@ -1,4 +1,4 @@
-"""patch: parity with the model it patches, everything that `generate` does, and clear errors."""
+"""patch: everything that `generate` does, calls that the plan cannot serve, the report, and clear errors."""
 
 from __future__ import annotations
 
@@ -8,76 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 import torch_armllm
 from tests.models import tiny, token_ids
+from tests.patched_models import fresh, patched
 from torch_armllm.hf.cache import PagedCache
-from torch_armllm.plan import NativePlan
-
-FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
-DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
-
-
-def patched(
-    family: str, dtype: torch.dtype = torch.float32, quantize: str | None = "int4", **options: Any
-) -> Any:
-    model = tiny(family, dtype)
-    torch_armllm.patch(model, quantize, progress=False, **options)
-    return model
-
-
-def close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Within rounding of the type, relative to how large the logits are."""
-    scale = float(expected.float().abs().max())
-    torch.testing.assert_close(got.float(), expected.float(), rtol=0, atol=TOLERANCE[dtype] * scale)
-
-
-@torch.no_grad()
-def chunked(model: PreTrainedModel, ids: Tensor, sizes: list[int]) -> Tensor:
-    """Logits of all tokens, given in chunks."""
-    cache, parts, begin = None, [], 0
-    for size in sizes:
-        out = model(ids[:, begin : begin + size], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        parts.append(out.logits)
-        begin += size
-    return torch.cat(parts, 1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_unquantised_logits_are_the_models_own(family: str, dtype: torch.dtype) -> None:
-    ids = token_ids(1, 41)
-    with torch.no_grad():
-        expected = tiny(family, dtype)(ids).logits
-    model = patched(family, dtype, None)
-    with torch.no_grad():
-        close(model(ids).logits, expected, dtype)
-    close(chunked(model, ids, [17, 9, 15]), expected, dtype)
-    close(chunked(model, ids, [36, 1, 1, 1, 1, 1]), expected, dtype)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_quantised_steps_run_natively_and_repeat_their_bits(family: str) -> None:
-    model = patched(family)
-    assert isinstance(model.base_model.forward.plan, NativePlan)
-    ids = token_ids(1, 41)
-    with torch.no_grad():
-        whole = model(ids).logits
-    assert torch.equal(chunked(model, ids, [17, 9, 15]), whole)
-    assert torch.equal(chunked(model, ids, [36, 1, 1, 1, 1, 1]), whole)
-
-
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_a_row_does_not_depend_on_its_batch(family: str) -> None:
-    model = patched(family)
-    ids = token_ids(3, 19)
-    with torch.no_grad():
-        together = model(ids).logits
-        for row in range(3):
-            assert torch.equal(model(ids[row : row + 1]).logits[0], together[row])
 
 
 @pytest.mark.parametrize("quantize", [None, "int4"])
@@ -181,7 +117,7 @@ def test_a_filled_dynamic_cache_is_taken_over() -> None:
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_calls_that_the_plan_cannot_serve_run_by_module(family: str) -> None:
     ids = token_ids(2, 9)
-    plain, model = tiny(family), patched(family, quantize=None)
+    plain, model = tiny(family), fresh(family, quantize=None)
     embeds = plain.get_input_embeddings()(ids)
     calls: list[dict[str, Any]] = [
         {"input_ids": ids, "output_hidden_states": True},
@@ -203,7 +139,7 @@ def test_calls_that_the_plan_cannot_serve_run_by_module(family: str) -> None:
 
 def test_quantised_modules_serve_what_the_plan_cannot() -> None:
     ids = token_ids(1, 9)
-    model = patched("mixtral")
+    model = fresh("mixtral")
     with torch.no_grad():
         fast = model(ids).logits
         with pytest.warns(UserWarning, match="output_hidden_states"):
@@ -232,7 +168,7 @@ def test_labels_give_the_models_loss() -> None:
 
 def test_unquantised_gradients_still_flow_with_labels() -> None:
     ids = token_ids(1, 9)
-    model = patched("llama", quantize=None)
+    model = fresh("llama", quantize=None)
     with pytest.warns(UserWarning, match="gradients"):
         model(ids, labels=ids).loss.backward()
     assert model.base_model.layers[0].mlp.down_proj.weight.grad is not None
@@ -254,7 +190,7 @@ def test_unpatch_gives_the_model_back() -> None:
 
 def test_unpatch_without_originals_leaves_rounded_weights() -> None:
     ids = token_ids(1, 9)
-    model = patched("llama")
+    model = fresh("llama")
     with torch.no_grad():
         quantised = model(ids).logits
         rounded = torch_armllm.unpatch(model)

@@ -1,0 +1,67 @@
+"""torch.compile(model, backend=backend.armllm)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+from torch import fx
+from torch._dynamo.backends.registry import lookup_backend
+
+from tests.models import tiny, token_ids
+from torch_armllm import backend, quant
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
+    """The graphs that the backend makes in a test."""
+    made: list[fx.GraphModule] = []
+    run = backend.run_passes
+
+    def keep(module: fx.GraphModule, context: backend.PassContext) -> backend.PassContext:
+        made.append(module)
+        return run(module, context)
+
+    monkeypatch.setattr(backend, "run_passes", keep)
+    torch._dynamo.reset()
+    return made
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_compiled_model_runs_fused_ops_and_gives_the_same(
+    graphs: list[fx.GraphModule], quantised: bool
+) -> None:
+    model = tiny("llama")
+    if quantised:
+        quant.quantize(model, progress=False)
+    ids = token_ids(1, 9)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        compiled = torch.compile(model, backend=backend.armllm)
+        got = compiled(ids, use_cache=False).logits
+        torch.testing.assert_close(got, expected, atol=2e-3, rtol=2e-3)
+    used = Counter(str(node.target) for graph in graphs for node in graph.graph.nodes)
+    assert used["armllm.add_rms_norm.default"] == 4
+    if quantised:
+        assert used["armllm.int4_linear.default"] >= 8
+
+
+def test_gradients_go_through_the_graph_as_it_was(graphs: list[fx.GraphModule]) -> None:
+    layer = torch.nn.Linear(8, 8)
+    compiled = torch.compile(layer, backend=backend.armllm)
+    compiled(torch.randn(2, 8)).sum().backward()
+    assert layer.weight.grad is not None
+    assert not graphs
+
+
+def test_an_installed_package_is_found_by_name() -> None:
+    if not any(e.name == "armllm" for e in entry_points(group="torch_dynamo_backends")):
+        pytest.skip("torch_armllm runs from a checkout that is not installed")
+    assert lookup_backend("armllm") is backend.armllm
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="speed"):
+        backend.armllm(fx.symbolic_trace(torch.nn.Identity()), [], speed=1)
