@@ -103,6 +103,7 @@ void route(const RouteArgs& args, int64_t token) {
   float* weights = args.weights + token * args.top_k;
   int32_t* ids = args.ids + token * args.top_k;
   const int64_t n = args.experts;
+  store(logits, zero());  // the compiler cannot know that n > 0
   widen(args.logits, token, n, logits);
   if (args.scoring == Scoring::softmax) softmax(logits, n, scores);
   if (args.scoring == Scoring::sigmoid) sigmoids(logits, n, scores);
