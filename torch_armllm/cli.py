@@ -1,0 +1,121 @@
+"""The command line: ``torch-armllm demo | bench latency | env``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status: 0, or 2 for an error of the user."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    # Only now: `--help` answers at once.
+    import torch
+
+    if options.command != "env":
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        if options.threads is not None:
+            if options.threads < 1:
+                raise ValueError(f"--threads must be at least 1, got {options.threads}")
+            torch.set_num_threads(options.threads)
+        options.run(options)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"torch-armllm: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Everything that the command line understands."""
+    parser = argparse.ArgumentParser(
+        prog="torch-armllm", description="Fast Hugging Face language models on Arm CPUs."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser("demo", help="a model answers in bfloat16 and in INT4, side by side")
+    demo.add_argument(
+        "--model", help="a checkpoint's folder or a hub name; default: the embedded SmolLM2, twice"
+    )
+    demo.add_argument("--prompt", action="append", help="a user message; may be given several times")
+    demo.add_argument("--max-new-tokens", type=int, default=48, help="most tokens of an answer (48)")
+    demo.set_defaults(run=_demo)
+
+    bench = commands.add_parser("bench", help="measurements").add_subparsers(dest="what", required=True)
+    latency = bench.add_parser("latency", help="tokens a second of prompts and of decoding")
+    latency.add_argument("--model", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name")
+    latency.add_argument("--engine", choices=["armllm", "transformers"], default="armllm")
+    latency.add_argument("--quant", choices=["int4", "none"], default="int4", help="of the armllm engine")
+    latency.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    latency.add_argument("--prompt-len", type=int, default=512, help="tokens of each prompt (512)")
+    latency.add_argument("--new-tokens", type=int, default=64, help="tokens to generate (64)")
+    latency.add_argument("--batch-size", default="1", help="sequences at once: 1 or 1,4,8")
+    latency.add_argument("--repeats", type=int, default=2, help="runs, of which the best counts (2)")
+    latency.add_argument("--json", action="store_true", help="one JSON line a batch size")
+    latency.set_defaults(run=_latency)
+
+    env = commands.add_parser("env", help="what this machine offers and what is in the way")
+    env.add_argument("--json", action="store_true", help="one JSON object")
+    env.set_defaults(run=_env)
+    for command in (demo, latency, env):
+        command.add_argument("--threads", type=int, help="cores to use; default: as torch decides")
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from torch_armllm.demo import PROMPTS, run_demo
+
+    run_demo(options.model, options.prompt or PROMPTS, options.max_new_tokens)
+
+
+def _latency(options: argparse.Namespace) -> None:
+    import torch
+
+    import torch_armllm
+    from torch_armllm.checkpoint import load_model
+    from torch_armllm.latency import measure
+
+    sizes = [_positive(part) for part in options.batch_size.split(",")]
+    model = load_model(options.model, getattr(torch, options.dtype), progress=not options.json)
+    quant = options.quant if options.engine == "armllm" else "none"
+    if options.engine == "armllm":
+        torch_armllm.patch(model, quantize=None if quant == "none" else quant, progress=not options.json)
+    for size in sizes:
+        found = measure(model, size, options.prompt_len, options.new_tokens, options.repeats).to_dict()
+        found = {
+            "model": options.model,
+            "engine": options.engine,
+            "quant": quant,
+            "dtype": options.dtype,
+            **found,
+        }
+        if options.json:
+            print(json.dumps(found), flush=True)
+        else:
+            print(
+                f"batch {size:>3}: prompt {found['prefill_tok_s']:9.1f} tok/s, "
+                f"decode {found['decode_tok_s']:8.1f} tok/s, weights {found['weight_bytes'] / 1e6:.0f} MB "
+                f"at {found['weight_gb_s']:.1f} GB/s, peak memory {found['peak_rss_bytes'] / 1e6:.0f} MB",
+                flush=True,
+            )
+
+
+def _env(options: argparse.Namespace) -> None:
+    from torch_armllm.env import describe, render, warnings
+
+    found = describe()
+    print(json.dumps({**found, "warnings": warnings(found)}) if options.json else render(found))
+
+
+def _positive(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ValueError(f"--batch-size takes positive integers separated by commas, got {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

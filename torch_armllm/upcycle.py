@@ -1,0 +1,110 @@
+"""A Mixture-of-Experts model out of a dense one: copies of its MLP with small differences."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+
+@torch.no_grad()
+def upcycle(
+    model: LlamaForCausalLM,
+    experts: int = 8,
+    top_k: int = 2,
+    noise: float = 0.05,
+    seed: int = 0,
+    progress: bool = False,
+) -> MixtralForCausalLM:
+    """Builds a Mixtral model whose experts are copies of a Llama model's MLPs with independent noise.
+
+    As the routing weights sum to one, the result writes nearly what the dense model writes, whatever the
+    router chooses, while its kernels do all that experts need.  Every other weight is shared, not copied.
+
+    Args:
+        model: a Llama model without MLP or attention biases.
+        experts: of each layer.
+        top_k: experts that a token passes through.
+        noise: standard deviation of the differences, relative to that of each weight matrix.
+        seed: of the noise and the routers.
+        progress: shows a bar.
+
+    Source: Komatsuzaki et al., Sparse Upcycling (arXiv 2212.05055).
+
+    Raises:
+        ValueError: the model is not a Llama model, or has biases.
+    """
+    source = model.config
+    if source.model_type != "llama" or source.attention_bias or source.mlp_bias:
+        raise ValueError(f"only Llama models without biases can be upcycled, got {source.model_type!r}")
+    dtype = model.dtype
+    config = MixtralConfig(
+        **{name: getattr(source, name) for name in _SHARED},
+        num_local_experts=experts,
+        num_experts_per_tok=top_k,
+        sliding_window=None,
+        output_router_logits=False,
+    )
+    with torch.device("meta"):
+        moe = MixtralForCausalLM(config).to(dtype)
+    own = dict(model.named_parameters(remove_duplicate=False))
+    generator = torch.Generator().manual_seed(seed)
+    for name, _ in list(moe.named_parameters(remove_duplicate=False)):
+        if ".mlp." not in name:
+            _place(moe, name, own[name])
+    # Buffers that are computed and not stored are lost on the meta device.
+    moe.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
+    pairs = list(zip(moe.model.layers, model.model.layers, strict=True))
+    for layer, dense in tqdm(pairs, desc="Upcycling", unit="layer", disable=not progress):
+        gate_up = torch.cat([dense.mlp.gate_proj.weight, dense.mlp.up_proj.weight])
+        _place(layer, "mlp.experts.gate_up_proj", _variations(gate_up, experts, noise, generator))
+        down = dense.mlp.down_proj.weight
+        _place(layer, "mlp.experts.down_proj", _variations(down, experts, noise, generator))
+        router = torch.randn(experts, config.hidden_size, generator=generator) * 0.02
+        _place(layer, "mlp.gate.weight", router.to(dtype))
+    moe.generation_config = copy.deepcopy(model.generation_config)
+    return moe.eval()
+
+
+_SHARED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+_SHIFT = 104729
+
+
+def _variations(weight: Tensor, count: int, noise: float, generator: torch.Generator) -> Tensor:
+    """`count` copies of a weight, each with its own noise: (count, *weight.shape)."""
+    size = weight.numel()
+    # One long stretch of noise, read from different places: drawing it anew for each copy takes much longer.
+    plain = weight.float()
+    drawn = torch.randn(size + _SHIFT * (count - 1), generator=generator) * (noise * plain.std())
+    copies = torch.empty(count, *weight.shape, dtype=weight.dtype)
+    for index in range(count):
+        start = index * _SHIFT
+        copies[index] = plain + drawn[start : start + size].view(weight.shape)
+    return copies
+
+
+def _place(module: torch.nn.Module, name: str, value: Tensor) -> None:
+    parent, _, attribute = name.rpartition(".")
+    parameter = (
+        value if isinstance(value, torch.nn.Parameter) else torch.nn.Parameter(value, requires_grad=False)
+    )
+    setattr(module.get_submodule(parent), attribute, parameter)
