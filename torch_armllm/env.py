@@ -68,8 +68,8 @@ def warnings(found: dict[str, Any]) -> list[str]:
     told = []
     if len(found["openmp"]) > 1:
         told.append(
-            f"{len(found['openmp'])} OpenMP runtimes are loaded ({', '.join(found['openmp'])}): their threads "
-            "can end up on one core; remove the package that brings the second one, or LD_PRELOAD one of them"
+            f"{len(found['openmp'])} OpenMP runtimes are loaded ({', '.join(found['openmp'])}): threads can "
+            "end up on one core; remove the package that brings the second one, or LD_PRELOAD one of them"
         )
     if found["selected"] != found["runnable"][0]:
         told.append(

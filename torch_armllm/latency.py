@@ -146,10 +146,10 @@ def step_bytes(model: PreTrainedModel, tokens: int) -> int:
     for module in model.modules():
         if isinstance(module, QuantExperts) or is_experts(module):
             names = ("gate_up_packed", "down_packed") if isinstance(module, QuantExperts) else WEIGHTS
-            weights = [tensor for name in names if isinstance(tensor := getattr(module, name, None), Tensor)]
+            weights = [w for name in names if isinstance(w := getattr(module, name, None), Tensor)]
             if weights:
                 idle = (1 - min(chosen / weights[0].shape[0], 1.0)) ** tokens
-                total -= idle * sum(weight.nbytes for weight in weights)
+                total -= idle * sum(w.nbytes for w in weights)
     return int(total)
 
 

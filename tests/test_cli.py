@@ -1,0 +1,117 @@
+"""The command line on tiny checkpoints, the doctor, and the measurements' arithmetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models import tiny
+from torch_armllm import env
+from torch_armllm.cli import main
+from torch_armllm.latency import Clock, measure, step_bytes, weight_bytes
+from torch_armllm.quant import quantize
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tiny")
+    tiny("llama").save_pretrained(place)
+    return place
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize(
+    "options", [["--quant", "int4"], ["--quant", "none"], ["--engine", "transformers"]], ids=lambda o: o[1]
+)
+def test_bench_latency_prints_a_line_a_batch_size(
+    options: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "5", "--new-tokens", "4"]
+    command += ["--dtype", "float32", "--batch-size", "1,3", "--repeats", "1", "--json"]
+    assert main(command + options) == 0
+    found = lines(capsys.readouterr().out)
+    assert [line["batch_size"] for line in found] == [1, 3]
+    for line in found:
+        assert line["engine"] == ("transformers" if "transformers" in options else "armllm")
+        assert line["quant"] == ("int4" if "int4" in options else "none")
+        for name in ("prefill_tok_s", "decode_tok_s", "weight_bytes", "peak_rss_bytes"):
+            assert float(str(line[name])) > 0
+
+
+def test_bench_latency_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "3", "--new-tokens", "3"]
+    assert main([*command, "--engine", "transformers", "--repeats", "1", "--threads", "1"]) == 0
+    assert "batch   1: prompt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "latency", "--batch-size", "1,x"], "positive integers"),
+        (["bench", "latency", "--threads", "0"], "--threads must be at least 1"),
+        (["bench", "latency", "--model", "."], "no config.json"),
+        (["demo", "--model", "/nowhere/at-all"], "/nowhere/at-all"),
+    ],
+)
+def test_mistakes_end_with_a_line_and_no_traceback(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "torch-armllm: error:" in error
+    assert message in error
+
+
+def test_env_tells_about_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--json"]) == 0
+    found = lines(capsys.readouterr().out)[0]
+    assert found["torch"] == torch.__version__
+    assert found["selected"] in found["runnable"]  # type: ignore[operator]
+    assert main(["env"]) == 0
+    assert "selected" in capsys.readouterr().out
+
+
+def test_the_doctor_sees_two_openmp_runtimes() -> None:
+    line = "7f-8f r-xp 0 08:01 1 {}"
+    maps = "\n".join(
+        line.format(f) for f in ("/a/libgomp.so.1", "/b/libgomp.so.1", "/a/libgomp.so.1", "/c/libc.so")
+    )
+    found = env.describe()
+    found["openmp"] = env.openmp_runtimes(maps)
+    assert found["openmp"] == ["/a/libgomp.so.1", "/b/libgomp.so.1"]
+    found.update(runnable=["best", "scalar"], selected="scalar", cores=1, threads=4)
+    told = " ".join(env.warnings(found))
+    assert "2 OpenMP runtimes" in told
+    assert "best is the best here" in told
+    assert "OMP_NUM_THREADS=1" in told
+
+
+def test_step_bytes_count_what_a_step_reads() -> None:
+    model = tiny("llama")
+    embeddings = model.get_input_embeddings().weight
+    assert step_bytes(model, 1) == weight_bytes(model) - embeddings.nbytes
+    tied = tiny("llama", tie_word_embeddings=True)
+    assert step_bytes(tied, 1) == weight_bytes(tied)
+    moe = tiny("mixtral")
+    experts = sum(p.nbytes for name, p in moe.named_parameters() if ".experts." in name)
+    idle = experts - (step_bytes(moe, 1) - (weight_bytes(moe) - experts - embeddings.nbytes))
+    assert idle == pytest.approx(experts * 6 / 8, rel=0.01)
+    assert step_bytes(moe, 64) > 0.99 * (weight_bytes(moe) - embeddings.nbytes)
+    before = step_bytes(moe, 1)
+    quantize(moe, progress=False)
+    assert step_bytes(moe, 1) < before / 4
+
+
+def test_the_clock_and_the_limits_of_measure() -> None:
+    clock = Clock()
+    clock.times = [0.0, 2.0, 2.5, 3.0, 9.0]
+    assert clock.prefill == 2.0
+    assert clock.step == 0.5
+    with pytest.raises(ValueError, match="new_tokens 2"):
+        measure(tiny("llama"), 1, 4, 2)
