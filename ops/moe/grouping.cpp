@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kTilesPerThread = 8;
 constexpr int64_t kMostGemvPanels = 16;
-constexpr int64_t kMostTokens = 256;   // rows of a gemm tile: their INT8 values stay in L2 beside the weights
-constexpr int64_t kFewestTokens = 64;  // unpacking is a few per cent of a tile of so many rows
+constexpr int64_t kMostRows = 256;   // rows of a gemm tile: their INT8 values stay in L2 beside the weights
+constexpr int64_t kFewestRows = 64;  // unpacking is a few per cent of a tile of so many rows
 
 // Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
 int64_t most_rows(const MoeArgs& a) {
@@ -44,31 +44,40 @@ class Carver {
   int64_t used_ = 0;
 };
 
-// Tile sizes common to all experts of a kind.
+// Panels of a tile, for experts with few rows (gemv) and with more (gemm), and rows of a gemm tile.
 struct Steps {
-  int64_t gemv_gate_up, gemv_down, gemm, tokens;
+  int64_t gemv, gemm;
 };
 
-Steps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& kernels, int64_t gate_up_panels,
-                int64_t down_panels) {
-  const int64_t wanted = m.grouping->threads * kTilesPerThread;
-  int64_t gemv_experts = 0, gemm_experts = 0, chunks = 0;
-  for (int64_t e = 0; e < a.experts; ++e) {
-    if (m.count[e] == 0) continue;
-    if (m.count[e] <= kGemvTokens) {
-      ++gemv_experts;
-    } else {
-      ++gemm_experts;
-      chunks += ceil_div(m.count[e], kMostTokens);
-    }
-  }
-  const auto panels = [&](int64_t all, int64_t multiple) {
-    return round_up(std::clamp<int64_t>(gemv_experts * all / wanted, 1, kMostGemvPanels), multiple);
+struct AllSteps {
+  Steps gate_up, down;
+  int64_t rows;
+};
+
+AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& kernels, int64_t gate_up_panels,
+                   int64_t down_panels) {
+  const int64_t threads = m.grouping->threads, wanted = threads * kTilesPerThread;
+  const auto gemm_chunks = [&](int64_t step) {
+    int64_t chunks = 0;
+    for (int64_t e = 0; e < a.experts; ++e)
+      if (m.count[e] > kGemvTokens) chunks += ceil_div(m.count[e], step);
+    return chunks;
   };
-  Steps s{panels(gate_up_panels, 2), panels(down_panels, 1), round_up(kernels.gemm_panels, 2), kMostTokens};
-  if (chunks * ceil_div(down_panels, s.gemm) < wanted) s.tokens = kFewestTokens;
-  s.tokens = round_up(s.tokens, kernels.gemm_tokens);
-  return s;
+  int64_t gemv_experts = 0;
+  for (int64_t e = 0; e < a.experts; ++e) gemv_experts += m.count[e] > 0 && m.count[e] <= kGemvTokens;
+
+  const int64_t widest = round_up(kernels.gemm_panels, 2);
+  int64_t rows = round_up(kMostRows, kernels.gemm_tokens);
+  if (gemm_chunks(rows) * ceil_div(down_panels, widest) < wanted)
+    rows = round_up(kFewestRows, kernels.gemm_tokens);
+  const int64_t chunks = gemm_chunks(rows);
+  const auto steps = [&](int64_t panels, int64_t multiple) {
+    const int64_t gemv = std::clamp<int64_t>(gemv_experts * panels / wanted, 1, kMostGemvPanels);
+    // Narrow gemm tiles are slower ones, but idle threads are slower still.
+    const int64_t share = std::max<int64_t>(ceil_div((gemv_experts + chunks) * panels, threads), 1);
+    return Steps{round_up(gemv, multiple), std::min(widest, round_up(share, multiple))};
+  };
+  return {steps(gate_up_panels, 2), steps(down_panels, 1), rows};
 }
 
 }  // namespace
@@ -107,7 +116,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   Grouping& g = *m.grouping;
   g = Grouping{};
   g.threads = team_size();
-  const Steps steps = steps_for(a, m, kernels, gate_up_panels, down_panels);
+  const AllSteps steps = steps_for(a, m, kernels, gate_up_panels, down_panels);
   // The long tiles first: a thread that takes one of them last would keep all others waiting.
   for (const bool gemm : {true, false}) {
     for (int64_t e = 0; e < a.experts; ++e) {
@@ -118,9 +127,9 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
       x.first_row = g.rows;
       x.rows = rows;
       x.block = gemm ? kernels.gemm_block : 1;
-      x.gate_up =
-          TileGrid{gate_up_panels, gemm ? steps.gemm : steps.gemv_gate_up, rows, gemm ? steps.tokens : rows};
-      x.down = TileGrid{down_panels, gemm ? steps.gemm : steps.gemv_down, rows, gemm ? steps.tokens : rows};
+      const int64_t row_step = gemm ? steps.rows : rows;
+      x.gate_up = TileGrid{gate_up_panels, gemm ? steps.gate_up.gemm : steps.gate_up.gemv, rows, row_step};
+      x.down = TileGrid{down_panels, gemm ? steps.down.gemm : steps.down.gemv, rows, row_step};
       x.gate_up_tile = g.gate_up_tiles;
       x.down_tile = g.down_tiles;
       g.gate_up_tiles += x.gate_up.count();

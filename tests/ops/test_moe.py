@@ -158,7 +158,7 @@ def test_float_group_scales() -> None:
                 assert_close(layer(*inputs), layer.reference(*inputs), 3e-2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     experts=st.integers(1, 9),
     hidden=st.integers(1, 100),
@@ -188,15 +188,17 @@ def test_a_token_has_the_same_bits_alone_and_in_a_batch(tokens: int) -> None:
                 assert torch.equal(together[t : t + 1], alone), (name, t)
 
 
-def test_threads_do_not_change_bits() -> None:
+@pytest.mark.parametrize("tokens", [1, 12, 50])
+def test_threads_do_not_change_bits(tokens: int) -> None:
     layer = make_layer(hidden=160, intermediate=96)
-    inputs = make_input(layer, 50, 2)
+    x, ids, weights = make_input(layer, tokens, 2)
+    ids[:, 0] = 3  # one crowded expert, whose tiles become narrow
     before = torch.get_num_threads()
     results = []
     try:
-        for threads in (1, 2, 5):
+        for threads in (1, 2, 24):
             torch.set_num_threads(threads)
-            results.append(layer(*inputs))
+            results.append(layer(x, ids, weights))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
