@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
-from torch_armllm.quant.quantize import describe, quantize, restore
+from torch_armllm.quant.quantizer import describe, quantize, restore
 from torch_armllm.quant.schemes import SCHEMES, Quantised, Scheme, scheme_named
 
 __all__ = [
