@@ -24,8 +24,11 @@ inline void pause_cpu() {
 #endif
 }
 
+constexpr int64_t kUnknown = -1;
+
 struct alignas(64) PhaseCounter {
   std::atomic<int64_t> next{0};
+  std::atomic<int64_t> tiles{kUnknown};
   alignas(64) std::atomic<int64_t> done{0};
 };
 
@@ -42,12 +45,21 @@ void wait_for(const PhaseCounter& counter, int64_t tiles) {
   }
 }
 
+// The number of tiles as the first worker found it.  A worker that the system wakes late must not ask the task set
+// again: the phase may be over, and the scratch that the answer depends on may belong to a later op.
+int64_t agreed_tiles(PhaseCounter& counter, const TaskSet& set, int phase) {
+  int64_t known = counter.tiles.load(std::memory_order_acquire);
+  if (known != kUnknown) return known;
+  const int64_t counted = set.tiles(phase);
+  return counter.tiles.compare_exchange_strong(known, counted, std::memory_order_acq_rel) ? counted : known;
+}
+
 void work(TaskSet* const* sets, int64_t count, PhaseCounter* counters) {
   for (int64_t s = 0; s < count; ++s) {
     TaskSet& set = *sets[s];
     const int phases = set.phases();
     for (int phase = 0; phase < phases; ++phase, ++counters) {
-      const int64_t tiles = set.tiles(phase);
+      const int64_t tiles = agreed_tiles(*counters, set, phase);
       int64_t mine = 0;
       while (true) {
         const int64_t index = counters->next.fetch_add(1, std::memory_order_relaxed);
@@ -78,10 +90,12 @@ void run(TaskSet* const* sets, int64_t count) {
   for (int64_t i = 0; i < phases; ++i) {
     counters[i].next.store(0, std::memory_order_relaxed);
     counters[i].done.store(0, std::memory_order_relaxed);
+    counters[i].tiles.store(kUnknown, std::memory_order_relaxed);
   }
   PhaseCounter* shared = counters.get();
   const int64_t threads = team_size();
-  if (threads == 1) {
+  const bool nothing_to_share = count == 1 && phases == 1 && sets[0]->tiles(0) <= 1;
+  if (threads == 1 || nothing_to_share) {
     work(sets, count, shared);
     return;
   }

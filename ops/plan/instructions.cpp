@@ -299,6 +299,7 @@ Instruction attention(Reader& in) {
         a.max_seq_len = 0;
         for (int64_t i = 0; i < a.sequences; ++i) a.max_seq_len = std::max<int64_t>(a.max_seq_len, a.seq_lens[i]);
         a.tokens = f.tokens;
+        a.threads = team_size();
         a.kv_heads = keys.size(2);
         a.head_size = keys.size(3);
         a.block_size = keys.size(4);

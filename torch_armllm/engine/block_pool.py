@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.attention import new_cache
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -49,9 +51,9 @@ class BlockPool:
 
     def _tensors(self, blocks: int) -> tuple[Tensor, Tensor]:
         s = self.shape
-        # zeros: a block's tail is never read, but a zero page costs nothing and hides no stale values
-        k = torch.zeros(s.layers, blocks, s.kv_heads, s.head_size, s.block_size, dtype=s.dtype)
-        v = torch.zeros(s.layers, blocks, s.kv_heads, s.block_size, s.value_size, dtype=s.dtype)
+        count = s.layers * blocks
+        k, v = new_cache(count, s.kv_heads, s.head_size, s.value_size, s.block_size, s.dtype)
+        k, v = (t.view(s.layers, blocks, *t.shape[1:]) for t in (k, v))
         return k, v
 
     def _grow(self, least: int) -> None:
