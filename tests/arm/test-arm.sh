@@ -55,7 +55,8 @@ run() {  # run NAME COMMAND…: in the background, as soon as fewer than $jobs a
   pids+=($!)
 }
 kernels() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- "$build/kernel_test" "$@"; }
-emulated() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- pytest -q -p no:cacheprovider "$@"; }
+# One thread each: as many emulators as processors run already.  Tests that are about threads set their own number.
+emulated() { local cpu=$1; shift; OMP_NUM_THREADS=1 "$here/run.sh" "$cpu" -- pytest -q -p no:cacheprovider "$@"; }
 selects() { local cpu=$1 wanted=$2; [ "$(kernels "$cpu" --selected)" = "$wanted" ] && echo "$cpu uses $wanted"; }
 overrides() {
   selects cortex-a72 neon && selects neoverse-n1 dotprod && selects i8mm i8mm && selects max i8mm &&
