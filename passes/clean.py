@@ -15,16 +15,18 @@ def _is_identity(node: fx.Node) -> bool:
         before, after = value(source), value(node)
         if is_op(node, aten.contiguous, aten.clone) and not before.is_contiguous():
             return False
-        return before.dtype == after.dtype and before.device == after.device
+        return bool(before.dtype == after.dtype and before.device == after.device)
     if is_op(node, aten.dropout):
-        return node.args[2] is False or node.args[1] == 0
+        return bool(node.args[2] is False or node.args[1] == 0)
     if is_op(node, aten.mul.Tensor):
-        return node.args[1] == 1.0 and isinstance(node.args[1], float) and value(node).dtype.is_floating_point
+        one = node.args[1]
+        return isinstance(one, float) and one == 1.0 and value(node).dtype.is_floating_point
     if is_op(node, aten.slice.Tensor) and len(node.args) >= 4:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         return (
-            node.args[2] == 0
+            isinstance(node.args[2], int)
+            and node.args[2] == 0
             and isinstance(node.args[3], int)
             and node.args[3] >= torch.iinfo(torch.int64).max
         )

@@ -31,7 +31,7 @@ def _activation(node: Any) -> str | None:
     return None
 
 
-def _gate_and_up(node: Node) -> tuple[str, Node, Node] | None:
+def _gate_and_up(node: Node) -> tuple[str, Any, Node] | None:
     for gate, up in (node.args[:2], node.args[1::-1]):
         name = _activation(gate)
         if name is not None and isinstance(up, Node) and len(gate.users) == 1:

@@ -56,7 +56,7 @@ def constant(module: fx.GraphModule, node: Any) -> Tensor | None:
     """The tensor behind a ``get_attr`` node, or None."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
-    found = module
+    found: Any = module
     for part in str(node.target).split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, Tensor) else None

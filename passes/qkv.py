@@ -47,7 +47,8 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
     first = nodes[0]
     weights: list[Any] = [n.args[1] for n in nodes]
     sizes: list[Any] = [n.args[2] for n in nodes]
-    merged = torch.cat([constant(module, w) for w in weights])
+    tensors: list[Any] = [constant(module, w) for w in weights]
+    merged = torch.cat(tensors)
     panel = 0
     for weight, size in zip(weights, sizes, strict=True):
         context.on_new_weight(str(weight.target), merged[panel : panel + size // PANEL])
@@ -55,8 +56,8 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
     packed = new_constant(module, first, f"{weights[0].target}_merged", merged)
     bias = None
     if _bias(first) is not None:
-        both = torch.cat([constant(module, _bias(n)) for n in nodes])
-        bias = new_constant(module, first, f"{weights[0].target}_merged_bias", both)
+        tensors = [constant(module, _bias(n)) for n in nodes]
+        bias = new_constant(module, first, f"{weights[0].target}_merged_bias", torch.cat(tensors))
     with graph.inserting_before(first):
         out = call(
             graph,

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -46,7 +47,8 @@ class _Body(nn.Module):
 def _seams(model: nn.Module) -> Iterator[None]:
     attention.register()
     experts.register()
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    found: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    configs = found.values()
     before = [(c, c._attn_implementation, getattr(c, "_experts_implementation", None)) for c in configs]
     try:
         for config, _, _ in before:

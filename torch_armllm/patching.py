@@ -169,10 +169,11 @@ def patch(
         report.layers = quant.quantize(
             model, scheme, head=head, ignore=ignore, keep_original=keep_original, progress=progress
         )
+    base: Any = model.base_model
     with torch.no_grad():
         forward = _install(model, report)
     report.bytes_after = _bytes(model)
-    model.__dict__[_STATE] = _PatchState(model.base_model, forward, quantize is not None)
+    model.__dict__[_STATE] = _PatchState(base, forward, quantize is not None)
     return report
 
 

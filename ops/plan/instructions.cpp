@@ -128,7 +128,9 @@ Instruction gated_linear(Reader& in) {
         t.args.up_bias = f.address(up_bias);
         t.args.tokens = f.tokens;
       },
-      [](const GatedLinearArgs& args) { return QuantGatedLinear::scratch_bytes(args.tokens, args.in_features); });
+      [](const GatedLinearArgs& args) {
+        return QuantGatedLinear::scratch_bytes(args.tokens, args.in_features);
+      });
 }
 
 Instruction dense_linear(Reader& in) {
@@ -297,7 +299,8 @@ Instruction attention(Reader& in) {
         a.seq_lens = static_cast<const int32_t*>(f.input(lengths).data_ptr());
         a.sequences = f.input(lengths).numel();
         a.max_seq_len = 0;
-        for (int64_t i = 0; i < a.sequences; ++i) a.max_seq_len = std::max<int64_t>(a.max_seq_len, a.seq_lens[i]);
+        for (int64_t i = 0; i < a.sequences; ++i)
+          a.max_seq_len = std::max<int64_t>(a.max_seq_len, a.seq_lens[i]);
         a.tokens = f.tokens;
         a.threads = team_size();
         a.kv_heads = keys.size(2);

@@ -77,7 +77,8 @@ View Reader::view() {
   return v;
 }
 
-Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats)
+Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
+           const std::vector<double>& floats)
     : constants_(std::move(constants)) {
   Reader header(program.data(), static_cast<int64_t>(program.size()), floats);
   arena_bytes_per_token_ = header.integer();
@@ -107,8 +108,7 @@ std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens)
   frame.inputs = &inputs;
   for (const Output& output : outputs_) {
     const int64_t sizes[2] = {tokens, output.columns};
-    frame.outputs.push_back(
-        torch::stable::new_empty(inputs.at(0), {sizes, 2}, scalar_type(output.type)));
+    frame.outputs.push_back(torch::stable::new_empty(inputs.at(0), {sizes, 2}, scalar_type(output.type)));
   }
   if (tokens == 0) return frame.outputs;
   frame.arena = reserve(arena_, arena_capacity_, arena_bytes_per_token_ * tokens);

@@ -43,7 +43,9 @@ struct Frame {
   void* scratch = nullptr;
 
   char* address(const View& view) const;
-  Rows rows(const View& view) const { return Rows{address(view), view.stride, static_cast<DType>(view.type)}; }
+  Rows rows(const View& view) const {
+    return Rows{address(view), view.stride, static_cast<DType>(view.type)};
+  }
   template <class T>
   T* pointer(const View& view) const {
     return reinterpret_cast<T*>(address(view));
