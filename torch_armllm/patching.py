@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
 from torch_armllm.engine.block_pool import CacheShape
+from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import isa
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.match import is_op, value
@@ -172,6 +173,7 @@ def patch(
     base: Any = model.base_model
     with torch.no_grad():
         forward = _install(model, report)
+    release_free_memory()
     report.bytes_after = _bytes(model)
     model.__dict__[_STATE] = _PatchState(base, forward, quantize is not None)
     return report

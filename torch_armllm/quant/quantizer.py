@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers.pytorch_utils import Conv1D
 
+from torch_armllm.memory import release_free_memory
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.experts import WEIGHTS
 from torch_armllm.quant.layers import Layer, find_layers, places, weight_of
@@ -81,6 +82,7 @@ def quantize(
         after = sum(buffer.nbytes for buffer in new.buffers())
         for parent, attribute in list(places(model, layer.module)):
             setattr(parent, attribute, new)
+        release_free_memory()
         records.append(LayerRecord(layer.name, layer.kind, op, new.scheme, count, before, after, new.error))
     return records
 
