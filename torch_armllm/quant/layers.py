@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -88,12 +88,20 @@ def find_layers(model: nn.Module, ignore: Sequence[str] = ()) -> list[Layer]:
     ]
 
 
-def places(model: nn.Module, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Every parent that holds ``module``, with the attribute: shared layers have several."""
-    for parent in model.modules():
-        for attribute, child in parent.named_children():
-            if child is module:
-                yield parent, attribute
+class Places:
+    """Where each module of a model hangs: a shared layer has several parents."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parents: dict[int, list[tuple[nn.Module, str]]] = {}
+        for parent in model.modules():
+            # Not named_children(): it names a child that hangs twice on one parent only once.
+            for attribute, child in parent._modules.items():
+                self._parents.setdefault(id(child), []).append((parent, attribute))
+
+    def replace(self, old: nn.Module, new: nn.Module) -> None:
+        """Hangs ``new`` wherever ``old`` does."""
+        for parent, attribute in self._parents[id(old)]:
+            setattr(parent, attribute, new)
 
 
 def _holds_matrix(module: nn.Module) -> bool:

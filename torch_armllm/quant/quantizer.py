@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.experts import WEIGHTS
-from torch_armllm.quant.layers import Layer, find_layers, places, weight_of
+from torch_armllm.quant.layers import Layer, Places, find_layers, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
 from torch_armllm.quant.schemes import Scheme, scheme_named
@@ -64,6 +64,7 @@ def quantize(
             for x in layers
         ]
     tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    hung = Places(model)
     records = []
     bar = tqdm(layers, desc="Quantising", unit="layer", disable=not progress)
     for layer in bar:
@@ -80,8 +81,7 @@ def quantize(
         except ValueError as error:
             raise ValueError(f"{layer.name}: {error}") from error
         after = sum(buffer.nbytes for buffer in new.buffers())
-        for parent, attribute in list(places(model, layer.module)):
-            setattr(parent, attribute, new)
+        hung.replace(layer.module, new)
         release_free_memory()
         records.append(LayerRecord(layer.name, layer.kind, op, new.scheme, count, before, after, new.error))
     return records
@@ -95,6 +95,7 @@ def restore(model: nn.Module) -> list[str]:
         Names of the modules whose originals were not kept: their weights are what the integers stand for.
     """
     rounded: list[str] = []
+    hung = Places(model)
     for name, module in list(model.named_modules()):
         if not isinstance(module, (QuantLinear, QuantExperts)):
             continue
@@ -116,8 +117,7 @@ def restore(model: nn.Module) -> list[str]:
         if isinstance(module, QuantLinear) and module.bias is not None:
             shell.bias = module.bias
         shell.train(module.training)
-        for parent, attribute in list(places(model, module)):
-            setattr(parent, attribute, shell)
+        hung.replace(module, shell)
     return rounded
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torch_armllm.ops.linear import reference_int4_linear, reference_int8_linear
 from torch_armllm.quant.experts import ACTIVATIONS
-from torch_armllm.quant.layers import places
+from torch_armllm.quant.layers import Places
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 
 
@@ -64,10 +64,10 @@ class ReferenceExperts(nn.Module):
 def emulate(model: nn.Module) -> nn.Module:
     """A copy of a quantised model whose quantised modules run in plain PyTorch."""
     twin = copy.deepcopy(model)
+    hung = Places(twin)
     for module in list(twin.modules()):
-        if isinstance(module, (QuantLinear, QuantExperts)):
-            new = ReferenceLinear(module) if isinstance(module, QuantLinear) else ReferenceExperts(module)
-            for parent, attribute in list(places(twin, module)):
-                if parent is not new:
-                    setattr(parent, attribute, new)
+        if isinstance(module, QuantLinear):
+            hung.replace(module, ReferenceLinear(module))
+        elif isinstance(module, QuantExperts):
+            hung.replace(module, ReferenceExperts(module))
     return twin

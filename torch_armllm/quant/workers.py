@@ -18,11 +18,12 @@ def each(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Resu
     Every call runs its torch ops on one thread: long chains of small ops would otherwise spend their time in
     barriers, above all when other processes use the cores too.
     """
-    threads = min(torch.get_num_threads(), len(items))
-    if threads <= 1:
-        return [function(item) for item in items]
     before = torch.get_num_threads()
+    threads = min(before, len(items))
     try:
+        if threads <= 1:
+            torch.set_num_threads(1)
+            return [function(item) for item in items]
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(function, items))
     finally:
