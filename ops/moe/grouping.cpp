@@ -38,10 +38,16 @@ class Carver {
     return q;
   }
   int64_t used() const { return used_; }
+  int64_t most_used() const { return std::max(used_, most_); }
+  // What is taken next lies over what was taken since.
+  void back_to(int64_t used) {
+    most_ = most_used();
+    used_ = used;
+  }
 
  private:
   char* start_;
-  int64_t used_ = 0;
+  int64_t used_ = 0, most_ = 0;
 };
 
 // Panels of a tile, for experts with few rows (gemv) and with more (gemm), and rows of a gemm tile.
@@ -92,13 +98,16 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.next_row = carve.take<int64_t>(a.experts);
   m.pair_row = carve.take<int32_t>(pairs);
   m.row_expert = carve.take<int32_t>(rows);
-  m.hidden = carve.take_rows(rows, a.hidden);
   m.intermediate = carve.take_rows(rows, a.intermediate);
   m.gated_stride = round_up(a.intermediate, kPanel);
   m.down_stride = round_up(a.hidden, kPanel);
+  // Long prompts take tens of megabytes here.  When `down` is written, `hidden` and `gated` have been read.
+  const int64_t shared = carve.used();
+  m.hidden = carve.take_rows(rows, a.hidden);
   m.gated = carve.take<float>(rows * m.gated_stride);
+  carve.back_to(shared);
   m.down = carve.take<float>(rows * m.down_stride);
-  m.bytes = carve.used();
+  m.bytes = carve.most_used();
   return m;
 }
 

@@ -44,7 +44,7 @@ struct MoeMemory {
   int32_t* row_expert;  // [rows]: index into `expert`
   QuantRows hidden, intermediate;
   float* gated;  // [rows][gated_stride]: act(gate) · up
-  float* down;   // [rows][down_stride]
+  float* down;   // [rows][down_stride]; lies over `hidden` and `gated`
   int64_t gated_stride, down_stride;
   int64_t bytes;
 
