@@ -20,8 +20,8 @@ from torch_armllm.latency import weight_bytes
 
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
-    "Explain in two sentences why the sky is blue.",
-    "Write a short poem about the sea.",
+    "Give me three tips for healthy eating.",
+    "What is machine learning?",
 )
 
 
