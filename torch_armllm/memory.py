@@ -19,8 +19,8 @@ def _trim() -> Callable[[int], int] | None:
 def release_free_memory() -> None:
     """Returns freed memory to the system, where the allocator can.
 
-    glibc keeps what a thread freed for that thread to use again, and raises the size from which it maps memory
-    anew to 32 MiB as large tensors come and go: a quantised model would go on holding its float weights' pages.
+    glibc keeps what a thread freed for that thread to use again, and raises the size from which it maps
+    memory anew as tensors come and go: a quantised model would go on holding its float weights' pages.
     """
     trim = _trim()
     if trim is not None:
