@@ -9,13 +9,14 @@ from torch import fx
 import torch_armllm.hf.attention
 import torch_armllm.hf.experts  # (the marker ops that the passes look for)
 import torch_armllm.ops  # noqa: F401  (the operators that they insert)
-from torch_armllm.passes import add_norm, attention, clean, dense, gated, norm, qkv, rope, route
+from torch_armllm.passes import add_norm, attention, clean, dense, gated, int4, norm, qkv, rope, route
 from torch_armllm.passes.match import PassContext
 
 Pass = Callable[[fx.GraphModule, PassContext], int]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
+    ("int4", int4.run),
     ("norm", norm.run),
     ("rope", rope.run),
     ("gated", gated.run),

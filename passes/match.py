@@ -20,6 +20,8 @@ class PassContext:
 
     paged: bool = True
     """Whether attention runs against a paged cache (a captured model) or stays as it is (torch.compile)."""
+    scheme: str | None = None
+    """INT4 scheme for float weights that the graph still holds; None leaves them."""
     on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None
     """Called with the attribute of a weight that a pass moved into a larger tensor, and its view there."""
     counts: dict[str, int] = field(default_factory=dict)

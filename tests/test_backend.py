@@ -45,7 +45,35 @@ def test_a_compiled_model_runs_fused_ops_and_gives_the_same(
     used = Counter(str(node.target) for graph in graphs for node in graph.graph.nodes)
     assert used["armllm.add_rms_norm.default"] == 4
     if quantised:
-        assert used["armllm.int4_linear.default"] >= 8
+        assert used["armllm.int4_linear.default"] == 6
+        assert used["armllm.int4_gated_linear.default"] == 2
+
+
+def test_float_weights_are_quantised_on_request(graphs: list[fx.GraphModule]) -> None:
+    ids = token_ids(1, 9)
+    twin = tiny("llama")
+    quant.quantize(twin, progress=False)
+    with torch.no_grad():
+        expected = twin(ids, use_cache=False).logits
+        compiled = torch.compile(tiny("llama"), backend=backend.armllm, options={"quantize": "int4"})
+        got = compiled(ids, use_cache=False).logits
+    torch.testing.assert_close(got, expected, atol=2e-3, rtol=2e-3)
+    used = Counter(str(node.target) for graph in graphs for node in graph.graph.nodes)
+    assert used["armllm.int4_gated_linear.default"] == 2
+    assert used["armllm.int4_linear.default"] == 6
+    assert used["armllm.int8_linear.default"] == 1
+    assert not used["aten.linear.default"]
+
+
+def test_a_new_length_gives_the_right_answer() -> None:
+    torch._dynamo.reset()
+    model = tiny("mixtral")
+    compiled = torch.compile(model, backend=backend.armllm)
+    with torch.no_grad():
+        for length in (9, 5, 14):
+            ids = token_ids(1, length)
+            got = compiled(ids, use_cache=False).logits
+            torch.testing.assert_close(got, model(ids, use_cache=False).logits, atol=2e-3, rtol=2e-3)
 
 
 def test_gradients_go_through_the_graph_as_it_was(graphs: list[fx.GraphModule]) -> None:
@@ -63,5 +91,8 @@ def test_an_installed_package_is_found_by_name() -> None:
 
 
 def test_unknown_options_are_refused() -> None:
+    graph = fx.symbolic_trace(torch.nn.Identity())
     with pytest.raises(ValueError, match="speed"):
-        backend.armllm(fx.symbolic_trace(torch.nn.Identity()), [], speed=1)
+        backend.armllm(graph, [], speed=1)
+    with pytest.raises(ValueError, match="int5"):
+        backend.armllm(graph, [], options={"quantize": "int5"})

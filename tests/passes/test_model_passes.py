@@ -9,7 +9,7 @@ from tests.models import tiny, token_ids
 from tests.passes.graphs import ops
 from torch_armllm import quant
 from torch_armllm.capture import capture
-from torch_armllm.passes import PASSES, attention, clean, rope, route, run_passes
+from torch_armllm.passes import PASSES, attention, clean, int4, rope, route, run_passes
 from torch_armllm.passes.match import PassContext
 
 FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
@@ -37,6 +37,27 @@ def test_routing_is_fused(family: str) -> None:
         before.count("topk") == 2 and "topk" not in ops(graph) and ops(graph).count("armllm::moe_route") == 2
     )
     torch.testing.assert_close(graph(ids, positions), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "olmoe"])
+def test_float_weights_become_int4(family: str) -> None:
+    ids, positions = token_ids(1, 6), torch.arange(6)[None]
+    model = tiny(family)
+    graph = capture(model).graph_module
+    clean.run(graph, PassContext())
+    before = ops(graph)
+    assert int4.run(graph, PassContext()) == 0
+    count = int4.run(graph, PassContext(scheme="g32i"))
+    graph.recompile()
+    after = ops(graph)
+    routers = 2 if family == "olmoe" else 0
+    assert after.count("linear") == routers
+    assert after.count("armllm::int4_linear") == before.count("linear") - routers
+    assert after.count("armllm::int4_moe") == before.count("armllm::experts") == routers
+    assert count == after.count("armllm::int4_linear") + after.count("armllm::int4_moe")
+    quant.quantize(model, progress=False)
+    twin = capture(model).graph_module
+    assert torch.equal(graph(ids, positions), twin(ids, positions))
 
 
 def test_attention_becomes_paged() -> None:
