@@ -24,17 +24,18 @@ echo "== cross build"
 cmake -G Ninja -S "$root/ops" -B "$build/ops" -DCMAKE_TOOLCHAIN_FILE="$here/aarch64.cmake" \
   -DARMLLM_TORCH_INCLUDE="$home/site/torch/include" -DCMAKE_INSTALL_PREFIX="$site" >"$logs/configure.log"
 cmake --build "$build/ops" -j "$jobs"
-# An installed copy: in the checkout itself lies the library of the machine that builds.
+# An installed copy: in the checkout itself may lie the library of the machine that builds.
 rm -rf "$site"
 mkdir -p "$site"
 cp -r "$root/torch_armllm" "$site/"
+rm -f "$site/torch_armllm/_ops.so"
 cmake --install "$build/ops" >/dev/null
 cp -r "$root/ops" "$site/torch_armllm/ops"
 [ -d "$root/passes" ] && cp -r "$root/passes" "$site/torch_armllm/passes"
 cp -r "$root/tests" "$root/pyproject.toml" "$site/"
 
 sources=("$here"/kernel_test*.cpp "$root/ops/common/variants.cpp")
-mapfile -t objects < <(find "$build/ops/CMakeFiles" -path '*kernels_*.dir/*' -name '*.o')
+mapfile -t objects < <(cd "$build/ops" && ninja -t inputs _ops.so | sed -n "s|^.*kernels_.*\.o\$|$build/ops/&|p")
 aarch64-linux-gnu-g++ -std=c++17 -O1 -Wall -Wextra -I"$root/ops" -I"$here" "${sources[@]}" "${objects[@]}" -static \
   -o "$build/kernel_test"
 
