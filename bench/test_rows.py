@@ -57,5 +57,7 @@ def test_moe_route(measure: Any, tokens: int) -> None:
 def test_dense_linear(measure: Any, tokens: int) -> None:
     x, weight = torch.randn(tokens, 2048).bfloat16(), torch.randn(128, 2048).bfloat16()
     measure(
-        lambda: linear.dense_linear(x, weight), read=weight.numel() * BF16, operations=2 * tokens * weight.numel()
+        lambda: linear.dense_linear(x, weight),
+        read=weight.numel() * BF16,
+        operations=2 * tokens * weight.numel(),
     )
