@@ -63,8 +63,8 @@ ARMLLM_INLINE void group_sums(const uint8_t* group, const int8_t* x, int32_t off
 }
 
 template <Scheme kScheme>
-void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, const int32_t* offsets,
-                  float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
+                                          const int32_t* offsets, float* out) {
   const float* scales = panel_scales(panel);
   int32x4_t total[4] = {};
   float32x4_t scaled[4] = {};
@@ -144,8 +144,8 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 
 // Up to 4 tokens × 4 rows over all of K.
 template <int kCount>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t x_stride, int64_t steps, const float* scales,
-               float* out, int64_t out_stride) {
+ARMLLM_IN_WRITTEN_ORDER void gemm_tile(const int8_t* w, const int8_t* x, int64_t x_stride, int64_t steps,
+                                       const float* scales, float* out, int64_t out_stride) {
   int32x4_t sums[kCount][4] = {};
   for (int64_t s = 0; s < steps; ++s, w += kStepBytes, x += 16) {
     int8x16_t rows[4];
