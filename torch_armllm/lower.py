@@ -1,4 +1,4 @@
-"""Graph of fused ops → program of a native plan."""
+"""Graph of fused ops → program of a native plan: what instruction each operator becomes."""
 
 from __future__ import annotations
 
@@ -7,138 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.lowering import CacheLayer, Lowering, Unlowerable
 from torch_armllm.passes.match import aten, constant
-from torch_armllm.program import ACTIVATIONS, NOTHING, SCHEMES, SCORINGS, Opcode, Operand, Program, Space
-
-INPUTS = (
-    "input_ids",
-    "position_ids",
-    "slots",
-    "block_table",
-    "query_start",
-    "seq_lens",
-    "k_cache",
-    "v_cache",
-)
-"""Tensors that a native step takes, in order."""
+from torch_armllm.program import ACTIVATIONS, NOTHING, SCHEMES, SCORINGS, Opcode, Operand, Program
 
 
-class Unlowerable(RuntimeError):
-    """A node of the graph has no instruction; the graph runs node by node instead."""
-
-
-class _CacheLayer:
-    """A layer of the cache, which is an input rather than rows of tokens."""
-
-    def __init__(self, name: str, layer: int) -> None:
-        self.input, self.layer = INPUTS.index(name), layer
-
-
-def _inner(val: Tensor) -> tuple[int, ...]:
-    """Sizes behind the token dimension, which is the first, or the second after a 1."""
-    skip = 2 if val.dim() >= 2 and isinstance(val.shape[0], int) and val.shape[0] == 1 else 1
-    sizes = tuple(val.shape[skip:])
-    if not all(isinstance(s, int) for s in sizes):
-        raise Unlowerable(f"a tensor of shape {tuple(val.shape)} is not rows of tokens")
-    return sizes
-
-
-class _Lowering:
-    def __init__(self, module: fx.GraphModule) -> None:
-        self.module = module
-        self.program = Program()
-        self.known: dict[Node, Any] = {}
-
-    # operands
-
-    def rows(self, node: Any) -> Operand:
-        found = self.known.get(node) if isinstance(node, Node) else None
-        if not isinstance(found, Operand):
-            raise Unlowerable(f"{node} is not rows of tokens")
-        return found
-
-    def weight(self, node: Any, dtype: torch.dtype | None = None) -> Operand:
-        if node is None:
-            return NOTHING
-        tensor = constant(self.module, node)
-        if tensor is None:
-            raise Unlowerable(f"{node} is not a constant")
-        if dtype is not None:
-            tensor = tensor.to(dtype)
-        if tensor.dim() < 2 and not tensor.is_contiguous():
-            tensor = tensor.contiguous()
-        return self.program.constant(tensor)
-
-    def new(self, node: Node, val: Tensor | None = None) -> Operand:
-        val = node.meta["val"] if val is None else val
-        inner = _inner(val)
-        columns = 1
-        for n in inner:
-            columns *= n
-        return self.program.allocate(columns, val.dtype, inner)
-
-    def emit(self, opcode: Opcode, *fields: Any) -> None:
-        self.program.emit(opcode, *fields)
-
-    # graph
-
-    def run(self) -> Program:
-        for node in self.module.graph.nodes:
-            if node.op == "placeholder":
-                self._placeholder(node)
-            elif node.op == "output":
-                self._output(node.args[0])
-            elif node.op == "call_function" and isinstance(
-                node.meta.get("val"), Tensor | tuple | list | None
-            ):
-                self._call(node)
-        return self.program
-
-    def _placeholder(self, node: Node) -> None:
-        if node.name in ("k_cache", "v_cache") or node.name not in INPUTS:
-            return
-        self.known[node] = Operand(Space.INPUT, INPUTS.index(node.name), node.meta["val"].dtype)
-
-    def _output(self, node: Node) -> None:
-        last = self.rows(node)
-        if last.storage is None or last.column != 0 or last.width != last.storage.columns:
-            raise Unlowerable("the graph's result is not made by an instruction of its own")
-        self.program.outputs.append(last.storage)
-
-    def _call(self, node: Node) -> None:
-        lower = _OPS.get(node.target)
-        if lower is None:
-            raise Unlowerable(f"no instruction for {node.target}")
-        result = lower(self, node, *node.args, **node.kwargs)
-        if result is not None:
-            self.known[node] = result
-
-    def same_rows(self, node: Node, source: Any) -> Operand:
-        rows = self.rows(source)
-        inner = _inner(node.meta["val"])
-        view = Operand(rows.space, rows.index, rows.dtype, inner, rows.column, rows.stride, rows.storage)
-        if view.width != rows.width:
-            raise Unlowerable(f"{node} mixes tokens and features")
-        return view
-
-
-def _view(low: _Lowering, node: Node, source: Any, *_: Any) -> Operand:
+def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
     return low.same_rows(node, source)
 
 
-def _select(low: _Lowering, node: Node, source: Node, dim: int, index: int) -> Any:
+def _select(low: Lowering, node: Node, source: Node, dim: int, index: int) -> Any:
     if source.op == "placeholder" and source.name in ("k_cache", "v_cache") and dim == 0:
-        return _CacheLayer(source.name, index)
+        return CacheLayer(source.name, index)
     if dim != 0 or index != 0 or source.meta["val"].shape[0] != 1:
         raise Unlowerable(f"{node} selects along dimension {dim}")
     return low.same_rows(node, source)
 
 
 def _slice(
-    low: _Lowering, node: Node, source: Any, dim: int = 0, begin: Any = 0, end: Any = None, step: int = 1
+    low: Lowering, node: Node, source: Any, dim: int = 0, begin: Any = 0, end: Any = None, step: int = 1
 ) -> Operand:
     rows = low.rows(source)
     val = source.meta["val"]
@@ -150,11 +40,11 @@ def _slice(
     )
 
 
-def _getitem(low: _Lowering, node: Node, source: Node, index: int) -> Any:
+def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
     return low.known[source][index]
 
 
-def _embedding(low: _Lowering, node: Node, table: Node, ids: Node, *_: Any) -> Operand:
+def _embedding(low: Lowering, node: Node, table: Node, ids: Node, *_: Any) -> Operand:
     weight = low.weight(table)
     out = low.new(node)
     vocabulary = constant(low.module, table).shape[0]  # type: ignore[union-attr]
@@ -163,7 +53,7 @@ def _embedding(low: _Lowering, node: Node, table: Node, ids: Node, *_: Any) -> O
 
 
 def _norm(
-    low: _Lowering,
+    low: Lowering,
     node: Node,
     opcode: Opcode,
     x: Any,
@@ -196,26 +86,26 @@ def _norm(
     return out if residual is None else (out, total)
 
 
-def _rms_norm(low: _Lowering, node: Node, x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
+def _rms_norm(low: Lowering, node: Node, x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
     return _norm(low, node, Opcode.RMS_NORM, x, None, weight, None, eps, offset)
 
 
 def _add_rms_norm(
-    low: _Lowering, node: Node, x: Any, r: Any, weight: Any, eps: float, offset: float = 0.0
+    low: Lowering, node: Node, x: Any, r: Any, weight: Any, eps: float, offset: float = 0.0
 ) -> Any:
     return _norm(low, node, Opcode.RMS_NORM, x, r, weight, None, eps, offset)
 
 
-def _layer_norm(low: _Lowering, node: Node, x: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _layer_norm(low: Lowering, node: Node, x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return _norm(low, node, Opcode.LAYER_NORM, x, None, weight, bias, eps, 0.0)
 
 
-def _add_layer_norm(low: _Lowering, node: Node, x: Any, r: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _add_layer_norm(low: Lowering, node: Node, x: Any, r: Any, weight: Any, bias: Any, eps: float) -> Any:
     return _norm(low, node, Opcode.LAYER_NORM, x, r, weight, bias, eps, 0.0)
 
 
 def _linear(
-    low: _Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, bias: Any, residual: Any
+    low: Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, bias: Any, residual: Any
 ) -> Operand:
     rows, packed = low.rows(x), low.weight(weight)
     added = low.rows(residual) if residual is not None else NOTHING
@@ -236,7 +126,7 @@ def _linear(
 
 
 def _int4_linear(
-    low: _Lowering,
+    low: Lowering,
     node: Node,
     x: Any,
     weight: Any,
@@ -249,13 +139,13 @@ def _int4_linear(
 
 
 def _int8_linear(
-    low: _Lowering, node: Node, x: Any, weight: Any, size: int, bias: Any = None, residual: Any = None
+    low: Lowering, node: Node, x: Any, weight: Any, size: int, bias: Any = None, residual: Any = None
 ) -> Operand:
     return _linear(low, node, x, weight, size, "i8", bias, residual)
 
 
 def _gated_linear(
-    low: _Lowering,
+    low: Lowering,
     node: Node,
     x: Any,
     weight: Any,
@@ -275,7 +165,7 @@ def _gated_linear(
     return out
 
 
-def _dense_linear(low: _Lowering, node: Node, x: Any, weight: Any, bias: Any = None) -> Operand:
+def _dense_linear(low: Lowering, node: Node, x: Any, weight: Any, bias: Any = None) -> Operand:
     rows = low.rows(x)
     out = low.new(node)
     low.emit(Opcode.DENSE_LINEAR, rows, out, low.weight(weight), low.weight(bias), rows.width, out.width)
@@ -283,7 +173,7 @@ def _dense_linear(low: _Lowering, node: Node, x: Any, weight: Any, bias: Any = N
 
 
 def _moe(
-    low: _Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int,
+    low: Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int,
         scheme: str,
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
 ) -> Operand:  # fmt: skip
@@ -312,7 +202,7 @@ def _moe(
 
 
 def _route(
-    low: _Lowering, node: Node, logits: Any, top_k: int, scoring: str, renormalize: bool, scale: float = 1.0,
+    low: Lowering, node: Node, logits: Any, top_k: int, scoring: str, renormalize: bool, scale: float = 1.0,
     correction: Any = None, groups: int = 1, top_k_groups: int = 1,
 ) -> Any:  # fmt: skip
     rows = low.rows(logits)
@@ -325,7 +215,7 @@ def _route(
     return weights, ids
 
 
-def _rope_table(low: _Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0) -> Any:
+def _rope_table(low: Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0) -> Any:
     cos, sin = (low.new(node, val) for val in node.meta["val"])
     low.emit(
         Opcode.ROPE_TABLE,
@@ -339,7 +229,7 @@ def _rope_table(low: _Lowering, node: Node, positions: Any, inv_freq: Any, scali
     return cos, sin
 
 
-def _rope(low: _Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool = False) -> None:
+def _rope(low: Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool = False) -> None:
     queries, keys, table = low.rows(q), low.rows(k), low.rows(cos)
     heads, size = queries.inner[-2:]
     low.emit(
@@ -358,13 +248,13 @@ def _rope(low: _Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interl
     )
 
 
-def _kv_write(low: _Lowering, node: Node, k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+def _kv_write(low: Lowering, node: Node, k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
     keys, values = low.known[k_cache], low.known[v_cache]
     low.emit(Opcode.KV_WRITE, low.rows(k), low.rows(v), low.rows(slots), keys.input, values.input, keys.layer)
 
 
 def _attention(
-    low: _Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any,
+    low: Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any,
         longest: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
 ) -> Operand:  # fmt: skip
@@ -379,13 +269,13 @@ def _attention(
     return out
 
 
-def _gated_act(low: _Lowering, node: Node, gate: Any, up: Any, act: str) -> Operand:
+def _gated_act(low: Lowering, node: Node, gate: Any, up: Any, act: str) -> Operand:
     out = low.new(node)
     low.emit(Opcode.GATED_ACT, low.rows(gate), low.rows(up), out, out.width, ACTIVATIONS[act])
     return out
 
 
-def _add(low: _Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operand:
+def _add(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operand:
     first, second = low.rows(a), low.rows(b)
     if alpha != 1 or first.width != second.width or first.dtype != second.dtype:
         raise Unlowerable(f"{node} is not a plain addition of rows")
@@ -394,7 +284,7 @@ def _add(low: _Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operan
     return out
 
 
-def _ops() -> dict[Any, Callable[..., Any]]:
+def _writers() -> dict[Any, Callable[..., Any]]:
     armllm = torch.ops.armllm
     views = (
         aten.view.default,
@@ -428,7 +318,8 @@ def _ops() -> dict[Any, Callable[..., Any]]:
     }
 
 
-_OPS = _ops()
+WRITERS = _writers()
+"""What writes the instruction of each operator."""
 
 
 def lower(module: fx.GraphModule) -> Program:
@@ -437,4 +328,4 @@ def lower(module: fx.GraphModule) -> Program:
     Raises:
         Unlowerable: some node has no instruction.
     """
-    return _Lowering(module).run()
+    return Lowering(module, WRITERS).run()

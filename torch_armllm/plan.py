@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, fx
 
-from torch_armllm.lower import Unlowerable, lower
+from torch_armllm.lower import lower
+from torch_armllm.lowering import Unlowerable
 
 
 @dataclass
