@@ -26,6 +26,14 @@ def test_unquantised_logits_are_the_models_own(family: str, dtype: torch.dtype) 
     close(chunked(model, ids, [36, 1, 1, 1, 1, 1]), expected, dtype)
 
 
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma3_text", "gpt2", "phi3"])
+def test_other_families_agree_too(family: str) -> None:
+    ids = token_ids(1, 41)  # longer than the sliding windows
+    with torch.no_grad():
+        expected = tiny(family)(ids).logits
+    close(chunked(patched(family, quantize=None), ids, [30, 10, 1]), expected, torch.float32)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantised_steps_run_natively_and_repeat_their_bits(family: str) -> None:
     model = patched(family)

@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ _IGNORED = {
     "output_hidden_states",
 }
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
+
+
+@dataclass
+class StepOutput(MoeModelOutputWithPast):
+    """A base model's output with every field that some model's head looks for."""
+
+    cross_attentions: tuple[Tensor, ...] | None = None
 
 
 class _Unserved(Exception):
@@ -75,7 +83,7 @@ class PatchedForward:
                 use_cache=use_cache,
                 **kwargs,
             )
-        out = MoeModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache if keep else None)
+        out = StepOutput(last_hidden_state=hidden, past_key_values=cache if keep else None)
         return out.to_tuple() if kwargs.get("return_dict") is False else out
 
     @contextmanager
