@@ -57,7 +57,12 @@ run() {  # run NAME COMMAND…: in the background, as soon as fewer than $jobs a
 }
 kernels() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- "$build/kernel_test" "$@"; }
 # One thread each: as many emulators as processors run already.  Tests that are about threads set their own number.
-emulated() { local cpu=$1; shift; OMP_NUM_THREADS=1 "$here/run.sh" "$cpu" -- pytest -q -p no:cacheprovider "$@"; }
+# Hypothesis' profile "ci" draws the same examples each time and does not mind that drawing them is slow here.
+emulated() {
+  local cpu=$1
+  shift
+  OMP_NUM_THREADS=1 "$here/run.sh" "$cpu" -- pytest -q -p no:cacheprovider --hypothesis-profile=ci "$@"
+}
 selects() { local cpu=$1 wanted=$2; [ "$(kernels "$cpu" --selected)" = "$wanted" ] && echo "$cpu uses $wanted"; }
 overrides() {
   selects cortex-a72 neon && selects neoverse-n1 dotprod && selects i8mm i8mm && selects max i8mm &&
