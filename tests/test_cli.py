@@ -44,6 +44,26 @@ def test_bench_latency_prints_a_line_a_batch_size(
             assert float(str(line[name])) > 0
 
 
+def test_bench_latency_compares_in_turn(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "bench",
+        "latency",
+        "--model",
+        str(checkpoint),
+        "--prompt-len",
+        "5",
+        "--new-tokens",
+        "4",
+        "--json",
+    ]
+    assert main([*command, "--compare", "--dtype", "float32"]) == 0
+    ours, theirs = lines(capsys.readouterr().out)
+    assert (ours["engine"], theirs["engine"]) == ("armllm", "transformers")
+    ratio = float(str(ours["decode_tok_s"])) / float(str(theirs["decode_tok_s"]))
+    assert ours["decode_ratio"] == pytest.approx(ratio, abs=0.02)
+    assert "decode_ratio" not in theirs
+
+
 def test_bench_latency_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "3", "--new-tokens", "3"]
     assert main([*command, "--engine", "transformers", "--repeats", "1", "--threads", "1"]) == 0
@@ -54,6 +74,7 @@ def test_bench_latency_for_people(checkpoint: Path, capsys: pytest.CaptureFixtur
     ("arguments", "message"),
     [
         (["bench", "latency", "--batch-size", "1,x"], "positive integers"),
+        (["bench", "latency", "--compare", "--engine", "transformers"], "leave --engine out"),
         (["bench", "latency", "--threads", "0"], "--threads must be at least 1"),
         (["bench", "latency", "--model", "."], "no config.json"),
         (["demo", "--model", "/nowhere/at-all"], "/nowhere/at-all"),

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
     latency.add_argument("--prompt-len", type=int, default=512, help="tokens of each prompt (512)")
     latency.add_argument("--new-tokens", type=int, default=64, help="tokens to generate (64)")
     latency.add_argument("--batch-size", default="1", help="sequences at once: 1 or 1,4,8")
-    latency.add_argument("--repeats", type=int, default=2, help="runs, of which the best counts (2)")
+    latency.add_argument("--repeats", type=int, default=2, help="rounds, of which the median counts (2)")
+    latency.add_argument(
+        "--compare",
+        action="store_true",
+        help="measure the unpatched model beside the patched one, in turn; medians and ratios",
+    )
     latency.add_argument("--json", action="store_true", help="one JSON line a batch size")
     latency.set_defaults(run=_latency)
 
@@ -77,31 +83,47 @@ def _latency(options: argparse.Namespace) -> None:
 
     import torch_armllm
     from torch_armllm.checkpoint import load_model
-    from torch_armllm.latency import measure
+    from torch_armllm.latency import measure_in_turn, ratios
 
     sizes = [_positive(part) for part in options.batch_size.split(",")]
-    model = load_model(options.model, getattr(torch, options.dtype), progress=not options.json)
-    quant = options.quant if options.engine == "armllm" else "none"
-    if options.engine == "armllm":
-        torch_armllm.patch(model, quantize=None if quant == "none" else quant, progress=not options.json)
+    if options.compare and options.engine != "armllm":
+        raise ValueError("--compare measures both engines; leave --engine out")
+    engines = ["armllm", "transformers"] if options.compare else [options.engine]
+    models = {}
+    for engine in engines:
+        model = load_model(options.model, getattr(torch, options.dtype), progress=not options.json)
+        if engine == "armllm":
+            quant = None if options.quant == "none" else options.quant
+            torch_armllm.patch(model, quantize=quant, progress=not options.json)
+        models[engine] = model
     for size in sizes:
-        found = measure(model, size, options.prompt_len, options.new_tokens, options.repeats).to_dict()
-        found = {
-            "model": options.model,
-            "engine": options.engine,
-            "quant": quant,
-            "dtype": options.dtype,
-            **found,
-        }
-        if options.json:
-            print(json.dumps(found), flush=True)
-        else:
-            print(
-                f"batch {size:>3}: prompt {found['prefill_tok_s']:9.1f} tok/s, "
-                f"decode {found['decode_tok_s']:8.1f} tok/s, weights {found['weight_bytes'] / 1e6:.0f} MB "
-                f"at {found['weight_gb_s']:.1f} GB/s, peak memory {found['peak_rss_bytes'] / 1e6:.0f} MB",
-                flush=True,
-            )
+        found = measure_in_turn(models, size, options.prompt_len, options.new_tokens, options.repeats)
+        for engine, latency in found.items():
+            line = {
+                "model": options.model,
+                "engine": engine,
+                "quant": options.quant if engine == "armllm" else "none",
+                "dtype": options.dtype,
+                **latency.to_dict(),
+            }
+            if options.compare and engine == "armllm":
+                line.update(ratios(latency, found["transformers"]))
+            _print_latency(line, options.json)
+
+
+def _print_latency(line: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(line), flush=True)
+        return
+    text = (
+        f"batch {line['batch_size']:>3}: prompt {line['prefill_tok_s']:9.1f} tok/s, "
+        f"decode {line['decode_tok_s']:8.1f} tok/s, weights {line['weight_bytes'] / 1e6:.0f} MB "
+        f"at {line['weight_gb_s']:.1f} GB/s, peak memory {line['peak_rss_bytes'] / 1e6:.0f} MB, "
+        f"{line['engine']}"
+    )
+    if "decode_ratio" in line:
+        text += f"; prompt {line['prefill_ratio']:.2f} x, decode {line['decode_ratio']:.2f} x of transformers"
+    print(text, flush=True)
 
 
 def _env(options: argparse.Namespace) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -126,6 +126,40 @@ def measure(
         weight_gb_s=reads / step / 1e9,
         peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
+
+
+def measure_in_turn(
+    models: Mapping[str, PreTrainedModel], batch_size: int, prompt_len: int, new_tokens: int, rounds: int = 2
+) -> dict[str, Latency]:
+    """Measures several models one after the other, round by round, so that a slow minute hits all of them.
+
+    Args:
+        models: what to measure, by name.
+        batch_size: as in `measure`.
+        prompt_len: as in `measure`.
+        new_tokens: as in `measure`.
+        rounds: how often each is measured; the medians are returned.
+    """
+    found: dict[str, list[Latency]] = {name: [] for name in models}
+    for _ in range(rounds):
+        for name, model in models.items():
+            found[name].append(measure(model, batch_size, prompt_len, new_tokens, repeats=1))
+    return {name: _median(runs) for name, runs in found.items()}
+
+
+def _median(runs: list[Latency]) -> Latency:
+    rates = ("prefill_tok_s", "decode_tok_s", "weight_gb_s")
+    return replace(
+        runs[-1], **{name: statistics.median(getattr(run, name) for run in runs) for name in rates}
+    )
+
+
+def ratios(latency: Latency, baseline: Latency) -> dict[str, float]:
+    """How many times the baseline's rates a measurement reaches."""
+    return {
+        "prefill_ratio": round(latency.prefill_tok_s / baseline.prefill_tok_s, 2),
+        "decode_ratio": round(latency.decode_tok_s / baseline.decode_tok_s, 2),
+    }
 
 
 def weight_bytes(model: nn.Module) -> int:
