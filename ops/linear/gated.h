@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 #include "activation/activation.h"
 #include "common/types.h"
@@ -34,14 +33,16 @@ inline void finish_gated(const LinearKernels& kernels, const GatedEpilogue& e, c
   for (int64_t p = 0; p < panels / 2; p += kMost) {
     const int64_t count = std::min(kMost, panels / 2 - p), first = (panel / 2 + p) * kPanel;
     const int64_t n = std::min(count * kPanel, e.out_features - first);
+    // Panel by panel straight from the kernel's own stores: a copy in narrower pieces would make every load of a whole
+    // register wait until the pieces have reached the cache.
     for (int64_t i = 0; i < count; ++i) {
-      std::memcpy(gate + i * kPanel, acc + (p + i) * 2 * kPanel, kPanel * 4);
-      std::memcpy(up + i * kPanel, acc + ((p + i) * 2 + 1) * kPanel, kPanel * 4);
+      const int64_t column = first + i * kPanel, width = std::min(kPanel, e.out_features - column);
+      const float* pair = acc + (p + i) * 2 * kPanel;
+      kernels.finish(pair, width, x_scale, bias_at(e.gate_bias, e.bias_type, column), e.bias_type, nullptr,
+                     gate + i * kPanel, DType::f32);
+      kernels.finish(pair + kPanel, width, x_scale, bias_at(e.up_bias, e.bias_type, column), e.bias_type,
+                     nullptr, up + i * kPanel, DType::f32);
     }
-    kernels.finish(gate, n, x_scale, bias_at(e.gate_bias, e.bias_type, first), e.bias_type, nullptr, gate,
-                   DType::f32);
-    kernels.finish(up, n, x_scale, bias_at(e.up_bias, e.bias_type, first), e.bias_type, nullptr, up,
-                   DType::f32);
     variant().activation->gated_f32(gate, up, n, e.activation, e.limit);
     kernels.finish(gate, n, 1.0f, nullptr, e.bias_type, nullptr, e.out.at(row, first), e.out.type);
   }

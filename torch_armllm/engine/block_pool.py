@@ -35,7 +35,7 @@ class BlockPool:
     ``(layers, blocks, kv_heads, block_size, value_size)``.
     """
 
-    def __init__(self, shape: CacheShape, blocks: int = 16) -> None:
+    def __init__(self, shape: CacheShape, blocks: int = 64) -> None:
         self.shape = shape
         self.k, self.v = self._tensors(blocks)
         self._references = [0] * blocks
