@@ -23,6 +23,8 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // rope
   m.def("rope_table(Tensor positions, Tensor inv_freq, float scaling=1.0) -> (Tensor, Tensor)");
   m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False) -> ()");
+  // embedding
+  m.def("split_embedding(Tensor ids, Tensor weight, Tensor rest, str dtype) -> Tensor");
   // activation
   m.def("gated_act(Tensor gate, Tensor up, str activation) -> Tensor");
   // attention

@@ -119,6 +119,9 @@ def test_step_bytes_count_what_a_step_reads() -> None:
     assert step_bytes(model, 1) == weight_bytes(model) - embeddings.nbytes
     tied = tiny("llama", tie_word_embeddings=True)
     assert step_bytes(tied, 1) == weight_bytes(tied)
+    shared = tiny("llama", torch.bfloat16, tie_word_embeddings=True)
+    quantize(shared, progress=False)
+    assert step_bytes(shared, 1) == weight_bytes(shared) - shared.get_input_embeddings().rest.nbytes
     moe = tiny("mixtral")
     experts = sum(p.nbytes for name, p in moe.named_parameters() if ".experts." in name)
     idle = experts - (step_bytes(moe, 1) - (weight_bytes(moe) - experts - embeddings.nbytes))

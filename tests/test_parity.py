@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import torch_armllm
 from tests.models import tiny, token_ids
 from tests.patched_models import DTYPES, FAMILIES, chunked, close, close_quantised, patched
 from torch_armllm import quant
@@ -32,6 +33,20 @@ def test_other_families_agree_too(family: str) -> None:
     with torch.no_grad():
         expected = tiny(family)(ids).logits
     close(chunked(patched(family, quantize=None), ids, [30, 10, 1]), expected, torch.float32)
+
+
+def test_tied_embeddings_run_natively_from_the_heads_weights() -> None:
+    model, ids = tiny("llama", torch.bfloat16, tie_word_embeddings=True), token_ids(1, 23)
+    twin = tiny("llama", torch.bfloat16, tie_word_embeddings=True)
+    quant.quantize(twin, progress=False)
+    report = torch_armllm.patch(model, progress=False)
+    assert report.ops["split_embedding"] == 1
+    assert isinstance(model.base_model.forward.plan, NativePlan)
+    with torch.no_grad():
+        close_quantised(model(ids).logits, emulate(twin)(ids).logits, torch.bfloat16)
+        plain = tiny("llama", torch.bfloat16, tie_word_embeddings=True)
+        torch_armllm.patch(plain, keep_original=True, progress=False)
+        close_quantised(model(ids).logits, plain(ids).logits, torch.bfloat16)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

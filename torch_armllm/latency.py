@@ -170,10 +170,13 @@ def weight_bytes(model: nn.Module) -> int:
 def step_bytes(model: PreTrainedModel, tokens: int) -> int:
     """Weights that a decode step of so many tokens reads; see `Latency`."""
     embeddings = model.get_input_embeddings()
-    head = model.get_output_embeddings()
+    own = getattr(embeddings, "weight", None)
+    shared = own is not None and getattr(model.get_output_embeddings(), "weight", None) is own
+    # a step reads single rows of these, not all of them
+    looked_up = [getattr(embeddings, "rest", None), None if shared else own]
     total = 0.0
     for tensor in _tensors(model):
-        if tensor is embeddings.weight and getattr(head, "weight", None) is not embeddings.weight:
+        if any(tensor is rows for rows in looked_up):
             continue
         total += tensor.nbytes
     chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None) or 1

@@ -52,6 +52,16 @@ def _embedding(low: Lowering, node: Node, table: Node, ids: Node, *_: Any) -> Op
     return out
 
 
+def _split_embedding(low: Lowering, node: Node, ids: Node, table: Node, rest: Node, dtype: str) -> Operand:
+    packed, further = low.weight(table), low.weight(rest)
+    out = low.new(node)
+    vocabulary = low.program.constants[further.index].shape[0]
+    low.emit(
+        Opcode.SPLIT_EMBED, out, low.rows(ids), packed, further, packed.stride, out.width, int(vocabulary)
+    )
+    return out
+
+
 def _norm(
     low: Lowering,
     node: Node,
@@ -300,6 +310,7 @@ def _writers() -> dict[Any, Callable[..., Any]]:
         operator.getitem: _getitem,
         aten.embedding.default: _embedding,
         aten.add.Tensor: _add,
+        armllm.split_embedding.default: _split_embedding,
         armllm.rms_norm.default: _rms_norm,
         armllm.add_rms_norm.default: _add_rms_norm,
         armllm.layer_norm.default: _layer_norm,

@@ -30,6 +30,7 @@ class Opcode(IntEnum):
     ATTENTION = 11
     GATED_ACT = 12
     ADD = 13
+    SPLIT_EMBED = 14
 
 
 class Space(IntEnum):
@@ -51,6 +52,7 @@ TYPES = {
     torch.float16: 2,
     torch.int64: 3,
     torch.int32: 4,
+    torch.int8: 0,
     torch.uint8: 0,  # packed weights: bytes, addressed from their start
 }
 _LINE = 64  # bytes; rows of the arena begin on cache lines

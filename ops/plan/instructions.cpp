@@ -6,6 +6,7 @@
 
 #include "activation/activation.h"
 #include "attention/attention.h"
+#include "embedding/embedding.h"
 #include "linear/linear.h"
 #include "moe/moe.h"
 #include "norm/norm.h"
@@ -31,6 +32,7 @@ enum Opcode : int64_t {
   kAttention,
   kGatedAct,
   kAdd,
+  kSplitEmbed,
 };
 
 template <class Task, class Bind>
@@ -60,6 +62,22 @@ Instruction embed(Reader& in) {
     t.args.out = f.rows(out);
     t.args.ids = f.pointer<int64_t>(ids);
     t.args.table = f.rows(table);
+    t.args.tokens = f.tokens;
+  });
+}
+
+Instruction split_embed(Reader& in) {
+  auto task = std::make_unique<SplitEmbedding>();
+  const View out = in.view(), ids = in.view(), weight = in.view(), rest = in.view();
+  SplitEmbeddingArgs& a = task->args;
+  a.panel_stride = in.integer();
+  a.width = in.integer();
+  a.vocabulary = in.integer();
+  return simple(std::move(task), [=](SplitEmbedding& t, const Frame& f) {
+    t.args.out = f.rows(out);
+    t.args.ids = f.pointer<int64_t>(ids);
+    t.args.weight = f.pointer<uint8_t>(weight);
+    t.args.rest = f.pointer<int8_t>(rest);
     t.args.tokens = f.tokens;
   });
 }
@@ -368,6 +386,8 @@ Instruction decode(int64_t opcode, Reader& in) {
       return gated_act(in);
     case kAdd:
       return add(in);
+    case kSplitEmbed:
+      return split_embed(in);
     default:
       STD_TORCH_CHECK(false, "plan: unknown opcode ", opcode);
   }

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.models import FAMILIES, tiny, token_ids
 from torch_armllm.quant import QuantExperts, QuantLinear, quantize, restore
+from torch_armllm.quant.embedding import TiedEmbedding
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.reference import emulate
 from torch_armllm.report import LayerRecord, Report
@@ -94,7 +95,28 @@ def test_kept_originals_come_back_bit_for_bit(family: str) -> None:
 
 
 @torch.no_grad()
-def test_a_tied_head_leaves_the_embeddings_alone() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_tied_embeddings_share_the_heads_weights(dtype: torch.dtype) -> None:
+    model, ids = tiny("llama", dtype, tie_word_embeddings=True), token_ids(1, 40)
+    before = model.get_input_embeddings().weight.clone()
+    size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    run(model)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(embeddings, TiedEmbedding)
+    assert embeddings.weight_packed is head.weight_packed
+    assert sum(t.nbytes for t in {id(t): t for t in (*model.parameters(), *model.buffers())}.values()) < size
+    bound = before.float().abs().amax(1, keepdim=True) * (2**-16 + 2**-20) + before.float().abs() * 2**-9
+    assert bool(((embeddings(ids).float() - before[ids].float()).abs() <= bound[ids]).all())
+    model(ids)
+    rounded = restore(model)
+    assert "model.embed_tokens" in rounded
+    assert "lm_head" not in rounded
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    torch.testing.assert_close(model.get_input_embeddings().weight, before, atol=1e-5, rtol=2**-8)
+
+
+@torch.no_grad()
+def test_tied_float32_embeddings_stay_as_they_are() -> None:
     model, ids = tiny("llama", tie_word_embeddings=True), token_ids(1, 7)
     embeddings = model.get_input_embeddings().weight
     values = embeddings.clone()

@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.quant.embedding import TiedEmbedding, can_share
 from torch_armllm.quant.experts import WEIGHTS
 from torch_armllm.quant.layers import Layer, Places, find_layers, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
@@ -32,8 +33,9 @@ def quantize(
     """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
 
     The layers are taken one by one and each float weight is freed at once, so that the peak memory is that of
-    the model and one layer.  Embeddings, norms and routers stay as they are; a head that is tied to the
-    embeddings gets quantised weights of its own.
+    the model and one layer.  Norms and routers stay as they are, and so do embeddings, except that one which
+    is tied to an INT8 head shares the head's weights and keeps the eight bits that they leave: see
+    `TiedEmbedding`.
 
     Args:
         model: a transformers model on the CPU with bfloat16, float16 or float32 weights.
@@ -63,7 +65,7 @@ def quantize(
             Layer(x.name, x.module, x.kind, "left out on request") if x.kind == "head" and not x.reason else x
             for x in layers
         ]
-    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    tied = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Embedding)}
     hung = Places(model)
     records = []
     bar = tqdm(layers, desc="Quantising", unit="layer", disable=not progress)
@@ -74,7 +76,8 @@ def quantize(
         parameters = layer.weights()
         before = sum(weight.nbytes for weight in parameters)
         count = sum(weight.numel() for weight in parameters)
-        keep = keep_original or any(id(weight) in tied for weight in parameters)
+        embedding = next((tied[id(weight)] for weight in parameters if id(weight) in tied), None)
+        keep = keep_original or embedding is not None
         del parameters
         try:
             new, op = _quantize_layer(layer, last if layer.kind == "head" and last else body, keep)
@@ -82,6 +85,16 @@ def quantize(
             raise ValueError(f"{layer.name}: {error}") from error
         after = sum(buffer.nbytes for buffer in new.buffers())
         hung.replace(layer.module, new)
+        if (
+            embedding is not None
+            and isinstance(new, QuantLinear)
+            and not keep_original
+            and can_share(embedding, new)
+        ):
+            hung.replace(embedding, TiedEmbedding(embedding, new))
+            _strip(embedding)
+            _strip(layer.module)
+            del embedding
         release_free_memory()
         records.append(LayerRecord(layer.name, layer.kind, op, new.scheme, count, before, after, new.error))
     return records
@@ -96,6 +109,14 @@ def restore(model: nn.Module) -> list[str]:
     """
     rounded: list[str] = []
     hung = Places(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, TiedEmbedding):
+            weight = nn.Parameter(module.dequantize(), requires_grad=False)
+            for owner in (module.shell, module.head_shell):
+                assert owner is not None
+                owner._parameters["weight"] = weight
+            hung.replace(module, module.shell)
+            rounded.append(name)
     for name, module in list(model.named_modules()):
         if not isinstance(module, (QuantLinear, QuantExperts)):
             continue
@@ -119,6 +140,10 @@ def restore(model: nn.Module) -> list[str]:
         shell.train(module.training)
         hung.replace(module, shell)
     return rounded
+
+
+def _strip(module: nn.Module) -> None:
+    module._parameters["weight"] = None
 
 
 def _left(layer: Layer) -> LayerRecord:

@@ -1,0 +1,52 @@
+"""What quantisation costs: perplexity of a text in BF16 and in the schemes of INT4.
+
+    python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--schemes g32i,g32,row]
+
+Prints one line a scheme.  The text is cut into windows of 1024 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_armllm
+from torch_armllm.checkpoint import load_model, load_tokenizer
+
+WINDOW = 1024
+
+
+@torch.no_grad()
+def perplexity(model: Any, ids: torch.Tensor) -> float:
+    """Of the tokens ``(n,)``, window by window."""
+    windows = [w for w in ids.split(WINDOW) if len(w) > 1]
+    losses = [float(model(w[None], labels=w[None]).loss) * (len(w) - 1) for w in windows]
+    return math.exp(sum(losses) / sum(len(w) - 1 for w in windows))
+
+
+def main() -> None:
+    """Runs the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=3072)
+    parser.add_argument("--schemes", default="g32i,g32,row")
+    options = parser.parse_args()
+    tokenizer = load_tokenizer(options.model)
+    ids = tokenizer(options.text.read_text(), return_tensors="pt").input_ids[0, : options.tokens]
+    model = load_model(options.model, torch.bfloat16, progress=False)
+    whole = perplexity(model, ids)
+    print(f"bf16  {whole:8.3f}", flush=True)
+    for scheme in options.schemes.split(","):
+        model = load_model(options.model, torch.bfloat16, progress=False)
+        torch_armllm.patch(model, quantize=scheme, progress=False)
+        found = perplexity(model, ids)
+        print(f"{scheme:5} {found:8.3f}  {found / whole:.3f} x", flush=True)
+
+
+if __name__ == "__main__":
+    main()

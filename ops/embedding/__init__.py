@@ -1,0 +1,64 @@
+"""Look-up in an embedding that shares the INT8 weights of the head it is tied to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.linear import unpack_int
+
+STEPS = 254
+"""Steps of the rest within one step of the head's integers."""
+
+
+def split_rest(weight: Tensor, packed: Tensor) -> Tensor:
+    """The eight bits that INT8 panels leave of a float matrix.
+
+    Args:
+        weight: ``(N, K)``, float32, bfloat16 or float16.
+        packed: its panels of scheme ``i8``.
+
+    Returns:
+        int8 ``(N, K)``: ``round((w / s − q) · 254)``, so that ``w ≈ s · (q + rest / 254)`` to ``s / 508``.
+    """
+    rest = torch.empty(weight.shape, dtype=torch.int8)
+    step = max(1, (1 << 20) // max(weight.shape[1], 1) // 16) * 16
+    for begin in range(0, weight.shape[0], step):
+        rows = weight[begin : begin + step].float()
+        panels = packed[begin // 16 : -(-(begin + rows.shape[0]) // 16)]
+        q, scale = unpack_int(panels, rows.shape[0], rows.shape[1], "i8")
+        left = rows / scale[:, None] - q.float()
+        left = torch.where(scale[:, None] != 0, left, torch.zeros_like(left))
+        rest[begin : begin + step] = torch.round(left * STEPS).clamp_(-127, 127).to(torch.int8)
+    return rest
+
+
+def split_embedding(ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of an embedding kept as INT8 panels and a rest.
+
+    Args:
+        ids: int64, any shape.
+        weight: uint8 ``(⌈vocabulary / 16⌉, bytes)``, panels of scheme ``i8``.
+        rest: int8 ``(vocabulary, width)``, as `split_rest` makes it.
+        dtype: of the result: float32, bfloat16 or float16.
+
+    Returns:
+        ``(*ids.shape, width)``: ``s · (254 q + rest) / 254``, rounded once to float32 and once to ``dtype``.
+
+    Raises:
+        RuntimeError: an id is outside the vocabulary, or shapes or dtypes do not fit.
+    """
+    out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, str(dtype).removeprefix("torch."))
+    return out
+
+
+def reference_split_embedding(ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype) -> Tensor:
+    """`split_embedding` in plain PyTorch."""
+    q, scale = unpack_int(weight, rest.shape[0], rest.shape[1], "i8")
+    whole = q[ids].float() * STEPS + rest[ids].float()
+    return (whole * (scale[ids] / STEPS)[..., None]).to(dtype)
+
+
+@torch.library.register_fake("armllm::split_embedding")
+def _(ids: Tensor, weight: Tensor, rest: Tensor, dtype: str) -> Tensor:
+    return rest.new_empty((*ids.shape, rest.shape[1]), dtype=getattr(torch, dtype))

@@ -1,0 +1,91 @@
+#include "embedding/embedding.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/tensors.h"
+#include "common/thread_memory.h"
+#include "common/variants.h"
+#include "linear/linear.h"
+
+namespace armllm {
+namespace {
+
+constexpr int64_t kRowsPerTile = 16;
+constexpr int64_t kLineBytes = 64;  // 16 rows × 4 columns
+constexpr int kRestSteps = 254;     // of the rest within one step of q
+
+}  // namespace
+
+int64_t SplitEmbedding::tiles(int) const { return ceil_div(args.tokens, kRowsPerTile); }
+
+void SplitEmbedding::tile(int, int64_t index) {
+  const SplitEmbeddingArgs& a = args;
+  const int64_t values = panel_layout(Scheme::i8, a.width).values;
+  float* whole = reinterpret_cast<float*>(thread_memory(a.width * 4));
+  const int64_t end = std::min(a.tokens, (index + 1) * kRowsPerTile);
+  for (int64_t t = index * kRowsPerTile; t < end; ++t) {
+    const int64_t id = a.ids[t];
+    if (id < 0 || id >= a.vocabulary) {
+      std::memset(a.out.row(t), 0, a.width * size_of(a.out.type));
+      continue;
+    }
+    const uint8_t* panel = a.weight + id / kPanel * a.panel_stride;
+    const int64_t row = id % kPanel;
+    const int8_t* q = reinterpret_cast<const int8_t*>(panel + values) + 4 * row;
+    const int8_t* rest = a.rest + id * a.width;
+    for (int64_t k = 0; k < a.width; ++k)
+      whole[k] = float(q[k / 4 * kLineBytes + k % 4] * kRestSteps + rest[k]);
+    float scale;
+    std::memcpy(&scale, panel + 4 * row, sizeof(scale));
+    variant().linear->finish(whole, a.width, scale / kRestSteps, nullptr, DType::f32, nullptr, a.out.row(t),
+                             a.out.type);
+  }
+}
+
+namespace {
+
+ScalarType type_named(const std::string& name) {
+  if (name == "float32") return ScalarType::Float;
+  if (name == "bfloat16") return ScalarType::BFloat16;
+  if (name == "float16") return ScalarType::Half;
+  STD_TORCH_CHECK(false, "split_embedding: unknown dtype '", name,
+                  "'; there are: float32, bfloat16, float16");
+}
+
+Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype) {
+  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, "split_embedding: ids must be int64");
+  STD_TORCH_CHECK(rest.dim() == 2 && rest.scalar_type() == ScalarType::Char && rest.is_contiguous(),
+                  "split_embedding: rest must be int8 (vocabulary, width) and contiguous");
+  const int64_t vocabulary = rest.size(0), width = rest.size(1);
+  const int64_t bytes = panel_layout(Scheme::i8, width).bytes;
+  STD_TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == ScalarType::Byte &&
+                      weight.size(0) == ceil_div(vocabulary, kPanel) && weight.size(1) == bytes &&
+                      weight.stride(1) == 1,
+                  "split_embedding: weight must be uint8 (", ceil_div(vocabulary, kPanel), ", ", bytes,
+                  ") for a vocabulary of ", vocabulary, " and a width of ", width);
+  const Tensor flat = torch::stable::contiguous(ids);
+  std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
+  sizes.push_back(width);
+  Tensor out = torch::stable::new_empty(rest, {sizes.data(), sizes.size()}, type_named(dtype));
+  SplitEmbedding task;
+  SplitEmbeddingArgs& a = task.args;
+  a.weight = static_cast<const uint8_t*>(weight.data_ptr());
+  a.panel_stride = weight.stride(0);
+  a.rest = static_cast<const int8_t*>(rest.data_ptr());
+  a.ids = static_cast<const int64_t*>(flat.data_ptr());
+  a.out = Rows{out.data_ptr(), width, dtype_of(out, "out")};
+  a.tokens = flat.numel();
+  a.width = width;
+  a.vocabulary = vocabulary;
+  for (int64_t t = 0; t < a.tokens; ++t)
+    STD_TORCH_CHECK(a.ids[t] >= 0 && a.ids[t] < vocabulary, "split_embedding: id ", a.ids[t],
+                    " is not in 0 … ", vocabulary - 1);
+  run(task);
+  return out;
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("split_embedding", TORCH_BOX(&armllm::split_embedding)); }

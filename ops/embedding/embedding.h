@@ -1,0 +1,30 @@
+// Look-up in an embedding that shares the INT8 weights of the head it is tied to.
+//
+// A weight is kept in two parts: the head's q = round(w / s), and eight further bits, rest = round((w / s − q) · 254).
+// Together they are a 16-bit integer a row scale: |w − ŵ| ≤ s / 508, finer than bfloat16 wherever |w| > amax / 128.
+#pragma once
+
+#include "common/tasks.h"
+#include "common/types.h"
+
+namespace armllm {
+
+struct SplitEmbeddingArgs {
+  const uint8_t* weight = nullptr;  // panels of scheme i8
+  int64_t panel_stride = 0;         // bytes
+  const int8_t* rest = nullptr;     // [vocabulary][width]
+  const int64_t* ids = nullptr;     // [tokens]
+  Rows out;
+  int64_t tokens = 0, width = 0, vocabulary = 0;
+};
+
+// An id outside the vocabulary gives a row of zeros; callers check ids before a step.
+class SplitEmbedding final : public TaskSet {
+ public:
+  SplitEmbeddingArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+}  // namespace armllm
