@@ -30,7 +30,9 @@ def perplexity(model: Any, ids: torch.Tensor) -> float:
 
 def main() -> None:
     """Runs the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=3072)

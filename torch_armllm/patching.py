@@ -137,6 +137,7 @@ def patch(
     ignore: Sequence[str] = (),
     keep_original: bool = False,
     progress: bool = True,
+    importance: bool = True,
 ) -> Report:
     """Quantises a transformers causal language model to INT4 and rewrites it to fused ops, in place.
 
@@ -153,6 +154,8 @@ def patch(
         ignore: shell-style patterns of layer names that must stay unquantised, such as ``"*.down_proj"``.
         keep_original: keeps the float weights, so that `unpatch` gives them back exactly.
         progress: shows a progress bar while quantising.
+        importance: quantises with regard to what each input channel carries when the model reads random
+            tokens: one pass over 512 of them saves a good part of what INT4 costs in accuracy.
 
     Returns:
         What was covered by which op, what was left and why, sizes and errors; it prints as a table.
@@ -168,7 +171,13 @@ def patch(
     else:
         scheme = "g32i" if quantize == "int4" else quantize
         report.layers = quant.quantize(
-            model, scheme, head=head, ignore=ignore, keep_original=keep_original, progress=progress
+            model,
+            scheme,
+            head=head,
+            ignore=ignore,
+            keep_original=keep_original,
+            progress=progress,
+            importance=importance,
         )
     base: Any = model.base_model
     with torch.no_grad():

@@ -17,17 +17,19 @@ def pack(quantised: Quantised) -> Tensor:
     return linear.pack_int4(quantised.q, quantised.multipliers, quantised.scales, quantised.scheme)
 
 
-def quantize_matrix(weight: Tensor, scheme: Scheme) -> tuple[Tensor, float]:
-    """Quantises and packs a float matrix (N, K).
+def quantize_matrix(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, float]:
+    """Quantises and packs a float matrix (N, K); errors count by ``importance`` (K,), where it is given.
 
     Returns:
         The panels, uint8 (⌈N/16⌉, bytes), and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
     """
-    packed, error = quantize_matrices([weight], scheme)
+    packed, error = quantize_matrices([weight], scheme, importance)
     return packed[0], error
 
 
-def quantize_matrices(weights: list[Tensor], scheme: Scheme) -> tuple[Tensor, float]:
+def quantize_matrices(
+    weights: list[Tensor], scheme: Scheme, importance: Tensor | None = None
+) -> tuple[Tensor, float]:
     """Quantises and packs E float matrices of the same shape (N, K), such as views of one large parameter.
 
     Returns:
@@ -40,7 +42,7 @@ def quantize_matrices(weights: list[Tensor], scheme: Scheme) -> tuple[Tensor, fl
 
     def work(job: tuple[int, slice]) -> tuple[float, float]:
         index, part = job
-        found, error, energy = scheme.quantise_chunk(weights[index][part])
+        found, error, energy = scheme.quantise_chunk(weights[index][part], importance)
         panels = slice(part.start // PANEL, linear.panel_count(part.stop))
         packed[index, panels] = pack(found)
         return error, energy

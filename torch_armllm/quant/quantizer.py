@@ -14,6 +14,7 @@ from torch_armllm.memory import release_free_memory
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.embedding import TiedEmbedding, can_share
 from torch_armllm.quant.experts import WEIGHTS
+from torch_armllm.quant.importance import input_energies
 from torch_armllm.quant.layers import Layer, Places, find_layers, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
@@ -29,6 +30,7 @@ def quantize(
     ignore: Sequence[str] = (),
     keep_original: bool = False,
     progress: bool = True,
+    importance: bool = True,
 ) -> list[LayerRecord]:
     """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
 
@@ -44,6 +46,8 @@ def quantize(
         ignore: shell-style patterns of layer names that must stay as they are, such as ``*.down_proj``.
         keep_original: keeps the float weights for `restore`.
         progress: shows a bar.
+        importance: runs the model once on random tokens, and lets errors in the search of scales count by
+            what each input channel then carries; see `torch_armllm.quant.importance`.
 
     Returns:
         A record for every layer with a weight matrix, those that were left alone included.
@@ -66,6 +70,7 @@ def quantize(
             for x in layers
         ]
     tied = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Embedding)}
+    energies = input_energies(model, layers) if importance else {}
     hung = Places(model)
     records = []
     bar = tqdm(layers, desc="Quantising", unit="layer", disable=not progress)
@@ -80,7 +85,8 @@ def quantize(
         keep = keep_original or embedding is not None
         del parameters
         try:
-            new, op = _quantize_layer(layer, last if layer.kind == "head" and last else body, keep)
+            handler = last if layer.kind == "head" and last else body
+            new, op = _quantize_layer(layer, handler, keep, energies.get(id(layer.module)))
         except ValueError as error:
             raise ValueError(f"{layer.name}: {error}") from error
         after = sum(buffer.nbytes for buffer in new.buffers())
@@ -154,13 +160,15 @@ def _left(layer: Layer) -> LayerRecord:
     return LayerRecord(layer.name, layer.kind, "torch", dtype, count, size, size, None, layer.reason)
 
 
-def _quantize_layer(layer: Layer, scheme: Scheme, keep: bool) -> tuple[QuantLinear | QuantExperts, str]:
+def _quantize_layer(
+    layer: Layer, scheme: Scheme, keep: bool, importance: Tensor | None
+) -> tuple[QuantLinear | QuantExperts, str]:
     """Makes the module that replaces a layer; strips the old one of its weights unless they are kept."""
     if layer.kind == "experts":
-        new: QuantLinear | QuantExperts = _quantize_experts(layer, scheme)
+        new: QuantLinear | QuantExperts = _quantize_experts(layer, scheme, importance)
         names, op = WEIGHTS, "int4_moe"
     else:
-        new = _quantize_linear(layer.module, scheme)
+        new = _quantize_linear(layer.module, scheme, importance)
         names, op = ("weight",), "int8_linear" if scheme.name == "int8" else "int4_linear"
     new.train(layer.module.training)
     if not keep:
@@ -169,23 +177,23 @@ def _quantize_layer(layer: Layer, scheme: Scheme, keep: bool) -> tuple[QuantLine
     return new, op
 
 
-def _quantize_linear(module: nn.Module, scheme: Scheme) -> QuantLinear:
+def _quantize_linear(module: nn.Module, scheme: Scheme, importance: Tensor | None) -> QuantLinear:
     weight = weight_of(module).detach()
     weight = weight.t() if isinstance(module, Conv1D) else weight
-    packed, error = quantize_matrix(weight, scheme)
+    packed, error = quantize_matrix(weight, scheme, importance)
     bias = module.bias
     assert bias is None or isinstance(bias, Tensor)
     rows, columns = weight.shape
     return QuantLinear(packed, columns, rows, scheme.name, bias, error, module, weight.dtype)
 
 
-def _quantize_experts(layer: Layer, scheme: Scheme) -> QuantExperts:
+def _quantize_experts(layer: Layer, scheme: Scheme, importance: Tensor | None) -> QuantExperts:
     module, layout = layer.module, layer.layout
     assert layout is not None
     gates, ups = layout.gate_up(module)
     downs = layout.down(module)
-    gate, gate_error = quantize_matrices(gates, scheme)
-    up, up_error = quantize_matrices(ups, scheme)
+    gate, gate_error = quantize_matrices(gates, scheme, importance)
+    up, up_error = quantize_matrices(ups, scheme, importance)
     down, down_error = quantize_matrices(downs, scheme)
     hidden, intermediate = downs[0].shape
     biases = layout.biases(module)

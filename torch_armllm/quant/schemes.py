@@ -50,8 +50,11 @@ class Scheme(ABC):
         """Bits a weight of the packed form, for rows of ``columns`` values."""
 
     @abstractmethod
-    def quantise_rows(self, weight: Tensor) -> Quantised:
-        """Quantises float32 rows of shape (r, G, 32); the result's `q` is (r, G·32)."""
+    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:
+        """Quantises float32 rows of shape (r, G, 32); the result's `q` is (r, G·32).
+
+        Squared errors count by ``importance`` (G, 32), where it is given.
+        """
 
     def dequantize(self, quantised: Quantised) -> Tensor:
         """The float32 matrix (N, K) that the integers stand for."""
@@ -63,8 +66,10 @@ class Scheme(ABC):
             return value * _spread(quantised.scales, columns)
         return value * quantised.scales[:, None]
 
-    def quantise_chunk(self, weight: Tensor) -> tuple[Quantised, float, float]:
-        """Quantises a few rows (r, K) of any float type.
+    def quantise_chunk(
+        self, weight: Tensor, importance: Tensor | None = None
+    ) -> tuple[Quantised, float, float]:
+        """Quantises a few rows (r, K) of any float type; ``importance`` is (K,).
 
         Returns:
             The integers, Σ(W − Ŵ)² and ΣW².
@@ -84,17 +89,25 @@ class Scheme(ABC):
         if not math.isfinite(energy) and not bool(value.isfinite().all()):
             raise ValueError("the weight holds a NaN or an infinity: the checkpoint is damaged")
         padded = torch.nn.functional.pad(value, (0, groups * GROUP - columns))
-        found = self.quantise_rows(padded.view(-1, groups, GROUP))
+        if importance is not None:
+            importance = torch.nn.functional.pad(importance, (0, groups * GROUP - columns)).view(
+                groups, GROUP
+            )
+        found = self.quantise_rows(padded.view(-1, groups, GROUP), importance)
         cut = Quantised(self.name, found.q[:, :columns].contiguous(), found.scales, found.multipliers)
         return cut, float((value - self.dequantize(cut)).square().sum()), energy
 
-    def quantize(self, weight: Tensor) -> tuple[Quantised, float]:
+    def quantize(self, weight: Tensor, importance: Tensor | None = None) -> tuple[Quantised, float]:
         """Quantises a float matrix (N, K); K need not be a multiple of 32.
+
+        Args:
+            weight: the matrix.
+            importance: (K,), what a squared error in each column counts; all the same by default.
 
         Returns:
             The integers, and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
         """
-        parts = each(lambda rows: self.quantise_chunk(weight[rows]), row_chunks(*weight.shape))
+        parts = each(lambda rows: self.quantise_chunk(weight[rows], importance), row_chunks(*weight.shape))
         pieces = [part[0] for part in parts]
         multipliers = [p.multipliers for p in pieces if p.multipliers is not None]
         whole = Quantised(
@@ -120,7 +133,7 @@ class G32I(Scheme):
     def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 4 / GROUP + 32 / columns
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
+    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
         peak = weight.abs().amax(dim=2)
         scale = peak.amax(dim=1) / (7.5 * 16)
         # The heavier tail is best kept on −8, the longer side: a negative row scale puts it there.
@@ -128,13 +141,14 @@ class G32I(Scheme):
         scale = torch.where(tail > 0, -scale, scale)
         widest = torch.ceil(peak * _inverse(scale).abs()[:, None] / 7)
         value = weight * _inverse(scale)[:, None, None]
-        multiplier, q = _search(value, [(widest - step).clamp_(1, 16) for step in range(self.clipped)])
-        scale = _fit(weight, q, multiplier)
+        steps = [(widest - step).clamp_(1, 16) for step in range(self.clipped)]
+        multiplier, q = _search(value, steps, importance)
+        scale = _fit(weight, q, multiplier, importance)
         value = weight * _inverse(scale)[:, None, None]
-        multiplier, q = _search(value, [multiplier, *((multiplier + step).clamp_(1, 16) for step in (1, -1))])
-        return Quantised(
-            self.name, q.flatten(1).to(torch.int8), _fit(weight, q, multiplier), multiplier.to(torch.uint8)
-        )
+        steps = [multiplier, *((multiplier + step).clamp_(1, 16) for step in (1, -1))]
+        multiplier, q = _search(value, steps, importance)
+        scale = _fit(weight, q, multiplier, importance)
+        return Quantised(self.name, q.flatten(1).to(torch.int8), scale, multiplier.to(torch.uint8))
 
 
 class G32(Scheme):
@@ -146,10 +160,10 @@ class G32(Scheme):
     def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 32 / GROUP
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
+    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
         scale = weight.abs().amax(dim=2) / 7
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-        scale, q = _search(weight, [scale * factor for factor in self.shrink])
+        scale, q = _search(weight, [scale * factor for factor in self.shrink], importance)
         return Quantised(self.name, q.flatten(1).to(torch.int8), scale)
 
 
@@ -162,11 +176,12 @@ class Row(Scheme):
     def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 32 / columns
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
+    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
         flat = weight.flatten(1)[:, None]
         scale = flat.abs().amax(dim=2) / 7
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-        scale, q = _search(flat, [scale * factor for factor in self.shrink])
+        flat_importance = None if importance is None else importance.flatten()[None]
+        scale, q = _search(flat, [scale * factor for factor in self.shrink], flat_importance)
         return Quantised(self.name, q.flatten(1).to(torch.int8), scale[:, 0])
 
 
@@ -178,7 +193,7 @@ class Int8(Scheme):
     def bits(self, columns: int) -> float:  # noqa: D102
         return 8 + 32 / columns
 
-    def quantise_rows(self, weight: Tensor) -> Quantised:  # noqa: D102
+    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
         flat = weight.flatten(1)
         scale = flat.abs().amax(dim=1) / 127
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
@@ -219,15 +234,18 @@ def _inverse(scale: Tensor) -> Tensor:
     return torch.where(scale.abs() > 1e-30, 1 / scale, torch.zeros_like(scale))
 
 
-def _fit(weight: Tensor, q: Tensor, multiplier: Tensor) -> Tensor:
+def _fit(weight: Tensor, q: Tensor, multiplier: Tensor, importance: Tensor | None) -> Tensor:
     """The row scale with the least squared error for given integers; 0 for a row of zeros."""
     level = q * multiplier[..., None]
-    moment = level.square().sum(dim=(1, 2))
-    return (weight * level).sum(dim=(1, 2)) / torch.where(moment == 0, torch.ones_like(moment), moment)
+    counted = level if importance is None else level * importance
+    moment = (level * counted).sum(dim=(1, 2))
+    return (weight * counted).sum(dim=(1, 2)) / torch.where(moment == 0, torch.ones_like(moment), moment)
 
 
-def _search(value: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _search(value: Tensor, candidates: list[Tensor], importance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Picks, for each (r, G), the scale among `candidates` with the least squared error of `value` (r, G, n).
+
+    Errors count by ``importance`` (G, n), where it is given.
 
     Returns:
         The scales (r, G), and the rounded values in −8…7 as floats (r, G, n).
@@ -235,10 +253,13 @@ def _search(value: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
     best = candidates[0]
     least = torch.full_like(best, math.inf)
     buffer = torch.empty_like(value)
+    root = None if importance is None else importance.sqrt()
     for scale in candidates:
         factor = scale[..., None]
         torch.mul(value, 1 / factor, out=buffer)
         buffer.round_().clamp_(-8, 7).mul_(factor).sub_(value)
+        if root is not None:
+            buffer.mul_(root)
         error = torch.linalg.vector_norm(buffer, dim=-1)
         better = error < least
         least = torch.where(better, error, least)
