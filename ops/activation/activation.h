@@ -12,11 +12,24 @@ struct GatedActArgs {
   Activation activation = Activation::silu;
 };
 
+// A row whose panels of gate and up, 16 floats each, alternate: g0 u0 g1 u1 …
+//   out[i] = act(gate[i] · scale + gate_bias[i]) · (up[i] · scale + up_bias[i])
+struct GatedPanels {
+  const float* acc = nullptr;
+  int64_t n = 0;  // values of out
+  float scale = 1.0f;
+  const void* gate_bias = nullptr;
+  const void* up_bias = nullptr;
+  DType bias_type = DType::f32;
+  Activation activation = Activation::silu;
+  float limit = 7.0f;  // of swiglu_clamped
+};
+
 struct ActivationKernels {
   // One row in memory types.
   void (*gated)(const void* gate, const void* up, void* out, DType type, int64_t n, Activation activation);
-  // One row of float32, in place on `gate`; limit is swiglu_clamped's.
-  void (*gated_f32)(float* gate, const float* up, int64_t n, Activation activation, float limit);
+  // The end of one row of a gate-and-up product, straight from the accumulators.
+  void (*gated_panels)(const GatedPanels& panels, void* out, DType type);
   // y = a + b, rounded to type
   void (*add)(const void* a, const void* b, void* y, DType type, int64_t n);
 };

@@ -18,27 +18,68 @@ inline void gate_row(const T* gate, const T* up, T* out, int64_t n, Function fun
   });
 }
 
-template <typename T>
-void gate_with(const T* gate, const T* up, T* out, int64_t n, Activation kind, float limit) {
+// Calls `run` with the function (gate, up) → activation that `kind` names.
+template <typename Run>
+inline void with_function(Activation kind, float limit, Run run) {
   switch (kind) {
     case Activation::none:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return g * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return g * u; });
     case Activation::silu:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return silu(g) * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return silu(g) * u; });
     case Activation::gelu:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return gelu(g) * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu(g) * u; });
     case Activation::gelu_tanh:
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return gelu_tanh(g) * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu_tanh(g) * u; });
     case Activation::relu:  // in this order of arguments a NaN stays
-      return gate_row(gate, up, out, n, [](F32 g, F32 u) ARMLLM_INLINE { return max(zero(), g) * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return max(zero(), g) * u; });
     case Activation::swiglu_clamped: {
       const F32 high = set1(limit), low = set1(-limit);
-      return gate_row(gate, up, out, n, [high, low](F32 g, F32 u) ARMLLM_INLINE {
+      return run([high, low](F32 g, F32 u) ARMLLM_INLINE {
         g = min(high, g);
         u = max(low, min(high, u));
         return (u + set1(1.0f)) * (g * sigmoid(g * set1(1.702f)));
       });
     }
+  }
+}
+
+template <typename T>
+void gate_with(const T* gate, const T* up, T* out, int64_t n, Activation kind, float limit) {
+  with_function(kind, limit, [&](auto function) { gate_row(gate, up, out, n, function); });
+}
+
+inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
+  switch (type) {
+    case DType::bf16:
+      return load_lanes(static_cast<const bf16*>(p) + i, lanes);
+    case DType::f16:
+      return load_lanes(static_cast<const f16*>(p) + i, lanes);
+    default:
+      return load_lanes(static_cast<const float*>(p) + i, lanes);
+  }
+}
+
+template <typename T>
+void finish_panels(const GatedPanels& p, T* out) {
+  const F32 scale = set1(p.scale);
+  with_function(p.activation, p.limit, [&](auto function) {
+    for_blocks(p.n, [&](int64_t i, int lanes) ARMLLM_INLINE {
+      F32 gate = load(p.acc + 2 * i) * scale, up = load(p.acc + 2 * i + kLanes) * scale;
+      if (p.gate_bias != nullptr) gate = gate + load_as(p.gate_bias, p.bias_type, i, lanes);
+      if (p.up_bias != nullptr) up = up + load_as(p.up_bias, p.bias_type, i, lanes);
+      store_lanes(out + i, function(gate, up), lanes);
+    });
+  });
+}
+
+void gated_panels(const GatedPanels& p, void* out, DType type) {
+  switch (type) {
+    case DType::f32:
+      return finish_panels(p, static_cast<float*>(out));
+    case DType::bf16:
+      return finish_panels(p, static_cast<bf16*>(out));
+    case DType::f16:
+      return finish_panels(p, static_cast<f16*>(out));
   }
 }
 
@@ -54,10 +95,6 @@ void gated(const void* gate, const void* up, void* out, DType type, int64_t n, A
       return gate_with(static_cast<const f16*>(gate), static_cast<const f16*>(up), static_cast<f16*>(out), n,
                        kind, kDefaultLimit);
   }
-}
-
-void gated_f32(float* gate, const float* up, int64_t n, Activation kind, float limit) {
-  gate_with(gate, up, gate, n, kind, limit);
 }
 
 template <typename T>
@@ -79,6 +116,6 @@ void add(const void* a, const void* b, void* y, DType type, int64_t n) {
 
 }  // namespace
 
-const ActivationKernels activation = {gated, gated_f32, add};
+const ActivationKernels activation = {gated, gated_panels, add};
 
 }  // namespace armllm::ARMLLM_VARIANT

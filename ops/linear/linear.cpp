@@ -67,7 +67,7 @@ void QuantGatedLinear::tile(int phase, int64_t index) {
                                kLimit,      a.out_features, a.out};
   multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
                 [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
-                  finish_gated(kernels, epilogue, acc, panel, panels, x.scales[token], token);
+                  finish_gated(epilogue, acc, panel, panels, x.scales[token], token);
                 });
 }
 

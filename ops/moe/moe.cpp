@@ -90,7 +90,7 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
   multiply_tile(kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride,
                 a.gate_up_panel_stride, x, index - e.gate_up_tile,
                 [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
-                  finish_gated(kernels, epilogue, acc, panel, panels, x.scales[row], row);
+                  finish_gated(epilogue, acc, panel, panels, x.scales[row], row);
                 });
 }
 

@@ -85,13 +85,19 @@ void test_activation(const ActivationKernels& tested, const ActivationKernels& t
           report.expect(out[0].same(out[1]), text("%s gated %d type %d n %ld size %g", name, int(kind),
                                                   int(type), long(n), double(size)));
           if (type != DType::f32) continue;
-          Values inplace[2] = {gate, gate};
-          for (int i = 0; i < 2; ++i)
-            (i ? truth : tested)
-                .gated_f32(static_cast<float*>(inplace[i].data()), static_cast<const float*>(up.data()), n,
-                           kind, 7.0f);
-          report.expect(inplace[0].same(inplace[1]),
-                        text("%s gated_f32 %d n %ld size %g", name, int(kind), long(n), double(size)));
+          Values acc(type, 2 * round_up(n, 16), random, size), scaled[2] = {Values(type, n), Values(type, n)};
+          for (int i = 0; i < 2; ++i) {
+            GatedPanels panels;
+            panels.acc = static_cast<const float*>(acc.data());
+            panels.n = n;
+            panels.scale = 0.37f;
+            panels.gate_bias = gate.data();
+            panels.up_bias = n > 16 ? up.data() : nullptr;
+            panels.activation = kind;
+            (i ? truth : tested).gated_panels(panels, scaled[i].data(), type);
+          }
+          report.expect(scaled[0].same(scaled[1]),
+                        text("%s gated_panels %d n %ld size %g", name, int(kind), long(n), double(size)));
         }
         Values sum[2] = {Values(type, n), Values(type, n)};
         for (int i = 0; i < 2; ++i) (i ? truth : tested).add(gate.data(), up.data(), sum[i].data(), type, n);
