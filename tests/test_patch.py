@@ -103,6 +103,23 @@ def test_a_cache_serves_several_turns(given: str) -> None:
     assert torch.equal(got, expected) and got_length == length
 
 
+def test_a_cache_that_is_held_keeps_its_memory() -> None:
+    model, ids = fresh("llama"), token_ids(1, 20)
+    with torch.no_grad():
+        held = model(ids, use_cache=True).past_key_values
+        first = held.pool.k.data_ptr()
+        for _ in range(3):
+            passing = model(token_ids(1, 30, seed=4), use_cache=True).past_key_values
+            assert passing.pool is not held.pool
+            spare = passing.pool
+            del passing
+        assert model(ids, use_cache=True).past_key_values.pool is spare
+        assert held.pool.k.data_ptr() == first
+        again = model(ids[:, :1], past_key_values=held).logits
+        longer = torch.cat([ids, ids[:, :1]], 1)
+        assert torch.equal(again[:, -1], model(longer).logits[:, -1])
+
+
 def test_a_filled_dynamic_cache_is_taken_over() -> None:
     ids = token_ids(1, 20)
     plain, model = tiny("qwen3"), patched("qwen3", quantize=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from torch_armllm.engine.block_pool import CacheShape
+from torch_armllm.engine.block_pool import BlockPool, CacheShape
 from torch_armllm.engine.sequence import Sequence
 from torch_armllm.hf.cache import PagedCache
 from torch_armllm.plan import Plan, StepInputs
@@ -40,6 +41,28 @@ class _Unserved(Exception):
     """The fast path cannot do this call; the message says why."""
 
 
+class SparePools:
+    """Block pools of caches that nobody holds any more, for the next ones to use.
+
+    Memory that the system hands out anew has to be zeroed page by page: several per cent of a short prompt.
+    """
+
+    def __init__(self, shape: CacheShape) -> None:
+        self.shape = shape
+        self._lent: list[tuple[weakref.ref[PagedCache], BlockPool]] = []
+
+    def cache(self, make: Callable[[BlockPool], PagedCache]) -> PagedCache:
+        """A cache that `make` makes on a spare pool, or on a new one."""
+        spare = [pool for owner, pool in self._lent if owner() is None]
+        pool = spare[0] if spare else BlockPool(self.shape)
+        pool.clear()
+        made = make(pool)
+        # one spare pool is enough: the others are let go
+        self._lent = [(owner, lent) for owner, lent in self._lent if owner() is not None]
+        self._lent.append((weakref.ref(made), pool))
+        return made
+
+
 class PatchedForward:
     """``forward`` of a base model: the plan on a paged cache, or the modules where it cannot serve a call."""
 
@@ -51,7 +74,8 @@ class PatchedForward:
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
         self._modules_only: str | None = None
-        self._transient = PagedCache(shape)
+        self._pools = SparePools(shape)
+        self._transient = PagedCache(BlockPool(shape))
 
     def __call__(
         self,
@@ -122,14 +146,15 @@ class PatchedForward:
         batch = input_ids.shape[0]
         if past is None:
             if use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True):
-                return PagedCache(self.shape, batch), True
+                return self._pools.cache(lambda pool: PagedCache(pool, batch)), True
             self._transient.reset()
             self._transient.rows = [Sequence(self._transient.pool) for _ in range(batch)]
             return self._transient, False
         if type(past) is DynamicCache:
             if any(not _is_whole(layer) for layer in past.layers):
                 raise _Unserved("the given cache has forgotten positions behind a sliding window")
-            past = PagedCache.adopt(past, self.shape, batch)
+            given = past
+            past = self._pools.cache(lambda pool: PagedCache.adopt(given, pool, batch))
         if not past.rows:
             past.rows = [Sequence(past.pool) for _ in range(batch)]
         if len(past.rows) != batch:

@@ -24,6 +24,14 @@ def test_blocks_are_handed_out_once_and_come_back() -> None:
     assert pool.free == 4
 
 
+def test_clearing_frees_every_block() -> None:
+    pool = BlockPool(SHAPE, blocks=4)
+    pool.share(pool.allocate(3))
+    pool.clear()
+    assert pool.free == 4
+    assert not pool.is_shared(0)
+
+
 def test_letting_go_twice_is_caught() -> None:
     pool = BlockPool(SHAPE, blocks=2)
     blocks = pool.allocate(1)

@@ -65,6 +65,11 @@ class BlockPool:
         self._references += [0] * (after - before)
         self._free = list(range(after - 1, before - 1, -1)) + self._free
 
+    def clear(self) -> None:
+        """Makes all blocks free; what they hold stays in memory until it is overwritten."""
+        self._references = [0] * len(self)
+        self._free = list(range(len(self) - 1, -1, -1))
+
     def allocate(self, count: int) -> list[int]:
         """Takes blocks, growing the memory if it must."""
         if count > len(self._free):

@@ -23,17 +23,17 @@ class PagedCache(DynamicCache):
     rows: list[Sequence]
     padded_length: int
 
-    def __init__(self, shape: CacheShape, batch_size: int = 0) -> None:
+    def __init__(self, pool: BlockPool, batch_size: int = 0) -> None:
         super().__init__()
-        self._begin(shape, batch_size)
+        self._begin(pool, batch_size)
 
-    def _begin(self, shape: CacheShape, batch_size: int) -> None:
-        self.pool = BlockPool(shape)
+    def _begin(self, pool: BlockPool, batch_size: int) -> None:
+        self.pool = pool
         self.rows = [Sequence(self.pool) for _ in range(batch_size)]
         self.padded_length = 0
 
     @classmethod
-    def adopt(cls, cache: DynamicCache, shape: CacheShape, batch_size: int) -> PagedCache:
+    def adopt(cls, cache: DynamicCache, pool: BlockPool, batch_size: int) -> PagedCache:
         """Turns a caller's dynamic cache into a paged one, in place, with what it holds.
 
         The caller keeps the object over the turns of a conversation, so it must be this very object that
@@ -45,7 +45,7 @@ class PagedCache(DynamicCache):
         cache.__class__ = cls
         cache.layers = []
         assert isinstance(cache, PagedCache)
-        cache._begin(shape, batch_size)
+        cache._begin(pool, batch_size)
         for layer, (keys, values) in enumerate(old):
             cache._write_dense(layer, keys, values, new=layer == 0)
         cache.padded_length = length
