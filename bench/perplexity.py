@@ -1,8 +1,10 @@
 """What quantisation costs: perplexity of a text in BF16 and in the schemes of INT4.
 
     python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--schemes g32i,g32,row]
+        [--no-importance]
 
-Prints one line a scheme.  The text is cut into windows of 1024 tokens.
+Prints one line a scheme: perplexity, its ratio to BF16, and the mean relative round-trip error of the linear
+layers.  The text is cut into windows of 1024 tokens.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=3072)
     parser.add_argument("--schemes", default="g32i,g32,row")
+    parser.add_argument("--no-importance", action="store_true", help="search scales without regard to inputs")
     options = parser.parse_args()
     tokenizer = load_tokenizer(options.model)
     ids = tokenizer(options.text.read_text(), return_tensors="pt").input_ids[0, : options.tokens]
@@ -45,9 +48,15 @@ def main() -> None:
     print(f"bf16  {whole:8.3f}", flush=True)
     for scheme in options.schemes.split(","):
         model = load_model(options.model, torch.bfloat16, progress=False)
-        torch_armllm.patch(model, quantize=scheme, progress=False)
+        report = torch_armllm.patch(
+            model, quantize=scheme, importance=not options.no_importance, progress=False
+        )
+        errors = [
+            layer.error for layer in report.layers if layer.kind == "linear" and layer.error is not None
+        ]
         found = perplexity(model, ids)
-        print(f"{scheme:5} {found:8.3f}  {found / whole:.3f} x", flush=True)
+        mean = sum(errors) / len(errors)
+        print(f"{scheme:5} {found:8.3f}  {found / whole:.3f} x  error {mean:.4f}", flush=True)
 
 
 if __name__ == "__main__":

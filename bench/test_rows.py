@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_armllm.ops import activation, linear, moe, norm, rope
+from torch_armllm.ops import activation, embedding, linear, moe, norm, rope
 
 TOKENS = [1, 16, 512]
 BF16 = 2  # bytes
@@ -61,3 +61,11 @@ def test_dense_linear(measure: Any, tokens: int) -> None:
         read=weight.numel() * BF16,
         operations=2 * tokens * weight.numel(),
     )
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_split_embedding(measure: Any, tokens: int) -> None:
+    q = torch.randint(-127, 128, (8192, 2048), dtype=torch.int8)
+    packed, rest = linear.pack_int8(q, torch.rand(8192)), torch.randint_like(q, -127, 128)
+    ids = torch.randint(0, 8192, (tokens,))
+    measure(lambda: embedding.split_embedding(ids, packed, rest, torch.bfloat16), read=tokens * 2 * 2048)

@@ -128,8 +128,3 @@ def strip(node: Any, *targets: Any) -> Any:
     while is_op(node, *targets):
         node = node.args[0]
     return node
-
-
-def static_int(size: Any) -> int | None:
-    """The size as an int if it does not depend on the number of tokens."""
-    return int(size) if isinstance(size, int) else None

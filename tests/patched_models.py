@@ -35,14 +35,17 @@ def close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 def close_quantised(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """As `close`, for nine logits of ten.
+    """As `close`; in float32 far closer, and in 16 bits for nine logits of ten.
 
-    A difference of rounding can carry an activation over to the next integer, and a token to another expert,
-    so a few logits may differ by more; with a wrong scale, order or expert, most would.
+    There, a difference of rounding can carry an activation over to the next integer, and a token to another
+    expert, so a few logits may differ by more; with a wrong expert, nine of ten differ by 0.2.
     """
     scale = float(expected.float().abs().max())
     difference = (got.float() - expected.float()).abs().flatten() / scale
-    assert float(difference.quantile(0.9)) < max(TOLERANCE[dtype], 1e-2)
+    if dtype == torch.float32:
+        assert float(difference.max()) < 1e-5
+    else:
+        assert float(difference.quantile(0.9)) < TOLERANCE[dtype]
 
 
 @torch.no_grad()
