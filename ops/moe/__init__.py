@@ -28,8 +28,8 @@ def int4_moe(
 
     Args:
         x: ``(..., H)``, float32, bfloat16 or float16; T rows in all.
-        expert_ids: ``(..., top_k)``, T rows, int64 or int32.  An id outside ``0 .. E - 1`` contributes
-            nothing: so are experts left out that live elsewhere.
+        expert_ids: ``(..., top_k)``, T rows, int64 or int32, each in ``0 .. E - 1``.  An expert may be named
+            twice.
         expert_weights: likewise, any of the float types.
         gate_up: uint8 ``(E, 2 · ceil(I / 16), panel_bytes)``: gate and up, each packed by
             :func:`torch_armllm.ops.linear.pack_int4`, with their panels alternating
@@ -48,7 +48,8 @@ def int4_moe(
         alone and in any batch, for every kernel variant and thread count.
 
     Raises:
-        RuntimeError: shapes, dtypes, scheme or activation do not fit; the message says what was expected.
+        RuntimeError: shapes, dtypes, scheme or activation do not fit, or an id is out of range; the message
+            names the value and what was expected.
     """
     result: Tensor = torch.ops.armllm.int4_moe(
         x,

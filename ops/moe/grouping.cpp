@@ -11,6 +11,9 @@ constexpr int64_t kTilesPerThread = 8;
 constexpr int64_t kMostGemvPanels = 16;
 constexpr int64_t kMostRows = 256;   // rows of a gemm tile: their INT8 values stay in L2 beside the weights
 constexpr int64_t kFewestRows = 64;  // unpacking is a few per cent of a tile of so many rows
+constexpr int64_t kPassBytes = int64_t{4}
+                               << 20;  // of `down`: two passes fit the last cache beside the weights
+constexpr int64_t kPassPanels = 24;  // passes are a multiple of it, and it one of every variant's gemm_panels
 
 // Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
 int64_t most_rows(const MoeArgs& a) {
@@ -88,6 +91,14 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
 
 }  // namespace
 
+DownPasses down_passes(const MoeArgs& a) {
+  const int64_t panels = ceil_div(a.hidden, kPanel),
+                column_bytes = most_rows(a) * kPanel * int64_t(sizeof(float));
+  if (column_bytes * panels <= kPassBytes) return {panels, panels};
+  return {panels,
+          std::min(panels, std::max<int64_t>(kPassBytes / column_bytes / kPassPanels, 1) * kPassPanels)};
+}
+
 MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   const int64_t pairs = a.tokens * a.top_k, rows = most_rows(a);
   Carver carve(scratch);
@@ -100,13 +111,14 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.row_expert = carve.take<int32_t>(rows);
   m.intermediate = carve.take_rows(rows, a.intermediate);
   m.gated_stride = round_up(a.intermediate, kPanel);
-  m.down_stride = round_up(a.hidden, kPanel);
+  const DownPasses passes = down_passes(a);
+  m.down_stride = passes.step * kPanel;
   // Long prompts take tens of megabytes here.  When `down` is written, `hidden` and `gated` have been read.
   const int64_t shared = carve.used();
   m.hidden = carve.take_rows(rows, a.hidden);
   m.gated = carve.take<float>(rows * m.gated_stride);
   carve.back_to(shared);
-  m.down = carve.take<float>(rows * m.down_stride);
+  for (int64_t p = 0; p < 2 && p < passes.count(); ++p) m.down[p] = carve.take<float>(rows * m.down_stride);
   m.bytes = carve.most_used();
   return m;
 }
@@ -114,8 +126,8 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
 void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   const LinearKernels& kernels = *variant().linear;
   const int64_t pairs = a.tokens * a.top_k;
-  const int64_t gate_up_panels = 2 * ceil_div(a.intermediate, kPanel),
-                down_panels = ceil_div(a.hidden, kPanel);
+  const int64_t gate_up_panels = 2 * ceil_div(a.intermediate, kPanel);
+  const DownPasses passes = down_passes(a);
   const auto known = [&](int32_t id) { return id >= 0 && id < a.experts; };
 
   std::fill(m.count, m.count + a.experts, 0);
@@ -125,7 +137,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   Grouping& g = *m.grouping;
   g = Grouping{};
   g.threads = team_size();
-  const AllSteps steps = steps_for(a, m, kernels, gate_up_panels, down_panels);
+  const AllSteps steps = steps_for(a, m, kernels, gate_up_panels, passes.step);
   // The long tiles first: a thread that takes one of them last would keep all others waiting.
   for (const bool gemm : {true, false}) {
     for (int64_t e = 0; e < a.experts; ++e) {
@@ -138,11 +150,15 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
       x.block = gemm ? kernels.gemm_block : 1;
       const int64_t row_step = gemm ? steps.rows : rows;
       x.gate_up = TileGrid{gate_up_panels, gemm ? steps.gate_up.gemm : steps.gate_up.gemv, rows, row_step};
-      x.down = TileGrid{down_panels, gemm ? steps.down.gemm : steps.down.gemv, rows, row_step};
+      x.down = TileGrid{passes.step, gemm ? steps.down.gemm : steps.down.gemv, rows, row_step};
+      x.down_rest = x.down;
+      x.down_rest.panels = passes.of(passes.count() - 1);
       x.gate_up_tile = g.gate_up_tiles;
       x.down_tile = g.down_tiles;
+      x.down_rest_tile = g.down_rest_tiles;
       g.gate_up_tiles += x.gate_up.count();
       g.down_tiles += x.down.count();
+      g.down_rest_tiles += x.down_rest.count();
       m.next_row[e] = g.rows;
       const int64_t padded = round_up(rows, x.block);
       std::fill(m.row_expert + g.rows, m.row_expert + g.rows + padded, int32_t(g.experts));

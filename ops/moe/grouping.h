@@ -9,15 +9,15 @@ namespace armllm {
 // The rows of one expert: consecutive in every buffer, tokens ascending.
 struct ExpertRows {
   int64_t expert, first_row, rows;
-  int64_t block;  // Activations::block; the rows are padded to a multiple of it
-  TileGrid gate_up, down;
-  int64_t gate_up_tile, down_tile;  // first tile of each
+  int64_t block;                      // Activations::block; the rows are padded to a multiple of it
+  TileGrid gate_up, down, down_rest;  // down_rest: of the last pass
+  int64_t gate_up_tile, down_tile, down_rest_tile;  // first tile of each
 };
 
 struct Grouping {
   int64_t experts;  // that have rows
   int64_t rows;     // with padding
-  int64_t gate_up_tiles, down_tiles;
+  int64_t gate_up_tiles, down_tiles, down_rest_tiles;
   int64_t threads;  // asked once, so that all workers cut the later phases alike
 };
 
@@ -35,6 +35,16 @@ struct QuantRows {
   }
 };
 
+// `down` goes through its output columns in passes, so that what waits for the weighted sum stays in the cache.
+struct DownPasses {
+  int64_t panels;  // of the weight
+  int64_t step;    // panels of a pass; the last may have fewer
+  int64_t count() const { return ceil_div(panels, step); }
+  int64_t of(int64_t pass) const { return pass + 1 < count() ? step : panels - pass * step; }
+};
+
+DownPasses down_passes(const MoeArgs& args);
+
 struct MoeMemory {
   Grouping* grouping;
   ExpertRows* expert;   // [grouping->experts]
@@ -43,8 +53,8 @@ struct MoeMemory {
   int32_t* pair_row;    // [tokens · top_k]; −1: the id is out of range
   int32_t* row_expert;  // [rows]: index into `expert`
   QuantRows hidden, intermediate;
-  float* gated;  // [rows][gated_stride]: act(gate) · up
-  float* down;   // [rows][down_stride]; lies over `hidden` and `gated`
+  float* gated;    // [rows][gated_stride]: act(gate) · up
+  float* down[2];  // [rows][down_stride] of passes in turn; they lie over `hidden` and `gated`
   int64_t gated_stride, down_stride;
   int64_t bytes;
 

@@ -13,8 +13,9 @@ namespace {
 
 constexpr int64_t kOneTileTokens = 2;  // so few are grouped and quantised in one tile: a barrier costs more
 constexpr int64_t kCombineColumns = 512;  // columns of a tile of the weighted sum when tokens are few
+constexpr int64_t kCombineTokens = 16;    // most tokens of one
 
-enum Phase : int { kSort, kQuantize, kGateUp, kRequantize, kDown, kCombine, kPhases };
+enum Phase : int { kSort, kQuantize, kGateUp, kRequantize, kDown };
 
 // Where row m of an expert begins, and how far apart its chunks of 8 bytes lie.
 int8_t* row_values(const Activations& x, int64_t m) {
@@ -94,35 +95,74 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
                 });
 }
 
-void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
+int64_t down_tiles(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
+  return pass + 1 == down_passes(a).count() ? m.grouping->down_rest_tiles : m.grouping->down_tiles;
+}
+
+void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index) {
   const LinearKernels& kernels = *variant().linear;
-  const ExpertRows& e = expert_of_tile(m, &ExpertRows::down_tile, index);
+  const DownPasses passes = down_passes(a);
+  const bool rest = pass + 1 == passes.count();
+  const auto first_tile = rest ? &ExpertRows::down_rest_tile : &ExpertRows::down_tile;
+  const ExpertRows& e = expert_of_tile(m, first_tile, index);
   const Activations x = m.intermediate.of(e);
-  multiply_tile(kernels, e.down, a.scheme, a.down + e.expert * a.down_expert_stride, a.down_panel_stride, x,
-                index - e.down_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
-                  const int64_t first = panel * kPanel, n = std::min(panels * kPanel, a.hidden - first);
-                  kernels.finish(acc, n, x.scales[row],
-                                 bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + first), a.bias_type,
-                                 nullptr, m.down + (e.first_row + row) * m.down_stride + first, DType::f32);
-                });
+  const int64_t first_panel = pass * passes.step;
+  float* out = m.down[pass % 2] + e.first_row * m.down_stride;
+  multiply_tile(
+      kernels, rest ? e.down_rest : e.down, a.scheme,
+      a.down + e.expert * a.down_expert_stride + first_panel * a.down_panel_stride, a.down_panel_stride, x,
+      index - e.*first_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+        const int64_t column = (first_panel + panel) * kPanel,
+                      n = std::min(panels * kPanel, a.hidden - column);
+        kernels.finish(acc, n, x.scales[row], bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + column),
+                       a.bias_type, nullptr, out + row * m.down_stride + panel * kPanel, DType::f32);
+      });
 }
 
-int64_t combine_columns(const MoeArgs& a, const MoeMemory& m) {
-  return a.tokens < 2 * m.grouping->threads ? kCombineColumns : a.hidden;
-}
+// The weighted sums of one pass, cut into tiles of some tokens × columns.
+struct Combine {
+  int64_t first_column, columns, token_step, column_step;
+  int64_t chunks, tiles;
 
-void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
-  const int64_t step = combine_columns(a, m), chunks = ceil_div(a.hidden, step);
-  const int64_t token = index / chunks, first = index % chunks * step, n = std::min(step, a.hidden - first);
+  Combine(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
+    const DownPasses passes = down_passes(a);
+    first_column = pass * passes.step * kPanel;
+    columns = std::min(passes.step * kPanel, a.hidden - first_column);
+    const bool few = a.tokens < 2 * m.grouping->threads;
+    column_step = few ? kCombineColumns : columns;
+    token_step = few ? 1 : std::clamp<int64_t>(a.tokens / (8 * m.grouping->threads), 1, kCombineTokens);
+    chunks = ceil_div(columns, column_step);
+    tiles = ceil_div(a.tokens, token_step) * chunks;
+  }
+};
+
+void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index) {
+  const Combine c(a, m, pass);
+  const int64_t first = index % c.chunks * c.column_step, n = std::min(c.column_step, c.columns - first);
+  const int64_t begin = index / c.chunks * c.token_step, end = std::min(begin + c.token_step, a.tokens);
   const float** rows = reinterpret_cast<const float**>(thread_memory(a.top_k * 12));
   float* weights = reinterpret_cast<float*>(rows + a.top_k);
-  int64_t count = 0;
-  for (int64_t p = token * a.top_k; p < (token + 1) * a.top_k; ++p) {
-    if (m.pair_row[p] < 0) continue;
-    rows[count] = m.down + m.pair_row[p] * m.down_stride + first;
-    weights[count++] = a.weights[p];
+  for (int64_t token = begin; token < end; ++token) {
+    int64_t count = 0;
+    for (int64_t p = token * a.top_k; p < (token + 1) * a.top_k; ++p) {
+      if (m.pair_row[p] < 0) continue;
+      rows[count] = m.down[pass % 2] + m.pair_row[p] * m.down_stride + first;
+      weights[count++] = a.weights[p];
+    }
+    variant().moe->combine(rows, weights, count, n, a.out.at(token, c.first_column + first), a.out.type);
   }
-  variant().moe->combine(rows, weights, count, n, a.out.at(token, first), a.out.type);
+}
+
+// Phase kDown + p: pass p of `down`, and the weighted sums of the pass before.
+int64_t down_phase_tiles(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
+  const int64_t down = pass < down_passes(a).count() ? down_tiles(a, m, pass) : 0;
+  return down + (pass > 0 ? Combine(a, m, pass - 1).tiles : 0);
+}
+
+void down_phase_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index) {
+  const int64_t down = pass < down_passes(a).count() ? down_tiles(a, m, pass) : 0;
+  if (index < down) return down_tile(a, m, pass, index);
+  combine_tile(a, m, pass - 1, index - down);
 }
 
 int64_t requantize_step(const MoeMemory& m) {
@@ -133,7 +173,7 @@ int64_t requantize_step(const MoeMemory& m) {
 
 int64_t QuantMoe::scratch_bytes(const MoeArgs& args) { return MoeMemory::at(args, nullptr).bytes; }
 
-int QuantMoe::phases() const { return kPhases; }
+int QuantMoe::phases() const { return kDown + int(down_passes(args).count()) + 1; }
 
 int64_t QuantMoe::tiles(int phase) const {
   if (args.tokens == 0) return 0;
@@ -147,10 +187,8 @@ int64_t QuantMoe::tiles(int phase) const {
       return m.grouping->gate_up_tiles;
     case kRequantize:
       return ceil_div(m.grouping->rows, requantize_step(m));
-    case kDown:
-      return m.grouping->down_tiles;
     default:
-      return args.tokens * ceil_div(args.hidden, combine_columns(args, m));
+      return down_phase_tiles(args, m, phase - kDown);
   }
 }
 
@@ -173,10 +211,8 @@ void QuantMoe::tile(int phase, int64_t index) {
       for (int64_t row = index * step; row < end; ++row) requantize_row(args, m, row);
       return;
     }
-    case kDown:
-      return down_tile(args, m, index);
     default:
-      return combine_tile(args, m, index);
+      return down_phase_tile(args, m, phase - kDown, index);
   }
 }
 

@@ -38,7 +38,8 @@ struct MoeKernels {
 };
 
 // out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j]
-// Gate and up panels alternate (g0 u0 g1 u1 …) in `gate_up`.  Ids outside 0 … experts − 1 contribute nothing.
+// Gate and up panels alternate (g0 u0 g1 u1 …) in `gate_up`.  Ids outside 0 … experts − 1 contribute nothing; the
+// registered op refuses them.
 struct MoeArgs {
   Rows x, out;
   const int32_t* ids = nullptr;    // [tokens][top_k]

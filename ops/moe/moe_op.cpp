@@ -29,19 +29,22 @@ int64_t choices_per_token(const Tensor& t, const char* name, int64_t tokens) {
   return last_size(t);
 }
 
-std::vector<int32_t> narrow_ids(const Tensor& ids) {
-  const int64_t count = ids.numel();
-  std::vector<int32_t> narrow(count);
-  const Tensor dense = contiguous(ids);
-  if (ids.scalar_type() == ScalarType::Int) {
-    const int32_t* p = static_cast<const int32_t*>(dense.data_ptr());
-    narrow.assign(p, p + count);
-    return narrow;
+template <typename T>
+std::vector<int32_t> checked_ids(const Tensor& ids, int64_t top_k, int64_t experts) {
+  const T* p = static_cast<const T*>(ids.data_ptr());
+  std::vector<int32_t> checked(ids.numel());
+  for (int64_t i = 0; i < int64_t(checked.size()); ++i) {
+    STD_TORCH_CHECK(p[i] >= 0 && p[i] < experts, "expert_ids names expert ", p[i], " as choice ", i % top_k,
+                    " of token ", i / top_k, ", but gate_up holds experts 0 to ", experts - 1);
+    checked[i] = int32_t(p[i]);
   }
+  return checked;
+}
+
+std::vector<int32_t> expert_numbers(const Tensor& ids, int64_t top_k, int64_t experts) {
+  if (ids.scalar_type() == ScalarType::Int) return checked_ids<int32_t>(contiguous(ids), top_k, experts);
   STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, "expert_ids must be int64 or int32");
-  const int64_t* p = static_cast<const int64_t*>(dense.data_ptr());
-  for (int64_t i = 0; i < count; ++i) narrow[i] = p[i] >= 0 && p[i] <= INT32_MAX ? int32_t(p[i]) : -1;
-  return narrow;
+  return checked_ids<int64_t>(contiguous(ids), top_k, experts);
 }
 
 std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char* name, int64_t elements) {
@@ -82,7 +85,7 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   Tensor out = torch::stable::new_empty(x, sizes);
   if (a.tokens == 0) return out;
 
-  const std::vector<int32_t> ids = narrow_ids(expert_ids);
+  const std::vector<int32_t> ids = expert_numbers(expert_ids, a.top_k, a.experts);
   const Tensor weights = contiguous(torch::stable::to(expert_weights, ScalarType::Float));
   a.x = rows_of(rows, "x");
   a.out = rows_of(out, "out");

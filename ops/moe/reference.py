@@ -34,8 +34,6 @@ def reference_int4_moe(
     for t in range(rows.shape[0]):
         for j in range(ids.shape[1]):
             e = int(ids[t, j])
-            if not 0 <= e < gate_up.shape[0]:
-                continue
             bias = (None, None) if gate_up_bias is None else gate_up_bias.view(-1, 2, intermediate)[e]
             gate = reference_int4_linear(rows[t : t + 1], gate_up[e, 0::2], intermediate, scheme, bias[0])
             up = reference_int4_linear(rows[t : t + 1], gate_up[e, 1::2], intermediate, scheme, bias[1])

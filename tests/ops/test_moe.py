@@ -229,17 +229,27 @@ def test_every_expert_chosen(tokens: int) -> None:
     assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-6)
 
 
-def test_ids_out_of_range_contribute_nothing() -> None:
-    layer = make_layer(bias=torch.float32)
+@pytest.mark.parametrize("expert", [-1, 4, 2**31 - 1, 2**32, 2**40, -(2**63)])
+def test_ids_out_of_range(expert: int) -> None:
+    layer = make_layer()
     x, ids, weights = make_input(layer, 12, 3)
-    ids[::2, 1] = -1
-    ids[1::3, 2] = 4
-    ids[5] = torch.tensor([2**40, -(2**63), 2**32])
+    ids[7, 1] = expert
+    message = f"names expert {expert} as choice 1 of token 7, but gate_up holds experts 0 to 3"
+    with pytest.raises(RuntimeError, match=message):
+        layer(x, ids, weights)
+    if -(2**31) <= expert < 2**31:
+        with pytest.raises(RuntimeError, match=message):
+            layer(x, ids.to(torch.int32), weights)
+
+
+def test_many_rows_go_through_down_in_passes() -> None:
+    layer = make_layer(experts=3, hidden=790, intermediate=32, activation="relu", bias=torch.float32)
+    x, ids, weights = make_input(layer, 700, 2)
     found = on_every_variant(layer, x, ids, weights)
-    inside = (ids >= 0) & (ids < 4)
-    expected = on_every_variant(layer, x, ids.where(inside, 0), weights.where(inside, 0.0))
-    assert torch.equal(found, expected)
-    assert torch.equal(found[5], torch.zeros(64))
+    for t in (0, 350, 699):
+        alone = layer(x[t : t + 1], ids[t : t + 1], weights[t : t + 1])
+        assert torch.equal(found[t : t + 1], alone)
+    assert_close(found[-3:], layer.reference(x[-3:], ids[-3:], weights[-3:]), 1e-6)
 
 
 def test_no_tokens() -> None:

@@ -132,7 +132,7 @@ class QuantExperts(nn.Module):
 
         Args:
             hidden_states: (T, H), bfloat16, float16 or float32.
-            top_k_index: integers (T, k); ids outside 0 … E − 1 contribute nothing.
+            top_k_index: integers (T, k) in 0 … E − 1.
             top_k_weights: floats (T, k).
 
         Returns:
