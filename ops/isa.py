@@ -11,6 +11,15 @@ import torch
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Which variant's kernels a family of ops runs."""
+
+    variant: str
+    why: str
+    """The instructions that do its work, and why each better variant is not in use."""
+
+
+@dataclass(frozen=True)
 class Machine:
     """What the kernels see of this machine."""
 
@@ -20,14 +29,33 @@ class Machine:
     runnable: tuple[str, ...]
     """Those of them that this CPU can run."""
     selected: str
+    families: dict[str, Choice]
+    """What is in use: of every family of ops, ``linear``, ``attention``, …"""
+    tables: dict[str, dict[str, str]]
+    """``tables[variant][family]``: whose kernels that variant uses; not every variant has its own."""
+    sve_bits: int
+    """Length of the vectors of SVE, 0 without."""
+    sme_bits: int
+    """The same in SME's streaming mode."""
+
+    def distinct(self, *families: str) -> tuple[str, ...]:
+        """Runnable variants that differ in the kernels of ``families``: what is worth testing.
+
+        Args:
+            families: such as ``"linear"``; none given: all.
+        """
+        seen: dict[tuple[str, ...], str] = {}
+        for name in self.runnable:
+            table = self.tables[name]
+            seen.setdefault(tuple(table[family] for family in families or table), name)
+        return tuple(seen.values())
 
 
 def machine() -> Machine:
     """Describes the CPU's features and the kernel variants."""
     found = json.loads(torch.ops.armllm.isa_list())
-    return Machine(
-        tuple(found["features"]), tuple(found["variants"]), tuple(found["runnable"]), found["selected"]
-    )
+    found["families"] = {family: Choice(**choice) for family, choice in found["families"].items()}
+    return Machine(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
 
 
 def select(name: str) -> str:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.models import tiny
-from torch_armllm import env
+from torch_armllm import env, machine
 from torch_armllm.cli import main
 from torch_armllm.latency import Clock, measure, step_bytes, weight_bytes
+from torch_armllm.ops import isa
 from torch_armllm.quant import quantize
 
 
@@ -94,8 +95,46 @@ def test_env_tells_about_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
     found = lines(capsys.readouterr().out)[0]
     assert found["torch"] == torch.__version__
     assert found["selected"] in found["runnable"]  # type: ignore[operator]
+    assert found["kernels"]["linear"]["variant"] in found["variants"]  # type: ignore[index,operator]
     assert main(["env"]) == 0
-    assert "selected" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "selected" in text
+    linear = next(line for line in text.splitlines() if line.startswith("linear "))
+    assert isa.machine().families["linear"].why in linear
+
+
+def test_every_family_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with isa.use("scalar"):
+        families = isa.machine().families
+    for choice in families.values():
+        assert choice.variant == "scalar"
+        assert choice.why.startswith("plain C++; ")
+        assert choice.why.endswith(" not selected")
+
+
+def test_the_doctor_reads_nodes_and_limits(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    for node, cpus in (("node0", "0-3\n"), ("node1", "\n"), ("node10", "8-11\n"), ("node2", "4-7\n")):
+        write(f"node/{node}/cpulist", cpus)
+    assert list(machine.numa_nodes(tmp_path / "node").items()) == [
+        ("node0", "0-3"),
+        ("node2", "4-7"),
+        ("node10", "8-11"),
+    ]
+    assert machine.numa_nodes(tmp_path / "nowhere") == {}
+    write("v2/a/cpu.max", "250000 100000\n")
+    write("v2/a/b/cpu.max", "max 100000\n")
+    assert machine.cpu_limit(tmp_path / "v2", "0::/a/b\n") == 2.5
+    assert machine.cpu_limit(tmp_path / "v2", "0::/\n") is None
+    write("v1/cpu,cpuacct/cpu.cfs_quota_us", "-1\n")
+    write("v1/cpu,cpuacct/cpu.cfs_period_us", "100000\n")
+    write("v1/cpu,cpuacct/x/cpu.cfs_quota_us", "150000\n")
+    write("v1/cpu,cpuacct/x/cpu.cfs_period_us", "100000\n")
+    assert machine.cpu_limit(tmp_path / "v1", "5:cpuset:/x\n4:cpu,cpuacct:/x\n") == 1.5
+    assert machine.cpu_limit(tmp_path / "v1", "4:cpu,cpuacct:/y\n") is None
 
 
 def test_the_doctor_sees_two_openmp_runtimes() -> None:
@@ -104,13 +143,15 @@ def test_the_doctor_sees_two_openmp_runtimes() -> None:
         line.format(f) for f in ("/a/libgomp.so.1", "/b/libgomp.so.1", "/a/libgomp.so.1", "/c/libc.so")
     )
     found = env.describe()
-    found["openmp"] = env.openmp_runtimes(maps)
+    found["openmp"] = machine.openmp_runtimes(maps)
     assert found["openmp"] == ["/a/libgomp.so.1", "/b/libgomp.so.1"]
     found.update(runnable=["best", "scalar"], selected="scalar", cores=1, threads=4)
     told = " ".join(env.warnings(found))
     assert "2 OpenMP runtimes" in told
     assert "best is the best here" in told
     assert "OMP_NUM_THREADS=1" in told
+    found.update(cores=8, cpu_limit=2.5)
+    assert "OMP_NUM_THREADS=2" in " ".join(env.warnings(found))
 
 
 def test_step_bytes_count_what_a_step_reads() -> None:

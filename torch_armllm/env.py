@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import transformers
 
 from torch_armllm import __version__
+from torch_armllm.machine import cores, cpu_limit, cpu_name, numa_nodes, openmp_runtimes
 
-OPENMP = ("libgomp", "libiomp5", "libomp")
-
-
-def openmp_runtimes(maps: str | None = None) -> list[str]:
-    """Files of the OpenMP runtimes that this process has loaded.
-
-    Args:
-        maps: text in the format of ``/proc/self/maps``, which is read by default.
-    """
-    if maps is None:
-        file = Path("/proc/self/maps")
-        maps = file.read_text() if file.exists() else ""
-    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
-    return sorted(file for file in files if Path(file).name.startswith(OPENMP))
-
-
-def cpu_name() -> str:
-    """The processor's name as the kernel gives it."""
-    file = Path("/proc/cpuinfo")
-    if file.exists():
-        for line in file.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip().lower() in ("model name", "cpu model", "hardware"):
-                return value.strip()
-    return platform.processor() or platform.machine()
+WIDTH = 15
 
 
 def describe() -> dict[str, Any]:
@@ -52,12 +29,17 @@ def describe() -> dict[str, Any]:
         "architecture": platform.machine(),
         "cpu": cpu_name(),
         "features": list(machine.features),
+        "sve_bits": machine.sve_bits,
+        "sme_bits": machine.sme_bits,
         "variants": list(machine.variants),
         "runnable": list(machine.runnable),
         "selected": machine.selected,
+        "kernels": {family: asdict(choice) for family, choice in machine.families.items()},
         "ARMLLM_ISA": os.environ.get("ARMLLM_ISA", ""),
         "library": str(LIBRARY_PATH),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
+        "cpu_limit": cpu_limit(),
+        "numa": numa_nodes(),
         "threads": torch.get_num_threads(),
         "openmp": openmp_runtimes(),
     }
@@ -80,6 +62,11 @@ def warnings(found: dict[str, Any]) -> list[str]:
         told.append(
             f"{found['threads']} threads share {found['cores']} cores: set OMP_NUM_THREADS={found['cores']}"
         )
+    elif found["cpu_limit"] is not None and found["threads"] > found["cpu_limit"]:
+        told.append(
+            f"{found['threads']} threads share the time of {found['cpu_limit']:g} cores that the control "
+            f"group grants: set OMP_NUM_THREADS={max(int(found['cpu_limit']), 1)}"
+        )
     return told
 
 
@@ -87,6 +74,16 @@ def render(found: dict[str, Any]) -> str:
     """`describe`'s answer for people."""
     lines = []
     for name, value in found.items():
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        lines.append(f"{name:<14}{text or '-'}")
-    return "\n".join(lines + [f"warning       {text}" for text in warnings(found)])
+        if name == "kernels":
+            lines += [
+                _line(family, f"{kernel['variant']} ({kernel['why']})") for family, kernel in value.items()
+            ]
+        elif isinstance(value, dict):
+            lines += [_line(f"{name} {key}", inner) for key, inner in value.items()] or [_line(name, None)]
+        else:
+            lines.append(_line(name, ", ".join(map(str, value)) if isinstance(value, list) else value))
+    return "\n".join(lines + [_line("warning", text) for text in warnings(found)])
+
+
+def _line(name: str, value: object) -> str:
+    return f"{name:<{WIDTH}}{value or '-'}"

@@ -14,6 +14,21 @@ std::string quoted(const std::vector<std::string>& names) {
   return text + "]";
 }
 
+std::string described(const std::vector<Choice>& families) {
+  std::string text = "{";
+  for (size_t i = 0; i < families.size(); ++i)
+    text += (i ? ", \"" : "\"") + families[i].family + "\": {\"variant\": \"" + families[i].variant +
+            "\", \"why\": \"" + families[i].why + "\"}";
+  return text + "}";
+}
+
+std::string tables_of(const Variant& v) {
+  std::string text = "{";
+  for (int i = 0; i < kFamilies; ++i)
+    text += std::string(i ? ", \"" : "\"") + kFamilyNames[i] + "\": \"" + v.from[i] + "\"";
+  return text + "}";
+}
+
 std::string isa_select(std::string name) {
   try {
     select_variant(name);
@@ -25,18 +40,24 @@ std::string isa_select(std::string name) {
 
 std::string isa_list() {
   std::vector<std::string> built, runnable;
+  std::string tables;
   for (const Variant& v : all_variants()) {
+    tables += (built.empty() ? "{\"" : ", \"") + std::string(v.name) + "\": " + tables_of(v);
     built.emplace_back(v.name);
     if (runs_here(v)) runnable.emplace_back(v.name);
   }
-  std::string selected;
+  std::string selected, families;
   try {
     selected = variant().name;
+    families = described(choices());
   } catch (const std::exception& error) {
     STD_TORCH_CHECK(false, error.what());
   }
-  return "{\"features\": " + quoted(cpu_feature_names()) + ", \"variants\": " + quoted(built) +
-         ", \"runnable\": " + quoted(runnable) + ", \"selected\": \"" + selected + "\"}";
+  return "{\"features\": " + quoted(feature_names(cpu_features())) + ", \"variants\": " + quoted(built) +
+         ", \"runnable\": " + quoted(runnable) + ", \"selected\": \"" + selected +
+         "\", \"families\": " + families + ", \"tables\": " + tables +
+         "}, \"sve_bits\": " + std::to_string(sve_bits()) + ", \"sme_bits\": " + std::to_string(sme_bits()) +
+         "}";
 }
 
 }  // namespace

@@ -1,87 +1,103 @@
 #include "common/variants.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
-
-#if defined(__aarch64__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-#endif
 
 namespace armllm {
 
-#define ARMLLM_DECLARE_VARIANT(name)         \
-  namespace name {                           \
-  extern const LinearKernels linear;         \
-  extern const DenseKernels dense;           \
-  extern const AttentionKernels attention;   \
-  extern const NormKernels norm;             \
-  extern const RopeKernels rope;             \
-  extern const ActivationKernels activation; \
-  extern const MoeKernels moe;               \
+// Weak: a variant defines only the tables of those families for which it was compiled.
+#define ARMLLM_DECLARE_TABLE(Table, family, material) \
+  extern const Table family __attribute__((weak, visibility("hidden")));
+#define ARMLLM_DECLARE_VARIANT(name)    \
+  namespace name {                      \
+  ARMLLM_FAMILIES(ARMLLM_DECLARE_TABLE) \
   }
-#define ARMLLM_VARIANT_ROW(name, required)                                                    \
-  Variant {                                                                                   \
-    #name, required, &name::linear, &name::dense, &name::attention, &name::norm, &name::rope, \
-        &name::activation, &name::moe                                                         \
-  }
-
 ARMLLM_DECLARE_VARIANT(scalar)
 #if defined(__x86_64__)
 ARMLLM_DECLARE_VARIANT(avx2)
 ARMLLM_DECLARE_VARIANT(avx512)
+ARMLLM_DECLARE_VARIANT(avx512bf16)
 #elif defined(__aarch64__)
 ARMLLM_DECLARE_VARIANT(neon)
 ARMLLM_DECLARE_VARIANT(dotprod)
 ARMLLM_DECLARE_VARIANT(i8mm)
+ARMLLM_DECLARE_VARIANT(sve)
+ARMLLM_DECLARE_VARIANT(svei8mm)
+ARMLLM_DECLARE_VARIANT(sme2)
 #endif
 
 namespace {
 
-struct NamedFeature {
-  uint64_t bit;
-  const char* name;
-};
-constexpr NamedFeature kFeatureNames[] = {
-    {kAsimd, "asimd"},
-    {kFp16, "fp16"},
-    {kDotprod, "dotprod"},
-    {kI8mm, "i8mm"},
-    {kBf16, "bf16"},
-    {kSve, "sve"},
-    {kSme2, "sme2"},
-    {kAvx2, "avx2"},
-    {kFma, "fma"},
-    {kF16c, "f16c"},
-    {kAvx512, "avx512"},
-    {kAvx512Vnni, "avx512_vnni"},
-    {kAvx512Bf16, "avx512_bf16"},
+struct Rows {
+  std::vector<Variant> built, absent;  // best first; absent: known, but not compiled
 };
 
-uint64_t detect() {
-  uint64_t found = 0;
-#if defined(__aarch64__)
-  const unsigned long hwcap = getauxval(AT_HWCAP);
-  const unsigned long hwcap2 = getauxval(AT_HWCAP2);
-  if (hwcap & HWCAP_ASIMD) found |= kAsimd;
-  if (hwcap & HWCAP_ASIMDHP) found |= kFp16;
-  if (hwcap & HWCAP_ASIMDDP) found |= kDotprod;
-  if (hwcap & HWCAP_SVE) found |= kSve;
-  if (hwcap2 & (1ul << 13)) found |= kI8mm;  // HWCAP2_I8MM
-  if (hwcap2 & (1ul << 14)) found |= kBf16;  // HWCAP2_BF16
-  if (hwcap2 & (1ul << 37)) found |= kSme2;  // HWCAP2_SME2
-#elif defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2")) found |= kAvx2;
-  if (__builtin_cpu_supports("fma")) found |= kFma;
-  if (__builtin_cpu_supports("f16c")) found |= kF16c;
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found |= kAvx512;
-  if (__builtin_cpu_supports("avx512vnni")) found |= kAvx512Vnni;
-  if (__builtin_cpu_supports("avx512bf16")) found |= kAvx512Bf16;
+// A row starts as a copy of its base's.
+void add(Rows& rows, Variant own, const char* base) {
+  bool built = false;
+  for (const char* from : own.from) built = built || from != nullptr;
+  if (!built) {
+    rows.absent.insert(rows.absent.begin(), own);
+    return;
+  }
+  for (const Variant& below : rows.built) {
+    if (std::strcmp(below.name, base) != 0) continue;
+    for (int i = 0; i < kMaterials; ++i)
+      if (own.work[i] == nullptr) own.work[i] = below.work[i];
+#define ARMLLM_INHERIT(Table, family, material) \
+  if (own.family == nullptr) own.family = below.family, own.from[k_##family] = below.from[k_##family];
+    ARMLLM_FAMILIES(ARMLLM_INHERIT)
+#undef ARMLLM_INHERIT
+  }
+  rows.built.insert(rows.built.begin(), own);
+}
+
+#define ARMLLM_OWN_TABLE(Table, table, material) \
+  if (&own::table != nullptr) row.table = &own::table, row.from[k_##table] = row.name;
+#define ARMLLM_ADD(variant, base, required_features, is_preferred, ...) \
+  {                                                                     \
+    namespace own = variant;                                            \
+    Variant row{};                                                      \
+    row.name = #variant;                                                \
+    row.required = required_features;                                   \
+    row.preferred = is_preferred;                                       \
+    const char* const work[] = {__VA_ARGS__};                           \
+    std::copy(work, work + kMaterials, row.work);                       \
+    ARMLLM_FAMILIES(ARMLLM_OWN_TABLE)                                   \
+    add(rows, row, base);                                               \
+  }
+
+// Worst first.  Of each row: name, base, what it needs, whether it is the better choice where it runs, and the
+// instructions of its products of integers, of floats, and of its row operations where they are not the base's.
+Rows all_rows() {
+  Rows rows;
+  ARMLLM_ADD(scalar, "", 0, true, "plain C++", "plain C++", "plain C++")
+#if defined(__x86_64__)
+  constexpr uint64_t kHaswell = kAvx2 | kFma | kF16c, kCascadeLake = kHaswell | kAvx512 | kAvx512Vnni;
+  ARMLLM_ADD(avx2, "scalar", kHaswell, true, "VPMADDUBSW", "FMA, 256 bits", "256 bits")
+  ARMLLM_ADD(avx512, "avx2", kCascadeLake, true, "VPDPBUSD", "FMA, 512 bits", "512 bits")
+  ARMLLM_ADD(avx512bf16, "avx512", kCascadeLake | kAvx512Bf16, true, nullptr, "VDPBF16PS", nullptr)
+#elif defined(__aarch64__)
+  constexpr uint64_t kV82 = kAsimd | kFp16 | kDotprod, kV86 = kV82 | kI8mm | kBf16;
+  // At 128 bits SVE does what NEON does, without its indexed operands.
+  constexpr int kWide = 256;
+  const bool wide = sve_bits() >= kWide;
+  ARMLLM_ADD(neon, "scalar", kAsimd, true, "SMULL", "FMLA", "NEON")
+  ARMLLM_ADD(dotprod, "neon", kV82, true, "SDOT", nullptr, nullptr)
+  ARMLLM_ADD(sve, "neon", kAsimd | kFp16 | kSve, wide, "SVE SDOT", nullptr, nullptr)
+  ARMLLM_ADD(i8mm, "dotprod", kV86, true, "SMMLA", "BFMMLA", "NEON, BF16")
+  ARMLLM_ADD(svei8mm, "i8mm", kV86 | kSve | kSveI8mm, wide, "SVE SMMLA", nullptr, nullptr)
+  ARMLLM_ADD(sme2, "i8mm", kV86 | kSme | kSme2, true, "SMOPA", nullptr, nullptr)
 #endif
-  return found;
+  std::stable_partition(rows.built.begin(), rows.built.end(), [](const Variant& v) { return v.preferred; });
+  return rows;
+}
+
+const Rows& rows() {
+  static const Rows all = all_rows();
+  return all;
 }
 
 std::string known_variants() {
@@ -119,39 +135,50 @@ const Variant*& selected() {
   return current;
 }
 
+// Why `better`, which has kernels of its own, is not in use.
+std::string refusal(const Variant& better) {
+  std::string text = better.name;
+  const std::vector<std::string> lacking = feature_names(better.required & ~cpu_features());
+  for (size_t i = 0; i < lacking.size(); ++i) text += (i ? ", " : " needs ") + lacking[i];
+  if (!lacking.empty()) return text;
+  if (!better.preferred) return text + " not preferred: " + std::to_string(sve_bits()) + "-bit vectors";
+  return text + " not selected";
+}
+
 }  // namespace
 
-uint64_t cpu_features() {
-  static const uint64_t features = detect();
-  return features;
-}
-
-std::vector<std::string> cpu_feature_names() {
-  std::vector<std::string> names;
-  for (const NamedFeature& f : kFeatureNames)
-    if (cpu_features() & f.bit) names.emplace_back(f.name);
-  return names;
-}
-
-const std::vector<Variant>& all_variants() {
-  static const std::vector<Variant> rows = {
-#if defined(__x86_64__)
-      ARMLLM_VARIANT_ROW(avx512, kAvx512 | kAvx512Vnni | kAvx2 | kFma | kF16c),
-      ARMLLM_VARIANT_ROW(avx2, kAvx2 | kFma | kF16c),
-#elif defined(__aarch64__)
-      ARMLLM_VARIANT_ROW(i8mm, kAsimd | kFp16 | kDotprod | kI8mm | kBf16),
-      ARMLLM_VARIANT_ROW(dotprod, kAsimd | kFp16 | kDotprod),
-      ARMLLM_VARIANT_ROW(neon, kAsimd),
-#endif
-      ARMLLM_VARIANT_ROW(scalar, 0),
-  };
-  return rows;
-}
+const std::vector<Variant>& all_variants() { return rows().built; }
 
 bool runs_here(const Variant& v) { return (cpu_features() & v.required) == v.required; }
 
 const Variant& variant() { return *selected(); }
 
 void select_variant(const std::string& name) { selected() = name.empty() ? default_variant() : find(name); }
+
+std::vector<Choice> choices() {
+  std::vector<Choice> all;
+  for (int i = 0; i < kFamilies; ++i) all.push_back({kFamilyNames[i], variant().from[i], ""});
+  constexpr Material kMaterial[] = {
+#define ARMLLM_MATERIAL(Table, family, material) material,
+      ARMLLM_FAMILIES(ARMLLM_MATERIAL)
+#undef ARMLLM_MATERIAL
+  };
+  for (int i = 0; i < kFamilies; ++i) {
+    for (const Variant& v : all_variants())
+      if (all[i].variant == v.name) all[i].why = v.work[kMaterial[i]];
+    bool better = true;
+    for (const Variant& v : all_variants()) {
+      if (all[i].variant == v.name) {
+        better = false;
+      } else if (std::strcmp(v.from[i], v.name) == 0 && (better || !v.preferred)) {
+        all[i].why += "; " + refusal(v);
+      }
+    }
+    for (const Variant& v : rows().absent)
+      if (v.work[kMaterial[i]] != nullptr && runs_here(v))
+        all[i].why += "; " + std::string(v.name) + " not built";
+  }
+  return all;
+}
 
 }  // namespace armllm

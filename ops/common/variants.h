@@ -1,8 +1,9 @@
 // The kernel variants: one row an instruction-set level, each with the same tables of micro-kernels.
 //
-// A kernel family declares a struct of function pointers (`LinearKernels`, `NormKernels`, …) in its own header.
-// Every variant namespace defines one constant of each.  `kernels()` is the row in use: the best that the CPU
-// can run, or what ARMLLM_ISA names.
+// A kernel family declares a struct of function pointers (`LinearKernels`, `NormKernels`, …) in its own header and
+// has a line in ARMLLM_FAMILIES.  A variant namespace defines one constant of each family for which it has kernels
+// of its own (ops/CMakeLists.txt compiles only those); the other tables of its row are those of its base.
+// `variant()` is the row in use: the best that the CPU can run, or what ARMLLM_ISA names.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +12,52 @@
 
 namespace armllm {
 
-struct LinearKernels;
-struct DenseKernels;
-struct AttentionKernels;
-struct NormKernels;
-struct RopeKernels;
-struct ActivationKernels;
-struct MoeKernels;
+// X(table, family, what its inner loops are made of)
+#define ARMLLM_FAMILIES(X)                 \
+  X(LinearKernels, linear, kIntegers)      \
+  X(DenseKernels, dense, kFloats)          \
+  X(AttentionKernels, attention, kFloats)  \
+  X(NormKernels, norm, kLanes)             \
+  X(RopeKernels, rope, kLanes)             \
+  X(ActivationKernels, activation, kLanes) \
+  X(MoeKernels, moe, kLanes)
+
+enum Material { kIntegers, kFloats, kLanes, kMaterials };
+
+#define ARMLLM_COUNT(Table, family, material) k_##family,
+enum Family { ARMLLM_FAMILIES(ARMLLM_COUNT) kFamilies };
+#undef ARMLLM_COUNT
+#define ARMLLM_NAME(Table, family, material) #family,
+constexpr const char* kFamilyNames[] = {ARMLLM_FAMILIES(ARMLLM_NAME)};
+#undef ARMLLM_NAME
+
+#define ARMLLM_DECLARE(Table, family, material) struct Table;
+ARMLLM_FAMILIES(ARMLLM_DECLARE)
+#undef ARMLLM_DECLARE
 
 struct Variant {
   const char* name;
-  uint64_t required;  // bits of cpu_features()
-  const LinearKernels* linear;
-  const DenseKernels* dense;
-  const AttentionKernels* attention;
-  const NormKernels* norm;
-  const RopeKernels* rope;
-  const ActivationKernels* activation;
-  const MoeKernels* moe;
+  uint64_t required;             // bits of cpu_features()
+  bool preferred;                // false: runs, but a variant below is the better choice on this CPU
+  const char* work[kMaterials];  // the instructions that do its work
+  const char* from[kFamilies];   // whose table each family has: the variant's own, or that of a base
+#define ARMLLM_MEMBER(Table, family, material) const Table* family;
+  ARMLLM_FAMILIES(ARMLLM_MEMBER)
+#undef ARMLLM_MEMBER
 };
 
 enum Feature : uint64_t {
   kAsimd = 1u << 0,
   kFp16 = 1u << 1,
   kDotprod = 1u << 2,
-  kI8mm = 1u << 3,
-  kBf16 = 1u << 4,
-  kSve = 1u << 5,
-  kSme2 = 1u << 6,
+  kFhm = 1u << 3,
+  kI8mm = 1u << 4,
+  kBf16 = 1u << 5,
+  kSve = 1u << 6,
+  kSveI8mm = 1u << 7,
+  kSve2 = 1u << 8,
+  kSme = 1u << 9,
+  kSme2 = 1u << 10,
   kAvx2 = 1u << 16,
   kFma = 1u << 17,
   kF16c = 1u << 18,
@@ -48,7 +67,10 @@ enum Feature : uint64_t {
 };
 
 uint64_t cpu_features();
-std::vector<std::string> cpu_feature_names();
+std::vector<std::string> feature_names(uint64_t features);
+// Bits of a vector of SVE, and of SVE in streaming mode; 0 without.
+int sve_bits();
+int sme_bits();
 
 // Variants built for this architecture, best first, and whether this CPU can run them.
 const std::vector<Variant>& all_variants();
@@ -59,5 +81,11 @@ bool runs_here(const Variant& variant);
 const Variant& variant();
 // Forces a variant (tests, `ARMLLM_ISA`); the empty name goes back to the default.  Not thread safe.
 void select_variant(const std::string& name);
+
+// How it came that a family runs as it does: which instructions, and why no better variant.
+struct Choice {
+  std::string family, variant, why;
+};
+std::vector<Choice> choices();
 
 }  // namespace armllm

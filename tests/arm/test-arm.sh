@@ -34,7 +34,7 @@ cp -r "$root/ops" "$site/torch_armllm/ops"
 [ -d "$root/passes" ] && cp -r "$root/passes" "$site/torch_armllm/passes"
 cp -r "$root/tests" "$root/pyproject.toml" "$site/"
 
-sources=("$here"/kernel_test*.cpp "$root/ops/common/variants.cpp")
+sources=("$here"/kernel_test*.cpp "$root"/ops/common/{variants,cpu}.cpp)
 mapfile -t objects < <(cd "$build/ops" && ninja -t inputs _ops.so | sed -n "s|^.*kernels_.*\.o\$|$build/ops/&|p")
 aarch64-linux-gnu-g++ -std=c++17 -O1 -Wall -Wextra -I"$root/ops" -I"$here" "${sources[@]}" "${objects[@]}" -static \
   -o "$build/kernel_test"

@@ -15,7 +15,7 @@ from torch_armllm.ops import attention, isa
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-RUNNABLE = isa.machine().runnable
+RUNNABLE = isa.machine().distinct("attention")
 
 
 @dataclass(frozen=True)

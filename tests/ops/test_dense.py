@@ -12,7 +12,7 @@ from torch_armllm.ops import isa, linear
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-RUNNABLE = isa.machine().runnable
+RUNNABLE = isa.machine().distinct("dense")
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:

@@ -7,7 +7,7 @@ import torch
 
 from torch_armllm.ops import embedding, isa, linear
 
-VARIANTS = isa.machine().runnable
+VARIANTS = isa.machine().distinct("linear")
 
 
 def table(vocabulary: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_armllm.ops import isa, linear
 
-VARIANTS = isa.machine().runnable
+VARIANTS = isa.machine().distinct("linear", "activation")
 EXACT = ("g32i", "row", "i8")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_armllm.ops import isa, linear, moe
 
-VARIANTS = isa.machine().runnable
+VARIANTS = isa.machine().distinct("linear", "activation", "moe")
 EXACT = ("g32i", "row", "i8")
 
 

@@ -12,7 +12,7 @@ from torch_armllm.ops import isa, rope
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-RUNNABLE = isa.machine().runnable
+RUNNABLE = isa.machine().distinct("rope")
 
 
 def table(tokens: int, half: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_armllm.ops import isa, moe
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-RUNNABLE = isa.machine().runnable
+RUNNABLE = isa.machine().distinct("moe")
 
 
 def routes(logits: Tensor, *args: Any, **options: Any) -> list[tuple[Tensor, Tensor]]:

@@ -1,0 +1,85 @@
+"""What Linux tells about this machine and this process."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+OPENMP = ("libgomp", "libiomp5", "libomp")
+
+
+def openmp_runtimes(maps: str | None = None) -> list[str]:
+    """Files of the OpenMP runtimes that this process has loaded.
+
+    Args:
+        maps: text in the format of ``/proc/self/maps``, which is read by default.
+    """
+    if maps is None:
+        maps = _read(Path("/proc/self/maps"))
+    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
+    return sorted(file for file in files if Path(file).name.startswith(OPENMP))
+
+
+def cpu_name() -> str:
+    """The processor's name as the kernel gives it."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip().lower() in ("model name", "cpu model", "hardware"):
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
+    """CPUs of each NUMA node that has any, as ``{"node0": "0-31"}``; empty where Linux does not say."""
+    found = {}
+    for file in sorted(root.glob("node[0-9]*/cpulist"), key=lambda f: int(f.parent.name[4:])):
+        cpus = _read(file).strip()
+        if cpus:
+            found[file.parent.name] = cpus
+    return found
+
+
+def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
+    """CPUs' worth of time that this process's control groups (version 1 or 2) grant; None without a limit.
+
+    Args:
+        root: where the groups are mounted.
+        own: text in the format of ``/proc/self/cgroup``, which is read by default.
+    """
+    limits = []
+    for line in (_read(Path("/proc/self/cgroup")) if own is None else own).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            hierarchies = [root]
+        elif "cpu" in controllers.split(","):
+            hierarchies = [root / "cpu", root / controllers]
+        else:
+            continue
+        # A limit of any group above counts; inside a container the path may start outside of what is mounted.
+        parts = [part for part in path.split("/") if part]
+        for hierarchy in hierarchies:
+            for depth in range(len(parts) + 1):
+                limits += _limits(hierarchy.joinpath(*parts[:depth]))
+    return min(limits, default=None)
+
+
+def _limits(group: Path) -> list[float]:
+    words = _read(group / "cpu.max").split()
+    if not words:
+        words = (_read(group / "cpu.cfs_quota_us") + " " + _read(group / "cpu.cfs_period_us")).split()
+    if len(words) != 2 or words[0] in ("max", "-1"):
+        return []
+    return [int(words[0]) / int(words[1])]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
