@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -55,7 +56,8 @@ def machine() -> Machine:
     """Describes the CPU's features and the kernel variants."""
     found = json.loads(torch.ops.armllm.isa_list())
     found["families"] = {family: Choice(**choice) for family, choice in found["families"].items()}
-    return Machine(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
+    arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    return Machine(**arguments)
 
 
 def select(name: str) -> str:
