@@ -28,6 +28,7 @@ struct Bias {
 // Refuses a weight that was not packed for (out_features, in_features, scheme); `copies` is 2 for gate and up.
 void check_weight(const Tensor& weight, const Tensor& x, int64_t out_features, Scheme scheme,
                   int64_t copies) {
+  STD_TORCH_CHECK(out_features >= 0, "out_features must not be negative: ", out_features);
   const int64_t in_features = last_size(x), panels = copies * ceil_div(out_features, kPanel);
   const int64_t bytes = panel_layout(scheme, in_features).bytes;
   STD_TORCH_CHECK(

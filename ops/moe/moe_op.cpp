@@ -67,10 +67,13 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   a.scheme = scheme_of(scheme);
   a.activation = activation_of(activation);
   a.limit = float(limit);
+  STD_TORCH_CHECK(a.activation != Activation::swiglu_clamped || limit > 0, "limit must be positive, not ",
+                  limit);
   check_experts(gate_up, "gate_up", "intermediate (gate and up)", "hidden",
                 2 * ceil_div(intermediate, kPanel), a.scheme, a.hidden);
   check_experts(down, "down", "hidden", "intermediate", ceil_div(a.hidden, kPanel), a.scheme, intermediate);
   a.experts = gate_up.size(0);
+  STD_TORCH_CHECK(a.experts >= 1, "gate_up holds no experts");
   STD_TORCH_CHECK(down.size(0) == a.experts, "gate_up holds ", a.experts, " experts, down ", down.size(0));
   a.top_k = choices_per_token(expert_ids, "expert_ids", a.tokens);
   STD_TORCH_CHECK(choices_per_token(expert_weights, "expert_weights", a.tokens) == a.top_k,

@@ -35,9 +35,9 @@ void set_input(NormArgs& args, const Tensor& x, Tensor& out) {
 }
 
 void set_residual(NormArgs& args, const Tensor& x, const Tensor& residual, Tensor& sum) {
-  STD_TORCH_CHECK(residual.scalar_type() == x.scalar_type() && residual.numel() == x.numel() &&
-                      last_size(residual) == last_size(x),
-                  "residual must have the shape and the dtype of x");
+  bool alike = residual.scalar_type() == x.scalar_type() && residual.dim() == x.dim();
+  for (int64_t d = 0; alike && d < x.dim(); ++d) alike = residual.size(d) == x.size(d);
+  STD_TORCH_CHECK(alike, "residual must have the shape and the dtype of x");
   args.residual = rows_of(residual, "residual");
   args.sum = rows_of(sum, "sum");
 }

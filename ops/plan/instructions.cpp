@@ -53,6 +53,12 @@ Instruction with_scratch(std::unique_ptr<Task> task, Bind bind, Bytes bytes) {
   return made;
 }
 
+void check_ids(const int64_t* ids, int64_t tokens, int64_t vocabulary) {
+  for (int64_t t = 0; t < tokens; ++t)
+    STD_TORCH_CHECK(ids[t] >= 0 && ids[t] < vocabulary, "token ", t, " has id ", ids[t],
+                    ", but the vocabulary is 0 to ", vocabulary - 1);
+}
+
 Instruction embed(Reader& in) {
   auto task = std::make_unique<Embedding>();
   const View out = in.view(), ids = in.view(), table = in.view();
@@ -63,6 +69,7 @@ Instruction embed(Reader& in) {
     t.args.ids = f.pointer<int64_t>(ids);
     t.args.table = f.rows(table);
     t.args.tokens = f.tokens;
+    check_ids(t.args.ids, f.tokens, t.args.vocabulary);
   });
 }
 
@@ -79,6 +86,7 @@ Instruction split_embed(Reader& in) {
     t.args.weight = f.pointer<uint8_t>(weight);
     t.args.rest = f.pointer<int8_t>(rest);
     t.args.tokens = f.tokens;
+    check_ids(t.args.ids, f.tokens, t.args.vocabulary);
   });
 }
 

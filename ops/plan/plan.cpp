@@ -52,9 +52,14 @@ char* Frame::address(const View& view) const {
     case Space::constant:
       base = static_cast<char*>((*constants)[view.index].data_ptr());
       break;
-    case Space::input:
-      base = static_cast<char*>((*inputs)[view.index].data_ptr());
+    case Space::input: {
+      const Tensor& one_a_token = input(view.index);
+      STD_TORCH_CHECK(one_a_token.numel() >= tokens && one_a_token.is_contiguous(), "plan: input ",
+                      view.index, " has ", one_a_token.numel(), " elements for ", tokens,
+                      " tokens; it must be contiguous with one each");
+      base = static_cast<char*>(one_a_token.data_ptr());
       break;
+    }
     case Space::output:
       base = static_cast<char*>(outputs[view.index].data_ptr());
       break;

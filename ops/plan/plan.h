@@ -10,6 +10,7 @@
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
@@ -50,7 +51,11 @@ struct Frame {
   T* pointer(const View& view) const {
     return reinterpret_cast<T*>(address(view));
   }
-  const Tensor& input(int64_t index) const { return (*inputs)[index]; }
+  const Tensor& input(int64_t index) const {
+    STD_TORCH_CHECK(index >= 0 && index < static_cast<int64_t>(inputs->size()), "plan: there is no input ",
+                    index, " of ", inputs->size());
+    return (*inputs)[index];
+  }
 };
 
 class Reader {
