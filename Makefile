@@ -4,6 +4,7 @@
 #   make test       all tests             make test-arm   op tests as aarch64 code under emulation
 #   make lint       ruff, clang-format    make types      mypy --strict
 #   make bench      microbenchmarks       make asan       op tests under Address- and UndefinedBehaviorSanitizer
+#   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modelled cycles
 #
 # Variables: PYTHON (an interpreter >= 3.10), VENV (default .venv), PIP_ARGS (added to every pip call),
 # TORCH_INDEX (where torch comes from, if the default index has no CPU-only build), ARGS (added to the command run).
@@ -21,11 +22,12 @@ READY := $(VENV)/.installed
 MODEL := $(VENV)/.model
 
 CPP     := $(wildcard ops/*.cpp ops/*/*.cpp ops/*/*.h)
+CODE    := $(CPP) $(wildcard bench/*/*.cpp bench/*/*.h bench/*/*.c)
 PYTHONS := torch_armllm ops passes tests bench
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo test test-arm bench lint format types asan wheel clean
+.PHONY: all install demo test test-arm bench bench-arm lint format types asan wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -58,15 +60,18 @@ test-arm: $(READY)
 bench: $(READY) $(MODEL)
 	$(PY) -m pytest bench --benchmark-columns=min,median,ops --benchmark-sort=name $(ARGS)
 
+bench-arm: $(READY)
+	PATH="$(abspath $(BIN)):$$PATH" bash bench/arm/run.sh $(ARGS)
+
 lint: $(READY)
 	$(BIN)/ruff check $(wildcard $(PYTHONS))
 	$(BIN)/ruff format --check $(wildcard $(PYTHONS))
-	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/clang-format --dry-run --Werror $(CODE)
 
 format: $(READY)
 	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS))
 	$(BIN)/ruff format $(wildcard $(PYTHONS))
-	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/clang-format -i $(CODE)
 
 types: $(READY)
 	rm -rf build/types

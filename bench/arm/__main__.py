@@ -1,0 +1,175 @@
+"""Counts instructions of the Arm kernels under emulation and models their cycles.
+
+    make bench-arm ARGS="--variant i8mm,dotprod --only 'int4_linear.*m=1$' --regions 5"
+
+``make`` builds the driver and runs this.  ``--regions`` prints where the instructions and the cycles are.
+``JSON=path`` in the environment gets the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..records import Record, record, table, write_json
+from .cases import MACHINES, Case, Machine, cases
+from .counting import Emulator, has_plugins, symbols
+from .model import Mca, Model, Share
+
+Result = tuple[Case, Machine, "Measured | str"]
+
+
+@dataclass
+class Measured:
+    """What one run gave."""
+
+    instructions: int
+    macs: float
+    elements: float
+    cycles: dict[str, float]
+    shares: list[Share]
+
+
+class Bench:
+    """The driver, the emulators, and the model."""
+
+    def __init__(self, driver: Path, plugin: Path, qemu: str, sme_qemu: str | None) -> None:
+        self.driver = driver
+        self.mca = Mca(driver.parent / "mca.json")
+        self.emulator = Emulator(qemu, plugin if has_plugins(qemu) else None)
+        self.sme_emulator = Emulator(sme_qemu, None) if sme_qemu else None
+        self.functions = symbols(driver)
+
+    def measure(self, case: Case, machine: Machine) -> Measured:
+        """Raises RuntimeError with the reason where it cannot."""
+        emulator = self.sme_emulator if machine.cpu == "sme2" else self.emulator
+        if emulator is None:
+            raise RuntimeError("no QEMU that knows SME2")
+        command = [str(self.driver), case.op, f"variant={machine.variant}", *case.options]
+        counts, worth = emulator.count(machine.cpu, command)
+        cycles, shares = Model(counts, self.functions, self.mca).cycles(machine.cores)
+        return Measured(counts.total, worth["macs"], worth["elements"], cycles, shares)
+
+
+def records_of(case: Case, machine: Machine, found: Measured) -> list[Record]:
+    """One a modelled core; one without cycles where there is no model."""
+    made = []
+    for core in machine.cores or (machine.cpu,):
+        figures: dict[str, float] = {}
+        cycles = found.cycles.get(core)
+        if found.macs:
+            figures["insn_per_mac"] = found.instructions / found.macs
+            if cycles:
+                figures["mac_per_cycle"] = found.macs / cycles
+        if found.elements:
+            figures["insn_per_elem"] = found.instructions / found.elements
+            if cycles:
+                figures["cycles_per_elem"] = cycles / found.elements
+        made.append(
+            record(case.op, case.shape, case.dtype, machine.variant, core, case.group_size, **figures)
+        )
+    return made
+
+
+def print_regions(found: Measured, most: int) -> None:
+    """Where the instructions and cycles are."""
+    for share in found.shares[:most]:
+        kinds = " ".join(f"{name} {n / share.instructions:.0%}" for name, n in share.kinds.most_common(7))
+        cycles = " ".join(f"{core} {n:.0f}" for core, n in share.cycles.items())
+        print(
+            f"    {share.instructions / found.instructions:6.1%} {share.instructions} instructions, "
+            f"{share.iterations} iterations; cycles {cycles or 'not modelled'}; {kinds}"
+        )
+        print(f"           {share.name[:140]}")
+
+
+def print_tables(results: Sequence[Result]) -> None:
+    """Of what has multiply-accumulates, and of what has elements."""
+    cores = list(dict.fromkeys(core for machine in MACHINES for core in machine.cores))
+    names = [core.removeprefix("neoverse-").upper() for core in cores]
+    header = ["op", "shape", "type", "variant", "counted on"]
+    products, elements = [], []
+    for case, machine, m in results:
+        if isinstance(m, str):
+            continue
+        start = [case.op, case.shape, case.dtype, machine.variant, machine.cpu]
+        cycles = [m.cycles.get(core) for core in cores]
+        if m.macs:
+            products.append([*start, m.instructions / m.macs, *(m.macs / c if c else None for c in cycles)])
+        if m.elements:
+            rates = (c / m.elements if c else None for c in cycles)
+            elements.append([*start, m.instructions / m.elements, *rates])
+    if products:
+        print("\nInstructions a MAC, and MAC a cycle of the model\n")
+        print(table([*header, "insn/MAC", *names], products))
+    if elements:
+        print("\nInstructions and cycles of the model an element\n")
+        print(table([*header, "insn/element", *names], elements))
+
+
+def print_failures(results: Sequence[Result]) -> None:
+    """What could not be counted, a line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for case, machine, found in results:
+        if isinstance(found, str):
+            reasons.setdefault(f"{machine.variant} on {machine.cpu}: {found}", []).append(case.name)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"not counted: {reason} ({names[0]}{more})", file=sys.stderr)
+
+
+def main() -> None:
+    """Runs what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--driver", type=Path, default=Path("build/arm/bench/driver"))
+    parser.add_argument("--plugin", type=Path, default=Path("build/arm/bench/tbcount.so"))
+    parser.add_argument("--qemu", default="qemu-aarch64")
+    parser.add_argument("--sme-qemu", help="one that knows SME2")
+    parser.add_argument("--variant", help="only these, with commas between")
+    parser.add_argument("--only", default="", help="regular expression on `op key=value…`")
+    parser.add_argument("--regions", type=int, default=0, help="print so many regions of each case")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    bench = Bench(options.driver, options.plugin, options.qemu, options.sme_qemu)
+    variants = options.variant.split(",") if options.variant else None
+    wanted = [
+        (case, machine)
+        for case in cases()
+        for machine in MACHINES
+        if re.search(options.only, case.name) and (variants is None or machine.variant in variants)
+    ]
+
+    def run(pair: tuple[Case, Machine]) -> Result:
+        try:
+            return (*pair, bench.measure(*pair))
+        except RuntimeError as error:
+            return (*pair, str(error))
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = []
+        for case, machine, found in pool.map(run, wanted):
+            results.append((case, machine, found))
+            text = found if isinstance(found, str) else f"{found.instructions} instructions"
+            print(f"{machine.variant} on {machine.cpu}: {case.name}: {text}", file=sys.stderr, flush=True)
+            if options.regions and not isinstance(found, str):
+                print(f"{machine.variant} on {machine.cpu}: {case.name}")
+                print_regions(found, options.regions)
+    bench.mca.save()
+    print_tables(results)
+    print_failures(results)
+    measured = [(c, m, f) for c, m, f in results if not isinstance(f, str)]
+    write_json([r for c, m, f in measured for r in records_of(c, m, f)])
+    if not measured:
+        sys.exit("nothing could be counted")
+
+
+if __name__ == "__main__":
+    main()

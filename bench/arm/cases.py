@@ -1,0 +1,90 @@
+"""What ``make bench-arm`` counts: every op and shape, and the variants and CPUs it is counted on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kernel variant, the emulated CPU that runs it, and the cores whose cycles are modelled."""
+
+    variant: str
+    cpu: str
+    cores: tuple[str, ...]
+
+
+V2, V1, N2, N1 = "neoverse-v2", "neoverse-v1", "neoverse-n2", "neoverse-n1"
+
+# SVE code is counted at the length that a model's core has; of 512 bits and of SME2 there is no model.
+MACHINES = (
+    Machine("i8mm", "i8mm", (V2, V1, N2)),
+    Machine("dotprod", "neoverse-n1", (V2, N1)),
+    Machine("neon", "cortex-a72", (N1,)),
+    Machine("sve", "sve128", (V2, N2)),
+    Machine("sve", "sve256", (V1,)),
+    Machine("sve", "sve512", ()),
+    Machine("sme2", "sme2", ()),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the driver."""
+
+    op: str
+    shape: str
+    dtype: str
+    options: tuple[str, ...]
+    group_size: int = 0
+    families: str = "linear"  # decides which machines are worth counting
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.op, *self.options))
+
+
+GROUPS = {"g32i": 32, "g32": 32, "g64": 64, "g128": 128, "row": 0, "i8": 0}
+
+
+def _linears() -> Iterator[Case]:
+    for scheme, group in GROUPS.items():
+        for m in (1, 4, 8, 16, 128):
+            if scheme == "i8":
+                yield Case("int8_linear", f"M={m} N=K=2048", "i8", (f"m={m}",))
+            else:
+                yield Case("int4_linear", f"M={m} N=K=2048", scheme, (f"scheme={scheme}", f"m={m}"), group)
+    for scheme in ("g32i", "g32"):
+        shape = "16 tokens, top-2 of 8, H=I=1024"
+        yield Case("int4_moe", shape, scheme, (f"scheme={scheme}",), 32)
+
+
+def _attention() -> Iterator[Case]:
+    for cache in ("bf16", "f16", "f32", "int8"):
+        name = f"cache={cache.replace('int8', 'i8')}"
+        yield Case("paged_attention", "decode 32/8x128, context 1024", cache, (name,), families="attention")
+        yield Case(
+            "paged_attention",
+            "128 queries 32/8x128, context 1024",
+            cache,
+            (name, "queries=128"),
+            families="attention",
+        )
+
+
+def _rows() -> Iterator[Case]:
+    def case(op: str, shape: str, *options: str) -> Case:
+        return Case(op, shape, "bf16", options, families="rows")
+
+    for op in ("rms_norm", "add_rms_norm", "layer_norm", "gated_act", "quantize"):
+        yield case(op, "16 x 4096")
+    yield case("rope_", "16 x 32/8x128")
+    yield case("rope_", "16 x 32/8x128 interleaved", "interleaved=1")
+    yield case("moe_route", "16 x 128, top-8", "width=128")
+    yield case("dense_linear", "M=1 N=128 K=2048", "n=128")
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [*_linears(), *_attention(), *_rows()]

@@ -1,0 +1,30 @@
+// paged_attention: decode steps and prompts.
+#include "driver.h"
+
+namespace bench {
+
+using torch_shim::Call;
+using torch_shim::ScalarType;
+using torch_shim::Tensor;
+
+// `queries` tokens at the end of a sequence of `context`.  A decode step is worth the elements of keys and values too.
+Case attention_case(const std::string& op, const Options& options) {
+  const int64_t queries = options.number("queries", 1), context = options.number("context", 1024);
+  const int64_t q_heads = options.number("q_heads", 32), kv_heads = options.number("kv_heads", 8);
+  const int64_t size = options.number("head_size", 128), block = options.number("block", 16);
+  const ScalarType cache = options.type("cache", "bf16");
+  const int64_t blocks = (context + block - 1) / block;
+  const auto constant = [](int64_t value) { return integers({1}, [=](int64_t) { return value; }); };
+  Call call(op);
+  call.with("q", values({queries, q_heads, size}, options.type("dtype", "bf16")));
+  call.with("k_cache", values({blocks, kv_heads, size, block}, cache));
+  call.with("v_cache", values({blocks, kv_heads, block, size}, cache));
+  call.with("block_table", integers({1, blocks}, [=](int64_t i) { return i * 7 % blocks; }));
+  call.with("query_start", integers({2}, [=](int64_t i) { return i * queries; }));
+  call.with("seq_lens", constant(context)).with("max_seq_len", context).with("scale", 0.088);
+  const double seen = double(queries) * (double(context) - double(queries - 1) / 2);
+  return case_of(call, 2 * seen * double(q_heads * size),
+                 queries == 1 ? 2.0 * double(context * kv_heads * size) : 0.0);
+}
+
+}  // namespace bench

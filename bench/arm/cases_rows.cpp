@@ -1,0 +1,73 @@
+// Ops that walk over rows.  `rows` × `width` elements, but for rope (those of queries and keys) and route (logits).
+#include "common/variants.h"
+#include "driver.h"
+#include "linear/linear.h"
+
+namespace bench {
+namespace {
+
+using torch_shim::Call;
+using torch_shim::ScalarType;
+using torch_shim::Tensor;
+
+armllm::DType kernel_type(ScalarType type) {
+  return type == ScalarType::Float      ? armllm::DType::f32
+         : type == ScalarType::BFloat16 ? armllm::DType::bf16
+                                        : armllm::DType::f16;
+}
+
+// The quantisation of activations is a kernel inside other ops.
+Case quantize_case(int64_t rows, int64_t width, ScalarType type) {
+  const Tensor x = values({rows, width}, type);
+  const int64_t groups = width / armllm::kGroup;
+  const Tensor q = torch_shim::zeros({rows, width}, ScalarType::Char);
+  return {[=](const Around& around) {
+            around([&] {
+              for (int64_t r = 0; r < rows; ++r)
+                armllm::variant().linear->quantize(
+                    static_cast<char*>(x.data_ptr()) + r * width * 2 * (type == ScalarType::Float ? 2 : 1),
+                    kernel_type(type), width, groups, static_cast<int8_t*>(q.data_ptr()) + r * width, 8,
+                    nullptr);
+            });
+          },
+          0, double(rows * width)};
+}
+
+}  // namespace
+
+Case row_case(const std::string& op, const Options& options) {
+  const int64_t rows = options.number("rows", 16), width = options.number("width", 4096);
+  const ScalarType type = options.type("dtype", "bf16");
+  const double elements = double(rows * width);
+  if (op == "quantize") return quantize_case(rows, width, type);
+  Call call(op);
+  if (op == "rms_norm" || op == "add_rms_norm" || op == "layer_norm") {
+    call.with("x", values({rows, width}, type)).with("eps", 1e-6);
+    call.with("weight", values({width}, type), op == "layer_norm");
+    if (op == "layer_norm") call.with("bias", values({width}, type), true);
+    if (op == "add_rms_norm") call.with("residual", values({rows, width}, type));
+    return case_of(call, 0, elements);
+  }
+  if (op == "rope_") {
+    const int64_t q_heads = options.number("q_heads", 32), kv_heads = options.number("kv_heads", 8);
+    const int64_t size = options.number("head_size", 128);
+    call.with("q", values({rows, q_heads, size}, type)).with("k", values({rows, kv_heads, size}, type));
+    call.with("cos", values({rows, size / 2}, ScalarType::Float));
+    call.with("sin", values({rows, size / 2}, ScalarType::Float));
+    call.with("interleaved", options.number("interleaved", 0) != 0);
+    return case_of(call, 0, double(rows * (q_heads + kv_heads) * size));
+  }
+  if (op == "gated_act") {
+    call.with("gate", values({rows, width}, type)).with("up", values({rows, width}, type));
+    call.with("activation", options.word("activation", "silu"));
+    return case_of(call, 0, elements);
+  }
+  if (op == "moe_route") {
+    call.with("logits", values({rows, width}, type)).with("top_k", options.number("top_k", 8));
+    call.with("scoring", options.word("scoring", "softmax")).with("renormalize", true);
+    return case_of(call, 0, elements);
+  }
+  throw std::runtime_error("no case for op " + op);
+}
+
+}  // namespace bench

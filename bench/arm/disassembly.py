@@ -1,0 +1,83 @@
+"""Opcodes as text, what kind of instruction each is, and where its branch goes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from functools import cache
+
+NEWEST, OLDEST = (
+    22,
+    17,
+)  # versions of LLVM: 17 is the first with models of all the cores; Debian names 19 for now
+
+
+@cache
+def tool(name: str) -> str:
+    """The program's name with its version; version 19 is preferred, so that figures compare."""
+    for candidate in (f"{name}-19", *(f"{name}-{v}" for v in range(NEWEST, OLDEST - 1, -1)), name):
+        if shutil.which(candidate):
+            return candidate
+    raise RuntimeError(f"no {name} (LLVM {OLDEST} or later); run bench/arm/setup.sh")
+
+
+def disassemble(opcodes: Iterable[int]) -> dict[int, str]:
+    """``opcode -> text``; what LLVM does not know becomes ``.inst``."""
+    words = sorted(set(opcodes))
+    source = "".join("".join(f"0x{b:02x} " for b in w.to_bytes(4, "little")) + "\n" for w in words)
+    run = subprocess.run(
+        [tool("llvm-mc"), "--disassemble", "-triple=aarch64", "-mattr=+all"],
+        input=source,
+        capture_output=True,
+        text=True,
+    )
+    invalid = {int(line) for line in re.findall(r"<stdin>:(\d+):\d+: warning: invalid", run.stderr)}
+    lines = (line.split("//")[0].strip() for line in run.stdout.splitlines())
+    texts = iter([line for line in lines if line and not line.startswith(".text")])
+    return {w: f".inst 0x{w:08x}" if i + 1 in invalid else next(texts) for i, w in enumerate(words)}
+
+
+_BRANCH = re.compile(r"(b\.\w+|b|cbn?z|tbn?z)\s+(?:.*,\s*)?#(-?\d+)$")
+
+
+def branch_target(text: str, address: int) -> int | None:
+    """Of a direct branch that is no call."""
+    match = _BRANCH.match(text)
+    return address + int(match[2]) if match else None
+
+
+def is_conditional(text: str) -> bool:
+    return not re.match(r"b\s", text)
+
+
+_KINDS = (
+    ("smmla", r"\w*mmla\b"),
+    ("mopa", r"\w*mop[as]\b"),
+    ("dot", r"\w*dot\b"),
+    ("fma", r"f(n?m(add|sub)|ml[as]\w*|mad|msb)\b"),
+    ("convert", r"([su]cvtf|bf?cvt\w*|fcvt\w*)\b"),
+    ("load.vec", r"ld\w+\s+(\{|[qdszhb]\d)"),
+    ("load", r"ld|prf"),
+    ("store", r"st[rplu1-4n]"),
+    ("branch", r"(b|bl|br|blr|ret|b\.\w+|[ct]bn?z)\b(?!fx)"),
+    ("vector", r"\w+\s+(\{\s*)?([vqz]\d|p\d|za|[sdhb]\d)"),
+)
+
+
+def kind(text: str) -> str:
+    """A coarse class: what one looks for first in a profile."""
+    for name, pattern in _KINDS:
+        if re.match(pattern, text):
+            return name
+    return "integer"
+
+
+def neutral(text: str) -> str:
+    """The same instruction for llvm-mca: no branch goes anywhere, and calls, 100 cycles there, are jumps."""
+    if re.match(r"(b|bl|ret)\b(?!\.)", text):
+        return "b ."
+    if text.startswith("blr"):
+        return "br" + text[3:]
+    return re.sub(r"^(b\.\w+\s+|cbn?z\s+\w+,\s*|tbn?z\s+\w+,\s*#\d+,\s*)#?-?\d+$", r"\1.", text)

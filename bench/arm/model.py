@@ -1,0 +1,206 @@
+"""Cycles of counted code by llvm-mca's models of Arm cores.
+
+A model, not silicon: all loads hit the L1 cache, branches are predicted, loads never wait for stores, and
+fetching code takes no time.  Loops are rebuilt from the counts.  A loop is modelled whole, iteration after
+iteration, if its body is short enough with its inner loops repeated as often as they were; a longer one is the
+sum of its inner loops and of what is left of its own body.  A function counts as a loop over its calls.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .counting import Counts
+from .disassembly import branch_target, disassemble, is_conditional, kind, neutral, tool
+
+LONGEST = 9000  # instructions that are modelled as one body
+ENOUGH = 20000  # instructions of a model's run: its start and end weigh little then
+SMALL = 0.002  # share of the instructions below which a region runs at the average speed of the others
+
+
+@dataclass
+class Region:
+    """A function, a loop, or what is left of one without its inner loops, over ``low … high``."""
+
+    low: int
+    high: int
+    iterations: int
+    name: str
+    children: list[Region] = field(default_factory=list)
+
+
+@dataclass
+class Share:
+    """What a modelled region contributes."""
+
+    name: str
+    instructions: int
+    iterations: int
+    cycles: dict[str, float]
+    kinds: Counter[str]
+
+
+class Mca:
+    """Runs llvm-mca, and remembers."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._path = cache
+        self._known: dict[str, float] = json.loads(cache.read_text()) if cache and cache.exists() else {}
+
+    def save(self) -> None:
+        if self._path:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(self._known))
+
+    def cycles(self, body: list[str], cpu: str) -> float:
+        """Of one iteration of ``body`` as an endless loop."""
+        source = "\n".join(map(neutral, body)) + "\n"
+        key = hashlib.sha256(f"{cpu}\n{source}".encode()).hexdigest()[:24]
+        if key not in self._known:
+            few = 2
+            many = few + max(2, ENOUGH // len(body))
+            first, last = (self._total(source, cpu, n) for n in (few, many))
+            self._known[key] = (last - first) / (many - few)
+        return self._known[key]
+
+    @staticmethod
+    def _total(source: str, cpu: str, iterations: int) -> int:
+        run = subprocess.run(
+            [tool("llvm-mca"), "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+all", f"-iterations={iterations}"]
+            + ["-instruction-info=0", "-resource-pressure=0"],
+            input=source,
+            capture_output=True,
+            text=True,
+        )
+        match = re.search(r"Total Cycles:\s+(\d+)", run.stdout)
+        if match is None:
+            raise RuntimeError(f"llvm-mca cannot model this on {cpu}: {run.stderr.strip()[:300]}")
+        return int(match[1])
+
+
+class Model:
+    """The loops of counted code, and their cycles."""
+
+    def __init__(self, counts: Counts, functions: list[tuple[int, str]], mca: Mca) -> None:
+        self.counts, self.mca = counts, mca
+        names = disassemble(counts.opcodes.values())
+        self.text = {at: names[opcode] for at, opcode in counts.opcodes.items()}
+        self._addresses = sorted(counts.executions)
+        self._functions = functions
+
+    def cycles(self, cpus: tuple[str, ...]) -> tuple[dict[str, float], list[Share]]:
+        """Of all that was counted, on every CPU; and the regions they come from, largest first."""
+        shares = [s for region in self._regions() for s in self._shares(region, cpus)]
+        shares.sort(key=lambda s: -s.instructions)
+        modelled = sum(s.instructions for s in shares if s.cycles)
+        total = {
+            cpu: sum(s.cycles[cpu] for s in shares if s.cycles) * self.counts.total / max(1, modelled)
+            for cpu in cpus
+        }
+        return total, shares
+
+    def _own(self, region: Region) -> list[int]:
+        """Addresses of the region outside its children."""
+        found = []
+        for at in self._span(region.low, region.high):
+            if not any(child.low <= at <= child.high for child in region.children):
+                found.append(at)
+        return found
+
+    def _span(self, low: int, high: int) -> list[int]:
+        return self._addresses[
+            bisect.bisect_left(self._addresses, low) : bisect.bisect_right(self._addresses, high)
+        ]
+
+    def _executed(self, addresses: list[int]) -> int:
+        return sum(self.counts.executions[at] for at in addresses)
+
+    def _regions(self) -> Iterator[Region]:
+        starts = [address for address, _ in self._functions]
+        by_function: dict[int, list[int]] = {}
+        for at in self._addresses:
+            by_function.setdefault(bisect.bisect_right(starts, at) - 1, []).append(at)
+        for index, inside in by_function.items():
+            name = self._functions[index][1] if index >= 0 else "?"
+            calls = self.counts.executions[inside[0]]
+            yield self._nest(Region(inside[0], inside[-1], max(1, calls), name))
+
+    def _nest(self, function: Region) -> Region:
+        heads: dict[int, int] = {}
+        for at in self._span(function.low, function.high):
+            target = branch_target(self.text[at], at)
+            if target is None or target > at or target < function.low or target not in self.counts.executions:
+                continue
+            times = self.counts.executions[at]
+            passed = self.counts.executions.get(at + 4, 0) if is_conditional(self.text[at]) else 0
+            if passed <= 0.67 * times:  # else it repeats less than half of the time
+                heads[target] = max(at, heads.get(target, at))
+        stack = [function]
+        for low, high in sorted(heads.items(), key=lambda loop: (loop[0], -loop[1])):
+            while stack[-1].high < low:
+                stack.pop()
+            if high > stack[-1].high:
+                continue  # neither inside nor outside: its instructions stay with the loop around it
+            loop = Region(low, high, self.counts.executions[low], f"{function.name} loop {low:x}")
+            stack[-1].children.append(loop)
+            stack.append(loop)
+        return function
+
+    def _expanded(self, region: Region) -> list[int] | None:
+        """Addresses of one iteration with inner loops repeated; None if they are too many."""
+        body: list[int] = []
+        children = iter(sorted(region.children, key=lambda child: child.low))
+        child = next(children, None)
+        for at in self._span(region.low, region.high):
+            while child is not None and at > child.high:
+                child = next(children, None)
+            if child is not None and at >= child.low:
+                if at == child.low:
+                    inner = self._expanded(child)
+                    times = round(child.iterations / region.iterations)
+                    if inner is None or len(inner) * times > LONGEST:
+                        return None
+                    body += inner * times
+            elif self.counts.executions[at] >= 0.5 * region.iterations:
+                body.append(at)
+        return body if len(body) <= LONGEST else None
+
+    def _shares(self, region: Region, cpus: tuple[str, ...]) -> Iterator[Share]:
+        everything = self._span(region.low, region.high)
+        whole = self._executed(everything)
+        if whole < SMALL * self.counts.total:
+            yield Share(region.name, whole, region.iterations, {}, Counter())
+            return
+        body = self._expanded(region)
+        if body:
+            yield self._share(region, body, everything, cpus)
+            return
+        for child in region.children:
+            yield from self._shares(child, cpus)
+        own = self._own(region)
+        if not own:
+            return
+        # Its instructions ran different numbers of times: the model's loop is one of the typical number.
+        times = sorted(self.counts.executions[at] for at in own)[len(own) // 2]
+        rest = Region(region.low, region.high, max(1, times), f"{region.name} rest")
+        body = [at for at in own if self.counts.executions[at] >= 0.5 * rest.iterations]
+        yield self._share(rest, body[:LONGEST], own, cpus)
+
+    def _share(self, region: Region, body: list[int], addresses: list[int], cpus: tuple[str, ...]) -> Share:
+        executed = self._executed(addresses)
+        texts = [self.text[at] for at in body]
+        kinds: Counter[str] = Counter()
+        for at in addresses:
+            kinds[kind(self.text[at])] += self.counts.executions[at]
+        cycles: dict[str, float] = {}
+        if executed >= SMALL * self.counts.total:
+            cycles = {cpu: self.mca.cycles(texts, cpu) / len(texts) * executed for cpu in cpus}
+        return Share(region.name, executed, region.iterations, cycles, kinds)

@@ -1,0 +1,25 @@
+#!/bin/bash
+# Prepares what `make bench-arm` needs beyond tests/arm/setup.sh: a QEMU with TCG plugins and LLVM's models of Arm cores.
+#
+#   bench/arm/setup.sh    idempotent; prints the folder that tests/arm/setup.sh prepared
+#
+# Debian or Ubuntu; missing packages are installed with apt-get, which takes root.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+home=$(bash "$here/../../tests/arm/setup.sh")
+fail() { echo "bench/arm/setup.sh: $*" >&2; exit 1; }
+have_mca() { compgen -c llvm-mca | grep -q .; }
+
+packages=()
+command -v qemu-aarch64 >/dev/null || packages+=(qemu-user)  # the dynamic build; the static one has no plugins
+command -v cc >/dev/null || packages+=(gcc libc6-dev)
+have_mca || packages+=(llvm-19)
+if [ ${#packages[@]} -gt 0 ]; then
+  [ "$(id -u)" = 0 ] || fail "not root, and these packages are missing: apt-get install ${packages[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null ||
+    fail "apt-get cannot install ${packages[*]}"
+fi
+have_mca || fail "there is no llvm-mca in the packages; install LLVM 17 or later"
+qemu-aarch64 -help | grep -q -- -plugin || echo "bench/arm/setup.sh: this QEMU has no plugins: counting from its log, which takes longer" >&2
+echo "$home"

@@ -1,0 +1,66 @@
+"""What every benchmark reports: records, printed as tables and written as JSON.
+
+A record has the ``KEYS`` and those of ``FIGURES`` that apply.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Record: TypeAlias = dict[str, Any]
+
+KEYS = ("op", "shape", "dtype", "group_size", "variant", "cpu")
+FIGURES = (
+    "insn_per_mac",
+    "mac_per_cycle",
+    "insn_per_elem",
+    "cycles_per_elem",
+    "gops",
+    "gb_s",
+    "peer",
+    "peer_value",
+)
+
+
+def record(
+    op: str, shape: str, dtype: str, variant: str, cpu: str, group_size: int = 0, **found: Any
+) -> Record:
+    """One measurement.  ``group_size`` 0: a whole row shares a scale, or the op has no groups."""
+    unknown = found.keys() - set(FIGURES)
+    assert not unknown, f"no such figure: {sorted(unknown)}"
+    keys = dict(zip(KEYS, (op, shape, dtype, group_size, variant, cpu), strict=True))
+    return keys | {name: value for name, value in found.items() if value is not None}
+
+
+def shown(value: Any) -> str:
+    """Numbers with three or four digits that matter."""
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; columns of numbers are aligned to the right."""
+    body = list(rows)
+    numbers = [any(isinstance(row[i], (int, float)) for row in body) for i in range(len(header))]
+    cells = [list(header), *([shown(value) for value in row] for row in body)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numbers, strict=True))
+        return "| " + " | ".join(padded) + " |"
+
+    rule = "".join("|" + "-" * (w + 1) + (":" if n else "-") for w, n in zip(widths, numbers, strict=True))
+    return "\n".join([line(cells[0]), rule + "|", *map(line, cells[1:])])
+
+
+def write_json(records: list[Record], path: str | None = None) -> None:
+    """To ``path``, or to what the environment's ``JSON`` names; without either nothing is written."""
+    target = path or os.environ.get("JSON")
+    if target:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text(json.dumps(records, indent=1) + "\n")
