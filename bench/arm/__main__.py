@@ -91,7 +91,7 @@ def print_regions(found: Measured, most: int) -> None:
 
 def print_tables(results: Sequence[Result]) -> None:
     """Of what has multiply-accumulates, and of what has elements."""
-    cores = list(dict.fromkeys(core for machine in MACHINES for core in machine.cores))
+    cores = list(dict.fromkeys(core for _, machine, _ in results for core in machine.cores))
     names = [core.removeprefix("neoverse-").upper() for core in cores]
     header = ["op", "shape", "type", "variant", "counted on"]
     products, elements = [], []

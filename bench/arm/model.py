@@ -2,7 +2,7 @@
 
 A model, not silicon: all loads hit the L1 cache, branches are predicted, loads never wait for stores, and
 fetching code takes no time.  Loops are rebuilt from the counts.  A loop is modelled whole, iteration after
-iteration, if its body is short enough with its inner loops repeated as often as they were; a longer one is the
+iteration, if its body is short enough with inner loops repeated as often as they were; a longer one is the
 sum of its inner loops and of what is left of its own body.  A function counts as a loop over its calls.
 """
 
