@@ -8,8 +8,8 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("int8_linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int4_gated_linear(Tensor x, Tensor weight, int out_features, str scheme, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
   m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
-  // packing: q int8 (N, K) in -8..7; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 (N) or (N, G) for g32
-  m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme) -> Tensor");
+  // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
+  m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None) -> Tensor");
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
   m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
   // moe

@@ -11,8 +11,9 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.lowering import CacheLayer, Lowering, Unlowerable
+from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.passes.match import aten, constant
-from torch_armllm.program import ACTIVATIONS, NOTHING, SCHEMES, SCORINGS, Opcode, Operand, Program
+from torch_armllm.program import ACTIVATIONS, NOTHING, SCORINGS, Opcode, Operand, Program
 
 
 def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:

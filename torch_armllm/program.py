@@ -43,7 +43,6 @@ class Space(IntEnum):
     OUTPUT = 4
 
 
-SCHEMES = {"g32i": 0, "row": 1, "g32": 2, "i8": 3}
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "swiglu_clamped": 5}
 SCORINGS = {"softmax": 0, "sigmoid": 1, "topk_softmax": 2}
 TYPES = {

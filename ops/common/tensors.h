@@ -72,11 +72,11 @@ class Scratch {
 };
 
 inline Scheme scheme_of(const std::string& name) {
-  if (name == "g32i") return Scheme::g32i;
-  if (name == "row") return Scheme::row;
-  if (name == "g32") return Scheme::g32;
-  if (name == "i8") return Scheme::i8;
-  STD_TORCH_CHECK(false, "unknown scheme '", name, "'; there are: g32i, g32, row, i8");
+  for (const SchemeName& known : kSchemeNames)
+    if (name == known.name) return known.scheme;
+  STD_TORCH_CHECK(
+      false, "unknown scheme '", name,
+      "'; there are: g32i, row, rowz, i8, and g32, g64, g128 with z (zero points) and b (bf16 scales)");
 }
 
 inline Activation activation_of(const std::string& name) {

@@ -7,16 +7,21 @@ from torch import Tensor
 
 from torch_armllm.ops.linear.dense import dense_linear, reference_dense_linear
 from torch_armllm.ops.linear.layout import (
+    EXACT,
     GROUP,
     PANEL,
     SCHEMES,
     PanelLayout,
+    group_span,
+    has_bf16_scales,
+    has_zero_points,
     panel_count,
     panel_layout,
     unpack_int,
 )
 from torch_armllm.ops.linear.reference import (
     quantize_activations,
+    reference_folded_linear,
     reference_int4_gated_linear,
     reference_int4_linear,
     reference_int8_linear,
@@ -24,11 +29,15 @@ from torch_armllm.ops.linear.reference import (
 )
 
 __all__ = [
+    "EXACT",
     "GROUP",
     "PANEL",
     "SCHEMES",
     "PanelLayout",
     "dense_linear",
+    "group_span",
+    "has_bf16_scales",
+    "has_zero_points",
     "int4_gated_linear",
     "int4_linear",
     "int8_linear",
@@ -39,6 +48,7 @@ __all__ = [
     "panel_layout",
     "quantize_activations",
     "reference_dense_linear",
+    "reference_folded_linear",
     "reference_int4_gated_linear",
     "reference_int4_linear",
     "reference_int8_linear",
@@ -63,14 +73,17 @@ def int4_linear(
         weight: uint8 ``(panels, panel_bytes)`` from :func:`pack_int4`; panels may lie further apart than they
             are long, so slices of a merged weight need no copy.
         out_features: N; the last panel may be partly empty.
-        scheme: ``g32i`` (integer group multipliers, exact), ``row`` (one scale a row, exact) or ``g32``
-            (float group scales).
+        scheme: exact: ``g32i`` (integer group multipliers), ``row`` (one scale a row), ``rowz`` (and a zero
+            point).  Float scales for groups of 32, 64 or 128: ``g32``, ``g64``, ``g128``; ``z`` appended
+            means zero points, then ``b`` bfloat16 scales.
         bias: ``(N,)``, any of the float types.
         residual: shape of the result, dtype of ``x``.
 
     Returns:
         ``(..., N)`` in the dtype of ``x``.  Exact schemes give the same bits for every kernel variant, batch
-        size and thread count.  A row that holds a NaN or an infinity gives NaN.
+        size and thread count.  With float group scales, few tokens have integer sums within a group and float
+        sums of groups; many tokens have the scales folded to INT8, at a relative error of a third of a per
+        cent.  A row that holds a NaN or an infinity gives NaN.
 
     Raises:
         RuntimeError: shapes, dtypes or scheme do not fit the weight; the message says what was expected.
@@ -122,14 +135,23 @@ def int4_gated_linear(
     return result
 
 
-def pack_int4(q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str = "g32i") -> Tensor:
+def pack_int4(
+    q: Tensor,
+    multipliers: Tensor | None,
+    scales: Tensor,
+    scheme: str = "g32i",
+    zeros: Tensor | None = None,
+) -> Tensor:
     """Packs plain INT4 weights into panels.
 
     Args:
-        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7.
+        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7, or 0..15 where there are zero points.
         multipliers: uint8 ``(..., N, ceil(K / 32))`` in 1..16 for scheme ``g32i``, else ``None``.
-        scales: float32 ``(..., N)``, or ``(..., N, ceil(K / 32))`` for scheme ``g32``.
-        scheme: ``g32i``, ``row`` or ``g32``.
+        scales: ``(..., N)``, or ``(..., N, ceil(K / span))`` for float groups of ``span`` columns; float32,
+            or bfloat16 for schemes that end in ``b``.
+        scheme: as in :func:`int4_linear`.
+        zeros: uint8 in 0..15 and of the shape of ``scales``, for schemes with zero points, else ``None``: the
+            weight is ``scale · (q - zero)``.
 
     Returns:
         uint8 ``(..., ceil(N / 16), panel_bytes)``.
@@ -137,7 +159,7 @@ def pack_int4(q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str
     Raises:
         RuntimeError: a value, shape or dtype does not fit the scheme.
     """
-    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme)
+    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros)
     return result
 
 
@@ -204,7 +226,9 @@ def _int4_gated_linear_fake(
 
 
 @torch.library.register_fake("armllm::pack_int4")
-def _pack_int4_fake(q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str) -> Tensor:
+def _pack_int4_fake(
+    q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str, zeros: Tensor | None = None
+) -> Tensor:
     layout = panel_layout(scheme, int(q.shape[-1]))
     return q.new_empty((*q.shape[:-2], panel_count(int(q.shape[-2])), layout.bytes), dtype=torch.uint8)
 

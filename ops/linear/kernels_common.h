@@ -16,21 +16,50 @@ float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8
 void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                    const void* residual, void* y, DType type);
 
-// How scheme g32 becomes one scale a row: row_scales[r] = max |q · s_group| / 127 over the row.
-void linear_fold_scales(const uint8_t* panel, const PanelLayout& layout, float* row_scales);
+// How gemm takes the float group scales of scale group `column`: 16 factors, round_half_even(s_group / s_row · kFoldOne)
+// within ±kFoldLimit, 0 where s_row is 0.  The folded weight is (q · factor + 128) >> 8 (panel.simd.cpp).
+void linear_fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_t column, int16_t* factors);
 
-// One group of a panel as INT8 in the order of scheme i8 (8 lines of 64 bytes), for schemes of 4 bits.
-// `row_scales` is read for g32 only, where w = round_half_even(q · (s_group / row_scale)).
-void linear_group_int8(Scheme scheme, const uint8_t* panel, const PanelLayout& layout, int64_t group,
-                       const float* row_scales, int8_t* lines);
+// One group of a panel of any scheme as INT8 in the order of scheme i8 (8 lines of 64 bytes): q less its zero point,
+// times its multiplier, and, with `fold`, times the fold factor of a float group scale.
+void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t group, bool fold,
+                       int8_t* lines);
 
+static inline void linear_fold_scales(const uint8_t* panel, const PanelLayout&, float* row_scales) {
+  __builtin_memcpy(row_scales, panel, kPanel * 4);
+}
+static inline void linear_group_int8(Scheme, const uint8_t* panel, const PanelLayout& layout, int64_t group,
+                                     const float*, int8_t* lines) {
+  linear_group_int8(panel, layout, group, true, lines);
+}
+
+// LinearKernels::gemv for every scheme and any block, without haste.
+void linear_gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
+                 float* out);
+
+// The 16 row scales.
 static inline const float* panel_scales(const uint8_t* panel) {
   return reinterpret_cast<const float*>(panel);
 }
 
-static inline int panel_multiplier(const uint8_t* panel, const PanelLayout& layout, int64_t group, int row) {
-  const uint8_t pair = panel[layout.multipliers + group * 8 + row / 2];
-  return ((row & 1 ? pair >> 4 : pair & 15)) + 1;
+// Nibble `row` (0 … 15) of 8 bytes: a group of multipliers or zero points.
+static inline int panel_nibble(const uint8_t* eight, int row) {
+  return row >= 8 ? eight[row - 8] >> 4 : eight[row] & 15;
+}
+
+static inline float panel_group_scale(const uint8_t* panel, const PanelLayout& layout, int64_t column,
+                                      int row) {
+  const int64_t index = column * kPanel + row;
+  float scale;
+  if (!has_bf16_scales(layout.scheme)) {
+    __builtin_memcpy(&scale, panel + layout.scales + index * 4, 4);
+    return scale;
+  }
+  uint16_t high;
+  __builtin_memcpy(&high, panel + layout.scales + index * 2, 2);
+  const uint32_t bits = uint32_t(high) << 16;
+  __builtin_memcpy(&scale, &bits, 4);
+  return scale;
 }
 
 // First byte of token `m` in quantised activations; its chunks of 8 bytes lie block · 8 apart.
@@ -40,12 +69,18 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
 
 // Runs ahead of gemv through the bytes of this panel and the next strictly in order: a weight is read once, and the
 // CPU's own prefetcher loses its way between two streams, values here and scales or multipliers there.
-template <Scheme scheme>
 struct PanelPrefetch {
   const uint8_t* at;
+  int64_t lines;     // of values a group
+  int64_t whole;     // bytes of values a panel
+  int64_t rest;      // bytes of everything else
+  int64_t owed = 0;  // of `rest`, in units of 1 / whole lines
 
   PanelPrefetch(const uint8_t* panel, const PanelLayout& layout, int64_t bytes_ahead)
-      : at(panel + layout.values + bytes_ahead) {}
+      : at(panel + layout.values + bytes_ahead),
+        lines(layout.scheme == Scheme::i8 ? 8 : 4),
+        whole(layout.bytes - layout.values),
+        rest(layout.values) {}
 
   inline void line() {
     __builtin_prefetch(at, 0, 3);
@@ -53,11 +88,9 @@ struct PanelPrefetch {
   }
 
   // Called once a group, in order.
-  inline void group(int64_t g) {
-#pragma GCC unroll 8
-    for (int i = 0; i < (scheme == Scheme::i8 ? 8 : 4); ++i) line();
-    if (scheme == Scheme::g32 || (scheme == Scheme::g32i && g % 8 == 0)) line();
-    if (scheme != Scheme::g32 && g == 0) line();
+  inline void group() {
+    for (int64_t i = 0; i < lines; ++i) line();
+    for (owed += lines * rest; owed >= whole; owed -= whole) line();
   }
 };
 

@@ -1,47 +1,13 @@
-// Quantised linear layers: the packed weight panel, the micro-kernel table, and the task sets.
-//
-// A weight of N rows is ceil(N / 16) panels of 16 output rows, each one contiguous block of bytes.  The same
-// panel serves every variant: a 64-byte line holds 4 (INT8) or 8 (INT4) values of k for each of 16 rows, which
-// is one AVX-512 register, two AVX2 registers, or four NEON registers of 4 rows × 4 k, as dot-product
-// instructions want them; SMMLA operands are one ZIP away.
-//
-//   g32i  [16 × f32 row scale][G × 8 bytes multipliers, padded to 64][G × 256 bytes nibbles]
-//   row   [16 × f32 row scale][G × 256 bytes nibbles]
-//   g32   [G × 16 × f32 group scale][G × 256 bytes nibbles]
-//   i8    [16 × f32 row scale][G × 512 bytes int8]
-//
-// G = ceil(K / 32) groups; k past K and rows past N hold the value zero (nibble 8).
-//   nibbles      line j of 4, byte 4·r + i: low nibble q[r][8j + i] + 8, high nibble q[r][8j + 4 + i] + 8
-//   int8         line j of 8, byte 4·r + i: w[r][4j + i]
-//   multipliers  byte b: low nibble m[2b] − 1, high nibble m[2b + 1] − 1 (rows 2b and 2b + 1 of the panel)
+// Quantised linear layers: the micro-kernel table and the task sets.  panel.h describes the packed weight.
 #pragma once
 
 #include "common/tasks.h"
 #include "common/types.h"
+#include "linear/panel.h"
 
 namespace armllm {
 
-enum class Scheme : int32_t { g32i = 0, row = 1, g32 = 2, i8 = 3 };
-
-constexpr int64_t kPanel = 16;  // output rows a panel
-constexpr int64_t kGroup = 32;  // values of k a group
 constexpr int kGemvTokens = 8;  // most tokens that go through gemv
-
-struct PanelLayout {
-  int64_t groups;
-  int64_t multipliers;  // byte offset (g32i only)
-  int64_t values;       // byte offset of the nibbles or int8 lines
-  int64_t bytes;
-};
-
-inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
-  const int64_t groups = ceil_div(in_features, kGroup);
-  PanelLayout p{groups, 64, 64, 0};
-  if (scheme == Scheme::g32i) p.values = 64 + round_up(groups * 8, 64);
-  if (scheme == Scheme::g32) p.values = groups * 64;
-  p.bytes = p.values + groups * (scheme == Scheme::i8 ? 512 : 256);
-  return p;
-}
 
 // Quantised activations of one call.  `values` is row-major (one row of `groups`·32 bytes a token) when
 // block = 1; with block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
@@ -71,8 +37,8 @@ struct LinearKernels {
                float* out);
 
   // Unpacks gemm_panels panels (fewer at the end: `panels`) to INT8 in the variant's own order.  `offsets` gets
-  // what gemm adds to each row's sum, 16 int32 a panel.  g32 folds its group scales: round(q · s_group / s_row);
-  // `row_scales` gets 16 floats a panel.
+  // what gemm adds to each row's sum, 16 int32 a panel.  Float group scales are folded (kFoldOne); `row_scales` gets
+  // the 16 row scales of each panel.
   // `w` holds gemm_panels · 16 · groups · 32 bytes.  Missing panels need not be written.
   void (*unpack)(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
                  int32_t* offsets, float* row_scales);

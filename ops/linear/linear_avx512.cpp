@@ -27,178 +27,304 @@ ARMLLM_INLINE __m512i spread(const int8_t* x) {
   return _mm512_set1_epi32(four);
 }
 
-ARMLLM_INLINE __m512i low_nibbles(__m512i line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
-ARMLLM_INLINE __m512i high_nibbles(__m512i line) { return low_nibbles(_mm512_srli_epi16(line, 4)); }
-
-// The 16 multipliers of a group, one a lane.
-ARMLLM_INLINE __m512i multipliers(const uint8_t* p) {
-  int64_t nibbles;
-  __builtin_memcpy(&nibbles, p, 8);
-  const __m512i half = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-  const __m512i shift = _mm512_set_epi32(28, 24, 20, 16, 12, 8, 4, 0, 28, 24, 20, 16, 12, 8, 4, 0);
-  const __m512i both = _mm512_permutexvar_epi32(half, _mm512_castsi128_si512(_mm_cvtsi64_si128(nibbles)));
-  const __m512i less_one = _mm512_and_si512(_mm512_srlv_epi32(both, shift), _mm512_set1_epi32(15));
-  return _mm512_add_epi32(less_one, _mm512_set1_epi32(1));
+ARMLLM_INLINE __m512i spread8(const int8_t* x) {
+  int64_t eight;
+  __builtin_memcpy(&eight, x, 8);
+  return _mm512_set1_epi64(eight);
 }
 
-template <Scheme scheme, int T>
-void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token, float* out) {
-  const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
+// u of rows 0 … 7 and of rows 8 … 15 of a line, 8 k each: 64-bit lane r.
+ARMLLM_INLINE __m512i low_rows(__m512i line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
+ARMLLM_INLINE __m512i high_rows(__m512i line) {
+  // (line >> 4 & 15) ^ 8
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(line, 4), _mm512_set1_epi8(15), _mm512_set1_epi8(8),
+                                   0x6a);
+}
+
+// Sums of gemv lie where VPACKSSDW of the two halves puts them: 32-bit lane 4·i + 2·h + j is row 8·h + 2·i + j.
+ARMLLM_INLINE __m512i row_of_lane() {
+  return _mm512_set_epi32(15, 14, 7, 6, 13, 12, 5, 4, 11, 10, 3, 2, 9, 8, 1, 0);
+}
+ARMLLM_INLINE __m512i lane_of_row() {
+  return _mm512_set_epi32(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
+}
+
+// The nibbles of 8 bytes in the order of those lanes, the same in both 16-bit halves of a lane.
+ARMLLM_INLINE __m512i lane_nibbles(const uint8_t* p) {
+  const __m512i bytes = _mm512_shuffle_epi8(
+      spread8(reinterpret_cast<const int8_t*>(p)),
+      _mm512_set_epi64(0xff07ff07ff06ff06, 0xff07ff07ff06ff06, 0xff05ff05ff04ff04, 0xff05ff05ff04ff04,
+                       0xff03ff03ff02ff02, 0xff03ff03ff02ff02, 0xff01ff01ff00ff00, 0xff01ff01ff00ff00));
+  const __m512i shift = _mm512_set1_epi64(0);
+  const __m512i shifts = _mm512_mask_set1_epi32(shift, 0xcccc, 4);
+  return _mm512_and_si512(_mm512_srlv_epi32(bytes, shifts), _mm512_set1_epi16(15));
+}
+
+ARMLLM_INLINE __m512 group_scales(const uint8_t* panel, const PanelLayout& layout, int64_t column) {
+  const uint8_t* p = panel + layout.scales;
+  if (!has_bf16_scales(layout.scheme)) return _mm512_loadu_ps(p + column * kPanel * 4);
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + column * kPanel * 2));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+}
+
+enum class Sum { multiplied, row, groups };  // g32i; row and rowz; float group scales
+
+template <Sum kind, int T>
+void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
+                 float* out) {
+  const int64_t groups = x.groups, row_bytes = groups * kGroup, step = groups_per_scale(layout.scheme);
+  const int8_t* values = x.values + first_token * row_bytes;
+  const int32_t* offsets = x.group_offsets + first_token * groups;
+  const uint8_t* w = panel + layout.values;
+  const bool zero_points = has_zero_points(layout.scheme);
+  // The offset of a symmetric scheme belongs to one of the two lanes of each row.
+  const __mmask16 offset_lanes = zero_points ? 0 : 0x5555;
+  const __m512i ones = _mm512_set1_epi16(1);
+  PanelPrefetch prefetch(panel, layout, kAhead);
+  __m512i total[T];
+  __m512 total_f[T];
+  int32_t offset[T];  // since the last scale
+  for (int t = 0; t < T; ++t) {
+    total[t] = _mm512_setzero_si512();
+    total_f[t] = _mm512_setzero_ps();
+    offset[t] = 0;
+  }
+  int64_t left = step;  // groups of this scale
+  for (int64_t g = 0; g < groups; ++g) {
+    __m512i low_acc[T], high_acc[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      low_acc[t] = high_acc[t] = _mm512_maskz_set1_epi32(offset_lanes, offsets[t * groups + g]);
+      if (kind != Sum::multiplied) offset[t] += offsets[t * groups + g];
+    }
+    const int8_t* xg = values + g * kGroup;
+    prefetch.group();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j, w += 64) {
+      const __m512i line = load(w), low = low_rows(line), high = high_rows(line);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        const __m512i eight = spread8(xg + t * row_bytes + j * 8);
+        low_acc[t] = _mm512_dpbusd_epi32(low_acc[t], low, eight);
+        high_acc[t] = _mm512_dpbusd_epi32(high_acc[t], high, eight);
+      }
+    }
+    // Half a group's sum is at most 16·15·127 in size, or 32·8·127 with the offset: it fits 16 bits.
+    __m512i factor = ones;
+    if constexpr (kind == Sum::multiplied)
+      factor = _mm512_add_epi16(lane_nibbles(panel + layout.multipliers + g * 8), ones);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+      total[t] = _mm512_dpwssd_epi32(total[t], _mm512_packs_epi32(low_acc[t], high_acc[t]), factor);
+    if constexpr (kind == Sum::groups) {
+      if (--left != 0 && g + 1 != groups) continue;
+      const int64_t column = g / step;
+      left = step;
+      const __m512 scale = _mm512_permutexvar_ps(row_of_lane(), group_scales(panel, layout, column));
+      __m512i zero = _mm512_setzero_si512();
+      if (zero_points)
+        zero = _mm512_and_si512(lane_nibbles(panel + layout.zero_points + column * 8), _mm512_set1_epi32(15));
+      for (int t = 0; t < T; ++t) {
+        // −z · Σ x; |Σ x| of 128 values fits 16 bits
+        if (zero_points) total[t] = _mm512_dpwssd_epi32(total[t], zero, _mm512_set1_epi32(offset[t] / 8));
+        total_f[t] = _mm512_add_ps(total_f[t], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(total[t])));
+        total[t] = _mm512_setzero_si512();
+        offset[t] = 0;
+      }
+    }
+  }
+  for (int t = 0; t < T; ++t) {
+    if constexpr (kind == Sum::groups) {
+      _mm512_storeu_ps(out + t * kPanel, _mm512_permutexvar_ps(lane_of_row(), total_f[t]));
+      continue;
+    }
+    if (kind == Sum::row && zero_points) {
+      const __m512i zero = _mm512_and_si512(lane_nibbles(panel + layout.zero_points), _mm512_set1_epi32(15));
+      total[t] = _mm512_add_epi32(total[t], _mm512_mullo_epi32(zero, _mm512_set1_epi32(offset[t] / 8)));
+    }
+    const __m512 sum = _mm512_cvtepi32_ps(_mm512_permutexvar_epi32(lane_of_row(), total[t]));
+    _mm512_storeu_ps(out + t * kPanel, _mm512_mul_ps(sum, _mm512_loadu_ps(panel_scales(panel))));
+  }
+}
+
+template <int T>
+void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
+               float* out) {
   const int64_t groups = x.groups, row_bytes = groups * kGroup;
   const int8_t* values = x.values + first_token * row_bytes;
   const int32_t* offsets = x.group_offsets + first_token * groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
-  PanelPrefetch<scheme> prefetch(panel, layout, kAhead);
-  __m512i total[T];
-  __m512 total_f[T];
-  for (int t = 0; t < T; ++t) total[t] = _mm512_setzero_si512();
-  for (int t = 0; t < T; ++t) total_f[t] = _mm512_setzero_ps();
+  PanelPrefetch prefetch(panel, layout, kAhead);
+  __m512i even[T], odd[T];  // two chains each
+  int32_t offset[T];
+  for (int t = 0; t < T; ++t) {
+    even[t] = odd[t] = _mm512_setzero_si512();
+    offset[t] = 0;
+  }
   for (int64_t g = 0; g < groups; ++g) {
-    __m512i acc[T];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t)
-      acc[t] =
-          _mm512_set1_epi32(scheme == Scheme::i8 ? 16 * offsets[t * groups + g] : offsets[t * groups + g]);
     const int8_t* xg = values + g * kGroup;
-    prefetch.group(g);
+    prefetch.group();
+    for (int t = 0; t < T; ++t) offset[t] += offsets[t * groups + g];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      __m512i first, second;
-      if constexpr (scheme == Scheme::i8) {
-        first = _mm512_xor_si512(load(w), flip);
-        second = _mm512_xor_si512(load(w + 64), flip);
-        w += 128;
-      } else {
-        const __m512i line = load(w);
-        first = low_nibbles(line);
-        second = high_nibbles(line);
-        w += 64;
+    for (int j = 0; j < 4; ++j, w += 128) {
+      const __m512i first = _mm512_xor_si512(load(w), flip), second = _mm512_xor_si512(load(w + 64), flip);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        even[t] = _mm512_dpbusd_epi32(even[t], first, spread(xg + t * row_bytes + j * 8));
+        odd[t] = _mm512_dpbusd_epi32(odd[t], second, spread(xg + t * row_bytes + j * 8 + 4));
       }
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t)
-        acc[t] = _mm512_dpbusd_epi32(acc[t], first, spread(xg + t * row_bytes + j * 8));
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t)
-        acc[t] = _mm512_dpbusd_epi32(acc[t], second, spread(xg + t * row_bytes + j * 8 + 4));
-    }
-    if constexpr (scheme == Scheme::g32i) {
-      // |Σ q·x| of a group is at most 32·8·127, so the low half of each lane holds it and VPDPWSSD multiplies it.
-      const __m512i m = multipliers(panel + layout.multipliers + g * 8);
-      for (int t = 0; t < T; ++t) total[t] = _mm512_dpwssd_epi32(total[t], acc[t], m);
-    } else if constexpr (scheme == Scheme::g32) {
-      const __m512 scale = _mm512_loadu_ps(panel_scales(panel) + g * kPanel);
-      for (int t = 0; t < T; ++t)
-        total_f[t] = _mm512_add_ps(total_f[t], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(acc[t])));
-    } else {
-      for (int t = 0; t < T; ++t) total[t] = _mm512_add_epi32(total[t], acc[t]);
     }
   }
+  const __m512 scales = _mm512_loadu_ps(panel_scales(panel));
   for (int t = 0; t < T; ++t) {
-    if constexpr (scheme != Scheme::g32)
-      total_f[t] = _mm512_mul_ps(_mm512_cvtepi32_ps(total[t]), _mm512_loadu_ps(panel_scales(panel)));
-    _mm512_storeu_ps(out + t * kPanel, total_f[t]);
+    const __m512i sum =
+        _mm512_add_epi32(_mm512_add_epi32(even[t], odd[t]), _mm512_set1_epi32(16 * offset[t]));
+    _mm512_storeu_ps(out + t * kPanel, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scales));
   }
 }
 
-template <Scheme scheme>
-void gemv_scheme(const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
+template <int T>
+void gemv_count(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
+                float* out) {
+  if (layout.scheme == Scheme::i8) return gemv_int8<T>(panel, layout, x, first, out);
+  if (layout.scheme == Scheme::g32i) return gemv_tokens<Sum::multiplied, T>(panel, layout, x, first, out);
+  if (has_float_groups(layout.scheme)) return gemv_tokens<Sum::groups, T>(panel, layout, x, first, out);
+  return gemv_tokens<Sum::row, T>(panel, layout, x, first, out);
+}
+
+void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
+  const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   switch (tokens) {
     case 1:
-      return gemv_tokens<scheme, 1>(panel, x, first, out);
+      return gemv_count<1>(panel, layout, x, first, out);
     case 2:
-      return gemv_tokens<scheme, 2>(panel, x, first, out);
+      return gemv_count<2>(panel, layout, x, first, out);
     case 3:
-      return gemv_tokens<scheme, 3>(panel, x, first, out);
+      return gemv_count<3>(panel, layout, x, first, out);
     case 4:
-      return gemv_tokens<scheme, 4>(panel, x, first, out);
+      return gemv_count<4>(panel, layout, x, first, out);
     case 5:
-      return gemv_tokens<scheme, 5>(panel, x, first, out);
+      return gemv_count<5>(panel, layout, x, first, out);
     case 6:
-      return gemv_tokens<scheme, 6>(panel, x, first, out);
+      return gemv_count<6>(panel, layout, x, first, out);
     case 7:
-      return gemv_tokens<scheme, 7>(panel, x, first, out);
+      return gemv_count<7>(panel, layout, x, first, out);
     case 8:
-      return gemv_tokens<scheme, 8>(panel, x, first, out);
+      return gemv_count<8>(panel, layout, x, first, out);
   }
 }
 
-void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
-          float* out) {
-  switch (scheme) {
-    case Scheme::g32i:
-      return gemv_scheme<Scheme::g32i>(panel, x, first_token, tokens, out);
-    case Scheme::row:
-      return gemv_scheme<Scheme::row>(panel, x, first_token, tokens, out);
-    case Scheme::g32:
-      return gemv_scheme<Scheme::g32>(panel, x, first_token, tokens, out);
-    case Scheme::i8:
-      return gemv_scheme<Scheme::i8>(panel, x, first_token, tokens, out);
-  }
+// Lines of rows × 8 k become the lines of gemm: 16 rows × 4 k.
+ARMLLM_INLINE void store_lines(int8_t* w, int64_t step, __m512i low, __m512i high) {
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  _mm512_storeu_si512(w, _mm512_permutex2var_epi32(low, even, high));
+  _mm512_storeu_si512(w + step, _mm512_permutex2var_epi32(low, odd, high));
+}
+
+// 8 nibbles of `p` in the 16-bit lanes of rows 0 … 7 (low) or 8 … 15 (high), one 64-bit lane a row.
+ARMLLM_INLINE void row_nibbles(const uint8_t* p, __m512i* low, __m512i* high) {
+  const __m512i bytes = _mm512_shuffle_epi8(
+      spread8(reinterpret_cast<const int8_t*>(p)),
+      _mm512_set_epi64(0xff07ff07ff07ff07, 0xff06ff06ff06ff06, 0xff05ff05ff05ff05, 0xff04ff04ff04ff04,
+                       0xff03ff03ff03ff03, 0xff02ff02ff02ff02, 0xff01ff01ff01ff01, 0xff00ff00ff00ff00));
+  *low = _mm512_and_si512(bytes, _mm512_set1_epi16(15));
+  *high = _mm512_srli_epi16(bytes, 4);
+}
+
+// 16 values of 16 bits, one a row, likewise.
+ARMLLM_INLINE void row_words(const int16_t* p, __m512i* low, __m512i* high) {
+  const __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i index =
+      _mm512_set_epi64(0x0007000700070007, 0x0006000600060006, 0x0005000500050005, 0x0004000400040004,
+                       0x0003000300030003, 0x0002000200020002, 0x0001000100010001, 0);
+  *low = _mm512_permutexvar_epi16(index, both);
+  *high = _mm512_permutexvar_epi16(_mm512_add_epi16(index, _mm512_set1_epi16(8)), both);
+}
+
+ARMLLM_INLINE __m512i both_bytes(__m512i words) {
+  return _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
+}
+
+// (u − z) · factor rounded, + 128, for the bytes of a line's rows: each half of them in 16 bits.
+ARMLLM_INLINE __m512i folded(__m512i u, __m512i zero, __m512i factor) {
+  const __m512i half = _mm512_set1_epi16(128);
+  const __m512i even = _mm512_sub_epi16(_mm512_and_si512(u, _mm512_set1_epi16(255)), zero);
+  const __m512i odd = _mm512_sub_epi16(_mm512_srli_epi16(u, 8), zero);
+  const __m512i a = _mm512_srli_epi16(_mm512_add_epi16(_mm512_mullo_epi16(even, factor), half), 8);
+  const __m512i b = _mm512_add_epi16(_mm512_mullo_epi16(odd, factor), half);
+  // the high byte of b, and a in the low byte
+  const __m512i both = _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi16(int16_t(0xff00)), 0xd8);
+  return _mm512_xor_si512(both, _mm512_set1_epi8(-128));
 }
 
 // One panel to w + 128; its lines lie `step` bytes apart.
-template <Scheme scheme>
-void unpack_panel(const uint8_t* panel, int64_t groups, int8_t* w, int64_t step, const float* row_scales) {
-  const PanelLayout layout = panel_layout(scheme, groups * kGroup);
+void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w, int64_t step) {
+  const Scheme scheme = layout.scheme;
   const uint8_t* values = panel + layout.values;
-  for (int64_t g = 0; g < groups; ++g) {
-    if constexpr (scheme == Scheme::i8) {
-      for (int j = 0; j < 8; ++j, values += 64, w += step)
-        _mm512_storeu_si512(w, _mm512_xor_si512(load(values), _mm512_set1_epi8(-128)));
-      continue;
-    }
-    if constexpr (scheme == Scheme::g32) {
-      alignas(64) int8_t lines[512];
-      linear_group_int8(scheme, panel, layout, g, row_scales, lines);
-      for (int j = 0; j < 8; ++j, w += step)
-        _mm512_storeu_si512(w, _mm512_xor_si512(load(lines + j * 64), _mm512_set1_epi8(-128)));
-      continue;
-    }
-    __m512i factor = _mm512_set1_epi16(1), offset = _mm512_set1_epi8(120);
-    if constexpr (scheme == Scheme::g32i) {
-      // A nibble times m stays below 256: one 16-bit product multiplies both bytes, nothing crosses between them.
-      const __m512i m = multipliers(panel + layout.multipliers + g * 8);
-      factor = _mm512_or_si512(m, _mm512_slli_epi32(m, 16));
-      const __m512i two = _mm512_sub_epi16(_mm512_set1_epi16(128), _mm512_slli_epi16(factor, 3));
-      offset = _mm512_or_si512(two, _mm512_slli_epi16(two, 8));
-    }
-    for (int j = 0; j < 4; ++j, values += 64) {
-      const __m512i line = load(values);
-      __m512i both[2] = {low_nibbles(line), high_nibbles(line)};
-      for (int h = 0; h < 2; ++h, w += step) {
-        if constexpr (scheme == Scheme::g32i) both[h] = _mm512_mullo_epi16(both[h], factor);
-        _mm512_storeu_si512(w, _mm512_add_epi8(both[h], offset));
+  if (scheme == Scheme::i8) {
+    for (int64_t c = 0; c < layout.groups * 8; ++c, values += 64, w += step)
+      _mm512_storeu_si512(w, _mm512_xor_si512(load(values), _mm512_set1_epi8(-128)));
+    return;
+  }
+  const __m512i top = _mm512_set1_epi8(-128);
+  if (has_float_groups(scheme)) {
+    const int64_t span = groups_per_scale(scheme);
+    __m512i zero[2], factor[2];
+    zero[0] = zero[1] = _mm512_set1_epi16(8);
+    for (int64_t g = 0; g < layout.groups; ++g) {
+      if (g % span == 0) {
+        int16_t factors[kPanel];
+        linear_fold_factors(panel, layout, g / span, factors);
+        row_words(factors, &factor[0], &factor[1]);
+        if (has_zero_points(scheme))
+          row_nibbles(panel + layout.zero_points + g / span * 8, &zero[0], &zero[1]);
       }
+      for (int j = 0; j < 4; ++j, values += 64, w += 2 * step) {
+        const __m512i line = load(values);
+        store_lines(w, step, folded(low_rows(line), zero[0], factor[0]),
+                    folded(high_rows(line), zero[1], factor[1]));
+      }
+    }
+    return;
+  }
+  __m512i less[2];
+  less[0] = less[1] = _mm512_set1_epi8(120);
+  if (scheme == Scheme::rowz) {
+    __m512i zero[2];
+    row_nibbles(panel + layout.zero_points, &zero[0], &zero[1]);
+    for (int h = 0; h < 2; ++h) less[h] = _mm512_sub_epi8(top, both_bytes(zero[h]));
+  }
+  for (int64_t g = 0; g < layout.groups; ++g) {
+    __m512i factor[2];
+    if (scheme == Scheme::g32i) {
+      row_nibbles(panel + layout.multipliers + g * 8, &factor[0], &factor[1]);
+      for (int h = 0; h < 2; ++h) {
+        factor[h] = _mm512_add_epi16(factor[h], _mm512_set1_epi16(1));
+        less[h] = _mm512_sub_epi8(top, both_bytes(_mm512_slli_epi16(factor[h], 3)));
+      }
+    }
+    for (int j = 0; j < 4; ++j, values += 64, w += 2 * step) {
+      const __m512i line = load(values);
+      __m512i low = low_rows(line), high = high_rows(line);
+      if (scheme == Scheme::g32i) {
+        // u times m stays below 256: one 16-bit product multiplies both bytes, nothing crosses between them.
+        low = _mm512_mullo_epi16(low, factor[0]);
+        high = _mm512_mullo_epi16(high, factor[1]);
+      }
+      store_lines(w, step, _mm512_add_epi8(low, less[0]), _mm512_add_epi8(high, less[1]));
     }
   }
 }
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w, int32_t*,
             float* row_scales) {
+  const PanelLayout layout = panel_layout(scheme, groups * kGroup);
   for (int p = 0; p < panels; ++p) {
     const int first = p / kWide * kWide, wide = panels - first < kWide ? panels - first : kWide;
-    int8_t* to = w + first * groups * 512 + (p - first) * 64;
-    float* scales = row_scales + p * kPanel;
-    if (scheme == Scheme::g32) {
-      linear_fold_scales(panel[p], panel_layout(scheme, groups * kGroup), scales);
-    } else {
-      _mm512_storeu_ps(scales, _mm512_loadu_ps(panel_scales(panel[p])));
-    }
-    switch (scheme) {
-      case Scheme::g32i:
-        unpack_panel<Scheme::g32i>(panel[p], groups, to, wide * 64, scales);
-        break;
-      case Scheme::row:
-        unpack_panel<Scheme::row>(panel[p], groups, to, wide * 64, scales);
-        break;
-      case Scheme::g32:
-        unpack_panel<Scheme::g32>(panel[p], groups, to, wide * 64, scales);
-        break;
-      case Scheme::i8:
-        unpack_panel<Scheme::i8>(panel[p], groups, to, wide * 64, scales);
-        break;
-    }
+    _mm512_storeu_ps(row_scales + p * kPanel, _mm512_loadu_ps(panel_scales(panel[p])));
+    unpack_panel(panel[p], layout, w + first * groups * 512 + (p - first) * 64, wide * 64);
   }
 }
 

@@ -1,6 +1,7 @@
 // Plain quantised weights to packed panels, and back to float32.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -12,148 +13,225 @@ namespace {
 
 using torch::stable::contiguous;
 
-// Where row r's value k lies in the values of a panel: nibble j·64 + 4·(r) + i, low or high; see linear.h.
+// Where row r's value k lies among the values of a panel; see panel.h.
 struct Place {
   int64_t byte;
   bool high;
 };
 
-Place nibble_place(int64_t row, int64_t k) {
-  const int64_t line = k / 8, within = k % 8;
-  return {line * 64 + row * 4 + within % 4, within >= 4};
-}
+Place nibble_place(int64_t row, int64_t k) { return {k / 8 * 64 + row % 8 * 8 + k % 8, row >= 8}; }
 
 int64_t int8_place(int64_t row, int64_t k) { return k / 4 * 64 + row * 4 + k % 4; }
+
+// 0 … 15 of one row in a section of 8 bytes a group.
+int nibble_of(const uint8_t* section, int64_t group, int64_t row) {
+  const uint8_t pair = section[group * 8 + row % 8];
+  return row >= 8 ? pair >> 4 : pair & 15;
+}
+
+void set_nibble(uint8_t& byte, bool high, int v) {
+  byte = high ? uint8_t((byte & 0x0f) | (v & 15) << 4) : uint8_t((byte & 0xf0) | (v & 15));
+}
+
+float widen(uint16_t bf16) {
+  const uint32_t bits = uint32_t(bf16) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
 
 struct Source {
   const int8_t* q;
   const uint8_t* multipliers;  // g32i only
-  const float* scales;
+  const uint8_t* zero_points;
+  const void* scales;  // f32 or bf16
   int64_t rows, in_features;
-  Scheme scheme;
 };
 
-// Packs rows first … first + 15 (fewer at the end) of one matrix; false where a value does not fit the scheme.
-bool pack_panel(const Source& s, const PanelLayout& layout, int64_t first, uint8_t* panel) {
-  const int64_t rows = std::min(kPanel, s.rows - first), groups = layout.groups;
-  bool fits = true;
-  std::memset(panel, 0, layout.values);
+// Packs row `row` of the matrix as row `r` of a panel; false where a value does not fit the scheme.
+bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r, uint8_t* panel) {
+  const int64_t groups = layout.groups, step = groups_per_scale(layout.scheme), columns = layout.scale_groups;
+  const int8_t* q = s.q + row * s.in_features;
   uint8_t* values = panel + layout.values;
-  std::memset(values, s.scheme == Scheme::i8 ? 0 : 0x88, layout.bytes - layout.values);
-  float* scales = reinterpret_cast<float*>(panel);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int8_t* q = s.q + (first + r) * s.in_features;
-    if (s.scheme == Scheme::g32) {
-      for (int64_t g = 0; g < groups; ++g) scales[g * kPanel + r] = s.scales[(first + r) * groups + g];
-    } else {
-      scales[r] = s.scales[first + r];
-    }
-    if (s.scheme == Scheme::g32i) {
-      for (int64_t g = 0; g < groups; ++g) {
-        const int m = s.multipliers[(first + r) * groups + g] - 1;
-        fits &= m >= 0 && m <= 15;
-        panel[layout.multipliers + g * 8 + r / 2] |= uint8_t((m & 15) << (r & 1 ? 4 : 0));
-      }
-    }
-    if (s.scheme == Scheme::i8) {
-      for (int64_t k = 0; k < s.in_features; ++k) values[int8_place(r, k)] = uint8_t(q[k]);
-      continue;
-    }
-    for (int64_t k = 0; k < s.in_features; ++k) {
-      const int v = q[k] + 8;
-      fits &= v >= 0 && v <= 15;
-      const Place p = nibble_place(r, k);
-      values[p.byte] = p.high ? uint8_t((values[p.byte] & 0x0f) | (v & 15) << 4)
-                              : uint8_t((values[p.byte] & 0xf0) | (v & 15));
+  bool fits = true;
+  if (layout.scheme == Scheme::i8) {
+    for (int64_t k = 0; k < s.in_features; ++k) values[int8_place(r, k)] = uint8_t(q[k]);
+  }
+  if (layout.scheme == Scheme::g32i) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const int m = s.multipliers[row * groups + g] - 1;
+      fits &= m >= 0 && m <= 15;
+      set_nibble(panel[layout.multipliers + g * 8 + r % 8], r >= 8, m);
     }
   }
+  float largest = 0;
+  for (int64_t c = 0; layout.scheme != Scheme::i8 && c < columns; ++c) {
+    int zero = 8;
+    if (has_zero_points(layout.scheme)) {
+      zero = s.zero_points[row * columns + c];
+      fits &= zero <= 15;
+      set_nibble(panel[layout.zero_points + c * 8 + r % 8], r >= 8, zero);
+    }
+    const int64_t first = step ? c * step * kGroup : 0;
+    const int64_t end = step ? std::min(first + step * kGroup, groups * kGroup) : groups * kGroup;
+    int peak = 0;
+    for (int64_t k = first; k < end; ++k) {
+      int u = zero;
+      if (k < s.in_features) u = has_zero_points(layout.scheme) ? q[k] : q[k] + 8;
+      fits &= u >= 0 && u <= 15;
+      peak = std::max(peak, u > zero ? u - zero : zero - u);
+      const Place p = nibble_place(r, k);
+      set_nibble(values[p.byte], p.high, p.high ? u - 8 : u);
+    }
+    if (step == 0) continue;
+    float scale;
+    if (has_bf16_scales(layout.scheme)) {
+      const uint16_t bits = static_cast<const uint16_t*>(s.scales)[row * columns + c];
+      std::memcpy(panel + layout.scales + (c * kPanel + r) * 2, &bits, 2);
+      scale = widen(bits);
+    } else {
+      scale = static_cast<const float*>(s.scales)[row * columns + c];
+      std::memcpy(panel + layout.scales + (c * kPanel + r) * 4, &scale, 4);
+    }
+    fits &= std::isfinite(scale);
+    largest = std::max(largest, std::fabs(scale) * float(peak));
+  }
+  const float row_scale = step ? largest / 127.0f : static_cast<const float*>(s.scales)[row];
+  std::memcpy(panel + r * 4, &row_scale, 4);
   return fits;
 }
 
-void unpack_panel(Scheme scheme, const PanelLayout& layout, const uint8_t* panel, int64_t rows,
-                  int64_t in_features, float* out) {
-  const float* scales = reinterpret_cast<const float*>(panel);
+// Packs rows first … first + 15 (fewer at the end) of one matrix.
+bool pack_panel(const Source& s, const PanelLayout& layout, int64_t first, uint8_t* panel) {
+  const int64_t rows = std::min(kPanel, s.rows - first);
+  std::memset(panel, 0, layout.values);
+  if (has_zero_points(layout.scheme)) std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
+  std::memset(panel + layout.values, layout.scheme == Scheme::i8 ? 0 : 0x08, layout.bytes - layout.values);
+  bool fits = true;
+  for (int64_t r = 0; r < rows; ++r) fits &= pack_row(s, layout, first + r, r, panel);
+  return fits;
+}
+
+void unpack_panel(const PanelLayout& layout, const uint8_t* panel, int64_t rows, int64_t in_features,
+                  float* out) {
   const uint8_t* values = panel + layout.values;
+  const int64_t step = groups_per_scale(layout.scheme);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t k = 0; k < in_features; ++k) {
-      const int64_t g = k / kGroup;
+      const int64_t group = k / kGroup, column = step ? group / step : 0;
       int q;
-      if (scheme == Scheme::i8) {
+      if (layout.scheme == Scheme::i8) {
         q = int8_t(values[int8_place(r, k)]);
       } else {
         const Place p = nibble_place(r, k);
-        q = (p.high ? values[p.byte] >> 4 : values[p.byte] & 15) - 8;
+        const int u = p.high ? (values[p.byte] >> 4) ^ 8 : values[p.byte] & 15;
+        q = u - (has_zero_points(layout.scheme) ? nibble_of(panel + layout.zero_points, column, r) : 8);
       }
-      if (scheme == Scheme::g32i) {
-        const uint8_t pair = panel[layout.multipliers + g * 8 + r / 2];
-        q *= (r & 1 ? pair >> 4 : pair & 15) + 1;
+      if (layout.scheme == Scheme::g32i) q *= nibble_of(panel + layout.multipliers, group, r) + 1;
+      float scale;
+      if (has_bf16_scales(layout.scheme)) {
+        uint16_t bits;
+        std::memcpy(&bits, panel + layout.scales + (column * kPanel + r) * 2, 2);
+        scale = widen(bits);
+      } else {
+        std::memcpy(&scale, panel + (step ? layout.scales : 0) + (column * kPanel + r) * 4, 4);
       }
-      out[r * in_features + k] = float(q) * (scheme == Scheme::g32 ? scales[g * kPanel + r] : scales[r]);
+      out[r * in_features + k] = float(q) * scale;
     }
   }
 }
 
-void check_sizes(const Tensor& t, const Tensor& q, int64_t last, const char* name) {
-  const int64_t dims = q.dim() - (last == 0 ? 1 : 0);
+// `columns` beyond the leading sizes of q; 0 where there are none.
+void check_sizes(const Tensor& t, const Tensor& q, int64_t columns, const char* name, const char* unit) {
+  const int64_t dims = q.dim() - (columns == 0 ? 1 : 0);
   bool same = t.dim() == dims;
   for (int64_t d = 0; same && d < q.dim() - 1; ++d) same = t.size(d) == q.size(d);
-  if (same && last != 0) same = t.size(dims - 1) == last;
-  STD_TORCH_CHECK(same, name, " must have the leading sizes of q",
-                  last != 0 ? " and one column a group of 32" : "");
+  if (columns == 0) {
+    STD_TORCH_CHECK(same, name, " must have the leading sizes of q");
+  } else {
+    STD_TORCH_CHECK(same && t.size(dims - 1) == columns, name,
+                    " must have the leading sizes of q and one column a group of ", unit, ": ", columns);
+  }
+}
+
+const char* unit_of(Scheme scheme) {
+  return groups_per_scale(scheme) == 4 ? "128" : groups_per_scale(scheme) == 2 ? "64" : "32";
 }
 
 // q is (N, K), or (E, N, K) for experts.
-Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Tensor& scales, Scheme scheme) {
+Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Tensor& scales, Scheme scheme,
+            const std::optional<Tensor>& zeros) {
   STD_TORCH_CHECK(q.scalar_type() == ScalarType::Char && (q.dim() == 2 || q.dim() == 3),
                   "q must be int8 of shape (N, K), or (E, N, K) for experts");
-  STD_TORCH_CHECK(scales.scalar_type() == ScalarType::Float, "scales must be float32");
+  if (has_bf16_scales(scheme)) {
+    STD_TORCH_CHECK(scales.scalar_type() == ScalarType::BFloat16,
+                    "scales must be bfloat16 for schemes that end in 'b'");
+  } else {
+    STD_TORCH_CHECK(scales.scalar_type() == ScalarType::Float, "scales must be float32");
+  }
   STD_TORCH_CHECK(multipliers.has_value() == (scheme == Scheme::g32i),
                   "multipliers are for scheme g32i, and only for it");
+  STD_TORCH_CHECK(zeros.has_value() == has_zero_points(scheme),
+                  "zeros are for schemes with a 'z' (rowz, g32z, …), and only for them");
   const int64_t rows = q.size(q.dim() - 2), in_features = last_size(q);
   STD_TORCH_CHECK(rows >= 1 && in_features >= 1, "q must have at least one row and one column");
   const PanelLayout layout = panel_layout(scheme, in_features);
-  check_sizes(scales, q, scheme == Scheme::g32 ? layout.groups : 0, "scales");
-  const Tensor values = contiguous(q), row_scales = contiguous(scales);
-  std::optional<Tensor> factors;
+  const int64_t columns = has_float_groups(scheme) ? layout.scale_groups : 0;
+  check_sizes(scales, q, columns, "scales", unit_of(scheme));
+  const Tensor values = contiguous(q), dense_scales = contiguous(scales);
+  std::optional<Tensor> factors, zero_points;
   if (multipliers.has_value()) {
     STD_TORCH_CHECK(multipliers->scalar_type() == ScalarType::Byte, "multipliers must be uint8");
-    check_sizes(*multipliers, q, layout.groups, "multipliers");
+    check_sizes(*multipliers, q, layout.groups, "multipliers", "32");
     factors = contiguous(*multipliers);
+  }
+  if (zeros.has_value()) {
+    STD_TORCH_CHECK(zeros->scalar_type() == ScalarType::Byte, "zeros must be uint8");
+    check_sizes(*zeros, q, columns, "zeros", unit_of(scheme));
+    zero_points = contiguous(*zeros);
   }
   const int64_t experts = q.dim() == 3 ? q.size(0) : 1, panels = ceil_div(rows, kPanel);
   std::vector<int64_t> sizes{panels, layout.bytes};
   if (q.dim() == 3) sizes.insert(sizes.begin(), experts);
   Tensor packed = torch::stable::new_empty(q, sizes, ScalarType::Byte);
-  const Source source{static_cast<const int8_t*>(values.data_ptr()),
-                      factors.has_value() ? static_cast<const uint8_t*>(factors->data_ptr()) : nullptr,
-                      static_cast<const float*>(row_scales.data_ptr()),
-                      rows,
-                      in_features,
-                      scheme};
+  const Source source{
+      static_cast<const int8_t*>(values.data_ptr()),
+      factors.has_value() ? static_cast<const uint8_t*>(factors->data_ptr()) : nullptr,
+      zero_points.has_value() ? static_cast<const uint8_t*>(zero_points->data_ptr()) : nullptr,
+      dense_scales.data_ptr(),
+      rows,
+      in_features};
   uint8_t* out = static_cast<uint8_t*>(packed.data_ptr());
   std::atomic<bool> fits{true};
-  const int64_t scale_columns = scheme == Scheme::g32 ? layout.groups : 1;
+  const int64_t scale_bytes = layout.scale_groups * (has_bf16_scales(scheme) ? 2 : 4);
   torch::stable::parallel_for(0, experts * panels, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t before = i / panels * rows;  // rows of the experts before this one
       Source s = source;
       s.q += before * in_features;
-      s.scales += before * scale_columns;
+      s.scales = static_cast<const char*>(s.scales) + before * scale_bytes;
       if (s.multipliers != nullptr) s.multipliers += before * layout.groups;
+      if (s.zero_points != nullptr) s.zero_points += before * layout.scale_groups;
       if (!pack_panel(s, layout, i % panels * kPanel, out + i * layout.bytes)) fits.store(false);
     }
   });
-  STD_TORCH_CHECK(fits.load(), "q must lie in -8..7 and multipliers in 1..16");
+  if (has_zero_points(scheme)) {
+    STD_TORCH_CHECK(fits.load(), "q and zeros must lie in 0..15 and group scales must be finite");
+  } else {
+    STD_TORCH_CHECK(fits.load(),
+                    "q must lie in -8..7, multipliers in 1..16, and group scales must be finite");
+  }
   return packed;
 }
 
-Tensor pack_int4(Tensor q, std::optional<Tensor> multipliers, Tensor scales, std::string scheme) {
+Tensor pack_int4(Tensor q, std::optional<Tensor> multipliers, Tensor scales, std::string scheme,
+                 std::optional<Tensor> zeros) {
   const Scheme kind = scheme_of(scheme);
   STD_TORCH_CHECK(kind != Scheme::i8, "scheme 'i8' is INT8: use pack_int8");
-  return pack(q, multipliers, scales, kind);
+  return pack(q, multipliers, scales, kind, zeros);
 }
 
-Tensor pack_int8(Tensor q, Tensor scales) { return pack(q, std::nullopt, scales, Scheme::i8); }
+Tensor pack_int8(Tensor q, Tensor scales) { return pack(q, std::nullopt, scales, Scheme::i8, std::nullopt); }
 
 Tensor unpack_weight(Tensor weight, int64_t out_features, int64_t in_features, std::string scheme) {
   const Scheme kind = scheme_of(scheme);
@@ -177,7 +255,7 @@ Tensor unpack_weight(Tensor weight, int64_t out_features, int64_t in_features, s
   torch::stable::parallel_for(0, experts * panels, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t expert = i / panels, panel = i % panels;
-      unpack_panel(kind, layout, in + expert * expert_stride + panel * panel_stride,
+      unpack_panel(layout, in + expert * expert_stride + panel * panel_stride,
                    std::min(kPanel, out_features - panel * kPanel), in_features,
                    out + (expert * out_features + panel * kPanel) * in_features);
     }

@@ -92,38 +92,6 @@ void finish_row(const float* acc, int64_t n, float x_scale, const void* bias, DT
   }
 }
 
-// A line of a panel is 16 rows of 4 bytes: one 32-bit lane a row.
-inline I32 load_line(const void* p) {
-  alignas(64) int32_t lanes[kLanes];
-  std::memcpy(lanes, p, 64);
-  return load_i32(lanes);
-}
-
-inline void store_line(void* p, I32 v) {
-  alignas(64) int32_t lanes[kLanes];
-  store_i32(lanes, v);
-  std::memcpy(p, lanes, 64);
-}
-
-// The value q of the nibble that starts at bit `shift` of each lane.
-template <int shift>
-inline I32 value_at(I32 nibbles) {
-  return (shift_right<shift>(nibbles) & set1i(15)) - set1i(8);
-}
-
-template <int N>
-struct Shift {
-  static constexpr int value = N;
-};
-
-template <typename F>
-inline void for_each_byte(F f) {
-  f(Shift<0>{});
-  f(Shift<8>{});
-  f(Shift<16>{});
-  f(Shift<24>{});
-}
-
 }  // namespace
 
 float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
@@ -150,49 +118,6 @@ void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias,
     default:
       return finish_row(acc, n, x_scale, bias, bias_type, static_cast<const float*>(residual),
                         static_cast<float*>(y));
-  }
-}
-
-void linear_fold_scales(const uint8_t* panel, const PanelLayout& layout, float* row_scales) {
-  F32 top = zero();
-  for (int64_t g = 0; g < layout.groups; ++g) {
-    I32 largest = set1i(0);
-    for (int line = 0; line < 4; ++line) {
-      const I32 nibbles = load_line(panel + layout.values + g * 256 + line * 64);
-      for_each_byte([&](auto shift) {
-        const I32 low = value_at<shift.value>(nibbles), high = value_at<shift.value + 4>(nibbles);
-        largest = max_i32(max_i32(largest, max_i32(low, set1i(0) - low)), max_i32(high, set1i(0) - high));
-      });
-    }
-    top = max(abs(load(panel_scales(panel) + g * kLanes)) * to_float(largest), top);
-  }
-  store(row_scales, top / set1(127.0f));
-}
-
-void linear_group_int8(Scheme scheme, const uint8_t* panel, const PanelLayout& layout, int64_t group,
-                       const float* row_scales, int8_t* lines) {
-  F32 ratio = zero();
-  I32 factor = set1i(1);
-  if (scheme == Scheme::g32) {
-    const F32 scale = load(row_scales);
-    ratio = select_greater(scale, zero(), load(panel_scales(panel) + group * kLanes) / scale, zero());
-  } else if (scheme == Scheme::g32i) {
-    alignas(64) int32_t multipliers[kLanes];
-    for (int r = 0; r < kLanes; ++r) multipliers[r] = panel_multiplier(panel, layout, group, r);
-    factor = load_i32(multipliers);
-  }
-  const auto weight = [&](I32 q) {
-    return (scheme == Scheme::g32 ? round_to_int(to_float(q) * ratio) : q * factor) & set1i(255);
-  };
-  for (int line = 0; line < 4; ++line) {
-    const I32 nibbles = load_line(panel + layout.values + group * 256 + line * 64);
-    I32 low = set1i(0), high = set1i(0);
-    for_each_byte([&](auto shift) {
-      low = low | shift_left<shift.value>(weight(value_at<shift.value>(nibbles)));
-      high = high | shift_left<shift.value>(weight(value_at<shift.value + 4>(nibbles)));
-    });
-    store_line(lines + line * 128, low);
-    store_line(lines + line * 128 + 64, high);
   }
 }
 

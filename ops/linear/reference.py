@@ -70,17 +70,29 @@ def reference_int4_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Reference of :func:`int4_linear` from the packed weight; for scheme g32 within float rounding only."""
+    """Reference of :func:`int4_linear` from the packed weight; for float groups within rounding only."""
     in_features = x.shape[-1]
-    if scheme != "g32":
+    if not layout.group_span(scheme):
         w, row_scale = layout.unpack_int(weight, out_features, in_features, scheme)
         return reference_int_linear(x, w, row_scale, bias, residual)
     q, scale = quantize_activations(x)
-    values = layout.unpack_values(weight, out_features, in_features, scheme).to(torch.float64)
-    scales = layout.unpack_scales(weight, out_features, in_features, scheme).to(torch.float64)
-    w = values * scales.repeat_interleave(layout.GROUP, 1)[:, :in_features]
-    total = torch.matmul(q.to(torch.float64), w.t())
+    values, scales = layout.unpack_groups(weight, out_features, in_features, scheme)
+    w64 = (values.to(torch.float64) * scales.to(torch.float64)[..., None]).flatten(1)[:, :in_features]
+    total = torch.matmul(q.to(torch.float64), w64.t())
     return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
+
+
+def reference_folded_linear(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What many tokens get from a scheme with float groups: the scales folded to INT8, then exact sums."""
+    w, row_scale = layout.fold_scales(*layout.unpack_groups(weight, out_features, x.shape[-1], scheme))
+    return reference_int_linear(x, w[:, : x.shape[-1]], row_scale, bias, residual)
 
 
 def reference_int8_linear(

@@ -7,21 +7,35 @@ namespace {
 
 using namespace armllm;
 
-constexpr Scheme kSchemes[] = {Scheme::g32i, Scheme::row, Scheme::g32, Scheme::i8};
-
-// A panel of random bytes is a valid panel: only the scales need care.
+// Random bytes are a valid panel, but for the scales.
 std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool extreme, Random& random) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);
   std::vector<uint8_t> panel(size_t(layout.bytes));
-  const uint8_t largest = scheme == Scheme::i8 ? 0x80 : 0x00;  // −128, or −8 · 16
-  for (uint8_t& byte : panel) byte = extreme ? largest : uint8_t(random.bits());
-  if (scheme == Scheme::g32i && extreme)
-    std::memset(&panel[size_t(layout.multipliers)], 0xff, size_t(groups * 8));
-  const int64_t scales = scheme == Scheme::g32 ? groups * kPanel : kPanel;
-  for (int64_t i = 0; i < scales; ++i) {
-    const float scale = random.uniform(0.001f, 0.1f);
-    std::memcpy(&panel[size_t(i * 4)], &scale, 4);
+  // 0x80 is −128; or u = 0 in both nibbles, which is −8, or −15 with zero points of 15
+  for (uint8_t& byte : panel) byte = extreme ? uint8_t(0x80) : uint8_t(random.bits());
+  if (extreme)
+    for (int64_t i = layout.multipliers; i < layout.values; ++i) panel[size_t(i)] = 0xff;
+  float row_scales[kPanel];
+  for (float& scale : row_scales) scale = random.uniform(0.001f, 0.1f);
+  if (has_float_groups(scheme)) {
+    for (float& scale : row_scales) scale = 0.0f;
+    for (int64_t i = 0; i < layout.scale_groups * kPanel; ++i) {
+      float scale = random.uniform(-0.1f, 0.1f);
+      uint32_t bits;
+      std::memcpy(&bits, &scale, 4);
+      if (has_bf16_scales(scheme)) {
+        const uint16_t high = uint16_t(bits >> 16);
+        std::memcpy(&panel[size_t(layout.scales + i * 2)], &high, 2);
+        bits &= 0xffff0000u;
+        std::memcpy(&scale, &bits, 4);
+      } else {
+        std::memcpy(&panel[size_t(layout.scales + i * 4)], &scale, 4);
+      }
+      float& row_scale = row_scales[i % kPanel];
+      row_scale = std::max(row_scale, std::fabs(scale) * 15.0f / 127.0f);
+    }
   }
+  std::memcpy(panel.data(), row_scales, sizeof(row_scales));
   return panel;
 }
 
@@ -93,7 +107,7 @@ void test_quantize(const LinearKernels& tested, const LinearKernels& truth, cons
 
 void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(2);
-  for (Scheme scheme : kSchemes)
+  for (const auto& [scheme, scheme_name] : kSchemeNames)
     for (int64_t groups : {1, 2, 3, 7})
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
         for (bool extreme : {false, true}) {
@@ -104,8 +118,8 @@ void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const ch
             out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
             (i ? truth : tested).gemv(scheme, panel.data(), x.plain(), 1, tokens, out[i].data());
           }
-          report.expect(same_floats(out[0], out[1]), text("%s gemv scheme %d groups %ld tokens %d", name,
-                                                          int(scheme), long(groups), tokens));
+          report.expect(same_floats(out[0], out[1]), text("%s gemv scheme %s groups %ld tokens %d", name,
+                                                          scheme_name, long(groups), tokens));
         }
 }
 
@@ -133,7 +147,7 @@ std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
 
 void test_gemm(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(3);
-  for (Scheme scheme : kSchemes)
+  for (const auto& [scheme, scheme_name] : kSchemeNames)
     for (int64_t groups : {1, 2, 5})
       for (int64_t panels : {int64_t(1), tested.gemm_panels + 1})
         for (int64_t tokens : {int64_t(1), int64_t(2), int64_t(3), int64_t(5), int64_t(7), int64_t(8),
@@ -145,7 +159,7 @@ void test_gemm(const LinearKernels& tested, const LinearKernels& truth, const ch
             QuantisedRows x(first + tokens, groups, extreme, random);
             report.expect(same_floats(multiply(tested, scheme, w, x, first, int(tokens)),
                                       multiply(truth, scheme, w, x, first, int(tokens))),
-                          text("%s gemm scheme %d groups %ld panels %ld tokens %ld", name, int(scheme),
+                          text("%s gemm scheme %s groups %ld panels %ld tokens %ld", name, scheme_name,
                                long(groups), long(panels), long(tokens)));
           }
 }

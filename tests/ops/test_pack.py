@@ -14,103 +14,169 @@ from torch_armllm.ops.linear import layout
 SHAPES = [(1, 1), (16, 32), (17, 31), (40, 100), (33, 320)]
 
 
-def plain(rows: int, columns: int, scheme: str, *leading: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Random q, multipliers and scales of a scheme."""
-    groups = -(-columns // 32)
-    low, high = (-128, 128) if scheme == "i8" else (-8, 8)
+Plain = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+
+
+def plain(rows: int, columns: int, scheme: str, *leading: int) -> Plain:
+    """Random q, multipliers, scales and zero points of a scheme."""
+    span = linear.group_span(scheme)
+    low, high = (-128, 128) if scheme == "i8" else (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
     q = torch.randint(low, high, (*leading, rows, columns), dtype=torch.int8)
     multipliers = None
     if scheme == "g32i":
-        multipliers = torch.randint(1, 17, (*leading, rows, groups), dtype=torch.uint8)
-    shape = (*leading, rows, groups) if scheme == "g32" else (*leading, rows)
-    return q, multipliers, torch.rand(shape) + 0.1
+        multipliers = torch.randint(1, 17, (*leading, rows, -(-columns // 32)), dtype=torch.uint8)
+    shape = (*leading, rows, -(-columns // span)) if span else (*leading, rows)
+    zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if linear.has_zero_points(scheme) else None
+    scales = torch.rand(shape) + 0.1
+    return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros
 
 
-def pack(q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str) -> Tensor:
-    return linear.pack_int8(q, scales) if scheme == "i8" else linear.pack_int4(q, multipliers, scales, scheme)
+def pack(parts: Plain, scheme: str) -> Tensor:
+    q, multipliers, scales, zeros = parts
+    if scheme == "i8":
+        return linear.pack_int8(q, scales)
+    return linear.pack_int4(q, multipliers, scales, scheme, zeros)
 
 
-def dequantized(q: Tensor, multipliers: Tensor | None, scales: Tensor) -> Tensor:
+def dequantized(parts: Plain, scheme: str) -> Tensor:
     """The weight by its definition."""
-    values = q.float()
+    q, multipliers, scales, zeros = parts
+    columns = q.shape[-1]
+
+    def spread(t: Tensor, span: int) -> Tensor:
+        return t.float().repeat_interleave(span, -1)[..., :columns] if span else t.float()[..., None]
+
+    span = linear.group_span(scheme)
+    values = q.float() if zeros is None else q.float() - spread(zeros, span)
     if multipliers is not None:
-        values = values * multipliers.float().repeat_interleave(32, -1)[..., : q.shape[-1]]
-    if scales.dim() == q.dim():
-        return values * scales.repeat_interleave(32, -1)[..., : q.shape[-1]]
-    return values * scales[..., None]
+        values = values * spread(multipliers, 32)
+    return values * spread(scales, span)
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) -> None:
     torch.manual_seed(rows + columns)
-    q, multipliers, scales = plain(rows, columns, scheme)
-    weight = pack(q, multipliers, scales, scheme)
+    parts = plain(rows, columns, scheme)
+    q, multipliers, scales, zeros = parts
+    weight = pack(parts, scheme)
+    expected = dequantized(parts, scheme)
     assert weight.shape == (linear.panel_count(rows), linear.panel_layout(scheme, columns).bytes)
-    assert torch.equal(
-        linear.unpack_weight(weight, rows, columns, scheme), dequantized(q, multipliers, scales)
-    )
+    assert torch.equal(linear.unpack_weight(weight, rows, columns, scheme), expected)
     assert torch.equal(layout.unpack_values(weight, rows, columns, scheme), q)
-    assert torch.equal(layout.unpack_scales(weight, rows, columns, scheme), scales)
+    assert torch.equal(layout.unpack_scales(weight, rows, columns, scheme), scales.float())
     if multipliers is not None:
         assert torch.equal(layout.unpack_multipliers(weight, rows, columns), multipliers)
-    if scheme != "g32":
+    if zeros is not None:
+        back = layout.unpack_zero_points(weight, rows, columns, scheme)
+        assert torch.equal(back.view(zeros.shape), zeros)
+    if scheme in linear.EXACT:
         w, row_scale = linear.unpack_int(weight, rows, columns, scheme)
         assert w.dtype == torch.int8
-        assert torch.equal(w.float() * row_scale[:, None], dequantized(q, multipliers, scales))
+        assert torch.equal(w.float() * row_scale[:, None], expected)
+    else:
+        w, group_scale = layout.unpack_groups(weight, rows, columns, scheme)
+        assert torch.equal((w * group_scale[..., None]).flatten(1)[:, :columns], expected)
+        row_scale = layout.fold_scales(w, group_scale)[1]
+        assert torch.equal(weight[:, :64].contiguous().view(torch.float32).flatten()[:rows], row_scale)
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 50),
-    st.integers(1, 130),
-    st.sampled_from(linear.SCHEMES),
+    st.integers(1, 300),
+    st.sampled_from(tuple(linear.SCHEMES)),
     st.integers(0, 2**31),
     st.booleans(),
 )
 def test_any_shape(rows: int, columns: int, scheme: str, seed: int, experts: bool) -> None:
     torch.manual_seed(seed)
-    q, multipliers, scales = plain(rows, columns, scheme, *((3,) if experts else ()))
-    weight = pack(q, multipliers, scales, scheme)
-    assert torch.equal(
-        linear.unpack_weight(weight, rows, columns, scheme), dequantized(q, multipliers, scales)
-    )
+    parts = plain(rows, columns, scheme, *((3,) if experts else ()))
+    weight = pack(parts, scheme)
+    assert torch.equal(linear.unpack_weight(weight, rows, columns, scheme), dequantized(parts, scheme))
+
+
+@pytest.mark.parametrize("scheme", ["g32", "g64", "g128", "g32z", "g64z", "g128z"])
+def test_folded_scales_lose_little(scheme: str) -> None:
+    """The INT8 form of float groups differs from the weight by half a step and the factor's own rounding."""
+    torch.manual_seed(0)
+    parts = plain(40, 320, scheme)
+    weight = pack(parts, scheme)
+    w, scales = layout.unpack_groups(weight, 40, 320, scheme)
+    folded, row_scale = layout.fold_scales(w, scales)
+    exact = (w * scales[..., None]).flatten(1) / row_scale[:, None]
+    assert float((folded - exact).abs().max()) < 0.5 + 15 / 512 + 1e-3
+    assert int(folded.abs().max()) == 127
+
+
+def test_folded_groups_of_zeros() -> None:
+    """A group of zeros may have any scale: it neither counts for the row nor overflows."""
+    q = torch.zeros(2, 64, dtype=torch.int8)
+    q[0, :32] = 7
+    weight = linear.pack_int4(q, None, torch.tensor([[1e-3, 1e9], [1.0, 0.0]]), "g32")
+    folded, row_scale = layout.fold_scales(*layout.unpack_groups(weight, 2, 64, "g32"))
+    assert folded[0].tolist() == [127] * 32 + [0] * 32
+    assert not folded[1].any()
+    assert row_scale[1] == 0
 
 
 def test_experts_are_packed_one_by_one() -> None:
-    q, multipliers, scales = plain(20, 70, "g32i", 3)
-    assert multipliers is not None
-    together = linear.pack_int4(q, multipliers, scales)
-    for e in range(3):
-        assert torch.equal(together[e], linear.pack_int4(q[e], multipliers[e], scales[e]))
+    for scheme in ("g32i", "g64zb"):
+        parts = plain(20, 170, scheme, 3)
+        together = pack(parts, scheme)
+        for e in range(3):
+            q, multipliers, scales, zeros = (None if part is None else part[e] for part in parts)
+            assert q is not None
+            assert scales is not None
+            assert torch.equal(together[e], pack((q, multipliers, scales, zeros), scheme))
 
 
-def test_padding_is_zero() -> None:
-    weight = pack(*plain(5, 7, "g32i"), "g32i")
-    assert torch.equal(
-        layout.unpack_values(weight, 16, 32, "g32i")[5:], torch.zeros(11, 32, dtype=torch.int8)
-    )
-    assert torch.equal(
-        layout.unpack_values(weight, 16, 32, "g32i")[:, 7:], torch.zeros(16, 25, dtype=torch.int8)
-    )
+@pytest.mark.parametrize("scheme", linear.SCHEMES)
+def test_padding_is_zero(scheme: str) -> None:
+    weight = pack(plain(5, 7, scheme), scheme)
+    whole = linear.unpack_weight(weight, 16, 32, scheme)
+    assert not whole[5:].any()
+    assert not whole[:, 7:].any()
 
 
 def test_layout_of_one_panel() -> None:
-    """The bytes that linear.h promises, written out once."""
+    """The bytes that panel.h promises, written out once."""
     q = torch.zeros(16, 32, dtype=torch.int8)
-    q[3, 13] = 5  # line 1 (k = 8..15), byte 4·3 + 1, high nibble
+    q[3, 13] = 5  # line 1 (k = 8..15), byte 8·3 + 5, low nibble, biased
+    q[11, 14] = -3  # line 1, byte 8·3 + 6, high nibble, two's complement
     multipliers = torch.ones(16, 1, dtype=torch.uint8)
-    multipliers[3] = 12
+    multipliers[3], multipliers[9] = 12, 4
     panel = linear.pack_int4(q, multipliers, torch.arange(16.0))[0]
     assert panel[:64].view(torch.float32).tolist() == list(range(16))
-    assert panel[64:128].tolist() == [0, 11 << 4] + [0] * 62
-    expected = torch.full((256,), 0x88, dtype=torch.uint8)
-    expected[64 + 13] = (5 + 8) << 4 | 8
+    assert panel[64:128].tolist() == [0, 3 << 4, 0, 11] + [0] * 60
+    expected = torch.full((256,), 0x08, dtype=torch.uint8)
+    expected[64 + 29] = 5 + 8
+    expected[64 + 30] = (16 - 3) << 4 | 8
     assert torch.equal(panel[128:], expected)
 
 
+def test_layout_of_a_panel_with_float_groups() -> None:
+    q = torch.zeros(16, 200, dtype=torch.int8)
+    q[0, 199] = 9  # line 24 of the values, byte 7, low nibble: q itself
+    q[8, 0] = 15  # line 0, byte 0, high nibble: q − 8
+    zeros = torch.zeros(16, 2, dtype=torch.uint8)
+    zeros[2, 1], zeros[12, 0] = 6, 7
+    scales = torch.arange(32.0).view(16, 2).bfloat16()
+    panel = linear.pack_int4(q, None, scales, "g128zb", zeros)[0]
+    assert panel.shape == (64 + 64 + 64 + 7 * 256,)
+    row_scale = panel[:64].view(torch.float32)
+    assert row_scale[0] == torch.tensor(9.0) / 127
+    assert row_scale[8] == torch.tensor(15.0 * 16.0) / 127
+    assert panel[64:128].view(torch.bfloat16).tolist() == [*range(0, 32, 2), *range(1, 32, 2)]
+    assert panel[128:144].tolist() == [0, 0, 0, 0, 7 << 4, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0]
+    values = panel[192:]
+    assert values[0] == 0x70
+    assert values[24 * 64 + 7] == 0x89
+    assert values[1] == 0x80
+
+
 def test_interleaved_panels_alternate() -> None:
-    gate, up = pack(*plain(40, 32, "row"), "row"), pack(*plain(40, 32, "row"), "row")
+    gate, up = pack(plain(40, 32, "row"), "row"), pack(plain(40, 32, "row"), "row")
     both = linear.interleave_panels(gate, up)
     assert torch.equal(both[0::2], gate)
     assert torch.equal(both[1::2], up)
@@ -119,7 +185,7 @@ def test_interleaved_panels_alternate() -> None:
 
 
 def test_strided_inputs() -> None:
-    q, multipliers, scales = plain(32, 64, "g32i")
+    q, multipliers, scales, _ = plain(32, 64, "g32i")
     assert multipliers is not None
     expected = linear.pack_int4(q, multipliers, scales)
     turned = linear.pack_int4(
@@ -134,15 +200,19 @@ def test_strided_inputs() -> None:
 
 def test_ops_are_well_formed() -> None:
     tests = ("test_schema", "test_faketensor")
-    q, multipliers, scales = plain(20, 40, "g32i")
+    q, multipliers, scales, _ = plain(20, 40, "g32i")
     torch.library.opcheck(torch.ops.armllm.pack_int4, (q, multipliers, scales, "g32i"), test_utils=tests)
     torch.library.opcheck(torch.ops.armllm.pack_int8, (q, scales), test_utils=tests)
+    q4, _, float_scales, zeros = plain(20, 40, "g32zb")
+    torch.library.opcheck(
+        torch.ops.armllm.pack_int4, (q4, None, float_scales, "g32zb", zeros), test_utils=tests
+    )
     weight = linear.pack_int4(q, multipliers, scales)
     torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=tests)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    q, multipliers, scales = plain(20, 40, "g32i")
+    q, multipliers, scales, _ = plain(20, 40, "g32i")
     assert multipliers is not None
     with pytest.raises(RuntimeError, match="-8..7"):
         linear.pack_int4(q + 8, multipliers, scales)
@@ -160,13 +230,41 @@ def test_what_does_not_fit_is_refused() -> None:
         linear.pack_int4(q, multipliers, scales.double())
     with pytest.raises(RuntimeError, match="int8"):
         linear.pack_int4(q.int(), multipliers, scales)
-    with pytest.raises(RuntimeError, match="unknown scheme 'g64'"):
-        linear.pack_int4(q, multipliers, scales, "g64")
+    with pytest.raises(RuntimeError, match="unknown scheme 'g16'"):
+        linear.pack_int4(q, multipliers, scales, "g16")
     with pytest.raises(RuntimeError, match="pack_int8"):
         linear.pack_int4(q, None, scales, "i8")
     with pytest.raises(RuntimeError, match=r"needs 2 of 576"):
         linear.unpack_weight(linear.pack_int4(q, multipliers, scales), 20, 50, "row")
     with pytest.raises(ValueError, match="no integer form"):
         linear.unpack_int(linear.pack_int4(q, multipliers, scales), 20, 40, "g32")
+    with pytest.raises(ValueError, match="one scale a row"):
+        layout.unpack_groups(linear.pack_int4(q, multipliers, scales), 20, 40, "g32i")
     with pytest.raises(ValueError, match="unknown scheme"):
         linear.panel_layout("q4_0", 32)
+
+
+def test_float_groups_that_do_not_fit_are_refused() -> None:
+    q, _, scales, zeros = plain(20, 200, "g64z")
+    assert zeros is not None
+    with pytest.raises(RuntimeError, match=r"0\.\.15"):
+        linear.pack_int4(q - 8, None, scales, "g64z", zeros)
+    with pytest.raises(RuntimeError, match=r"zeros must lie in 0\.\.15"):
+        linear.pack_int4(q, None, scales, "g64z", zeros + 16)
+    with pytest.raises(RuntimeError, match="schemes with a 'z'"):
+        linear.pack_int4(q, None, scales, "g64z")
+    with pytest.raises(RuntimeError, match="schemes with a 'z'"):
+        linear.pack_int4(q - 8, None, scales, "g64", zeros)
+    with pytest.raises(RuntimeError, match="zeros must be uint8"):
+        linear.pack_int4(q, None, scales, "g64z", zeros.int())
+    with pytest.raises(RuntimeError, match="zeros must have .* one column a group of 64: 4"):
+        linear.pack_int4(q, None, scales, "g64z", zeros[:, :2])
+    with pytest.raises(RuntimeError, match="scales must have .* one column a group of 128: 2"):
+        linear.pack_int4(q, None, scales, "g128z", zeros)
+    with pytest.raises(RuntimeError, match="bfloat16"):
+        linear.pack_int4(q, None, scales, "g64zb", zeros)
+    with pytest.raises(RuntimeError, match="float32"):
+        linear.pack_int4(q, None, scales.bfloat16(), "g64z", zeros)
+    scales[3, 1] = float("inf")
+    with pytest.raises(RuntimeError, match="finite"):
+        linear.pack_int4(q, None, scales, "g64z", zeros)
