@@ -1,4 +1,5 @@
-// Reading weight panels with NEON: lines of 16 rows × 8 k, as nibbles or as signed INT8.
+// Reading weight panels with NEON.  16 bytes of nibbles hold 2 rows × 8 k twice: rows 2v and 2v + 1 in the low
+// nibbles, rows 2v + 8 and 2v + 9 in the high ones (panel.h).
 #pragma once
 
 #include <arm_neon.h>
@@ -9,6 +10,7 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
+#define ARMLLM_INLINE_LAMBDA __attribute__((always_inline))
 
 // For tiles that use nearly every register: GCC's scheduler before register allocation moves loads up until
 // accumulators spill.
@@ -18,86 +20,90 @@ namespace {
 #define ARMLLM_IN_WRITTEN_ORDER
 #endif
 
-// Quads (4 rows × 4 k) of a line: `low` holds k 8j … 8j + 3, `high` k 8j + 4 … 8j + 7.
-template <int kQuads>
-struct Line {
-  int8x16_t low[kQuads], high[kQuads];
-};
+ARMLLM_INLINE int8x16_t load_values(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
 
-// 1 … 16 for each of the 16 rows of a g32i panel.  Reads 16 bytes for 8: whole registers zip in one instruction,
-// and a panel's nibbles follow its multipliers.
-ARMLLM_INLINE uint8x16_t row_multipliers(const uint8_t* group) {
-  const uint8x16_t pairs = vld1q_u8(group);
-  return vaddq_u8(vzip1q_u8(vandq_u8(pairs, vdupq_n_u8(15)), vshrq_n_u8(pairs, 4)), vdupq_n_u8(1));
+// 0 … 15
+ARMLLM_INLINE int8x16_t low_nibbles(int8x16_t bytes) { return vandq_s8(bytes, vdupq_n_s8(15)); }
+
+// 8 bytes in both halves.
+ARMLLM_INLINE int8x16_t twice(const void* p) {
+  int64_t eight;
+  __builtin_memcpy(&eight, p, 8);
+  return vreinterpretq_s8_s64(vdupq_n_s64(eight));
 }
 
-// The multipliers of rows 4·quad … 4·quad + 3, each four times, as the bytes of a quad lie.
-ARMLLM_INLINE int8x16_t quad_multipliers(uint8x16_t rows, int quad) {
-  const uint8x16_t first = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
-  return vreinterpretq_s8_u8(vqtbl1q_u8(rows, vaddq_u8(first, vdupq_n_u8(uint8_t(4 * quad)))));
+ARMLLM_INLINE int8x16_t zip1_words(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+ARMLLM_INLINE int8x16_t zip2_words(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+ARMLLM_INLINE int32x4_t zip1_doubles(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+ARMLLM_INLINE int32x4_t zip2_doubles(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
 }
 
-// 0 … 15: the value plus 8.
-template <int kQuads>
-ARMLLM_INLINE Line<kQuads> load_nibbles(const uint8_t* line) {
-  Line<kQuads> out;
-#pragma GCC unroll 4
-  for (int i = 0; i < kQuads; ++i) {
-    const uint8x16_t bytes = vld1q_u8(line + 16 * i);
-    out.low[i] = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
-    out.high[i] = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
-  }
-  return out;
+// The nibbles of 8 bytes (multipliers or zero points) in the order of the panel's rows.  Reads 16 bytes: the values
+// follow.
+ARMLLM_INLINE uint8x16_t row_nibbles(const uint8_t* eight) {
+  const uint8x16_t bytes = vld1q_u8(eight);
+  return vcombine_u8(vget_low_u8(vandq_u8(bytes, vdupq_n_u8(15))), vget_low_u8(vshrq_n_u8(bytes, 4)));
 }
 
-// Quads [first, first + kQuads) of a panel as signed INT8, group by group: g32i multiplied out, row, i8.
-template <Scheme kScheme, int kQuads>
-class Int8Lines {
+// Bytes 2·pair and 2·pair + 1 of 16, eight times each: as the rows of 16 bytes of values lie.
+ARMLLM_INLINE uint8x16_t pair_bytes(uint8x16_t rows, int pair) {
+  const uint8x16_t first = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  return vqtbl1q_u8(rows, vaddq_u8(first, vdupq_n_u8(uint8_t(2 * pair))));
+}
+
+// Pairs of rows of a panel, 2 · kPairs rows from row 8 · kHigh + 2 · first on, as INT8 weights: the exact INT4 schemes
+// multiplied out, group by group.
+template <Scheme kScheme, bool kHigh, int kPairs>
+class Int8Pairs {
  public:
-  ARMLLM_INLINE Int8Lines(const uint8_t* panel, const PanelLayout& layout, int first)
-      : values_(panel + layout.values + 16 * first),
-        multipliers_(panel + layout.multipliers),
-        first_(first) {}
+  ARMLLM_INLINE Int8Pairs(const uint8_t* panel, const PanelLayout& layout, int first)
+      : values_(panel + layout.values + 16 * first), rows_(panel + layout.multipliers), first_(first) {
+    if constexpr (kScheme == Scheme::rowz) set(row_nibbles(panel + layout.zero_points));
+  }
 
   ARMLLM_INLINE void enter(int64_t group) {
-    if constexpr (kScheme == Scheme::g32i) {
-      const uint8x16_t rows = row_multipliers(multipliers_ + 8 * group);
-#pragma GCC unroll 4
-      for (int i = 0; i < kQuads; ++i) factor_[i] = quad_multipliers(rows, first_ + i);
-    }
-    group_ = values_ + group * (kScheme == Scheme::i8 ? 512 : 256);
+    if constexpr (kScheme == Scheme::g32i) set(vaddq_u8(row_nibbles(rows_ + 8 * group), vdupq_n_u8(1)));
+    group_ = values_ + 256 * group;
   }
 
-  ARMLLM_INLINE Line<kQuads> line(int j) const {
-    if constexpr (kScheme == Scheme::i8) {
-      Line<kQuads> out;
-#pragma GCC unroll 4
-      for (int i = 0; i < kQuads; ++i) {
-        out.low[i] = vreinterpretq_s8_u8(vld1q_u8(group_ + 128 * j + 16 * i));
-        out.high[i] = vreinterpretq_s8_u8(vld1q_u8(group_ + 128 * j + 64 + 16 * i));
-      }
-      return out;
-    } else {
-      Line<kQuads> out = load_nibbles<kQuads>(group_ + 64 * j);
-#pragma GCC unroll 4
-      for (int i = 0; i < kQuads; ++i) {
-        out.low[i] = vsubq_s8(out.low[i], vdupq_n_s8(8));
-        out.high[i] = vsubq_s8(out.high[i], vdupq_n_s8(8));
-        if constexpr (kScheme == Scheme::g32i) {
-          out.low[i] = vmulq_s8(out.low[i], factor_[i]);
-          out.high[i] = vmulq_s8(out.high[i], factor_[i]);
-        }
-      }
-      return out;
-    }
+  ARMLLM_INLINE int8x16_t at(int line, int pair) const {
+    const int8x16_t bytes = load_values(group_ + 64 * line + 16 * pair);
+    return kHigh ? high(bytes, pair) : low(bytes, pair);
+  }
+  ARMLLM_INLINE int8x16_t low(int8x16_t bytes, int pair) const {
+    return finish(vsubq_s8(low_nibbles(bytes), kScheme == Scheme::rowz ? of_row_[pair] : vdupq_n_s8(8)),
+                  pair);
+  }
+  ARMLLM_INLINE int8x16_t high(int8x16_t bytes, int pair) const {
+    const int8x16_t u = vshrq_n_s8(bytes, 4);
+    return finish(kScheme == Scheme::rowz ? vsubq_s8(u, of_row_[pair]) : u, pair);
   }
 
  private:
+  ARMLLM_INLINE void set(uint8x16_t rows) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      of_row_[p] = vreinterpretq_s8_u8(pair_bytes(rows, 4 * kHigh + first_ + p));
+      // High nibbles hold u − 8.
+      if (kHigh && kScheme == Scheme::rowz) of_row_[p] = vsubq_s8(of_row_[p], vdupq_n_s8(8));
+    }
+  }
+  ARMLLM_INLINE int8x16_t finish(int8x16_t q, int pair) const {
+    return kScheme == Scheme::g32i ? vmulq_s8(q, of_row_[pair]) : q;
+  }
+
   const uint8_t* values_;
-  const uint8_t* multipliers_;
+  const uint8_t* rows_;
   const uint8_t* group_ = nullptr;
   int first_;
-  int8x16_t factor_[kQuads];
+  int8x16_t of_row_[kPairs];  // multipliers, or zero points
 };
 
 // out[0 … 3] = float(sum) · scale
@@ -105,49 +111,16 @@ ARMLLM_INLINE void store_scaled(float* out, int32x4_t sum, const float* scale) {
   vst1q_f32(out, vmulq_f32(vcvtq_f32_s32(sum), vld1q_f32(scale)));
 }
 
-// Unpacks panels group by group; `Order::put(w, groups, j, line)` stores line j of the panel at w.
-template <typename Order, Scheme kScheme>
-void unpack_panel(const uint8_t* panel, int64_t groups, int8_t* w) {
-  Int8Lines<kScheme, 4> lines(panel, panel_layout(kScheme, groups * kGroup), 0);
-  for (int64_t g = 0; g < groups; ++g) {
-    lines.enter(g);
-    for (int j = 0; j < 4; ++j) Order::put(w, groups, 4 * g + j, lines.line(j));
-  }
+// Float scales of rows `row` … `row` + 3.
+ARMLLM_INLINE float32x4_t group_scales(const uint8_t* scales, bool halves, int row) {
+  if (!halves) return vld1q_f32(reinterpret_cast<const float*>(scales) + row);
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(scales) + row), 16));
 }
 
-template <typename Order>
-void unpack_folded(const uint8_t* panel, int64_t groups, int8_t* w, float* scales) {
-  const PanelLayout layout = panel_layout(Scheme::g32, groups * kGroup);
-  linear_fold_scales(panel, layout, scales);
-  for (int64_t g = 0; g < groups; ++g) {
-    int8_t bytes[512];
-    linear_group_int8(Scheme::g32, panel, layout, g, scales, bytes);
-    for (int j = 0; j < 4; ++j) {
-      Line<4> line;
-      for (int i = 0; i < 4; ++i) {
-        line.low[i] = vld1q_s8(bytes + 128 * j + 16 * i);
-        line.high[i] = vld1q_s8(bytes + 128 * j + 64 + 16 * i);
-      }
-      Order::put(w, groups, 4 * g + j, line);
-    }
-  }
-}
-
-// LinearKernels::unpack.  Signed dot products need no correction: the offsets are zero, and no gemm reads them.
-template <typename Order>
-void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-            int32_t* offsets, float* row_scales) {
-  for (int p = 0; p < panels; ++p, w += groups * 512, row_scales += kPanel, offsets += kPanel) {
-    for (int r = 0; r < kPanel; ++r) offsets[r] = 0;
-    if (scheme == Scheme::g32) {
-      unpack_folded<Order>(panel[p], groups, w, row_scales);
-      continue;
-    }
-    for (int r = 0; r < kPanel; ++r) row_scales[r] = panel_scales(panel[p])[r];
-    if (scheme == Scheme::g32i) unpack_panel<Order, Scheme::g32i>(panel[p], groups, w);
-    if (scheme == Scheme::row) unpack_panel<Order, Scheme::row>(panel[p], groups, w);
-    if (scheme == Scheme::i8) unpack_panel<Order, Scheme::i8>(panel[p], groups, w);
-  }
+// 4 of 16 bytes, from byte `row` on, as 32-bit numbers.
+ARMLLM_INLINE int32x4_t widen4(uint8x16_t bytes, int row) {
+  const uint8x16_t first = {0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255, 255};
+  return vreinterpretq_s32_u8(vqtbl1q_u8(bytes, vqaddq_u8(first, vdupq_n_u8(uint8_t(row)))));
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ struct LinearKernels {
   float (*quantize)(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
                     int32_t* group_offsets);
 
-  // 1 … kGemvTokens tokens (block 1) against one panel, straight from the packed weights:
+  // 1 … kGemvTokens tokens against one panel, straight from the packed weights.  Activations::block is
+  // gemv_block_of(); first_token is a multiple of it:
   // out[t·16 + r] = Σ_k w[r][k] · q[t][k], times the weight scale; without the activation scale.
   void (*gemv)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                float* out);
@@ -51,7 +52,13 @@ struct LinearKernels {
   // y[n] = acc[n] · x_scale (+ bias[n]) (+ residual[n]), each step rounded to float32, then to the output type.
   void (*finish)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                  const void* residual, void* y, DType type);
+
+  int64_t gemv_block = 1;  // Activations::block that gemv reads where there is more than one token
 };
+
+inline int64_t gemv_block_of(const LinearKernels& kernels, int64_t tokens) {
+  return tokens == 1 ? 1 : kernels.gemv_block;
+}
 
 // y = x · Wᵀ (+ bias) (+ residual)
 struct LinearArgs {

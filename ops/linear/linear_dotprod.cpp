@@ -1,5 +1,6 @@
 // Linear kernels with SDOT.
 #include "linear/arm_sdot.h"
+#include "linear/arm_unpack.h"
 
 #if !defined(__ARM_FEATURE_DOTPROD)
 #error "linear_dotprod.cpp needs the dot product extension: -march=armv8.2-a+dotprod"
@@ -15,75 +16,85 @@ constexpr int64_t kCallPanels = 4;
 
 // Panel order of gemm: [half of 8 rows][k / 8][2][2 quads][4 rows][4].
 struct QuadOrder {
-  static ARMLLM_INLINE void put(int8_t* w, int64_t groups, int64_t step, const Line<4>& line) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      int8_t* quads = w + (i / 2) * groups * 256 + step * kStepBytes + (i % 2) * 16;
-      vst1q_s8(quads, line.low[i]);
-      vst1q_s8(quads + 32, line.high[i]);
-    }
+  static ARMLLM_INLINE void put(int8_t* w, int64_t groups, int64_t step, int first, int8x16_t rows01,
+                                int8x16_t rows23) {
+    int8_t* quads = w + first / 8 * groups * 256 + step * kStepBytes + first % 8 * 4;
+    const int32x4_t a = vreinterpretq_s32_s8(rows01), b = vreinterpretq_s32_s8(rows23);
+    vst1q_s8(quads, vreinterpretq_s8_s32(vuzp1q_s32(a, b)));
+    vst1q_s8(quads + 32, vreinterpretq_s8_s32(vuzp2q_s32(a, b)));
   }
 };
 
-// kCount tokens against 4 · kQuads rows.
-template <Scheme kScheme, int kCount, int kQuads>
-ARMLLM_IN_WRITTEN_ORDER void gemv_block(const uint8_t* panel, const PanelLayout& layout,
-                                        const int8_t* const* x, int first, float* out) {
-  Int8Lines<kScheme, kQuads> lines(panel, layout, first);
-  int32x4_t sums[kCount][kQuads] = {};
+// kCount tokens against 2 · kPairs rows of one half of a panel, multiplied out.
+template <Scheme kScheme, bool kHigh, int kCount, int kPairs>
+ARMLLM_IN_WRITTEN_ORDER void gemv_rows(const uint8_t* panel, const PanelLayout& layout,
+                                       const int8_t* const* x, int first, float* out) {
+  Int8Pairs<kScheme, kHigh, kPairs> rows(panel, layout, first);
+  int32x4_t sums[kCount][kPairs] = {};
   for (int64_t g = 0; g < layout.groups; ++g) {
-    lines.enter(g);
+    rows.enter(g);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      const Line<kQuads> line = lines.line(j);
+      int8x16_t w[kPairs];
+#pragma GCC unroll 4
+      for (int p = 0; p < kPairs; ++p) w[p] = rows.at(j, p);
 #pragma GCC unroll 8
       for (int t = 0; t < kCount; ++t) {
-        const int8x8_t chunk = vld1_s8(x[t] + kGroup * g + 8 * j);
+        const int8x16_t chunk = twice(x[t] + kGroup * g + 8 * j);
 #pragma GCC unroll 4
-        for (int i = 0; i < kQuads; ++i) {
-          sums[t][i] = vdotq_lane_s32(sums[t][i], line.low[i], chunk, 0);
-          sums[t][i] = vdotq_lane_s32(sums[t][i], line.high[i], chunk, 1);
-        }
+        for (int p = 0; p < kPairs; ++p) sums[t][p] = vdotq_s32(sums[t][p], w[p], chunk);
       }
     }
   }
-  const float* scales = panel_scales(panel) + 4 * first;
+  const int row = 8 * kHigh + 2 * first;
 #pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t)
-#pragma GCC unroll 4
-    for (int i = 0; i < kQuads; ++i)
-      store_scaled(out + t * kPanel + 4 * (first + i), sums[t][i], scales + 4 * i);
+#pragma GCC unroll 2
+    for (int p = 0; p < kPairs; p += 2)
+      store_scaled(out + t * kPanel + row + 2 * p, vpaddq_s32(sums[t][p], sums[t][p + 1]),
+                   panel_scales(panel) + row + 2 * p);
 }
 
-template <Scheme kScheme>
-void gemv_tokens(const uint8_t* panel, const Activations& x, int64_t first_token, int tokens, float* out) {
-  const PanelLayout layout = panel_layout(kScheme, x.groups * kGroup);
-  const int8_t* rows[kGemvTokens];
-  for (int t = 0; t < tokens; ++t) rows[t] = token_values(x, first_token + t);
-  int t = 0;
-  if (tokens == kGemvTokens) {
-    gemv_block<kScheme, 8, 2>(panel, layout, rows, 0, out);
-    return gemv_block<kScheme, 8, 2>(panel, layout, rows, 2, out);
+// 3, 4 or 8 tokens: unpacked weights pay from 3 on.
+template <Scheme kScheme, int kCount>
+void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x, float* out) {
+  if constexpr (kCount == 8) {
+    for (int first = 0; first < 4; first += 2) {
+      gemv_rows<kScheme, false, 8, 2>(panel, layout, x, first, out);
+      gemv_rows<kScheme, true, 8, 2>(panel, layout, x, first, out);
+    }
+  } else {
+    gemv_rows<kScheme, false, kCount, 4>(panel, layout, x, 0, out);
+    gemv_rows<kScheme, true, kCount, 4>(panel, layout, x, 0, out);
   }
-  for (; tokens - t >= 4; t += 4) gemv_block<kScheme, 4, 4>(panel, layout, rows + t, 0, out + t * kPanel);
-  if (tokens - t == 3) return gemv_block<kScheme, 3, 4>(panel, layout, rows + t, 0, out + t * kPanel);
-  if (tokens - t == 2) return sdot_tokens<2>(kScheme, panel, x, first_token + t, out + t * kPanel);
-  if (tokens - t == 1) sdot_tokens<1>(kScheme, panel, x, first_token + t, out + t * kPanel);
+}
+
+template <int kCount>
+void gemv_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, float* out) {
+  const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
+  const int8_t* rows[kCount];
+  for (int t = 0; t < kCount; ++t) rows[t] = token_values(x, first + t);
+  if (scheme == Scheme::g32i) return gemv_tokens<Scheme::g32i, kCount>(panel, layout, rows, out);
+  if (scheme == Scheme::row) return gemv_tokens<Scheme::row, kCount>(panel, layout, rows, out);
+  if (scheme == Scheme::rowz) return gemv_tokens<Scheme::rowz, kCount>(panel, layout, rows, out);
+  if constexpr (kCount == 8) {
+    sdot_int8<8, 2>(panel, layout, rows, 0, out);
+    sdot_int8<8, 2>(panel, layout, rows, 2, out);
+  } else {
+    sdot_int8<kCount, 4>(panel, layout, rows, 0, out);
+  }
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
           float* out) {
-  if (tokens <= 2 || scheme == Scheme::g32) {
-    int t = 0;
-    for (; t + 2 <= tokens; t += 2) sdot_tokens<2>(scheme, panel, x, first_token + t, out + t * kPanel);
-    if (t < tokens) sdot_tokens<1>(scheme, panel, x, first_token + t, out + t * kPanel);
-  } else if (scheme == Scheme::g32i) {
-    gemv_tokens<Scheme::g32i>(panel, x, first_token, tokens, out);
-  } else if (scheme == Scheme::row) {
-    gemv_tokens<Scheme::row>(panel, x, first_token, tokens, out);
-  } else {
-    gemv_tokens<Scheme::i8>(panel, x, first_token, tokens, out);
+  int t = 0;
+  if (!has_float_groups(scheme)) {
+    if (tokens == 8) return gemv_tokens<8>(scheme, panel, x, first_token, out);
+    for (; tokens - t >= 4; t += 4) gemv_tokens<4>(scheme, panel, x, first_token + t, out + t * kPanel);
+    if (tokens - t == 3) return gemv_tokens<3>(scheme, panel, x, first_token + t, out + t * kPanel);
   }
+  for (; tokens - t >= 2; t += 2) sdot_tokens<2>(scheme, panel, x, first_token + t, out + t * kPanel);
+  if (t < tokens) sdot_tokens<1>(scheme, panel, x, first_token + t, out + t * kPanel);
 }
 
 // 2 · kPairs tokens × 8 rows over all of K.

@@ -1,5 +1,5 @@
 // Linear kernels for Armv8-A without the dot product extension: SMULL and SMLAL, exact in every step.
-#include "linear/arm_panel.h"
+#include "linear/arm_unpack.h"
 
 namespace armllm::neon {
 namespace {
@@ -9,24 +9,15 @@ constexpr int kStepBytes = 64;  // of the panel, 16 k
 constexpr int64_t kCallTokens = 32;
 constexpr int64_t kCallPanels = 2;
 
-ARMLLM_INLINE int8x16_t zip_words(int8x16_t a, int8x16_t b, bool second) {
-  const int32x4_t x = vreinterpretq_s32_s8(a), y = vreinterpretq_s32_s8(b);
-  return vreinterpretq_s8_s32(second ? vzip2q_s32(x, y) : vzip1q_s32(x, y));
-}
-
 // Panel order of gemm: [4 quads][k / 16][4 rows][16].
 struct RowOrder {
-  static ARMLLM_INLINE void put(int8_t* w, int64_t groups, int64_t step, const Line<4>& line) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      int8_t* rows = w + i * groups * 128 + step / 2 * kStepBytes + step % 2 * 8;
-#pragma GCC unroll 2
-      for (int second = 0; second < 2; ++second) {
-        const int8x16_t pair = zip_words(line.low[i], line.high[i], second);
-        vst1_s8(rows + 32 * second, vget_low_s8(pair));
-        vst1_s8(rows + 32 * second + 16, vget_high_s8(pair));
-      }
-    }
+  static ARMLLM_INLINE void put(int8_t* w, int64_t groups, int64_t step, int first, int8x16_t rows01,
+                                int8x16_t rows23) {
+    int8_t* rows = w + first / 4 * groups * 128 + step / 2 * kStepBytes + step % 2 * 8;
+    vst1_s8(rows, vget_low_s8(rows01));
+    vst1_s8(rows + 16, vget_high_s8(rows01));
+    vst1_s8(rows + 32, vget_low_s8(rows23));
+    vst1_s8(rows + 48, vget_high_s8(rows23));
   }
 };
 
@@ -34,68 +25,95 @@ ARMLLM_INLINE int32x4_t add_across(int32x4_t a, int32x4_t b, int32x4_t c, int32x
   return vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
 }
 
-// Σ over one group for each of 16 rows: nibbles as 0 … 15, so that the sum without `offset` may wrap in 16 bits,
-// but the true one, at most 32 · 8 · 127 = 32512 in size, comes out exact.
-ARMLLM_INLINE void group_sums(const uint8_t* group, const int8_t* x, int32_t offset, int16x8_t* sums) {
-  int16x8_t rows[kPanel];
+ARMLLM_INLINE int16x8_t add_across(const int16x8_t* r) {
+  return vpaddq_s16(vpaddq_s16(vpaddq_s16(r[0], r[1]), vpaddq_s16(r[2], r[3])),
+                    vpaddq_s16(vpaddq_s16(r[4], r[5]), vpaddq_s16(r[6], r[7])));
+}
+
+// Σ u·x over one group for each of 8 rows, u = 0 … 15 (low nibbles) or −8 … 7 (high ones), modulo 2^16.
+template <bool kHigh>
+ARMLLM_INLINE int16x8_t group_sums(const uint8_t* group, const int8_t* x) {
+  int16x8_t rows[8];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
     const int8x8_t chunk = vld1_s8(x + 8 * j);
-    const int8x16_t twice = vcombine_s8(chunk, chunk);
-    const Line<4> line = load_nibbles<4>(group + 64 * j);
+    const int8x16_t both = vcombine_s8(chunk, chunk);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 2
-      for (int second = 0; second < 2; ++second) {
-        const int8x16_t pair = zip_words(line.low[i], line.high[i], second);
-        int16x8_t* sum = rows + 4 * i + 2 * second;
-        sum[0] = j == 0 ? vmull_s8(vget_low_s8(pair), chunk) : vmlal_s8(sum[0], vget_low_s8(pair), chunk);
-        sum[1] = j == 0 ? vmull_high_s8(pair, twice) : vmlal_high_s8(sum[1], pair, twice);
-      }
+    for (int v = 0; v < 4; ++v) {
+      const int8x16_t bytes = load_values(group + 64 * j + 16 * v);
+      const int8x16_t u = kHigh ? vshrq_n_s8(bytes, 4) : low_nibbles(bytes);
+      int16x8_t* sum = rows + 2 * v;
+      sum[0] = j == 0 ? vmull_s8(vget_low_s8(u), chunk) : vmlal_s8(sum[0], vget_low_s8(u), chunk);
+      sum[1] = j == 0 ? vmull_high_s8(u, both) : vmlal_high_s8(sum[1], u, both);
+    }
   }
-#pragma GCC unroll 2
-  for (int h = 0; h < 2; ++h) {
-    const int16x8_t* r = rows + 8 * h;
-    const int16x8_t first = vpaddq_s16(vpaddq_s16(r[0], r[1]), vpaddq_s16(r[2], r[3]));
-    const int16x8_t second = vpaddq_s16(vpaddq_s16(r[4], r[5]), vpaddq_s16(r[6], r[7]));
-    sums[h] = vaddq_s16(vpaddq_s16(first, second), vdupq_n_s16(int16_t(offset)));
-  }
+  return add_across(rows);
 }
 
-template <Scheme kScheme>
+enum class Sums { multiplied, whole, scaled };  // g32i; row and rowz; float group scales
+
+// A group's sum of q·x with q = −8 … 7 is at most 32512 in size: exact in 16 bits.
+template <Sums kSums>
 ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
                                           const int32_t* offsets, float* out) {
+  const bool zeros = has_zero_points(layout.scheme), halves = has_bf16_scales(layout.scheme);
+  const int64_t step = kSums == Sums::scaled ? groups_per_scale(layout.scheme) : layout.groups;
   const float* scales = panel_scales(panel);
   int32x4_t total[4] = {};
   float32x4_t scaled[4] = {};
+  int32_t offset = 0;
+  int64_t left = step, column = 0;
   for (int64_t g = 0; g < layout.groups; ++g) {
-    int16x8_t sums[2];
-    group_sums(panel + layout.values + 256 * g, x + kGroup * g, offsets[g], sums);
-    if constexpr (kScheme == Scheme::g32i) {
-      const uint8x16_t rows = row_multipliers(panel + layout.multipliers + 8 * g);
-      const int16x8_t m[2] = {vreinterpretq_s16_u8(vzip1q_u8(rows, vdupq_n_u8(0))),
-                              vreinterpretq_s16_u8(vzip2q_u8(rows, vdupq_n_u8(0)))};
+    const uint8_t* group = panel + layout.values + 256 * g;
+    const int16x8_t sums[2] = {
+        vaddq_s16(group_sums<false>(group, x + kGroup * g), vdupq_n_s16(int16_t(offsets[g]))),
+        group_sums<true>(group, x + kGroup * g)};
+    if constexpr (kSums == Sums::multiplied) {
+      const uint8x16_t rows = vaddq_u8(row_nibbles(panel + layout.multipliers + 8 * g), vdupq_n_u8(1));
+      const int16x8_t m[2] = {vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(rows))),
+                              vreinterpretq_s16_u16(vmovl_high_u8(rows))};
       for (int h = 0; h < 2; ++h) {
         total[2 * h] = vmlal_s16(total[2 * h], vget_low_s16(sums[h]), vget_low_s16(m[h]));
         total[2 * h + 1] = vmlal_high_s16(total[2 * h + 1], sums[h], m[h]);
       }
-    } else {
+      continue;
+    }
+    for (int h = 0; h < 2; ++h) {
+      total[2 * h] = vaddw_s16(total[2 * h], vget_low_s16(sums[h]));
+      total[2 * h + 1] = vaddw_high_s16(total[2 * h + 1], sums[h]);
+    }
+    offset += offsets[g];
+    if (--left != 0 && g + 1 != layout.groups) continue;
+    if (zeros) {  // q is 8 more than the sums took it for, less the zero point
+      const uint8x16_t rows = row_nibbles(panel + layout.zero_points + 8 * column);
+      for (int i = 0; i < 4; ++i)
+        total[i] = vmlaq_n_s32(total[i], vsubq_s32(widen4(rows, 4 * i), vdupq_n_s32(8)), offset / 8);
+    }
+    if constexpr (kSums == Sums::scaled) {
+      const uint8_t* of_group = panel + layout.scales + column * kPanel * (halves ? 2 : 4);
       for (int i = 0; i < 4; ++i) {
-        const int32x4_t wide = vmovl_s16(i % 2 ? vget_high_s16(sums[i / 2]) : vget_low_s16(sums[i / 2]));
-        if constexpr (kScheme == Scheme::row) total[i] = vaddq_s32(total[i], wide);
-        if constexpr (kScheme == Scheme::g32)
-          scaled[i] =
-              vaddq_f32(scaled[i], vmulq_f32(vld1q_f32(scales + kPanel * g + 4 * i), vcvtq_f32_s32(wide)));
+        scaled[i] =
+            vaddq_f32(scaled[i], vmulq_f32(group_scales(of_group, halves, 4 * i), vcvtq_f32_s32(total[i])));
+        total[i] = vdupq_n_s32(0);
       }
     }
+    offset = 0;
+    left = step;
+    ++column;
   }
   for (int i = 0; i < 4; ++i) {
-    if constexpr (kScheme == Scheme::g32) {
+    if constexpr (kSums == Sums::scaled) {
       vst1q_f32(out + 4 * i, scaled[i]);
     } else {
       store_scaled(out + 4 * i, total[i], scales + 4 * i);
     }
   }
+}
+
+// Rows 0, 1 or 2, 3 of a quad × 8 k.
+ARMLLM_INLINE int8x16_t zip_words(const int8_t* quad, bool second) {
+  const int8x16_t a = vld1q_s8(quad), b = vld1q_s8(quad + 64);
+  return second ? zip2_words(a, b) : zip1_words(a, b);
 }
 
 // 128 · 127 twice is the most that 16 bits hold: one SMULL, one SMLAL, then on to 32 bits.
@@ -110,9 +128,8 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
     for (int i = 0; i < 4; ++i)
 #pragma GCC unroll 2
       for (int second = 0; second < 2; ++second) {
-        const int8x16_t w0 = zip_words(vld1q_s8(lines + 16 * i), vld1q_s8(lines + 64 + 16 * i), second);
-        const int8x16_t w1 =
-            zip_words(vld1q_s8(lines + 128 + 16 * i), vld1q_s8(lines + 192 + 16 * i), second);
+        const int8x16_t w0 = zip_words(lines + 16 * i, second);
+        const int8x16_t w1 = zip_words(lines + 128 + 16 * i, second);
         int32x4_t* sum = sums + 4 * i + 2 * second;
         const int16x8_t low = vmull_s8(vget_low_s8(w0), vget_low_s8(even));
         const int16x8_t high = vmull_high_s8(w0, even);
@@ -136,9 +153,13 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
       continue;
     }
     const int32_t* offsets = x.group_offsets + (first_token + t) * x.groups;
-    if (scheme == Scheme::g32i) gemv_nibbles<Scheme::g32i>(panel, layout, values, offsets, out);
-    if (scheme == Scheme::row) gemv_nibbles<Scheme::row>(panel, layout, values, offsets, out);
-    if (scheme == Scheme::g32) gemv_nibbles<Scheme::g32>(panel, layout, values, offsets, out);
+    if (scheme == Scheme::g32i) {
+      gemv_nibbles<Sums::multiplied>(panel, layout, values, offsets, out);
+    } else if (has_float_groups(scheme)) {
+      gemv_nibbles<Sums::scaled>(panel, layout, values, offsets, out);
+    } else {
+      gemv_nibbles<Sums::whole>(panel, layout, values, offsets, out);
+    }
   }
 }
 

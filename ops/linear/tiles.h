@@ -14,7 +14,7 @@ namespace armllm {
 inline int64_t activation_bytes(int64_t tokens, int64_t in_features) {
   const int64_t groups = ceil_div(in_features, kGroup);
   const bool gemv = tokens <= kGemvTokens;
-  const int64_t rows = gemv ? tokens : round_up(tokens, 64);  // 64: no variant's gemm_block is larger
+  const int64_t rows = round_up(tokens, gemv ? kGemvTokens : 64);  // no variant's blocks are larger
   return round_up(rows * groups * kGroup, 64) + round_up(rows * 4, 64) +
          (gemv ? round_up(rows * groups * 4, 64) : 0);
 }
@@ -24,8 +24,8 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
   Activations x;
   x.groups = ceil_div(in_features, kGroup);
   const bool gemv = tokens <= kGemvTokens;
-  x.block = gemv ? 1 : kernels.gemm_block;
-  const int64_t rows = gemv ? tokens : round_up(tokens, x.block);
+  x.block = gemv ? gemv_block_of(kernels, tokens) : kernels.gemm_block;
+  const int64_t rows = round_up(tokens, x.block);
   char* p = static_cast<char*>(scratch);
   x.values = reinterpret_cast<int8_t*>(p);
   p += round_up(rows * x.groups * kGroup, 64);
@@ -35,7 +35,9 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
 }
 
 // Rows that one quantising tile takes: whole blocks, so that a tile owns its padding rows.
-inline int64_t quantize_step(const Activations& x) { return x.group_offsets ? 1 : round_up(8, x.block); }
+inline int64_t quantize_step(const Activations& x) {
+  return x.group_offsets ? x.block : round_up(8, x.block);
+}
 
 inline void quantize_tile(const LinearKernels& kernels, const Activations& q, const Rows& x, int64_t tokens,
                           int64_t in_features, int64_t index) {

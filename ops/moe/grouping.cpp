@@ -17,10 +17,14 @@ constexpr int64_t kPassPanels = 24;  // passes are a multiple of it, and it one 
 
 // Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
 int64_t most_rows(const MoeArgs& a) {
-  int64_t block = 1;
-  for (const Variant& v : all_variants()) block = std::max(block, v.linear->gemm_block);
+  int64_t gemm = 1, gemv = 1;
+  for (const Variant& v : all_variants()) {
+    gemm = std::max(gemm, v.linear->gemm_block);
+    gemv = std::max(gemv, v.linear->gemv_block);
+  }
   const int64_t pairs = a.tokens * a.top_k;
-  return pairs + std::min(a.experts, pairs / (kGemvTokens + 1)) * (block - 1);
+  const int64_t long_ones = std::min(a.experts, pairs / (kGemvTokens + 1));
+  return pairs + long_ones * (gemm - 1) + std::min(a.experts, pairs / 2) * (gemv - 1);
 }
 
 class Carver {
@@ -147,7 +151,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
       x.expert = e;
       x.first_row = g.rows;
       x.rows = rows;
-      x.block = gemm ? kernels.gemm_block : 1;
+      x.block = gemm ? kernels.gemm_block : gemv_block_of(kernels, rows);
       const int64_t row_step = gemm ? steps.rows : rows;
       x.gate_up = TileGrid{gate_up_panels, gemm ? steps.gate_up.gemm : steps.gate_up.gemv, rows, row_step};
       x.down = TileGrid{passes.step, gemm ? steps.down.gemm : steps.down.gemv, rows, row_step};

@@ -57,7 +57,6 @@ struct QuantisedRows {
       offsets[size_t(i)] = -8 * sum;
     }
   }
-  Activations plain() { return {values.data(), nullptr, offsets.data(), groups, 1}; }
   Activations in_blocks(int64_t block) {
     const int64_t bytes = groups * kGroup;
     blocked.assign(size_t(round_up(tokens, block) * bytes), 0);
@@ -65,7 +64,7 @@ struct QuantisedRows {
       for (int64_t k = 0; k < bytes; ++k)
         blocked[size_t(t / block * block * bytes + k / 8 * block * 8 + t % block * 8 + k % 8)] =
             values[size_t(t * bytes + k)];
-    return {blocked.data(), nullptr, nullptr, groups, block};
+    return {blocked.data(), nullptr, offsets.data(), groups, block};
   }
 };
 
@@ -108,15 +107,18 @@ void test_quantize(const LinearKernels& tested, const LinearKernels& truth, cons
 void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(2);
   for (const auto& [scheme, scheme_name] : kSchemeNames)
-    for (int64_t groups : {1, 2, 3, 7})
+    for (int64_t groups : {1, 2, 3, 4, 7, 8, 13})
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
         for (bool extreme : {false, true}) {
           const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
-          QuantisedRows x(tokens + 1, groups, extreme, random);
+          const int64_t first = tested.gemv_block;
+          QuantisedRows x(first + tokens, groups, extreme, random);
           std::vector<float> out[2];
           for (int i = 0; i < 2; ++i) {
+            const LinearKernels& kernels = i ? truth : tested;
             out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
-            (i ? truth : tested).gemv(scheme, panel.data(), x.plain(), 1, tokens, out[i].data());
+            kernels.gemv(scheme, panel.data(), x.in_blocks(gemv_block_of(kernels, tokens)), first, tokens,
+                         out[i].data());
           }
           report.expect(same_floats(out[0], out[1]), text("%s gemv scheme %s groups %ld tokens %d", name,
                                                           scheme_name, long(groups), tokens));
