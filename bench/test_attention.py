@@ -20,13 +20,14 @@ def sequences(
     """q, caches, table, query_start and seq_lens of ``count`` sequences, blocks in random order."""
     q_heads, kv_heads, size = heads
     blocks = -(-length // BLOCK)
-    k_cache, v_cache = attention.new_cache(count * blocks, kv_heads, size, size, BLOCK, cache)
-    for part in (*k_cache, *v_cache):
-        part.normal_()
+    made = attention.new_kv_cache(count * blocks, kv_heads, size, size, BLOCK, cache)
+    for block in range(count * blocks):
+        made.k[block].copy_(torch.randn(made.k.shape[1:]))
+        made.v[block].copy_(torch.randn(made.v.shape[1:]))
     table = torch.randperm(count * blocks).to(torch.int32).view(count, blocks)
     q = torch.randn(count * new, q_heads, size, dtype=torch.bfloat16)
     start = torch.arange(count + 1, dtype=torch.int32) * new
-    return q, k_cache, v_cache, table, start, torch.full((count,), length, dtype=torch.int32)
+    return q, made.k, made.v, table, start, torch.full((count,), length, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float32], ids=str)
@@ -53,7 +54,7 @@ def test_decode(measure: Any, heads: str, count: int, length: int, cache: torch.
 @pytest.mark.parametrize("heads", HEADS)
 def test_kv_write(measure: Any, heads: str, tokens: int) -> None:
     _, kv_heads, size = HEADS[heads]
-    caches = attention.new_cache(64, kv_heads, size, size, BLOCK, torch.bfloat16)
+    caches = attention.new_kv_cache(64, kv_heads, size, size, BLOCK, torch.bfloat16)
     k, v = torch.randn(2, tokens, kv_heads, size, dtype=torch.bfloat16)
     slots = torch.randperm(64 * BLOCK)[:tokens]
-    measure(lambda: attention.kv_write(k, v, *caches, slots), read=2 * (k.nbytes + v.nbytes))
+    measure(lambda: attention.kv_write(k, v, caches.k, caches.v, slots), read=2 * (k.nbytes + v.nbytes))

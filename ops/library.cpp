@@ -28,8 +28,8 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // activation
   m.def("gated_act(Tensor gate, Tensor up, str activation) -> Tensor");
   // attention
-  m.def("kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()");
-  m.def("paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window=0, float softcap=0.0, Tensor? sinks=None) -> Tensor");
+  m.def("kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None) -> ()");
+  m.def("paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor");
   // machine
   m.def("isa_select(str name) -> str");
   m.def("isa_list() -> str");

@@ -7,8 +7,10 @@ The graph gets these further inputs, the same for all layers:
     query_start  int32 (B + 1)   first packed token of each sequence
     seq_lens     int32 (B)       positions of each sequence after this step
     max_seq_len  int             the largest of them
-    k_cache      (layers, blocks, kv_heads, head_size, block_size)
-    v_cache      (layers, blocks, kv_heads, block_size, value_size)
+    k_cache      (layers, …), as torch_armllm.ops.attention.new_kv_cache makes it
+    v_cache
+    k_scales     the same, where the cache is int8
+    v_scales
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.ops.attention import kv_cache_shapes
 from torch_armllm.passes.match import PassContext, aten, call, fake_mode, is_op, value
 
 INPUTS = ("slots", "block_table", "query_start", "seq_lens", "max_seq_len", "k_cache", "v_cache")
+SCALES = ("k_scales", "v_scales")
 BLOCK_SIZE = 32
 
 
@@ -34,31 +38,37 @@ def _by_token(graph: fx.Graph, node: Any) -> Node:
     return call(graph, aten.select.int, tokens_first, 0, 0)
 
 
-def _add_inputs(module: fx.GraphModule, first: Node, layers: int) -> dict[str, Node]:
+def _add_inputs(
+    module: fx.GraphModule, first: Node, layers: int, cache_dtype: torch.dtype | None
+) -> dict[str, Node]:
     graph = module.graph
     k, v = value(first.args[1]), value(first.args[2])  # type: ignore[arg-type]
-    kv_heads, head, value_size = k.shape[1], k.shape[3], v.shape[3]
     last_input = [n for n in graph.nodes if n.op == "placeholder"][-1]
     mode = fake_mode(first)
+    dtype = cache_dtype or k.dtype
+    sizes = (int(k.shape[1]), int(k.shape[3]), int(v.shape[3]))
+    keys, values, scales = kv_cache_shapes(8, *sizes, BLOCK_SIZE, dtype, layers)
     shapes: dict[str, tuple[torch.dtype, tuple[Any, ...]]] = {
         "slots": (torch.int64, (k.shape[2],)),
         "block_table": (torch.int32, (2, 4)),
         "query_start": (torch.int32, (3,)),
         "seq_lens": (torch.int32, (2,)),
-        "k_cache": (k.dtype, (layers, 8, kv_heads, head, BLOCK_SIZE)),
-        "v_cache": (v.dtype, (layers, 8, kv_heads, BLOCK_SIZE, value_size)),
+        "k_cache": (dtype, keys),
+        "v_cache": (dtype, values),
     }
+    if scales is not None:
+        shapes["k_scales"] = shapes["v_scales"] = (torch.float32, scales)
     made: dict[str, Node] = {}
     after = last_input
-    for name in INPUTS:
+    for name in INPUTS if scales is None else (*INPUTS, *SCALES):
         with graph.inserting_after(after):
             node = graph.placeholder(name)
         if name == "max_seq_len":
             node.meta["val"] = 64
         else:
-            dtype, shape = shapes[name]
+            kind, shape = shapes[name]
             with mode:
-                node.meta["val"] = torch.empty(shape, dtype=dtype)
+                node.meta["val"] = torch.empty(shape, dtype=kind)
         made[name] = after = node
     return made
 
@@ -77,19 +87,23 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     if len(shapes) > 1:
         return 0
     order = {layer: i for i, layer in enumerate(sorted({n.args[3] for n in nodes}))}
-    given = _add_inputs(module, nodes[0], len(order))
+    given = _add_inputs(module, nodes[0], len(order), context.cache_dtype)
     for node in nodes:
         q, k, v, layer, scale, window, softcap, sinks = node.args
         with graph.inserting_before(node):
-            k_cache = call(graph, aten.select.int, given["k_cache"], 0, order[layer])
-            v_cache = call(graph, aten.select.int, given["v_cache"], 0, order[layer])
+            k_cache, v_cache, *scales = (
+                call(graph, aten.select.int, given[name], 0, order[layer])
+                for name in ("k_cache", "v_cache", *SCALES)
+                if name in given
+            )
             keys, values, queries = (_by_token(graph, x) for x in (k, v, q))
-            call(graph, torch.ops.armllm.kv_write.default, keys, values, k_cache, v_cache, given["slots"])
+            write = torch.ops.armllm.kv_write.default
+            call(graph, write, keys, values, k_cache, v_cache, given["slots"], *scales)
             out = call(
                 graph,
                 torch.ops.armllm.paged_attention.default,
                 *(queries, k_cache, v_cache, given["block_table"], given["query_start"], given["seq_lens"]),
-                *(given["max_seq_len"], scale, window, softcap, sinks),
+                *(given["max_seq_len"], scale, window, softcap, sinks, *scales),
             )
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)

@@ -20,6 +20,8 @@ class PassContext:
 
     paged: bool = True
     """Whether attention runs against a paged cache (a captured model) or stays as it is (torch.compile)."""
+    cache_dtype: torch.dtype | None = None
+    """What the paged cache holds; None: what the keys are."""
     scheme: str | None = None
     """INT4 scheme for float weights that the graph still holds; None leaves them."""
     on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None

@@ -107,14 +107,14 @@ def test_a_cache_that_is_held_keeps_its_memory() -> None:
     model, ids = fresh("llama"), token_ids(1, 20)
     with torch.no_grad():
         held = model(ids, use_cache=True).past_key_values
-        first = held.pool.k.data_ptr()
+        first = held.pool.cache.k.data_ptr()
         for _ in range(3):
             passing = model(token_ids(1, 30, seed=4), use_cache=True).past_key_values
             assert passing.pool is not held.pool
             spare = passing.pool
             del passing
         assert model(ids, use_cache=True).past_key_values.pool is spare
-        assert held.pool.k.data_ptr() == first
+        assert held.pool.cache.k.data_ptr() == first
         again = model(ids[:, :1], past_key_values=held).logits
         longer = torch.cat([ids, ids[:, :1]], 1)
         assert torch.equal(again[:, -1], model(longer).logits[:, -1])

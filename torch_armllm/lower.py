@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.lowering import CacheLayer, Lowering, Unlowerable
+from torch_armllm.lowering import CACHES, CacheLayer, Lowering, Unlowerable
 from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.passes.match import aten, constant
 from torch_armllm.program import ACTIVATIONS, NOTHING, SCORINGS, Opcode, Operand, Program
@@ -21,7 +21,7 @@ def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
 
 
 def _select(low: Lowering, node: Node, source: Node, dim: int, index: int) -> Any:
-    if source.op == "placeholder" and source.name in ("k_cache", "v_cache") and dim == 0:
+    if source.op == "placeholder" and source.name in CACHES and dim == 0:
         return CacheLayer(source.name, index)
     if dim != 0 or index != 0 or source.meta["val"].shape[0] != 1:
         raise Unlowerable(f"{node} selects along dimension {dim}")
@@ -259,23 +259,36 @@ def _rope(low: Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interle
     )
 
 
-def _kv_write(low: Lowering, node: Node, k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
-    keys, values = low.known[k_cache], low.known[v_cache]
-    low.emit(Opcode.KV_WRITE, low.rows(k), low.rows(v), low.rows(slots), keys.input, values.input, keys.layer)
+def _cache(low: Lowering, k: Any, v: Any, k_scales: Any, v_scales: Any) -> tuple[int, ...]:
+    """The cache's fields: inputs of keys and values, layer, inputs of scales or -1."""
+    keys, values = low.known[k], low.known[v]
+    scales = [-1 if s is None else low.known[s].input for s in (k_scales, v_scales)]
+    return (keys.input, values.input, keys.layer, *scales)
+
+
+def _kv_write(
+    low: Lowering, node: Node, k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any,
+    k_scales: Any = None, v_scales: Any = None,
+) -> None:  # fmt: skip
+    keys = low.rows(k)
+    cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
+    low.emit(Opcode.KV_WRITE, keys, low.rows(v), low.rows(slots), *cache, keys.inner[-1])
 
 
 def _attention(
     low: Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any,
         longest: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
+    k_scales: Any = None, v_scales: Any = None,
 ) -> Operand:  # fmt: skip
-    queries, keys, values = low.rows(q), low.known[k_cache], low.known[v_cache]
+    queries = low.rows(q)
+    cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
     out = low.new(node)
     inputs = [low.rows(n).index for n in (table, starts, lengths)]
     low.emit(
         Opcode.ATTENTION,
-        *(queries, out, low.weight(sinks, torch.float32), keys.input, values.input, keys.layer, *inputs),
-        *(queries.inner[-2], window, float(scale), float(softcap)),
+        *(queries, out, low.weight(sinks, torch.float32), *cache, *inputs),
+        *(*queries.inner[-2:], window, float(scale), float(softcap)),
     )
     return out
 

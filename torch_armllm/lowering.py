@@ -21,8 +21,12 @@ INPUTS = (
     "seq_lens",
     "k_cache",
     "v_cache",
+    "k_scales",
+    "v_scales",
 )
 """Tensors that a native step takes, in order."""
+CACHES = INPUTS[6:]
+"""Those of the cache; scales only where it is int8."""
 
 
 class Unlowerable(RuntimeError):
@@ -105,7 +109,7 @@ class Lowering:
         return self.program
 
     def _placeholder(self, node: Node) -> None:
-        if node.name in ("k_cache", "v_cache") or node.name not in INPUTS:
+        if node.name in CACHES or node.name not in INPUTS:
             return
         self.known[node] = Operand(Space.INPUT, INPUTS.index(node.name), node.meta["val"].dtype)
 

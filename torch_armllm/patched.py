@@ -190,8 +190,7 @@ class PatchedForward:
                 query_start=torch.tensor(starts, dtype=torch.int32),
                 seq_lens=torch.tensor(lengths, dtype=torch.int32),
                 max_seq_len=max(lengths, default=0),
-                k_cache=cache.pool.k,
-                v_cache=cache.pool.v,
+                cache=cache.pool.cache,
             )
         )
         if kept is None:

@@ -22,6 +22,12 @@ from torch_armllm.plan import make_plan
 from torch_armllm.report import Report
 
 _STATE = "_armllm"
+_CACHES = {
+    "int8": torch.int8,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 
 @dataclass
@@ -69,7 +75,7 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _cache_shape(module: fx.GraphModule) -> CacheShape | None:
+def _cache_shape(module: fx.GraphModule, dtype: torch.dtype | None) -> CacheShape | None:
     """Sizes of the paged cache, from the graph's attentions before they are rewritten."""
     nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
     shapes = {
@@ -77,9 +83,9 @@ def _cache_shape(module: fx.GraphModule) -> CacheShape | None:
     }
     if len(shapes) != 1:
         return None
-    ((kv_heads, head_size), value_size, dtype) = shapes.pop()
+    ((kv_heads, head_size), value_size, own) = shapes.pop()
     layers = len({n.args[3] for n in nodes})
-    return CacheShape(layers, int(kv_heads), int(head_size), int(value_size), dtype)
+    return CacheShape(layers, int(kv_heads), int(head_size), int(value_size), dtype or own)
 
 
 def _weight_owner(base: nn.Module, captured: Captured) -> Callable[[str, Tensor], None]:
@@ -105,19 +111,20 @@ def _count_ops(module: fx.GraphModule) -> dict[str, int]:
     return dict(counts)
 
 
-def _install(model: Any, report: Report) -> PatchedForward | None:
+def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
     """Captures the model and puts a plan in the place of its base model's forward."""
     base = model.base_model
     try:
         captured = capture(model)
-        shape = _cache_shape(captured.graph_module)
+        shape = _cache_shape(captured.graph_module, cache_dtype)
         if shape is None:
             raise CaptureError("its layers differ in the shape of their keys and values")
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
     graph_module = captured.graph_module
-    run_passes(graph_module, PassContext(on_new_weight=_weight_owner(base, captured)))
+    context = PassContext(cache_dtype=cache_dtype, on_new_weight=_weight_owner(base, captured))
+    run_passes(graph_module, context)
     plan, why_not_native = make_plan(graph_module)
     if why_not_native is not None:
         report.notes.append(f"the graph runs node by node: {why_not_native}")
@@ -138,6 +145,7 @@ def patch(
     keep_original: bool = False,
     progress: bool = True,
     importance: bool = True,
+    kv_cache: str | None = None,
 ) -> Report:
     """Quantises a transformers causal language model to INT4 and rewrites it to fused ops, in place.
 
@@ -156,6 +164,8 @@ def patch(
         progress: shows a progress bar while quantising.
         importance: quantises with regard to what each input channel carries when the model reads random
             tokens: one pass over 512 of them saves a good part of what INT4 costs in accuracy.
+        kv_cache: what keys and values are stored as: ``"int8"`` (one scale a token and head),
+            ``"bfloat16"``, ``"float16"``, ``"float32"``, or None for the model's own dtype.
 
     Returns:
         What was covered by which op, what was left and why, sizes and errors; it prints as a table.
@@ -165,6 +175,8 @@ def patch(
             CPU, or quantised by other means; or an option is unknown.
     """
     _check_model(model)
+    if kv_cache is not None and kv_cache not in _CACHES:
+        raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
     report = Report(variant=isa.machine().selected, bytes_before=_bytes(model))
     if quantize is None:
         report.layers = quant.describe(model, "quantisation is off")
@@ -181,7 +193,7 @@ def patch(
         )
     base: Any = model.base_model
     with torch.no_grad():
-        forward = _install(model, report)
+        forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])
     release_free_memory()
     report.bytes_after = _bytes(model)
     model.__dict__[_STATE] = _PatchState(base, forward, quantize is not None)

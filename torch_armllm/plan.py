@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from torch_armllm.lower import lower
 from torch_armllm.lowering import Unlowerable
+from torch_armllm.ops.attention import KvCache
 
 
 @dataclass
@@ -30,10 +31,13 @@ class StepInputs:
     seq_lens: Tensor
     """int32 ``(B,)``: positions of each sequence, this step's tokens included"""
     max_seq_len: int
-    k_cache: Tensor
-    """``(layers, blocks, kv_heads, head_size, block_size)``"""
-    v_cache: Tensor
-    """``(layers, blocks, kv_heads, block_size, value_size)``"""
+    cache: KvCache
+    """keys and values of all layers, layers as first dimension"""
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """The tensors of the cache that there are."""
+        return [t for t in self.cache if t is not None]
 
 
 class Plan(Protocol):
@@ -65,7 +69,7 @@ class NativePlan:
         i = inputs
         tensors = [
             *(i.input_ids, i.position_ids, i.slots, i.block_table),
-            *(i.query_start, i.seq_lens, i.k_cache, i.v_cache),
+            *(i.query_start, i.seq_lens, *i.caches),
         ]
         out: Tensor = self._run(self._handle, tensors, i.input_ids.shape[1])[0]
         return out
@@ -82,7 +86,7 @@ class GraphPlan:
         i = inputs
         out: Tensor = self._module(
             *(i.input_ids, i.position_ids, i.slots, i.block_table),
-            *(i.query_start, i.seq_lens, i.max_seq_len, i.k_cache, i.v_cache),
+            *(i.query_start, i.seq_lens, i.max_seq_len, *i.caches),
         )
         return out[0]
 

@@ -1,6 +1,8 @@
 // paged_attention: how the work is cut into tiles.  Nothing here decides a bit of the result.
 #include "attention/attention.h"
 
+#include <type_traits>
+
 #include "common/thread_memory.h"
 #include "common/variants.h"
 
@@ -136,52 +138,55 @@ struct Run {
 
 // What a tile needs while it runs.  Queries and scores never leave the core that computes them.
 struct Workspace {
-  float *panel, *scores, *q, *maximum, *sum, *values, *total_maximum, *total_sum, *total_values;
+  AttentionTile tile;
+  float *total_maximum, *total_sum, *total_values;
   int64_t *first, *last;
 
   Workspace(const AttentionArgs& a, int64_t rows) {
-    const int64_t width = value_stride(a.value_size), q_floats = round_up(a.head_size, 16);
-    const int64_t floats =
-        panel_floats(a.head_size) + rows * (kScoreStride + q_floats + 2 * (width + 2) + 2 * 2);
-    float* next = reinterpret_cast<float*>(thread_memory(floats * static_cast<int64_t>(sizeof(float))));
-    const auto take = [&next](int64_t count) {
-      float* part = next;
-      next += count;
-      return part;
+    constexpr int64_t kFloat = sizeof(float);
+    const int64_t width = value_stride(a.value_size);
+    const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
+                              kFloat * (kScoreStride + 2 * width + 5) +
+                              2 * static_cast<int64_t>(sizeof(int64_t));
+    const int64_t bytes = panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + rows * row_bytes;
+    char* next = thread_memory(bytes + 16 * 64);
+    const auto take = [&next](auto*& part, int64_t size) {
+      part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
+      next += round_up(size, 64);
     };
-    panel = take(panel_floats(a.head_size));
-    scores = take(rows * kScoreStride);
-    q = take(rows * q_floats);
-    values = take(rows * width);
-    total_values = take(rows * width);
-    first = reinterpret_cast<int64_t*>(take(rows * 2));
-    last = reinterpret_cast<int64_t*>(take(rows * 2));
-    maximum = take(rows);
-    sum = take(rows);
-    total_maximum = take(rows);
-    total_sum = take(rows);
+    take(tile.panel, panel_floats(a.head_size) * kFloat);
+    take(tile.edges, edge_bytes(a.value_size));
+    char *query, *weights;
+    take(query, rows * query_bytes(a.head_size));
+    take(weights, rows * kWeightBytes);
+    tile.query = query;
+    tile.weights = weights;
+    take(tile.scores, rows * kScoreStride * kFloat);
+    take(tile.values, rows * width * kFloat);
+    take(total_values, rows * width * kFloat);
+    take(first, rows * static_cast<int64_t>(sizeof(int64_t)));
+    take(last, rows * static_cast<int64_t>(sizeof(int64_t)));
+    take(tile.maximum, rows * kFloat);
+    take(tile.sum, rows * kFloat);
+    take(tile.factors, rows * kFloat);
+    take(total_maximum, rows * kFloat);
+    take(total_sum, rows * kFloat);
   }
 };
 
 AttentionTile tile_of(const Run& run, const Workspace& w) {
   const AttentionArgs& a = run.a;
-  for (int64_t r = 0; r < run.rows; ++r) {
-    variant().attention->load_query(a, run.token(r), run.head(r), w.q + r * a.head_size);
-    w.first[r] = run.first(r);
-    w.last[r] = run.last(r);
-  }
-  AttentionTile tile;
-  tile.q = w.q;
+  AttentionTile tile = w.tile;
   tile.rows = run.rows;
   tile.first = w.first;
   tile.last = w.last;
   tile.blocks = a.block_table + run.f.index * a.block_table_stride;
   tile.kv_head = run.kv_head;
-  tile.maximum = w.maximum;
-  tile.sum = w.sum;
-  tile.values = w.values;
-  tile.scores = w.scores;
-  tile.panel = w.panel;
+  for (int64_t r = 0; r < run.rows; ++r) {
+    variant().attention->load_query(a, run.token(r), run.head(r), tile, r);
+    w.first[r] = run.first(r);
+    w.last[r] = run.last(r);
+  }
   return tile;
 }
 
@@ -205,8 +210,8 @@ void attend_rows(const Run& run) {
     kernels.attend(a, tile);
     for (int64_t r = 0; r < run.rows; ++r)
       if (run.sees(r, s))
-        kernels.merge(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, w.maximum[r],
-                      w.sum[r], w.values + r * width, a.value_size);
+        kernels.merge(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, tile.maximum[r],
+                      tile.sum[r], tile.values + r * width, a.value_size);
   }
   for (int64_t r = 0; r < run.rows; ++r)
     kernels.finish(a, run.token(r), run.head(r), w.total_maximum[r], w.total_sum[r],
@@ -230,13 +235,14 @@ void merge_rows(const Run& run) {
   const AttentionKernels& kernels = *variant().attention;
   const Workspace w(a, 1);
   for (int64_t r = 0; r < run.rows; ++r) {
-    start_row(w.maximum, w.sum, w.values, value_stride(a.value_size));
+    start_row(w.total_maximum, w.total_sum, w.total_values, value_stride(a.value_size));
     for (int64_t s = run.first_split(); s < run.end_split(); ++s) {
       if (!run.sees(r, s)) continue;
       const Partials from(a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row + r);
-      kernels.merge(w.maximum, w.sum, w.values, *from.maximum, *from.sum, from.values, a.value_size);
+      kernels.merge(w.total_maximum, w.total_sum, w.total_values, *from.maximum, *from.sum, from.values,
+                    a.value_size);
     }
-    kernels.finish(a, run.token(r), run.head(r), *w.maximum, *w.sum, w.values);
+    kernels.finish(a, run.token(r), run.head(r), *w.total_maximum, *w.total_sum, w.total_values);
   }
 }
 

@@ -1,7 +1,14 @@
 // Attention of packed tokens against a paged cache of keys and values.
 //
-// Key blocks are stored transposed, [block][kv head][head size][block size], so that one register holds one
-// dimension of consecutive keys; value blocks are [block][kv head][block size][value size].
+// Layouts.  A register that is loaded from the cache is an operand of the CPU's widest dot product:
+//
+//   f32, f16   k [block][kv head][head size][block size]           v [block][kv head][block size][value size]
+//   bf16       k [block][kv head][head size / 4][block size][4]    v [block][kv head][block size / 4][value size][4]
+//   int8       k [block][kv head][head size / 8][block size][8]    v [block][kv head][block size / 8][value size][8]
+//              with float32 scales [block][kv head][block size] of keys and of values: one a token and head
+//
+// Head sizes that are no multiple of the group are padded with zeros.  A group of values past the end of a sequence
+// may hold anything, NaN included.
 //
 // The keys of a sequence are taken in fixed splits of kSplit positions, counted from position 0.  A split gives
 // for each query row its maximum, its sum of exponentials and its weighted values; splits are merged in order.
@@ -17,11 +24,23 @@ namespace armllm {
 constexpr int64_t kSplit = 256;    // positions; a multiple of every block size
 constexpr int64_t kKeyLanes = 16;  // block sizes are multiples of it
 
+enum class CacheType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
+
+constexpr int64_t size_of(CacheType type) {
+  return type == CacheType::f32 ? 4 : type == CacheType::i8 ? 1 : 2;
+}
+// Dimensions of a key, or positions of values, that lie side by side.
+constexpr int64_t group_of(CacheType type) {
+  return type == CacheType::bf16 ? 4 : type == CacheType::i8 ? 8 : 1;
+}
+
 struct KvWriteArgs {
   Rows k, v;  // [tokens][kv_heads · head size]
   void* k_cache = nullptr;
   void* v_cache = nullptr;
-  DType cache_type = DType::f32;
+  float* k_scales = nullptr;  // of int8 caches
+  float* v_scales = nullptr;
+  CacheType cache_type = CacheType::f32;
   const int64_t* slots = nullptr;  // [tokens]: block · block_size + offset; negative: not written
   int64_t tokens = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
 };
@@ -30,7 +49,9 @@ struct AttentionArgs {
   Rows q, out;  // [tokens][q_heads · head size], [tokens][q_heads · value size]
   const void* k_cache = nullptr;
   const void* v_cache = nullptr;
-  DType cache_type = DType::f32;
+  const float* k_scales = nullptr;  // of int8 caches
+  const float* v_scales = nullptr;
+  CacheType cache_type = CacheType::f32;
   const int32_t* block_table = nullptr;  // [sequences][block_table_stride]
   int64_t block_table_stride = 0;
   const int32_t* query_start = nullptr;  // [sequences + 1] first packed token of each sequence
@@ -48,7 +69,7 @@ struct AttentionArgs {
 
 // A run of query rows that share one kv head, against one split of keys.
 struct AttentionTile {
-  const float* q = nullptr;  // [rows][head_size], scaled
+  void* query = nullptr;  // rows · query_bytes(head size), in the order that load_query gave them
   int64_t rows = 0;
   const int64_t* first = nullptr;   // [rows] first visible position
   const int64_t* last = nullptr;    // [rows] one past the last visible position, never past the sequence
@@ -60,20 +81,32 @@ struct AttentionTile {
   float* sum = nullptr;      // [rows]
   float* values = nullptr;   // [rows][value_stride(value_size)], unnormalised
   // scratch
-  float* scores = nullptr;  // [rows][kScoreStride]
-  float* panel = nullptr;   // panel_floats(head_size)
+  float* scores = nullptr;   // [rows][kScoreStride]
+  void* weights = nullptr;   // rows · kWeightBytes: what the scores become, for products of fewer bits
+  float* factors = nullptr;  // [rows]
+  float* panel = nullptr;    // panel_floats(head_size)
+  char* edges = nullptr;     // edge_bytes(value_size)
 };
 
 constexpr int64_t kChunk = 64;                 // positions that are converted to float32 at a time
 constexpr int64_t kScoreStride = kSplit + 16;  // not a power of two: rows would share cache sets
+constexpr int64_t kWeightBytes = 2 * kSplit + 64;
 constexpr float kNothing = -3.402823466e+38f;  // maximum of no scores: finite, so that differences are no NaN
 inline int64_t value_stride(int64_t value_size) { return round_up(value_size, 16); }
-inline int64_t panel_floats(int64_t head_size) { return kChunk * (head_size < kChunk ? kChunk : head_size); }
+inline int64_t query_bytes(int64_t head_size) { return round_up(head_size, 16) * 4 + 64; }
+inline int64_t panel_floats(int64_t head_size) {
+  return kChunk * (head_size < kChunk ? kChunk : round_up(head_size, 16));
+}
+// Two groups of values and the scales of a split.
+inline int64_t edge_bytes(int64_t value_size) {
+  return round_up(16 * value_size, 64) + 2 * kSplit * static_cast<int64_t>(sizeof(float));
+}
 
 struct AttentionKernels {
   int64_t tile_rows;  // best number of query rows of a tile
-  // q[i] = float(args.q) · scale of one token and head.
-  void (*load_query)(const AttentionArgs& args, int64_t token, int64_t head, float* q);
+  // Puts the query of one token and head into row `row` of tile.query, as the cache type's products take it.
+  void (*load_query)(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& tile,
+                     int64_t row);
   void (*attend)(const AttentionArgs& args, const AttentionTile& tile);
   // Adds a split's result (m, s, v) to a row's, which starts as (kNothing, 0, zeros).
   void (*merge)(float* maximum, float* sum, float* values, float m, float s, const float* v,

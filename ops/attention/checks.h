@@ -1,6 +1,7 @@
 // What both attention ops ask of their tensors.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "attention/attention.h"
@@ -22,30 +23,73 @@ inline Tensor with_whole_tokens(const Tensor& t) {
 
 struct CacheShape {
   int64_t blocks, kv_heads, head_size, value_size, block_size;
-  DType type;
+  CacheType type;
+  float *k_scales, *v_scales;
 };
 
-inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache) {
+inline CacheType cache_type_of(const Tensor& cache) {
+  switch (cache.scalar_type()) {
+    case ScalarType::Float:
+      return CacheType::f32;
+    case ScalarType::BFloat16:
+      return CacheType::bf16;
+    case ScalarType::Half:
+      return CacheType::f16;
+    case ScalarType::Char:
+      return CacheType::i8;
+    default:
+      STD_TORCH_CHECK(false, "the cache must be float32, bfloat16, float16 or int8");
+  }
+}
+
+inline std::string layout_of(CacheType type, bool keys) {
+  const std::string group = std::to_string(group_of(type));
+  if (group_of(type) == 1)
+    return keys ? "(blocks, kv heads, head size, block size)" : "(blocks, kv heads, block size, value size)";
+  return keys ? "(blocks, kv heads, head size / " + group + ", block size, " + group + ")"
+              : "(blocks, kv heads, block size / " + group + ", value size, " + group + ")";
+}
+
+inline float* check_scales(const std::optional<Tensor>& scales, const CacheShape& shape, const char* name) {
+  const std::string wanted = "(" + std::to_string(shape.blocks) + ", " + std::to_string(shape.kv_heads) +
+                             ", " + std::to_string(shape.block_size) + ")";
+  STD_TORCH_CHECK(scales.has_value(), "an int8 cache needs ", name, ": float32 of shape ", wanted);
   STD_TORCH_CHECK(
-      k_cache.dim() == 4 && v_cache.dim() == 4,
-      "k_cache must have the shape (blocks, kv heads, head size, block size) and v_cache (blocks, kv "
-      "heads, block size, value size), not ",
-      shape_of(k_cache), " and ", shape_of(v_cache));
-  const CacheShape shape{k_cache.size(0), k_cache.size(1), k_cache.size(2),
-                         v_cache.size(3), k_cache.size(3), dtype_of(k_cache, "k_cache")};
-  STD_TORCH_CHECK(
-      v_cache.size(0) == shape.blocks && v_cache.size(1) == shape.kv_heads &&
-          v_cache.size(2) == shape.block_size,
-      "v_cache ", shape_of(v_cache), " does not fit k_cache ", shape_of(k_cache),
-      ": they must be (blocks, kv heads, block size, value size) and (blocks, kv heads, head size, block size)");
-  STD_TORCH_CHECK(shape.kv_heads > 0 && shape.head_size > 0 && shape.value_size > 0,
-                  "the cache must have heads, got k_cache ", shape_of(k_cache), " and v_cache ",
-                  shape_of(v_cache));
+      scales->scalar_type() == ScalarType::Float && scales->dim() == 3 && scales->size(0) == shape.blocks &&
+          scales->size(1) == shape.kv_heads && scales->size(2) == shape.block_size && scales->is_contiguous(),
+      name, " must be contiguous float32 of shape ", wanted, ", not of shape ", shape_of(*scales));
+  return static_cast<float*>(scales->data_ptr());
+}
+
+// `head_size` is that of the queries or new keys: the cache itself knows it up to its group only.
+inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int64_t head_size,
+                              const std::optional<Tensor>& k_scales, const std::optional<Tensor>& v_scales) {
+  const CacheType type = cache_type_of(k_cache);
+  STD_TORCH_CHECK(cache_type_of(v_cache) == type, "k_cache and v_cache must have the same dtype");
+  const int64_t group = group_of(type), dims = group > 1 ? 5 : 4;
+  STD_TORCH_CHECK(k_cache.dim() == dims && v_cache.dim() == dims &&
+                      (dims == 4 || (k_cache.size(4) == group && v_cache.size(4) == group)),
+                  "k_cache must have the shape ", layout_of(type, true), " and v_cache ",
+                  layout_of(type, false), ", not ", shape_of(k_cache), " and ", shape_of(v_cache));
+  CacheShape shape{k_cache.size(0), k_cache.size(1), head_size, v_cache.size(3), k_cache.size(3), type,
+                   nullptr,         nullptr};
   STD_TORCH_CHECK(shape.block_size > 0 && shape.block_size % kKeyLanes == 0 && kSplit % shape.block_size == 0,
                   "block size ", shape.block_size, " is not one of 16, 32, 64, 128, 256");
-  STD_TORCH_CHECK(dtype_of(v_cache, "v_cache") == shape.type, "k_cache and v_cache must have the same dtype");
+  STD_TORCH_CHECK(v_cache.size(0) == shape.blocks && v_cache.size(1) == shape.kv_heads &&
+                      v_cache.size(2) * group == shape.block_size,
+                  "v_cache ", shape_of(v_cache), " does not fit k_cache ", shape_of(k_cache),
+                  ": they must be ", layout_of(type, false), " and ", layout_of(type, true));
+  STD_TORCH_CHECK(shape.kv_heads > 0 && k_cache.size(2) > 0 && shape.value_size > 0,
+                  "the cache must have heads, got k_cache ", shape_of(k_cache), " and v_cache ",
+                  shape_of(v_cache));
+  STD_TORCH_CHECK(k_cache.size(2) == ceil_div(head_size, group), "head size ", head_size,
+                  " does not fit k_cache ", shape_of(k_cache), " of ", layout_of(type, true));
   STD_TORCH_CHECK(k_cache.is_contiguous() && v_cache.is_contiguous(),
                   "k_cache and v_cache must be contiguous");
+  if (type == CacheType::i8) {
+    shape.k_scales = check_scales(k_scales, shape, "k_scales");
+    shape.v_scales = check_scales(v_scales, shape, "v_scales");
+  }
   return shape;
 }
 

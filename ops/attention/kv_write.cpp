@@ -9,17 +9,17 @@ namespace {
 
 constexpr int64_t kTokens = 16;  // of a tile: neighbours in a key block share cache lines
 
-void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots) {
+void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots,
+              std::optional<Tensor> k_scales, std::optional<Tensor> v_scales) {
   STD_TORCH_CHECK(k.dim() == 3 && v.dim() == 3,
                   "k and v must have the shape (tokens, kv heads, head size), not ", shape_of(k), " and ",
                   shape_of(v));
   k = with_whole_tokens(k);
   v = with_whole_tokens(v);
-  const CacheShape cache = check_cache(k_cache, v_cache);
+  const CacheShape cache = check_cache(k_cache, v_cache, k.size(2), k_scales, v_scales);
   const int64_t tokens = k.size(0);
-  STD_TORCH_CHECK(k.size(1) == cache.kv_heads && k.size(2) == cache.head_size, "k has the shape ",
-                  shape_of(k), ", but k_cache ", shape_of(k_cache), " holds (kv heads, head size) = (",
-                  cache.kv_heads, ", ", cache.head_size, ")");
+  STD_TORCH_CHECK(k.size(1) == cache.kv_heads, "k has the shape ", shape_of(k), ", but k_cache ",
+                  shape_of(k_cache), " has ", cache.kv_heads, " kv heads");
   STD_TORCH_CHECK(v.size(0) == tokens && v.size(1) == cache.kv_heads && v.size(2) == cache.value_size,
                   "v has the shape ", shape_of(v), ", but ", tokens, " tokens of v_cache ", shape_of(v_cache),
                   " are (", tokens, ", ", cache.kv_heads, ", ", cache.value_size, ")");
@@ -33,6 +33,8 @@ void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots) 
   a.v = Rows{v.data_ptr(), v.stride(0), dtype_of(v, "v")};
   a.k_cache = k_cache.data_ptr();
   a.v_cache = v_cache.data_ptr();
+  a.k_scales = cache.k_scales;
+  a.v_scales = cache.v_scales;
   a.cache_type = cache.type;
   a.slots = static_cast<const int64_t*>(slots.data_ptr());
   a.tokens = tokens;

@@ -39,12 +39,11 @@ void check_sequences(const AttentionArgs& a, int64_t blocks) {
 
 Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start,
                        Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
-                       std::optional<Tensor> sinks) {
+                       std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
+                       std::optional<Tensor> v_scales) {
   STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
   q = with_whole_tokens(q);
-  const CacheShape cache = check_cache(k_cache, v_cache);
-  STD_TORCH_CHECK(q.size(2) == cache.head_size, "q has head size ", q.size(2), ", but k_cache ",
-                  shape_of(k_cache), " has ", cache.head_size);
+  const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
   STD_TORCH_CHECK(q.size(1) > 0 && q.size(1) % cache.kv_heads == 0, "the number of q heads, ", q.size(1),
                   ", must be a multiple of the number of kv heads, ", cache.kv_heads);
   const int64_t sequences = seq_lens.numel();
@@ -69,6 +68,8 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   a.out = Rows{out.data_ptr(), q.size(1) * cache.value_size, a.q.type};
   a.k_cache = k_cache.data_ptr();
   a.v_cache = v_cache.data_ptr();
+  a.k_scales = cache.k_scales;
+  a.v_scales = cache.v_scales;
   a.cache_type = cache.type;
   a.block_table = static_cast<const int32_t*>(block_table.data_ptr());
   a.block_table_stride = block_table.size(1);

@@ -5,21 +5,50 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.attention.layout import (
+    GROUPS,
+    block_size_of,
+    keys_by_token,
+    quantize_by_token,
+    values_by_token,
+)
 
-def reference_kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+
+def reference_kv_write(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> None:
     """Writes each token's key and value to its slot; see :func:`torch_armllm.ops.attention.kv_write`."""
-    block_size = v_cache.shape[2]
+    dtype, size, group = k_cache.dtype, block_size_of(k_cache), GROUPS[k_cache.dtype]
+    padding = (0, -k.shape[2] % group)
+    keys, values = torch.nn.functional.pad(k, padding), v
+    if k_scales is not None and v_scales is not None:
+        keys, key_scales = quantize_by_token(keys)
+        values, value_scales = quantize_by_token(values)
     for token, slot in enumerate(slots.tolist()):
         if slot < 0:
             continue
-        block, offset = divmod(slot, block_size)
-        k_cache[block, :, :, offset] = k[token].to(k_cache.dtype)
-        v_cache[block, :, offset, :] = v[token].to(v_cache.dtype)
+        block, offset = divmod(slot, size)
+        key, value = keys[token].to(dtype), values[token].to(dtype)
+        if group == 1:
+            k_cache[block, :, :, offset] = key
+            v_cache[block, :, offset] = value
+        else:
+            k_cache[block, :, :, offset] = key.unflatten(1, (-1, group))
+            v_cache[block, :, offset // group, :, offset % group] = value
+        if k_scales is not None and v_scales is not None:
+            k_scales[block, :, offset] = key_scales[token]
+            v_scales[block, :, offset] = value_scales[token]
 
 
-def gather(cache: Tensor, blocks: Tensor, length: int, position_dim: int) -> Tensor:
-    """``(length, kv_heads, size)`` float32: a sequence's keys (dimension 3) or values (2) in order."""
-    taken = cache[blocks.long()].movedim(position_dim, 1).flatten(0, 1)
+def _in_order(blocks_of: Tensor, blocks: Tensor, length: int) -> Tensor:
+    """``(length, kv_heads, size)`` float32: tokens from ``(blocks, kv_heads, positions, size)``."""
+    taken = blocks_of[blocks.long()].transpose(1, 2).flatten(0, 1)
     return taken[:length].to(torch.float32)
 
 
@@ -35,9 +64,12 @@ def reference_paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
-    block_size, value_size = v_cache.shape[2], v_cache.shape[3]
+    block_size, value_size = block_size_of(k_cache), v_cache.shape[3]
+    all_keys, all_values = keys_by_token(k_cache, k_scales), values_by_token(v_cache, v_scales)
     out = q.new_empty(q.shape[0], q.shape[1], value_size)
     group = q.shape[1] // k_cache.shape[1]
     bounds = query_start.tolist()
@@ -52,8 +84,8 @@ def reference_paged_attention(
             hidden |= position[None] <= last[:, None] - window
         # Blocks before the window may be gone from the table.
         blocks = block_table[index, : -(-length // block_size)].clamp(min=0)
-        k = gather(k_cache, blocks, length, 3).repeat_interleave(group, 1)
-        v = gather(v_cache, blocks, length, 2).repeat_interleave(group, 1)
+        k = _in_order(all_keys, blocks, length)[..., : q.shape[2]].repeat_interleave(group, 1)
+        v = _in_order(all_values, blocks, length).repeat_interleave(group, 1)
         v = v.masked_fill(hidden.all(0)[:, None, None], 0.0)
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].to(torch.float32), k) * scale
         if softcap > 0.0:

@@ -6,6 +6,7 @@
 //
 //   F32 zero(), set1(float);  I32 set1i(int32_t)
 //   F32 load(const float*|const bf16*|const f16*), load_partial(p, n)   lanes ≥ n are 0, memory past n is not touched
+//   F32 load(const int8_t*), repeat4(const float*), repeat8(const float*)   4 or 8 floats, again and again
 //   void store(float*|bf16*|f16*, F32), store_partial(p, v, n)          rounds to nearest even; NaN stays NaN
 //   F32 + - * /  and unary -;  F32 fma(a, b, c) = a·b + c rounded once;  F32 abs(F32), sqrt(F32)
 //   F32 max(a, b), min(a, b)      a > b ? a : b   and   a < b ? a : b  (so NaN in either gives b)
@@ -15,6 +16,7 @@
 //   void store_i8(int8_t*, I32)    low bytes of lanes already in −128 … 127
 //   F32 select_first(int n, F32 a, F32 b)   lanes < n of a, the others of b
 //   F32 select_greater(F32 x, F32 y, F32 a, F32 b)   x > y ? a : b, lane by lane
+//   F32 add_pairs(F32 a, F32 b)   a0 + a1, a2 + a3, … a14 + a15, b0 + b1, … b14 + b15
 //   float reduce_add(F32), reduce_max(F32); int32_t reduce_add_i32(I32), reduce_max_i32(I32)
 //       always as a tree: lane i with i + 8, then + 4, + 2, + 1
 #pragma once

@@ -45,6 +45,19 @@ ARMLLM_SIMD __m128i narrow(__m256 x, const f16*) {
 }
 
 ARMLLM_SIMD F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+ARMLLM_SIMD F32 load(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+ARMLLM_SIMD F32 repeat4(const float* p) {
+  const __m256 part = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  return {part, part};
+}
+ARMLLM_SIMD F32 repeat8(const float* p) {
+  const __m256 part = _mm256_loadu_ps(p);
+  return {part, part};
+}
 ARMLLM_SIMD F32 load_partial(const float* p, int n) {
   const I32 mask = first_lanes(n);
   return {_mm256_maskload_ps(p, mask.lo), _mm256_maskload_ps(p + 8, mask.hi)};
@@ -151,6 +164,13 @@ ARMLLM_SIMD F32 select_first(int n, F32 a, F32 b) {
 ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) {
   return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, y.lo, _CMP_GT_OQ)),
           _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, y.hi, _CMP_GT_OQ))};
+}
+
+ARMLLM_SIMD __m256 in_order(__m256 a) {
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(a), 0xd8));
+}
+ARMLLM_SIMD F32 add_pairs(F32 a, F32 b) {
+  return {in_order(_mm256_hadd_ps(a.lo, a.hi)), in_order(_mm256_hadd_ps(b.lo, b.hi))};
 }
 
 ARMLLM_SIMD float reduce_add(F32 a) {

@@ -42,6 +42,11 @@ ARMLLM_SIMD __m256i narrow(F32 x, const f16*) {
 }
 
 ARMLLM_SIMD F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+ARMLLM_SIMD F32 load(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+ARMLLM_SIMD F32 repeat4(const float* p) { return {_mm512_broadcast_f32x4(_mm_loadu_ps(p))}; }
+ARMLLM_SIMD F32 repeat8(const float* p) { return {_mm512_broadcast_f32x8(_mm256_loadu_ps(p))}; }
 ARMLLM_SIMD F32 load_partial(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
 ARMLLM_SIMD void store(float* p, F32 x) { _mm512_storeu_ps(p, x.v); }
 ARMLLM_SIMD void store_partial(float* p, F32 x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }
@@ -102,6 +107,12 @@ ARMLLM_SIMD void store_i8(int8_t* p, I32 a) {
 ARMLLM_SIMD F32 select_first(int n, F32 a, F32 b) { return {_mm512_mask_blend_ps(first_lanes(n), b.v, a.v)}; }
 ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_GT_OQ), b.v, a.v)};
+}
+
+ARMLLM_SIMD F32 add_pairs(F32 a, F32 b) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return {_mm512_add_ps(_mm512_permutex2var_ps(a.v, even, b.v), _mm512_permutex2var_ps(a.v, odd, b.v))};
 }
 
 ARMLLM_SIMD float reduce_add(F32 a) {

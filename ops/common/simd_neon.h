@@ -60,6 +60,20 @@ ARMLLM_SIMD void store(float* p, F32 x) {
   vst1q_f32(p + 8, x.v[2]);
   vst1q_f32(p + 12, x.v[3]);
 }
+ARMLLM_SIMD F32 load(const int8_t* p) {
+  const int8x16_t bytes = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+ARMLLM_SIMD F32 repeat4(const float* p) {
+  const float32x4_t part = vld1q_f32(p);
+  return {{part, part, part, part}};
+}
+ARMLLM_SIMD F32 repeat8(const float* p) {
+  const float32x4_t low = vld1q_f32(p), high = vld1q_f32(p + 4);
+  return {{low, high, low, high}};
+}
 template <typename T>
 ARMLLM_SIMD F32 load(const T* p) {
   const uint16_t* words = reinterpret_cast<const uint16_t*>(p);
@@ -153,6 +167,11 @@ ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) {
            vbslq_f32(vcgtq_f32(x.v[1], y.v[1]), a.v[1], b.v[1]),
            vbslq_f32(vcgtq_f32(x.v[2], y.v[2]), a.v[2], b.v[2]),
            vbslq_f32(vcgtq_f32(x.v[3], y.v[3]), a.v[3], b.v[3])}};
+}
+
+ARMLLM_SIMD F32 add_pairs(F32 a, F32 b) {
+  return {{vpaddq_f32(a.v[0], a.v[1]), vpaddq_f32(a.v[2], a.v[3]), vpaddq_f32(b.v[0], b.v[1]),
+           vpaddq_f32(b.v[2], b.v[3])}};
 }
 
 ARMLLM_SIMD float reduce_add(F32 a) {

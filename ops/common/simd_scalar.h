@@ -66,6 +66,9 @@ ARMLLM_SIMD F32 set1(float x) { ARMLLM_MAKE(F32, x); }
 ARMLLM_SIMD F32 zero() { return set1(0.0f); }
 ARMLLM_SIMD I32 set1i(int32_t x) { ARMLLM_MAKE(I32, x); }
 
+ARMLLM_SIMD F32 load(const int8_t* p) { ARMLLM_MAKE(F32, static_cast<float>(p[i])); }
+ARMLLM_SIMD F32 repeat4(const float* p) { ARMLLM_MAKE(F32, p[i % 4]); }
+ARMLLM_SIMD F32 repeat8(const float* p) { ARMLLM_MAKE(F32, p[i % 8]); }
 template <typename T>
 ARMLLM_SIMD F32 load(const T* p) {
   ARMLLM_MAKE(F32, widen(p[i]));
@@ -133,6 +136,9 @@ ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) {
   ARMLLM_MAKE(F32, x.v[i] > y.v[i] ? a.v[i] : b.v[i]);
 }
 
+ARMLLM_SIMD F32 add_pairs(F32 a, F32 b) {
+  ARMLLM_MAKE(F32, i < 8 ? a.v[2 * i] + a.v[2 * i + 1] : b.v[2 * i - 16] + b.v[2 * i - 15]);
+}
 ARMLLM_SIMD float reduce_add(F32 a) {
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) a.v[i] = a.v[i] + a.v[i + half];

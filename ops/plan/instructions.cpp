@@ -6,6 +6,7 @@
 
 #include "activation/activation.h"
 #include "attention/attention.h"
+#include "attention/checks.h"
 #include "embedding/embedding.h"
 #include "linear/linear.h"
 #include "moe/moe.h"
@@ -259,66 +260,71 @@ Instruction rope(Reader& in) {
   });
 }
 
-// The caches of all layers are two tensors (layers, blocks, kv heads, …); a layer's is a slice of them.
-char* layer_of(const Tensor& cache, int64_t layer, DType type) {
-  return static_cast<char*>(cache.data_ptr()) + layer * cache.stride(0) * size_of(type);
-}
+// The caches of all layers are two tensors (layers, blocks, kv heads, …), and two more of an int8 cache's scales; a
+// layer's are slices of them.
+struct LayerCache {
+  int64_t k, v, layer, k_scales, v_scales;  // inputs; −1: none
 
-DType cache_type(const Tensor& cache) {
-  switch (cache.scalar_type()) {
-    case torch::headeronly::ScalarType::BFloat16:
-      return DType::bf16;
-    case torch::headeronly::ScalarType::Half:
-      return DType::f16;
-    case torch::headeronly::ScalarType::Float:
-      return DType::f32;
-    default:
-      STD_TORCH_CHECK(false, "plan: the cache must be float32, bfloat16 or float16");
+  explicit LayerCache(Reader& in) {
+    k = in.integer();
+    v = in.integer();
+    layer = in.integer();
+    k_scales = in.integer();
+    v_scales = in.integer();
   }
-}
+  static char* slice(const Tensor& all, int64_t layer, int64_t size) {
+    return static_cast<char*>(all.data_ptr()) + layer * all.stride(0) * size;
+  }
+  template <class Args>
+  void bind(const Frame& f, Args& a) const {
+    const Tensor &keys = f.input(k), &values = f.input(v);
+    a.cache_type = cache_type_of(keys);
+    a.k_cache = slice(keys, layer, size_of(a.cache_type));
+    a.v_cache = slice(values, layer, size_of(a.cache_type));
+    if (k_scales >= 0) {
+      a.k_scales = reinterpret_cast<float*>(slice(f.input(k_scales), layer, sizeof(float)));
+      a.v_scales = reinterpret_cast<float*>(slice(f.input(v_scales), layer, sizeof(float)));
+    }
+    a.kv_heads = keys.size(2);
+    a.block_size = keys.size(4);
+    a.value_size = values.size(4);
+  }
+};
 
 Instruction kv_write(Reader& in) {
   auto task = std::make_unique<KvWrite>();
   const View k = in.view(), v = in.view(), slots = in.view();
-  const int64_t k_cache = in.integer(), v_cache = in.integer(), layer = in.integer();
+  const LayerCache cache(in);
+  task->args.head_size = in.integer();
   return simple(std::move(task), [=](KvWrite& t, const Frame& f) {
-    const Tensor &keys = f.input(k_cache), &values = f.input(v_cache);
     KvWriteArgs& a = t.args;
     a.k = f.rows(k);
     a.v = f.rows(v);
-    a.cache_type = cache_type(keys);
-    a.k_cache = layer_of(keys, layer, a.cache_type);
-    a.v_cache = layer_of(values, layer, a.cache_type);
+    cache.bind(f, a);
     a.slots = f.pointer<int64_t>(slots);
     a.tokens = f.tokens;
-    a.kv_heads = keys.size(2);
-    a.head_size = keys.size(3);
-    a.block_size = keys.size(4);
-    a.value_size = values.size(4);
   });
 }
 
 Instruction attention(Reader& in) {
   auto task = std::make_unique<PagedAttention>();
   const View q = in.view(), out = in.view(), sinks = in.view();
-  const int64_t k_cache = in.integer(), v_cache = in.integer(), layer = in.integer();
+  const LayerCache cache(in);
   const int64_t table = in.integer(), starts = in.integer(), lengths = in.integer();
   AttentionArgs& a = task->args;
   a.q_heads = in.integer();
+  a.head_size = in.integer();
   a.window = in.integer();
   a.scale = in.real();
   a.softcap = in.real();
   return with_scratch(
       std::move(task),
       [=](PagedAttention& t, const Frame& f) {
-        const Tensor &keys = f.input(k_cache), &values = f.input(v_cache);
         AttentionArgs& a = t.args;
         a.q = f.rows(q);
         a.out = f.rows(out);
         a.sinks = f.pointer<float>(sinks);
-        a.cache_type = cache_type(keys);
-        a.k_cache = layer_of(keys, layer, a.cache_type);
-        a.v_cache = layer_of(values, layer, a.cache_type);
+        cache.bind(f, a);
         a.block_table = static_cast<const int32_t*>(f.input(table).data_ptr());
         a.block_table_stride = f.input(table).size(1);
         a.query_start = static_cast<const int32_t*>(f.input(starts).data_ptr());
@@ -329,10 +335,6 @@ Instruction attention(Reader& in) {
           a.max_seq_len = std::max<int64_t>(a.max_seq_len, a.seq_lens[i]);
         a.tokens = f.tokens;
         a.threads = team_size();
-        a.kv_heads = keys.size(2);
-        a.head_size = keys.size(3);
-        a.block_size = keys.size(4);
-        a.value_size = values.size(4);
       },
       [](const AttentionArgs& args) { return PagedAttention::scratch_bytes(args); });
 }

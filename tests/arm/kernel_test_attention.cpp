@@ -9,9 +9,16 @@ using namespace armllm;
 
 constexpr int64_t kBlock = 16, kHeads = 2, kBlocks = 20;
 
-struct Split {
+struct Range {
   int64_t begin, end;
 };
+
+CacheType cache_of(DType type) { return static_cast<CacheType>(type); }
+
+// Dimensions and positions that the layout pads.
+int64_t cache_elements(CacheType type, int64_t blocks, int64_t size, bool keys) {
+  return blocks * kHeads * kBlock * (keys ? round_up(size, group_of(type)) : size);
+}
 
 void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, const char* name,
                  Report& report) {
@@ -20,10 +27,10 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
     for (int64_t head_size : {16, 64, 80})
       for (int64_t value_size : {head_size, int64_t(24)})
         for (int64_t rows : {int64_t(1), int64_t(3), tested.tile_rows})
-          for (Split split : {Split{0, 1}, Split{0, 37}, Split{0, 256}, Split{256, 301}})
+          for (Range split : {Range{0, 1}, Range{0, 37}, Range{0, 256}, Range{256, 301}})
             for (int kind = 0; kind < 3; ++kind) {
-              Values k(type, kBlocks * kHeads * head_size * kBlock, random),
-                  v(type, kBlocks * kHeads * kBlock * value_size, random);
+              Values k(type, cache_elements(cache_of(type), kBlocks, head_size, true), random),
+                  v(type, cache_elements(cache_of(type), kBlocks, value_size, false), random);
               Values q(DType::f32, rows * head_size, random, 1.0f);
               std::vector<int32_t> blocks;
               for (int64_t b = 0; b < kBlocks; ++b) blocks.push_back(int32_t((b * 7 + 3) % kBlocks));
@@ -36,7 +43,8 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
               AttentionArgs args;
               args.k_cache = k.data();
               args.v_cache = v.data();
-              args.cache_type = type;
+              args.cache_type = cache_of(type);
+              args.q = q.rows(head_size);
               args.q_heads = args.kv_heads = kHeads;
               args.head_size = head_size;
               args.value_size = value_size;
@@ -49,9 +57,14 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
               Values values[2] = {Values(DType::f32, rows * stride), Values(DType::f32, rows * stride)};
               for (int i = 0; i < 2; ++i) {
                 std::vector<float> scores(size_t(rows * kScoreStride)),
-                    panel(size_t(panel_floats(head_size)));
+                    panel(size_t(panel_floats(head_size))), factors(static_cast<size_t>(rows));
+                std::vector<char> query(size_t(rows * query_bytes(head_size))),
+                    weights(size_t(rows * kWeightBytes)), edges(size_t(edge_bytes(value_size)));
                 AttentionTile tile;
-                tile.q = static_cast<const float*>(q.data());
+                tile.query = query.data();
+                tile.weights = weights.data();
+                tile.factors = factors.data();
+                tile.edges = edges.data();
                 tile.rows = rows;
                 tile.first = first.data();
                 tile.last = last.data();
@@ -63,6 +76,7 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
                 tile.values = static_cast<float*>(values[i].data());
                 tile.scores = scores.data();
                 tile.panel = panel.data();
+                for (int64_t r = 0; r < rows; ++r) (i ? truth : tested).load_query(args, r, 0, tile, r);
                 (i ? truth : tested).attend(args, tile);
               }
               report.expect(maximum[0].same(maximum[1]) && sum[0].same(sum[1]) && values[0].same(values[1]),
@@ -78,8 +92,8 @@ void test_ends(const AttentionKernels& tested, const AttentionKernels& truth, co
   for (DType type : kTypes)
     for (int64_t size : {16, 40, 128})
       for (int kind = 0; kind < 3; ++kind) {
-        Values q(type, 2 * kHeads * size, random),
-            loaded[2] = {Values(DType::f32, size), Values(DType::f32, size)};
+        Values q(type, 2 * kHeads * size, random), loaded[2] = {Values(DType::f32, query_bytes(size) / 4),
+                                                                Values(DType::f32, query_bytes(size) / 4)};
         Values sinks(DType::f32, kHeads, random), part(DType::f32, value_stride(size), random);
         Values values(DType::f32, value_stride(size), random), merged[2] = {values, values};
         Values out[2] = {Values(type, 2 * kHeads * size), Values(type, 2 * kHeads * size)};
@@ -93,7 +107,9 @@ void test_ends(const AttentionKernels& tested, const AttentionKernels& truth, co
           args.head_size = args.value_size = size;
           args.scale = 0.3f;
           args.sinks = kind == 1 ? static_cast<const float*>(sinks.data()) : nullptr;
-          kernels.load_query(args, 1, 1, static_cast<float*>(loaded[i].data()));
+          AttentionTile tile;
+          tile.query = loaded[i].data();
+          kernels.load_query(args, 1, 1, tile, 0);
           float* row = static_cast<float*>(merged[i].data());
           kernels.merge(&maximum[i], &sum[i], row, 2.25f, kind == 2 ? 0.0f : 1.25f,
                         static_cast<const float*>(part.data()), size);
@@ -116,17 +132,17 @@ void test_write(const AttentionKernels& tested, const AttentionKernels& truth, c
         constexpr int64_t tokens = 5, value_size = 24;
         Values k(type, tokens * kHeads * head_size, random), v(type, tokens * kHeads * value_size, random);
         const int64_t slots[tokens] = {17, -1, 0, 31, 40};
-        Values k_cache[2] = {Values(cache_type, 3 * kHeads * head_size * kBlock),
-                             Values(cache_type, 3 * kHeads * head_size * kBlock)};
-        Values v_cache[2] = {Values(cache_type, 3 * kHeads * kBlock * value_size),
-                             Values(cache_type, 3 * kHeads * kBlock * value_size)};
+        const int64_t keys = cache_elements(cache_of(cache_type), 3, head_size, true),
+                      elements = cache_elements(cache_of(cache_type), 3, value_size, false);
+        Values k_cache[2] = {Values(cache_type, keys), Values(cache_type, keys)};
+        Values v_cache[2] = {Values(cache_type, elements), Values(cache_type, elements)};
         for (int i = 0; i < 2; ++i) {
           KvWriteArgs args;
           args.k = k.rows(kHeads * head_size);
           args.v = v.rows(kHeads * value_size);
           args.k_cache = k_cache[i].data();
           args.v_cache = v_cache[i].data();
-          args.cache_type = cache_type;
+          args.cache_type = cache_of(cache_type);
           args.slots = slots;
           args.tokens = tokens;
           args.kv_heads = kHeads;

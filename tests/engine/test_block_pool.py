@@ -43,23 +43,23 @@ def test_letting_go_twice_is_caught() -> None:
 def test_growth_keeps_what_is_stored() -> None:
     pool = BlockPool(SHAPE, blocks=1)
     (first,) = pool.allocate(1)
-    pool.k[:, first] = 7.0
+    pool.cache.k[:, first] = 7.0
     blocks = pool.allocate(5)
     assert first not in blocks and len(pool) >= 6
-    assert bool((pool.k[:, first] == 7.0).all()) and pool.v.shape[1] == len(pool)
+    assert bool((pool.cache.k[:, first] == 7.0).all()) and pool.cache.v.shape[1] == len(pool)
 
 
 def test_a_shared_block_is_copied_before_it_is_written() -> None:
     pool = BlockPool(SHAPE)
     sequence = Sequence(pool)
     sequence.append(20)
-    pool.k[:, sequence.blocks[1]] = 3.0
+    pool.cache.k[:, sequence.blocks[1]] = 3.0
     other = sequence.fork()
     assert other.blocks == sequence.blocks
     (slot,) = other.append(1)
     assert other.blocks[0] == sequence.blocks[0] and other.blocks[1] != sequence.blocks[1]
     assert slot == other.blocks[1] * 16 + 4
-    assert bool((pool.k[:, other.blocks[1]] == 3.0).all())
+    assert bool((pool.cache.k[:, other.blocks[1]] == 3.0).all())
     sequence.append(1)
     assert sequence.blocks[1] != other.blocks[1]
 

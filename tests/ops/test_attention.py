@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from torch import Tensor
 from torch_armllm.ops import attention, isa
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+CACHES = (*FLOATS, torch.int8)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+# Dot products of the cache's own type round the query and the weights to it, or to 16 bits.
+CACHE_TOLERANCE = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 1e-2, torch.int8: 2e-4}
 RUNNABLE = isa.machine().distinct("attention")
 
 
@@ -23,8 +27,7 @@ class Batch:
     """Sequences in a cache, and the queries of their last tokens."""
 
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
+    cache: attention.KvCache
     table: Tensor
     lengths: tuple[int, ...]
     new: tuple[int, ...]
@@ -32,13 +35,13 @@ class Batch:
     softcap: float = 0.0
     sinks: Tensor | None = None
 
-    def arguments(self) -> tuple[Tensor, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         start = torch.tensor([sum(self.new[:i]) for i in range(len(self.new) + 1)], dtype=torch.int32)
         lengths = torch.tensor(self.lengths, dtype=torch.int32)
         longest = max(self.lengths, default=0)
-        scale = 1.0 / math.sqrt(self.k_cache.shape[2])
-        head = (self.q, self.k_cache, self.v_cache, self.table, start, lengths, longest, scale)
-        return (*head, self.window, self.softcap, self.sinks)
+        scale = 1.0 / math.sqrt(self.q.shape[-1])
+        head = (self.q, self.cache.k, self.cache.v, self.table, start, lengths, longest, scale)
+        return (*head, self.window, self.softcap, self.sinks, self.cache.k_scales, self.cache.v_scales)
 
     def run(self) -> Tensor:
         return attention.paged_attention(*self.arguments())
@@ -76,9 +79,10 @@ def make_batch(
     random = torch.Generator().manual_seed(seed)
     counts = [-(-n // block) for n in lengths]
     blocks = sum(counts) + 2
-    k_cache, v_cache = attention.new_cache(blocks, heads[1], *sizes, block, cache)
-    k_cache.fill_(math.nan)
-    v_cache.fill_(math.nan)
+    made = attention.new_kv_cache(blocks, heads[1], *sizes, block, cache)
+    for tensor in made:
+        if tensor is not None:
+            tensor.fill_(math.nan if tensor.is_floating_point() else 77)
     order = torch.randperm(blocks, generator=random).to(torch.int32)
     table = torch.full((len(lengths), max(counts, default=0)), -1, dtype=torch.int32)
     for i, count in enumerate(counts):
@@ -87,15 +91,15 @@ def make_batch(
         slots = table[i].long()[position // block] * block + position % block
         k = torch.randn(lengths[i], heads[1], sizes[0], generator=random).to(dtype)
         v = torch.randn(lengths[i], heads[1], sizes[1], generator=random).to(dtype)
-        attention.kv_write(k, v, k_cache, v_cache, slots)
+        attention.kv_write(k, v, made.k, made.v, slots, made.k_scales, made.v_scales)
     wide = torch.randn(sum(new), heads[0] * sizes[0] + 5, generator=random).to(dtype)
     q = wide[:, 2 : 2 + heads[0] * sizes[0]].unflatten(1, (heads[0], sizes[0]))
     logits = torch.randn(heads[0], generator=random) if sinks else None
-    return Batch(q, k_cache, v_cache, table, lengths, new, window, softcap, logits)
+    return Batch(q, made, table, lengths, new, window, softcap, logits)
 
 
 def check(batch: Batch) -> None:
-    """Every variant gives the reference's values and the same bits."""
+    """Every variant gives the reference's values, and the same bits where all multiply in float32."""
     expected = batch.reference()
     results = []
     for name in RUNNABLE:
@@ -104,11 +108,12 @@ def check(batch: Batch) -> None:
     for name, result in zip(RUNNABLE, results, strict=True):
         assert result.dtype == batch.q.dtype
         assert result.is_contiguous()
-        error = TOLERANCE[result.dtype]
+        error = max(TOLERANCE[result.dtype], CACHE_TOLERANCE[batch.cache.k.dtype])
         torch.testing.assert_close(
             result, expected, rtol=error, atol=error, msg=lambda m, n=name: f"{n}: {m}"
         )
-        assert torch.equal(result, results[-1]), f"{name} and {RUNNABLE[-1]} differ in bits"
+        if CACHE_TOLERANCE[batch.cache.k.dtype] == 0.0:
+            assert torch.equal(result, results[-1]), f"{name} and {RUNNABLE[-1]} differ in bits"
 
 
 CASES = {
@@ -125,6 +130,12 @@ CASES = {
     "sinks": make_batch((280, 3), (2, 3), heads=(4, 2), sinks=True),
     "head size 80": make_batch((70,), (30,), sizes=(80, 80), cache=torch.float16, dtype=torch.float16),
     "odd sizes": make_batch((70,), (30,), sizes=(33, 20), cache=torch.bfloat16),
+    "int8": make_batch((300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache=torch.int8),
+    "int8 decode": make_batch((600, 513), (1, 2), heads=(4, 1), sizes=(128, 128), cache=torch.int8, block=32),
+    "int8 window": make_batch((700,), (5,), window=300, softcap=3.0, cache=torch.int8, sinks=True),
+    "bf16 window": make_batch((700,), (50,), window=301, softcap=3.0, cache=torch.bfloat16, block=64),
+    "window in a group": make_batch((9, 301), (1, 1), window=2, cache=torch.int8),
+    "int8, odd sizes": make_batch((70,), (30,), sizes=(33, 20), cache=torch.int8),
     "odd sizes, few rows": make_batch((300,), (2,), sizes=(33, 71), cache=torch.float16),
     "latent": make_batch(
         (40,), (1,), heads=(20, 1), sizes=(576, 512), cache=torch.bfloat16, dtype=torch.bfloat16
@@ -140,7 +151,7 @@ def test_against_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
     check(make_batch((30, 20), (22, 1), heads=(2, 2), cache=cache, dtype=dtype))
@@ -155,6 +166,7 @@ def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
     block=st.sampled_from(attention.BLOCK_SIZES),
     window=st.sampled_from([0, 1, 16, 40]),
     sinks=st.booleans(),
+    cache=st.sampled_from(CACHES),
     seed=st.integers(0, 99),
 )
 def test_any_shape(
@@ -165,22 +177,35 @@ def test_any_shape(
     block: int,
     window: int,
     sinks: bool,
+    cache: torch.dtype,
     seed: int,
 ) -> None:
     new = tuple(n for _, n in sequences)
     lengths = tuple(before + n for before, n in sequences)
     heads = (group * kv_heads, kv_heads)
     check(
-        make_batch(lengths, new, heads=heads, sizes=sizes, block=block, window=window, sinks=sinks, seed=seed)
+        make_batch(
+            *(lengths, new),
+            **{"heads": heads, "sizes": sizes, "block": block, "window": window},  # type: ignore[arg-type]
+            **{"sinks": sinks, "cache": cache, "seed": seed},  # type: ignore[arg-type]
+        )
     )
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("window", [0, 20])
-def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, window: int) -> None:
+@pytest.mark.parametrize("window", [0, 21])
+@pytest.mark.parametrize("cache", CACHES)
+def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, window: int, cache: torch.dtype) -> None:
     lengths, new = (290, 40, 540, 5), (60, 40, 1, 2)
     batch = make_batch(
-        lengths, new, heads=(6, 2), cache=torch.bfloat16, dtype=torch.bfloat16, window=window, sinks=True
+        lengths,
+        new,
+        heads=(6, 2),
+        sizes=(40, 36),
+        cache=cache,
+        dtype=torch.bfloat16,
+        window=window,
+        sinks=True,
     )
     with isa.use(variant):
         together = batch.run().split(new)
@@ -228,9 +253,9 @@ def test_nan_and_infinite_rows_stay_alone(variant: str) -> None:
 
 def test_a_nan_key_reaches_all_later_tokens() -> None:
     batch = make_batch((300,), (300,))
-    k_cache = batch.k_cache.clone()
+    k_cache = batch.cache.k.clone()
     k_cache[batch.table[0, 100 // 16], 0, 0, 100 % 16] = math.nan
-    result = replace(batch, k_cache=k_cache).run()
+    result = replace(batch, cache=batch.cache._replace(k=k_cache)).run()
     assert result[100:].isnan().all()
     assert torch.equal(result[:100], batch.run()[:100])
 
@@ -252,26 +277,28 @@ def test_nothing_to_do() -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_kv_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
     wide = torch.randn(19, 200).to(dtype)
     wide[2, 7] = math.nan
     wide[3, 90] = math.inf
+    wide[5] = 0.0
     k, v = wide[:, 1:101].unflatten(1, (2, 50)), wide[:, 101:143].unflatten(1, (2, 21))
     slots = torch.randperm(48)[:19]
     slots[4] = -1
-    caches = attention.new_cache(3, 2, 50, 21, 16, cache)
-    expected = tuple(c.clone() for c in caches)
+    caches, expected = (attention.new_kv_cache(3, 2, 50, 21, 16, cache) for _ in range(2))
     with isa.use(variant):
-        attention.kv_write(k, v, *caches, slots)
-    attention.reference_kv_write(k, v, *expected, slots)
+        attention.kv_write(k, v, caches.k, caches.v, slots, caches.k_scales, caches.v_scales)
+    attention.reference_kv_write(k, v, expected.k, expected.v, slots, expected.k_scales, expected.v_scales)
     for result, wanted in zip(caches, expected, strict=True):
+        if result is None or wanted is None:
+            continue
         torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_large_cache_is_zero_and_lives_as_long_as_its_views() -> None:
-    keys, values = attention.new_cache(40, 2, 256, 128, 64, torch.float16)
+    keys, values, *_ = attention.new_kv_cache(40, 2, 256, 128, 64, torch.float16)
     assert keys.nbytes > attention.HUGE_PAGE
     assert keys.shape == (40, 2, 256, 64)
     assert values.shape == (40, 2, 64, 128)
@@ -286,22 +313,30 @@ def test_opcheck() -> None:
     batch = make_batch((30, 20), (4, 1), sinks=True)
     torch.library.opcheck(torch.ops.armllm.paged_attention, batch.arguments())
     k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
-    caches = attention.new_cache(2, 1, 32, 32, 16, torch.bfloat16)
-    torch.library.opcheck(torch.ops.armllm.kv_write, (k, v, *caches, torch.arange(3)))
+    for dtype in CACHES:
+        made = attention.new_kv_cache(2, 1, 32, 32, 16, dtype)
+        arguments = (k, v, made.k, made.v, torch.arange(3), made.k_scales, made.v_scales)
+        torch.library.opcheck(torch.ops.armllm.kv_write, arguments)
 
 
 def test_what_does_not_fit_is_named() -> None:
     batch = make_batch((30, 20), (4, 1))
     with pytest.raises(ValueError, match="block size 24"):
-        attention.new_cache(1, 1, 8, 8, 24, torch.float32)
+        attention.new_kv_cache(1, 1, 8, 8, 24, torch.float32)
     with pytest.raises(ValueError, match="int32"):
-        attention.new_cache(1, 1, 8, 8, 16, torch.int32)
+        attention.new_kv_cache(1, 1, 8, 8, 16, torch.int32)
+    small = batch.cache._replace(k=batch.cache.k[..., :8], v=batch.cache.v[:, :, :8])
+    untyped = batch.cache._replace(k=batch.cache.k.bfloat16(), v=batch.cache.v.bfloat16())
+    int8 = make_batch((5,), (5,), cache=torch.int8)
     wrong: list[tuple[dict[str, object], str]] = [
         ({"q": batch.q[:, :, :31]}, "head size 31"),
         ({"q": batch.q[0]}, "tokens, q heads, head size"),
-        ({"v_cache": batch.v_cache.to(torch.bfloat16)}, "same dtype"),
-        ({"v_cache": batch.v_cache[:1]}, "does not fit"),
-        ({"k_cache": batch.k_cache[..., :8], "v_cache": batch.v_cache[:, :, :8]}, "block size 8"),
+        ({"cache": batch.cache._replace(v=batch.cache.v.bfloat16())}, "same dtype"),
+        ({"cache": batch.cache._replace(v=batch.cache.v[:1])}, "does not fit"),
+        ({"cache": small}, "block size 8"),
+        ({"cache": untyped}, "head size / 4"),
+        ({"cache": int8.cache._replace(k_scales=None)}, "needs k_scales"),
+        ({"cache": int8.cache._replace(v_scales=int8.cache.v_scales[:, :, :8])}, "v_scales must be"),
         ({"new": (4, 2)}, "number of tokens"),
         ({"lengths": (3, 20)}, "seq_lens says 3"),
         ({"lengths": (30, 50)}, "needs 4 blocks"),
@@ -313,15 +348,16 @@ def test_what_does_not_fit_is_named() -> None:
         with pytest.raises(RuntimeError, match=message):
             replace(batch, **change).run()  # type: ignore[arg-type]
     three = make_batch((5,), (5,), heads=(3, 1))
+    doubled = three.cache._replace(k=three.cache.k.repeat(1, 2, 1, 1), v=three.cache.v.repeat(1, 2, 1, 1))
     with pytest.raises(RuntimeError, match="multiple"):
-        replace(
-            three, k_cache=three.k_cache.repeat(1, 2, 1, 1), v_cache=three.v_cache.repeat(1, 2, 1, 1)
-        ).run()
+        replace(three, cache=doubled).run()
     k, v = torch.zeros(2, 1, 32), torch.zeros(2, 1, 32)
-    caches = batch.k_cache, batch.v_cache
+    caches = batch.cache.k, batch.cache.v
     with pytest.raises(RuntimeError, match="slot 99999"):
         attention.kv_write(k, v, *caches, torch.tensor([0, 99999]))
     with pytest.raises(RuntimeError, match="slots must be int64"):
         attention.kv_write(k, v, *caches, torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(RuntimeError, match="k has the shape"):
+    with pytest.raises(RuntimeError, match="head size 3 does not fit"):
         attention.kv_write(k[..., :3], v, *caches, torch.arange(2))
+    with pytest.raises(RuntimeError, match="k has the shape"):
+        attention.kv_write(torch.zeros(2, 2, 32), v, *caches, torch.arange(2))

@@ -42,7 +42,7 @@ def experts(**change: Any) -> Call:
 
 def cache() -> tuple[torch.Tensor, torch.Tensor]:
     """3 blocks of 16 positions for 2 heads of 8."""
-    return attention.new_cache(3, 2, 8, 8, 16, torch.float32)
+    return attention.new_kv_cache(3, 2, 8, 8, 16, torch.float32)[:2]
 
 
 def write(slot: int, **change: Any) -> Call:

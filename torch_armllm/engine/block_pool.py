@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from torch_armllm.ops.attention import new_cache
+from torch_armllm.ops.attention import KvCache, new_kv_cache
 
 
 @dataclass(frozen=True)
@@ -25,19 +24,20 @@ class CacheShape:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of all layers' keys and values of one position."""
-        return self.layers * self.kv_heads * (self.head_size + self.value_size) * self.dtype.itemsize
+        scales = 2 * torch.float32.itemsize if self.dtype == torch.int8 else 0
+        one = (self.head_size + self.value_size) * self.dtype.itemsize + scales
+        return self.layers * self.kv_heads * one
 
 
 class BlockPool:
-    """Reference-counted blocks over two tensors that grow by doubling.
+    """Reference-counted blocks over tensors that grow by doubling.
 
-    ``k`` is ``(layers, blocks, kv_heads, head_size, block_size)`` and ``v`` is
-    ``(layers, blocks, kv_heads, block_size, value_size)``.
+    ``cache`` holds those of :func:`torch_armllm.ops.attention.new_kv_cache`, with layers as first dimension.
     """
 
     def __init__(self, shape: CacheShape, blocks: int = 64) -> None:
         self.shape = shape
-        self.k, self.v = self._tensors(blocks)
+        self.cache = self._tensors(blocks)
         self._references = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
 
@@ -49,19 +49,24 @@ class BlockPool:
         """Blocks that nobody holds."""
         return len(self._free)
 
-    def _tensors(self, blocks: int) -> tuple[Tensor, Tensor]:
+    def _tensors(self, blocks: int) -> KvCache:
         s = self.shape
-        count = s.layers * blocks
-        k, v = new_cache(count, s.kv_heads, s.head_size, s.value_size, s.block_size, s.dtype)
-        k, v = (t.view(s.layers, blocks, *t.shape[1:]) for t in (k, v))
-        return k, v
+        return new_kv_cache(
+            blocks, s.kv_heads, s.head_size, s.value_size, s.block_size, s.dtype, layers=s.layers
+        )
+
+    def layer(self, index: int) -> KvCache:
+        """The tensors of one layer, views of all."""
+        return KvCache(*(None if t is None else t[index] for t in self.cache))  # type: ignore[arg-type]
 
     def _grow(self, least: int) -> None:
         before = len(self)
         after = max(2 * before, before + least)
-        k, v = self._tensors(after)
-        k[:, :before], v[:, :before] = self.k, self.v
-        self.k, self.v = k, v
+        grown = self._tensors(after)
+        for new, old in zip(grown, self.cache, strict=True):
+            if new is not None and old is not None:
+                new[:, :before] = old
+        self.cache = grown
         self._references += [0] * (after - before)
         self._free = list(range(after - 1, before - 1, -1)) + self._free
 
@@ -102,7 +107,8 @@ class BlockPool:
     def copy(self, block: int) -> int:
         """A block of one's own with the same keys and values; the shared one is let go."""
         (own,) = self.allocate(1)
-        self.k[:, own] = self.k[:, block]
-        self.v[:, own] = self.v[:, block]
+        for tensor in self.cache:
+            if tensor is not None:
+                tensor[:, own] = tensor[:, block]
         self.deallocate([block])
         return own

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from torch_armllm.engine.block_pool import BlockPool, CacheShape
 from torch_armllm.engine.sequence import Sequence
+from torch_armllm.ops.attention import keys_by_token, values_by_token
 
 
 class PagedCache(DynamicCache):
@@ -72,23 +73,21 @@ class PagedCache(DynamicCache):
         for number, row in enumerate(self.rows):
             taken = row.append(count) if new else row.slots()[-count:] if count else []
             slots = torch.tensor(taken, dtype=torch.int64)
+            cache = self.pool.layer(layer)
             torch.ops.armllm.kv_write(
-                *(x[number].transpose(0, 1).to(self.shape.dtype).contiguous() for x in (keys, values)),
-                *(self.pool.k[layer], self.pool.v[layer], slots),
+                *(x[number].transpose(0, 1).contiguous() for x in (keys, values)),
+                *(cache.k, cache.v, slots, cache.k_scales, cache.v_scales),
             )
 
     def _read_dense(self, layer: int) -> tuple[Tensor, Tensor]:
-        size, total = self.shape.block_size, self.padded_length
+        total, cache = self.padded_length, self.pool.layer(layer)
         found = []
         for row in self.rows:
             blocks = torch.tensor(row.blocks, dtype=torch.int64)
-            keys = (
-                self.pool.k[layer][blocks]
-                .permute(1, 0, 3, 2)
-                .reshape(self.shape.kv_heads, -1, self.shape.head_size)
-            )
-            values = self.pool.v[layer][blocks].transpose(0, 1)
-            values = values.reshape(self.shape.kv_heads, len(row.blocks) * size, self.shape.value_size)
+            scales = [None if t is None else t[blocks] for t in (cache.k_scales, cache.v_scales)]
+            keys = keys_by_token(cache.k[blocks], scales[0])[..., : self.shape.head_size]
+            values = values_by_token(cache.v[blocks], scales[1])
+            keys, values = (x.transpose(0, 1).flatten(1, 2) for x in (keys, values))
             padding = total - row.length
             found.append(
                 [torch.nn.functional.pad(x[:, : row.length], (0, 0, padding, 0)) for x in (keys, values)]

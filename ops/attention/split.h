@@ -1,0 +1,84 @@
+// A split of the cache as the products see it: which positions any row sees, and where their blocks are.
+#pragma once
+
+#include "attention/attention.h"
+#include "common/simd.h"
+
+namespace armllm::ARMLLM_VARIANT {
+namespace {
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t clamp(int64_t x, int64_t low, int64_t high) { return smaller(larger(x, low), high); }
+
+// Positions [begin, end), counted from the split's first.
+struct Span {
+  int64_t begin, end;
+  bool empty() const { return begin >= end; }
+};
+
+// What any of some rows sees.
+inline Span visible(const AttentionTile& t, int64_t row, int64_t rows) {
+  Span span{kSplit, 0};
+  for (int64_t r = row; r < row + rows; ++r) {
+    const int64_t begin = larger(t.first[r] - t.split_begin, 0),
+                  end = smaller(t.last[r] - t.split_begin, kSplit);
+    if (begin >= end) continue;
+    span.begin = smaller(span.begin, begin);
+    span.end = larger(span.end, end);
+  }
+  return span;
+}
+
+// The one place that knows how the cache is paged.  Blocks that nobody sees need not exist: a block that is seen
+// takes their place.
+struct Split {
+  Span all;  // what any row of the tile sees
+  int64_t block_size;
+  const char* k[kSplit / kKeyLanes];  // the head's part of each block
+  const char* v[kSplit / kKeyLanes];
+  const float* k_scales;  // [kSplit] of int8 caches; 0 where nobody sees the position
+  const float* v_scales;
+
+  Split(const AttentionArgs& args, const AttentionTile& t)
+      : all(visible(t, 0, t.rows)), block_size(args.block_size), k_scales(nullptr), v_scales(nullptr) {
+    if (all.empty()) return;
+    const int64_t group = group_of(args.cache_type), size = size_of(args.cache_type);
+    const int64_t key_bytes = round_up(args.head_size, group) * block_size * size,
+                  value_bytes = block_size * args.value_size * size;
+    const int32_t* table = t.blocks + t.split_begin / block_size;
+    const int64_t low = all.begin / block_size, high = (all.end - 1) / block_size;
+    for (int64_t b = 0; b < kSplit / block_size; ++b) {
+      const int64_t head = table[clamp(b, low, high)] * args.kv_heads + t.kv_head;
+      k[b] = static_cast<const char*>(args.k_cache) + head * key_bytes;
+      v[b] = static_cast<const char*>(args.v_cache) + head * value_bytes;
+    }
+    if (args.cache_type != CacheType::i8) return;
+    float* scales = reinterpret_cast<float*>(t.edges + round_up(16 * args.value_size, 64));
+    k_scales = scales;
+    v_scales = scales + kSplit;
+    for (int64_t i = all.begin / kLanes * kLanes; i < all.end; i += kLanes) {
+      const int64_t b = i / block_size,
+                    at = (table[b] * args.kv_heads + t.kv_head) * block_size + i % block_size;
+      const int end = static_cast<int>(smaller(all.end - i, kLanes)),
+                begin = static_cast<int>(larger(all.begin - i, 0));
+      for (int side = 0; side < 2; ++side) {
+        const F32 x = load((side ? args.v_scales : args.k_scales) + at);
+        store(scales + side * kSplit + i, select_first(begin, zero(), select_first(end, x, zero())));
+      }
+    }
+  }
+
+  // Of the cache's elements; `position` in a block that is seen.
+  template <typename T>
+  const T* keys(int64_t position) const {
+    return reinterpret_cast<const T*>(k[position / block_size]);
+  }
+  template <typename T>
+  const T* values(int64_t position) const {
+    return reinterpret_cast<const T*>(v[position / block_size]);
+  }
+};
+
+}  // namespace
+}  // namespace armllm::ARMLLM_VARIANT
