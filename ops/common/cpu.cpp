@@ -37,6 +37,22 @@ constexpr NamedFeature kFeatureNames[] = {
     {kAvx512Bf16, "avx512_bf16"},
 };
 
+constexpr int kSveLength = 51, kSmeLength = 64;
+
+// Bits of the vectors that PR_SVE_GET_VL or PR_SME_GET_VL tells of.
+int vector_bits([[maybe_unused]] int option) {
+#if defined(__aarch64__)
+  constexpr int kLengthMask = 0xffff;
+  const int length = prctl(option, 0, 0, 0, 0);
+  return length < 0 ? 0 : 8 * (length & kLengthMask);
+#else
+  return 0;
+#endif
+}
+
+// The kernels divide lines of 64 bytes into whole vectors; no CPU has others.
+[[maybe_unused]] bool usable(int bits) { return bits == 128 || bits == 256 || bits == 512; }
+
 uint64_t detect() {
   uint64_t found = 0;
 #if defined(__aarch64__)
@@ -54,6 +70,8 @@ uint64_t detect() {
   if (hwcap2 & (1ul << 14)) found |= kBf16;
   if (hwcap2 & (1ul << 23)) found |= kSme;
   if (hwcap2 & (1ul << 37)) found |= kSme2;
+  if (!usable(vector_bits(kSveLength))) found &= ~uint64_t(kSve | kSveI8mm | kSve2);
+  if (!usable(vector_bits(kSmeLength))) found &= ~uint64_t(kSme | kSme2);
 #elif defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2")) found |= kAvx2;
@@ -66,19 +84,6 @@ uint64_t detect() {
   if (__builtin_cpu_supports("avx512bf16")) found |= kAvx512Bf16;
 #endif
   return found;
-}
-
-constexpr int kSveLength = 51, kSmeLength = 64;
-
-// Bits of the vectors that PR_SVE_GET_VL or PR_SME_GET_VL tells of.
-int vector_bits([[maybe_unused]] int option) {
-#if defined(__aarch64__)
-  constexpr int kLengthMask = 0xffff;
-  const int length = prctl(option, 0, 0, 0, 0);
-  return length < 0 ? 0 : 8 * (length & kLengthMask);
-#else
-  return 0;
-#endif
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 #   tests/arm/run.sh CPU -- PROGRAM ARGS     any other aarch64 executable
 #
 # CPU: neoverse-n1 (dot product), i8mm (every Armv8.6 NEON feature, no SVE), max, cortex-a72 (plain NEON; torch itself
-# does not run there), sve128, sve256, sve512 (that vector length), or any -cpu string of QEMU.
+# does not run there), sve128, sve256, sve512 (that vector length), sme2 (streaming vectors of 512 bits; exits with 77
+# and the reason where no QEMU has it), or any -cpu string of QEMU.
 # ARMLLM_* variables reach the program.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +21,18 @@ case $cpu in
   i8mm) cpu=max,sve=off ;;
   sve128 | sve256 | sve512) cpu=max,$cpu=on ;;
 esac
+newer=
+case $cpu in
+  sme2) cpu=max,sve=off,sme512=on,sme-default-vector-length=64 newer=$home/qemu/qemu-aarch64 ;;
+  *sme*=on*) newer=$home/qemu/qemu-aarch64 ;;
+esac
 qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || { echo "run.sh: no QEMU; run tests/arm/setup.sh" >&2; exit 1; }
+# Without a newer one, setup.sh found the system's new enough, or noted why there is none.
+if [ -n "$newer" ] && [ -e "$home/qemu.missing" ]; then
+  echo "skipped: no QEMU with SME2: $(cat "$home/qemu.missing")"
+  exit 77
+fi
+[ -z "$newer" ] || [ ! -x "$newer" ] || qemu=$newer
 
 python=$(ls -d "$home"/root/usr/bin/python3.*[0-9] 2>/dev/null | head -1)
 case $1 in

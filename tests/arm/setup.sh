@@ -4,6 +4,8 @@
 #   tests/arm/setup.sh            idempotent; prints the folder it prepared
 #   ARMLLM_ARM_HOME=DIR           where (default: ${XDG_CACHE_HOME:-~/.cache}/torch-armllm-arm; about 1 GB)
 #   ARMLLM_ARM_SOURCES=FILE       apt sources to take arm64 packages from, where the configured ones have none (Ubuntu)
+#   ARMLLM_QEMU_SOURCES=FILE      apt sources to take a QEMU with SME2 from (default: Debian forky from the mirror that
+#                                 apt uses); where none is found, DIR/qemu.missing says why and the rest works
 #
 # Debian or Ubuntu.  Missing packages are installed with apt-get, which takes root; nothing of another architecture is
 # ever installed on the machine itself: the arm64 packages are only unpacked into DIR/root.
@@ -51,6 +53,38 @@ if [ ! -e "$home/root.done" ]; then
   done
   rm -rf "$apt"
   touch "$home/root.done"
+fi
+# SME2 came with QEMU 10.1.  Debian's later builds are static: unpacked, they run anywhere.
+has_sme2() {  # has_sme2 QEMU
+  local version
+  version=$("$1" --version 2>/dev/null | sed -n 's/.* version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
+  [ -n "$version" ] && [ $((${version% *} * 100 + ${version#* })) -ge 1001 ]
+}
+newer_qemu() {
+  local apt=$home/apt-qemu mirror
+  rm -rf "$apt"
+  mkdir -p "$apt/lists/partial" "$apt/none"
+  : >"$apt/status"
+  if [ -n "${ARMLLM_QEMU_SOURCES:-}" ]; then
+    cp "$ARMLLM_QEMU_SOURCES" "$apt/qemu.list" || return 1
+  else
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/*$') ||
+      { echo "no Debian mirror is configured; name apt sources with QEMU 10.1 in ARMLLM_QEMU_SOURCES"; return 1; }
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror forky main" >"$apt/qemu.list"
+  fi
+  local options=(-qq -o "Dir::Etc::sourcelist=$apt/qemu.list" -o "Dir::Etc::sourceparts=$apt/none"
+    -o "Dir::State::lists=$apt/lists" -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt"
+    -o APT::Sandbox::User=root -o Debug::NoLocking=1)
+  apt-get "${options[@]}" update && (cd "$apt" && apt-get "${options[@]}" download qemu-user) || return 1
+  mkdir -p "$home/qemu"
+  dpkg-deb --fsys-tarfile "$apt"/qemu-user_*.deb | tar -x -C "$home/qemu" --strip-components=3 ./usr/bin/qemu-aarch64
+  rm -rf "$apt"
+}
+if ! has_sme2 "$(command -v qemu-aarch64-static || command -v qemu-aarch64)" && ! has_sme2 "$home/qemu/qemu-aarch64"; then
+  rm -f "$home/qemu.missing"
+  if ! newer_qemu >"$home/qemu.log" 2>&1 || ! has_sme2 "$home/qemu/qemu-aarch64"; then
+    { tail -1 "$home/qemu.log"; echo "no newer QEMU could be had"; } | head -1 >"$home/qemu.missing"
+  fi
 fi
 python=$(basename "$(ls -d "$home"/root/usr/bin/python3.*[0-9] | head -1)")
 

@@ -6,7 +6,26 @@ import os
 
 import pytest
 
+from torch_armllm import env
 from torch_armllm.ops import isa
+
+NEEDS = {
+    "neon": {"asimd"},
+    "dotprod": {"dotprod"},
+    "i8mm": {"i8mm", "bf16"},
+    "sve": {"sve"},
+    "svei8mm": {"sve_i8mm"},
+    "sme2": {"sme2"},
+}
+
+
+def best_linear(machine: isa.Machine) -> str:
+    """What the linear layers should run, worked out anew."""
+    long = machine.sve_bits >= 256
+    for name, use in (("sme2", True), ("svei8mm", long), ("i8mm", True), ("sve", long), ("dotprod", True)):
+        if use and NEEDS[name] <= set(machine.features) and name in machine.variants:
+            return name
+    return "neon"
 
 
 def test_first_variant() -> None:
@@ -17,9 +36,30 @@ def test_first_variant() -> None:
 def test_variants_need_features() -> None:
     machine = isa.machine()
     assert set(machine.runnable) <= set(machine.variants)
-    for name, feature in (("neon", "asimd"), ("dotprod", "dotprod"), ("i8mm", "i8mm")):
+    for name, features in NEEDS.items():
         if name in machine.variants:
-            assert (name in machine.runnable) == (feature in machine.features)
+            assert (name in machine.runnable) == (features <= set(machine.features))
+
+
+@pytest.mark.skipif("neon" not in isa.machine().variants, reason="about the Arm variants")
+def test_env_names_the_right_variants() -> None:
+    machine = isa.machine()
+    kernels = env.describe()["kernels"]
+    forced = os.environ.get("ARMLLM_ISA")
+    linear = forced or best_linear(machine)
+    assert kernels["linear"]["variant"] == linear
+    lines = env.render(env.describe()).splitlines()
+    (text,) = (line for line in lines if line.startswith("linear "))
+    work = {"sme2": "SMOPA", "svei8mm": "SVE SMMLA", "i8mm": "SMMLA", "sve": "SVE SDOT", "dotprod": "SDOT"}
+    assert f"{linear} ({work.get(linear, 'SMULL')}" in text
+    if machine.sve_bits == 128 and not forced:
+        assert "svei8mm not preferred: 128-bit vectors" in text
+    if linear == "dotprod":
+        assert "i8mm needs i8mm, bf16" in text
+    # Without BF16 instructions nothing that computes in floats may want them.
+    if "bf16" not in machine.features:
+        for family in ("attention", "dense"):
+            assert kernels[family]["variant"] in ("dotprod", "neon", "scalar")
 
 
 def test_unknown_variant_is_refused() -> None:
