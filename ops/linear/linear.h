@@ -18,6 +18,9 @@ struct Activations {
   int32_t* group_offsets = nullptr;  // [tokens][groups]: −8 · Σ values of the group; nullptr if not needed
   int64_t groups = 0;
   int64_t block = 1;
+  // What comes next, for gemm to fetch while it computes: its own operands are in the cache.
+  const uint8_t* ahead = nullptr;
+  int64_t ahead_bytes = 0;
 };
 
 struct LinearKernels {

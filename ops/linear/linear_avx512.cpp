@@ -341,16 +341,38 @@ void token_offsets(const int8_t* x, int64_t chunks, int32_t* offsets) {
   for (int t = 0; t < kBlock; ++t) offsets[t] = -128 * (halves[2 * t] + halves[2 * t + 1]);
 }
 
+// Fetches four lines a group until it is at the end, where it stays: a branch would cost the tiles registers.
+struct Ahead {
+  const uint8_t *at, *end;
+
+  Ahead(const Activations& x, const void* cached)
+      : at(x.ahead_bytes > 0 ? x.ahead : static_cast<const uint8_t*>(cached)), end(at + x.ahead_bytes) {}
+  ARMLLM_INLINE void group() {
+    __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(at + 64, 0, 2);
+    __builtin_prefetch(at + 128, 0, 2);
+    __builtin_prefetch(at + 192, 0, 2);
+    at = at + 256 < end ? at + 256 : end;
+  }
+};
+
+// acc += weights · activations.  GCC copies, and then spills, the accumulators of its own intrinsic.
+ARMLLM_INLINE void add_products(__m512i& acc, __m512i weights, __m512i activations) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(weights), "v"(activations));
+}
+
 // T ≤ kBlock tokens × P panels in registers.
 template <int T, int P>
 void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* offsets,
-               const float* row_scales, int tokens, float* out, int64_t out_stride) {
+               const float* row_scales, int tokens, Ahead& ahead, float* out, int64_t out_stride) {
   __m512i acc[T][P];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t)
 #pragma GCC unroll 3
     for (int p = 0; p < P; ++p) acc[t][p] = _mm512_set1_epi32(offsets[t]);
+  Ahead fetch = ahead;
   for (int64_t g = 0; g < groups; ++g) {
+    fetch.group();
 #pragma GCC unroll 8
     for (int h = 0; h < 8; ++h) {
       __m512i lines[P];
@@ -360,7 +382,7 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* 
       for (int t = 0; t < T; ++t) {
         const __m512i four = spread(x + h / 2 * kBlock * 8 + t * 8 + h % 2 * 4);
 #pragma GCC unroll 3
-        for (int p = 0; p < P; ++p) acc[t][p] = _mm512_dpbusd_epi32(acc[t][p], lines[p], four);
+        for (int p = 0; p < P; ++p) add_products(acc[t][p], lines[p], four);
       }
       asm volatile(
           "" ::
@@ -369,6 +391,7 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* 
     w += 8 * P * 64;
     x += 4 * kBlock * 8;
   }
+  ahead = fetch;
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     if (t >= tokens) break;
@@ -382,15 +405,20 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* 
 
 template <int P>
 void gemm_panels(const int8_t* w, const float* row_scales, const Activations& x, int64_t first_token,
-                 int tokens, const int32_t* offsets, float* out, int64_t out_stride) {
+                 int tokens, const int32_t* offsets, Ahead& ahead, float* out, int64_t out_stride) {
   for (int t = 0; t < tokens; t += kBlock) {
     const int8_t* values = x.values + (first_token + t) * x.groups * kGroup;
     const int left = tokens - t;
     float* to = out + t * out_stride;
-    if (left > kBlock / 2) {
-      gemm_tile<kBlock, P>(w, values, x.groups, offsets + t, row_scales, left, to, out_stride);
+    // Experts have few rows: a last block is often ragged.
+    if (left > 6) {
+      gemm_tile<8, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+    } else if (left > 4) {
+      gemm_tile<6, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+    } else if (left > 2) {
+      gemm_tile<4, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
     } else {
-      gemm_tile<kBlock / 2, P>(w, values, x.groups, offsets + t, row_scales, left, to, out_stride);
+      gemm_tile<2, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
     }
   }
 }
@@ -400,19 +428,20 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
   int32_t offsets[kTokens];
   for (int t = 0; t < tokens; t += kBlock)
     token_offsets(x.values + (first_token + t) * x.groups * kGroup, x.groups * 4, offsets + t);
+  Ahead ahead(x, w);
   for (int p = 0; p < panels; p += kWide) {
     const int8_t* group = w + p * x.groups * 512;
     const float* scales = row_scales + p * kPanel;
     float* to = out + p * kPanel;
     switch (panels - p) {
       case 1:
-        gemm_panels<1>(group, scales, x, first_token, tokens, offsets, to, out_stride);
+        gemm_panels<1>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
         break;
       case 2:
-        gemm_panels<2>(group, scales, x, first_token, tokens, offsets, to, out_stride);
+        gemm_panels<2>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
         break;
       default:
-        gemm_panels<kWide>(group, scales, x, first_token, tokens, offsets, to, out_stride);
+        gemm_panels<kWide>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
     }
   }
 }

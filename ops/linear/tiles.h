@@ -107,29 +107,36 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
     return;
   }
 
-  const int64_t step = kernels.gemm_panels, most = round_up(panels, step),
-                panel_values = kPanel * x.groups * kGroup;
-  const int64_t stride = most * kPanel;
-  char* memory = thread_memory(most * (panel_values + kPanel * 8) + kernels.gemm_tokens * stride * 4);
+  const int64_t step = kernels.gemm_panels, panel_values = kPanel * x.groups * kGroup;
+  const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // gate and up stay together
+  char* memory = thread_memory(wide * (panel_values + kPanel * 8) + kernels.gemm_tokens * stride * 4);
   int8_t* w = reinterpret_cast<int8_t*>(memory);
-  int32_t* offsets = reinterpret_cast<int32_t*>(memory + most * panel_values);
+  int32_t* offsets = reinterpret_cast<int32_t*>(memory + wide * panel_values);
   float* scales = reinterpret_cast<float*>(offsets + stride);
   float* acc = scales + stride;
-  for (int64_t p = 0; p < panels; p += step) {
-    const uint8_t* group[64];
-    const int64_t count = std::min(step, panels - p);
-    for (int64_t i = 0; i < count; ++i) group[i] = panel + (p + i) * panel_stride;
-    kernels.unpack(scheme, group, int(count), x.groups, w + p * panel_values, offsets + p * kPanel,
-                   scales + p * kPanel);
-  }
   const int64_t begin = index / columns * grid.token_step,
                 end = std::min(begin + grid.token_step, grid.tokens);
-  for (int64_t t = begin; t < end; t += kernels.gemm_tokens) {
-    const int64_t count = std::min(kernels.gemm_tokens, end - t);
-    for (int64_t p = 0; p < panels; p += step)
-      kernels.gemm(w + p * panel_values, offsets + p * kPanel, scales + p * kPanel,
-                   int(std::min(step, panels - p)), x, t, int(count), acc + p * kPanel, stride);
-    for (int64_t i = 0; i < count; ++i) finish(t + i, first_panel, panels, acc + i * stride);
+  Activations now = x;
+  for (int64_t first = 0; first < panels; first += wide) {
+    const int64_t count = std::min(wide, panels - first);
+    for (int64_t p = 0; p < count; p += step) {
+      const uint8_t* group[64];
+      const int64_t some = std::min(step, count - p);
+      for (int64_t i = 0; i < some; ++i) group[i] = panel + (first + p + i) * panel_stride;
+      kernels.unpack(scheme, group, int(some), x.groups, w + p * panel_values, offsets + p * kPanel,
+                     scales + p * kPanel);
+    }
+    now.ahead = panel + (first + count) * panel_stride;
+    now.ahead_bytes = std::min(wide, panels - first - count) * panel_stride;
+    for (int64_t t = begin; t < end; t += kernels.gemm_tokens) {
+      const int64_t tokens = std::min(kernels.gemm_tokens, end - t);
+      for (int64_t p = 0; p < count; p += step) {
+        kernels.gemm(w + p * panel_values, offsets + p * kPanel, scales + p * kPanel,
+                     int(std::min(step, count - p)), now, t, int(tokens), acc + p * kPanel, stride);
+        now.ahead_bytes = 0;
+      }
+      for (int64_t i = 0; i < tokens; ++i) finish(t + i, first_panel + first, count, acc + i * stride);
+    }
   }
 }
 

@@ -9,8 +9,9 @@ namespace {
 
 constexpr int64_t kTilesPerThread = 8;
 constexpr int64_t kMostGemvPanels = 16;
-constexpr int64_t kMostRows = 256;   // rows of a gemm tile: their INT8 values stay in L2 beside the weights
-constexpr int64_t kFewestRows = 64;  // unpacking is a few per cent of a tile of so many rows
+constexpr int64_t kMostGemmSteps = 4;  // gemm_panels of a tile
+constexpr int64_t kMostRows = 256;     // rows of a gemm tile: their INT8 values stay in L2 beside the weights
+constexpr int64_t kFewestRows = 64;    // unpacking is a few per cent of a tile of so many rows
 constexpr int64_t kPassBytes = int64_t{4}
                                << 20;  // of `down`: two passes fit the last cache beside the weights
 constexpr int64_t kPassPanels = 24;  // passes are a multiple of it, and it one of every variant's gemm_panels
@@ -86,9 +87,11 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
   const int64_t chunks = gemm_chunks(rows);
   const auto steps = [&](int64_t panels, int64_t multiple) {
     const int64_t gemv = std::clamp<int64_t>(gemv_experts * panels / wanted, 1, kMostGemvPanels);
-    // Narrow gemm tiles are slower ones, but idle threads are slower still.
-    const int64_t share = std::max<int64_t>(ceil_div((gemv_experts + chunks) * panels, threads), 1);
-    return Steps{round_up(gemv, multiple), std::min(widest, round_up(share, multiple))};
+    // Narrow gemm tiles are slower ones, but idle threads are slower still; wide ones fetch ahead.
+    const int64_t all = (gemv_experts + chunks) * panels,
+                  share = std::max<int64_t>(ceil_div(all, threads), 1);
+    const int64_t wide = std::clamp<int64_t>(all / wanted / widest, 1, kMostGemmSteps) * widest;
+    return Steps{round_up(gemv, multiple), std::min(wide, round_up(share, multiple))};
   };
   return {steps(gate_up_panels, 2), steps(down_panels, 1), rows};
 }
