@@ -67,30 +67,25 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
   return x.values + (token / x.block) * x.block * x.groups * kGroup + (token % x.block) * 8;
 }
 
-// Runs ahead of gemv through the bytes of this panel and the next strictly in order: a weight is read once, and the
-// CPU's own prefetcher loses its way between two streams, values here and scales or multipliers there.
+// Runs ahead of gemv through the bytes of this panel and the next in order, group by group: a weight is read once, and
+// the CPU's own prefetcher loses its way between two streams, values here and scales or multipliers there.  In two
+// steps, since the first-level cache can wait for fewer lines than the memory needs under way.
+template <int kLines>  // of values a group
 struct PanelPrefetch {
+  static constexpr int64_t kNear = 4096, kFar = 12288;  // bytes ahead
   const uint8_t* at;
-  int64_t lines;     // of values a group
-  int64_t whole;     // bytes of values a panel
-  int64_t rest;      // bytes of everything else
-  int64_t owed = 0;  // of `rest`, in units of 1 / whole lines
+  int64_t step;  // all bytes of a panel, a group
 
-  PanelPrefetch(const uint8_t* panel, const PanelLayout& layout, int64_t bytes_ahead)
-      : at(panel + layout.values + bytes_ahead),
-        lines(layout.scheme == Scheme::i8 ? 8 : 4),
-        whole(layout.bytes - layout.values),
-        rest(layout.values) {}
+  PanelPrefetch(const uint8_t* panel, const PanelLayout& layout)
+      : at(panel + layout.values), step(ceil_div(layout.bytes, layout.groups)) {}
 
-  inline void line() {
-    __builtin_prefetch(at, 0, 3);
-    at += 64;
-  }
-
-  // Called once a group, in order.
   inline void group() {
-    for (int64_t i = 0; i < lines; ++i) line();
-    for (owed += lines * rest; owed >= whole; owed -= whole) line();
+#pragma GCC unroll 9
+    for (int i = 0; i <= kLines; ++i) {
+      __builtin_prefetch(at + kNear + i * 64, 0, 3);
+      __builtin_prefetch(at + kFar + i * 64, 0, 2);
+    }
+    at += step;
   }
 };
 

@@ -13,8 +13,6 @@ namespace {
 constexpr int kBlock = 4;  // tokens of a register tile: 4 × 2 accumulators beside |w| and w
 constexpr int kTokens = 64;
 constexpr int kPanels = 2;
-constexpr int kAhead = 4096;  // bytes that gemv's prefetch runs ahead of its loads
-
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 
 ARMLLM_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -98,7 +96,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   const int32_t* offsets = x.group_offsets + first_token * groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
-  PanelPrefetch prefetch(panel, layout, kAhead);
+  PanelPrefetch<4> prefetch(panel, layout);
   __m256i total[2][2][T];  // [h][low, high]
   __m256 total_f[2][T];
   int32_t offset[T] = {};  // since the last scale
@@ -179,7 +177,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int64_t row_bytes = x.groups * kGroup;
   const int8_t* values = x.values + first_token * row_bytes;
   const uint8_t* w = panel + layout.values;
-  PanelPrefetch prefetch(panel, layout, kAhead);
+  PanelPrefetch<8> prefetch(panel, layout);
   __m256i total[2][T];
   for (int h = 0; h < 2; ++h)
     for (int t = 0; t < T; ++t) total[h][t] = _mm256_setzero_si256();
