@@ -146,7 +146,7 @@ struct Workspace {
     constexpr int64_t kFloat = sizeof(float);
     const int64_t width = value_stride(a.value_size);
     const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
-                              kFloat * (kScoreStride + 2 * width + 5) +
+                              kFloat * (kScoreStride + 2 * width + 4) +
                               2 * static_cast<int64_t>(sizeof(int64_t));
     const int64_t bytes = panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + rows * row_bytes;
     char* next = thread_memory(bytes + 16 * 64);
@@ -168,7 +168,6 @@ struct Workspace {
     take(last, rows * static_cast<int64_t>(sizeof(int64_t)));
     take(tile.maximum, rows * kFloat);
     take(tile.sum, rows * kFloat);
-    take(tile.factors, rows * kFloat);
     take(total_maximum, rows * kFloat);
     take(total_sum, rows * kFloat);
   }

@@ -81,11 +81,10 @@ struct AttentionTile {
   float* sum = nullptr;      // [rows]
   float* values = nullptr;   // [rows][value_stride(value_size)], unnormalised
   // scratch
-  float* scores = nullptr;   // [rows][kScoreStride]
-  void* weights = nullptr;   // rows · kWeightBytes: what the scores become, for products of fewer bits
-  float* factors = nullptr;  // [rows]
-  float* panel = nullptr;    // panel_floats(head_size)
-  char* edges = nullptr;     // edge_bytes(value_size)
+  float* scores = nullptr;  // [rows][kScoreStride]
+  void* weights = nullptr;  // rows · kWeightBytes: what the scores become, for products of fewer bits
+  float* panel = nullptr;   // panel_floats(head_size)
+  char* edges = nullptr;    // edge_bytes(value_size)
 };
 
 constexpr int64_t kChunk = 64;                 // positions that are converted to float32 at a time

@@ -5,6 +5,12 @@
 #include "attention/softmax.h"
 #include "attention/transposed.h"
 #include "attention/write.h"
+#if defined(ARMLLM_VARIANT_avx512bf16)
+#include "attention/product_bf16_avx512.h"
+#endif
+#if defined(ARMLLM_VARIANT_avx512)
+#include "attention/product_i8_avx512.h"
+#endif
 #include "common/math.h"
 #include "common/simd.h"
 
@@ -16,8 +22,16 @@ constexpr int64_t kTile = 8 * kTileRows;  // query rows: enough to pay for conve
 // What multiplies each type of cache.
 using F32Products = Transposed<float>;
 using F16Products = Transposed<f16>;
-using Bf16Products = Grouped<Lanes<bf16, 4, FloatWeights>>;
-using Int8Products = Grouped<Lanes<int8_t, 8, ScaledWeights>>;
+#if defined(ARMLLM_VARIANT_avx512bf16)
+using Bf16Products = Grouped<DotBf16>;
+#else
+using Bf16Products = Grouped<Lanes<bf16, 4, FloatWeights> >;
+#endif
+#if defined(ARMLLM_VARIANT_avx512)
+using Int8Products = Grouped<DotInt8>;
+#else
+using Int8Products = Grouped<Lanes<int8_t, 8, ScaledWeights> >;
+#endif
 
 template <typename P>
 void attend_by(const AttentionArgs& args, const AttentionTile& t) {

@@ -15,10 +15,10 @@
 //     static constexpr int64_t kPanelRows;     // from so many rows on, B is converted to float32 first
 //     struct Weights;                          // see softmax.h
 //     static void load_query(args, token, head, tile, row);
-//     // a: from queries() or weights();  columns: multiple of 16;  b: ScatteredColumns or StackedColumns
-//     // of Element, or ScatteredColumns<float> where kPanelRows is reached
-//     template <typename B> static void product(const Left& a, int64_t rows, const B& b, int columns, float* c,
-//                                               int64_t c_stride);
+//     // a: from queries(), or weights() if kWeights;  columns: a multiple of 16;  b: ScatteredColumns or
+//     // StackedColumns of Element, or ScatteredColumns<float> where kPanelRows is reached
+//     template <bool kWeights, typename B>
+//     static void product(const Left& a, int64_t rows, const B& b, int columns, float* c, int64_t c_stride);
 //     static Left queries(args, tile, row);
 //     static Left weights(tile, row, begin);   // from position `begin` of the split on, a multiple of kGroup
 //   };
@@ -36,38 +36,53 @@ namespace {
 
 constexpr int64_t kUnit = 16;  // columns that certainly lie side by side
 
-// A: rows of whatever the product takes.
-struct Left {
-  const void* data;
-  int64_t stride;        // from one row to the next, in what it is made of
-  const float* factors;  // [rows] of the result, where there are some
+// What ends a row of A, for the products that take it.
+struct RowTail {
+  float factor;    // of the row's results
+  int32_t offset;  // subtracted from its sums of integers
 };
 
+// A: rows of whatever the product takes.
+struct Left {
+  const char* data;
+  int64_t stride;     // bytes from one row to the next
+  int64_t tail = 0;   // bytes to the row's RowTail, if it has one
+  int64_t digit = 0;  // bytes to the lower digits of integers
+  const RowTail& tail_of(int64_t row) const {
+    return *reinterpret_cast<const RowTail*>(data + row * stride + tail);
+  }
+};
+
+// Of both: `ahead` is what will be read next, brought closer at the pace of the product.  Blocks are too short, and
+// lie too far apart, for a CPU's own prefetchers.
+//
 // B in one piece of depth, sixteen columns at a place: keys, which lie in several blocks, and panels.
 template <typename T>
 struct ScatteredColumns {
-  const T* unit[4];
-  int64_t stride;  // elements from one group of depth to the next
+  const T *unit[4], *next[4];
+  int64_t stride, ahead_stride;  // elements from one group of depth to the next
   int64_t groups;
   static constexpr int parts() { return 1; }
   int64_t depth(int) const { return groups; }
   const T* at(int, int u) const { return unit[u]; }
+  const T* ahead(int, int u) const { return next[u]; }
 };
 
 // B in several pieces of depth, columns side by side: values.
 template <typename T>
 struct Part {
-  const T* data;
+  const T *data, *ahead;
   int64_t groups;
 };
 template <typename T, int G>
 struct StackedColumns {
   const Part<T>* part;
   int count;
-  int64_t stride, first;  // first: of the columns
+  int64_t stride, ahead_stride, first;  // first: of the columns
   int parts() const { return count; }
   int64_t depth(int p) const { return part[p].groups; }
   const T* at(int p, int u) const { return part[p].data + (first + u * kUnit) * G; }
+  const T* ahead(int p, int u) const { return part[p].ahead + (first + u * kUnit) * G; }
 };
 
 template <typename D>
@@ -90,8 +105,8 @@ struct Grouped {
       const int64_t rows = smaller(kRows, t.rows - row);
       const Span span = visible(t, row, rows);
       if (span.end <= chunk || span.begin >= chunk + D::kColumns) continue;
-      D::product(D::queries(args, t, row), rows, keys, D::kColumns, t.scores + row * kScoreStride + chunk,
-                 kScoreStride);
+      D::template product<false>(D::queries(args, t, row), rows, keys, D::kColumns,
+                                 t.scores + row * kScoreStride + chunk, kScoreStride);
     }
   }
 
@@ -100,11 +115,16 @@ struct Grouped {
     for (int64_t chunk = split.all.begin / D::kColumns * D::kColumns; chunk < split.all.end;
          chunk += D::kColumns) {
       ScatteredColumns<T> keys;
+      // Behind the last keys come the first values, all their columns.
+      const bool values_next = chunk + D::kColumns >= split.all.end;
       keys.stride = split.block_size * kGroup;
+      keys.ahead_stride = values_next ? kUnit * kGroup : keys.stride;
       keys.groups = ceil_div(args.head_size, kGroup);
       for (int u = 0; u < D::kColumns / kUnit; ++u) {
-        const int64_t position = clamp(chunk + u * kUnit, low, high);
-        keys.unit[u] = split.keys<T>(position) + position % split.block_size * kGroup;
+        const int64_t next = values_next ? low : chunk + D::kColumns;
+        keys.unit[u] = key(split, clamp(chunk + u * kUnit, low, high));
+        const int64_t ahead = clamp(next + u * kUnit, low, high);
+        keys.next[u] = values_next ? value(args, split, ahead) : key(split, ahead);
       }
       if constexpr (kWidens) {
         if (t.rows >= D::kPanelRows) {
@@ -114,6 +134,14 @@ struct Grouped {
       }
       score_rows(args, t, chunk, keys);
     }
+  }
+
+  static const T* key(const Split& split, int64_t position) {
+    return split.keys<T>(position) + position % split.block_size * kGroup;
+  }
+  // The group that holds a position.
+  static const T* value(const AttentionArgs& args, const Split& split, int64_t position) {
+    return split.values<T>(position) + position % split.block_size / kGroup * kGroup * args.value_size;
   }
 
   // Columns of B as float32, side by side.
@@ -128,7 +156,8 @@ struct Grouped {
           for (int64_t i = 0; i < kUnit * kGroup; i += kLanes)
             store(panel + wide.groups * wide.stride + u * kUnit * kGroup + i,
                   load(b.at(p, u) + g * b.stride + i));
-    for (int u = 0; u < 4; ++u) wide.unit[u] = panel + u * kUnit * kGroup;
+    wide.ahead_stride = 0;
+    for (int u = 0; u < 4; ++u) wide.unit[u] = wide.next[u] = panel + u * kUnit * kGroup;
     return wide;
   }
 
@@ -137,20 +166,20 @@ struct Grouped {
   static int value_parts(const AttentionArgs& args, const AttentionTile& t, const Split& split, Span span,
                          Part<T>* parts) {
     int count = 0;
-    const int64_t size = args.value_size * kGroup;
     const int64_t first_whole = round_up(split.all.begin, kGroup),
                   last_whole = split.all.end / kGroup * kGroup;
     int64_t i = span.begin / kGroup * kGroup;
     while (i < span.end) {
       if (i < first_whole || i >= last_whole) {
-        parts[count++] = Part<T>{edge(args, t, i >= first_whole), 1};
+        const T* from = edge(args, t, i >= first_whole);
+        parts[count++] = Part<T>{from, from, 1};
         i += kGroup;
         continue;
       }
       const int64_t stop =
           smaller(smaller(round_up(i + 1, split.block_size), last_whole), round_up(span.end, kGroup));
-      parts[count++] =
-          Part<T>{split.values<T>(i) + i % split.block_size / kGroup * size, (stop - i) / kGroup};
+      const int64_t ahead = i + kChunk < split.all.end ? i + kChunk : i;
+      parts[count++] = Part<T>{value(args, split, i), value(args, split, ahead), (stop - i) / kGroup};
       i = stop;
     }
     return count;
@@ -183,7 +212,8 @@ struct Grouped {
         for (int64_t i = 0; i < kUnit * kGroup; ++i)
           panel[whole.groups * whole.stride + i] =
               i < columns * kGroup ? b.at(p, 0)[g * b.stride + i] : nothing;
-    for (int u = 0; u < 4; ++u) whole.unit[u] = panel;
+    whole.ahead_stride = 0;
+    for (int u = 0; u < 4; ++u) whole.unit[u] = whole.next[u] = panel;
     return whole;
   }
 
@@ -200,7 +230,8 @@ struct Grouped {
     for (int64_t column = 0; column < args.value_size;
          column += column < whole ? smaller(step, whole - column) : kUnit) {
       const int64_t width = column < whole ? smaller(step, whole - column) : kUnit;
-      StackedColumns<T, kGroup> b{all_parts, all_count, args.value_size * kGroup, column};
+      const int64_t stride_of_b = args.value_size * kGroup;
+      StackedColumns<T, kGroup> b{all_parts, all_count, stride_of_b, stride_of_b, column};
       ScatteredColumns<T> completion{};
       ScatteredColumns<float> wide{};
       if (column >= whole)
@@ -220,10 +251,12 @@ struct Grouped {
         const Left a = D::weights(t, row, begin * kGroup);
         const int columns = static_cast<int>(width);
         if (column >= whole) {
-          D::product(a, rows, cut(completion, begin - all.begin / kGroup, end - begin), columns, c, stride);
+          D::template product<true>(a, rows, cut(completion, begin - all.begin / kGroup, end - begin),
+                                    columns, c, stride);
         } else if constexpr (kWidens) {
           if (widens) {
-            D::product(a, rows, cut(wide, begin - all.begin / kGroup, end - begin), columns, c, stride);
+            D::template product<true>(a, rows, cut(wide, begin - all.begin / kGroup, end - begin), columns, c,
+                                      stride);
             continue;
           }
         }
@@ -235,7 +268,7 @@ struct Grouped {
           b.count = all_count;
           b.part = all_parts;
         }
-        D::product(a, rows, b, columns, c, stride);
+        D::template product<true>(a, rows, b, columns, c, stride);
       }
     }
   }

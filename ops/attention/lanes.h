@@ -26,11 +26,15 @@ void lanes_tile(const float* a, int64_t a_stride, const B& b, int unit, int vect
     for (int v = 0; v < V; ++v) sum[r][v] = zero();
   for (int p = 0; p < b.parts(); ++p) {
     const auto* from = b.at(p, unit) + vector * kLanes;
+    const auto* ahead = b.ahead(p, unit) + vector * kLanes;
     const int64_t groups = b.depth(p);
-    for (int64_t g = 0; g < groups; ++g, from += b.stride, a += G) {
+    for (int64_t g = 0; g < groups; ++g, from += b.stride, ahead += b.ahead_stride, a += G) {
       F32 right[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) right[v] = load(from + v * kLanes);
+      for (int v = 0; v < V; ++v) {
+        right[v] = load(from + v * kLanes);
+        if ((vector + v) * kLanes * sizeof(*from) % 64 == 0) __builtin_prefetch(ahead + v * kLanes, 0, kToL2);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const F32 left = repeated<G>(a + r * a_stride);
@@ -86,28 +90,29 @@ struct Lanes {
     load_float_query(args, token, head, args.scale, float_query(args, t, row));
   }
   static Left queries(const AttentionArgs& args, const AttentionTile& t, int64_t row) {
-    return {float_query(args, t, row), query_floats(args), nullptr};
+    return {reinterpret_cast<const char*>(float_query(args, t, row)), query_bytes(args.head_size)};
   }
   static Left weights(const AttentionTile& t, int64_t row, int64_t begin) {
-    return {t.scores + row * kScoreStride + begin, kScoreStride, nullptr};
+    return {reinterpret_cast<const char*>(t.scores + row * kScoreStride + begin), kScoreStride * 4};
   }
 
-  template <typename B>
+  template <bool kWeights, typename B>
   static void product(const Left& a, int64_t rows, const B& b, int columns, float* c, int64_t c_stride) {
-    const float* left = static_cast<const float*>(a.data);
+    const float* left = reinterpret_cast<const float*>(a.data);
+    const int64_t stride = a.stride / static_cast<int64_t>(sizeof(float));
     switch (rows) {
       case 1:
-        return lanes_rows<1, G>(left, a.stride, b, columns, c, c_stride);
+        return lanes_rows<1, G>(left, stride, b, columns, c, c_stride);
       case 2:
-        return lanes_rows<2, G>(left, a.stride, b, columns, c, c_stride);
+        return lanes_rows<2, G>(left, stride, b, columns, c, c_stride);
       case 3:
-        return lanes_rows<3, G>(left, a.stride, b, columns, c, c_stride);
+        return lanes_rows<3, G>(left, stride, b, columns, c, c_stride);
       case 4:
-        return lanes_rows<4, G>(left, a.stride, b, columns, c, c_stride);
+        return lanes_rows<4, G>(left, stride, b, columns, c, c_stride);
       case 5:
-        return lanes_rows<5, G>(left, a.stride, b, columns, c, c_stride);
+        return lanes_rows<5, G>(left, stride, b, columns, c, c_stride);
       default:
-        return lanes_rows<kTileRows, G>(left, a.stride, b, columns, c, c_stride);
+        return lanes_rows<kTileRows, G>(left, stride, b, columns, c, c_stride);
     }
   }
 };

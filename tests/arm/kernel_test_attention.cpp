@@ -57,13 +57,12 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
               Values values[2] = {Values(DType::f32, rows * stride), Values(DType::f32, rows * stride)};
               for (int i = 0; i < 2; ++i) {
                 std::vector<float> scores(size_t(rows * kScoreStride)),
-                    panel(size_t(panel_floats(head_size))), factors(static_cast<size_t>(rows));
+                    panel(size_t(panel_floats(head_size)));
                 std::vector<char> query(size_t(rows * query_bytes(head_size))),
                     weights(size_t(rows * kWeightBytes)), edges(size_t(edge_bytes(value_size)));
                 AttentionTile tile;
                 tile.query = query.data();
                 tile.weights = weights.data();
-                tile.factors = factors.data();
                 tile.edges = edges.data();
                 tile.rows = rows;
                 tile.first = first.data();

@@ -1,0 +1,141 @@
+// The grouped product of bfloat16 by VDPBF16PS: a register of B is 8 columns of 4 values of depth, each as two
+// pairs, and meets the 4 values of a row of A as one broadcast of 64 bits.  The two sums of a column are added at
+// the end.
+#pragma once
+
+#if !defined(__AVX512BF16__)
+#error "needs AVX-512 BF16"
+#endif
+
+#include "attention/grouped.h"
+#include "attention/product.h"
+#include "attention/query.h"
+#include "common/simd.h"
+
+namespace armllm::ARMLLM_VARIANT {
+namespace {
+
+inline __m512bh as_pairs(__m512i x) {
+  __m512bh pairs;
+  __builtin_memcpy(&pairs, &x, sizeof pairs);
+  return pairs;
+}
+
+template <int R, int V, typename B>
+void bf16_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) {
+  __m512 sum[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = _mm512_setzero_ps();
+  const char* left = a.data;
+  for (int p = 0; p < b.parts(); ++p) {
+    const bf16 *from[V / 2], *ahead[V / 2];
+#pragma GCC unroll 2
+    for (int u = 0; u < V / 2; ++u) {
+      from[u] = b.at(p, unit + u);
+      ahead[u] = b.ahead(p, unit + u);
+    }
+    const int64_t groups = b.depth(p), step = b.stride, ahead_step = b.ahead_stride;
+    for (int64_t g = 0; g < groups; ++g, left += 8) {
+      __m512bh right[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) right[v] = as_pairs(_mm512_loadu_si512(from[v / 2] + v % 2 * 32));
+#pragma GCC unroll 2
+      for (int u = 0; u < V / 2; ++u) {
+        __builtin_prefetch(ahead[u], 0, kToL2);
+        __builtin_prefetch(ahead[u] + 32, 0, kToL2);
+        from[u] += step;
+        ahead[u] += ahead_step;
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        int64_t quad;
+        __builtin_memcpy(&quad, left + r * a.stride, sizeof quad);
+        const __m512bh row = as_pairs(_mm512_set1_epi64(quad));
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], right[v], row);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const F32 factor = set1(a.tail_of(r).factor);
+#pragma GCC unroll 2
+    for (int u = 0; u < V / 2; ++u)
+      store(c + r * c_stride + u * kUnit, add_pairs(F32{sum[r][2 * u]}, F32{sum[r][2 * u + 1]}) * factor);
+  }
+}
+
+template <int R, typename B>
+void bf16_rows(const Left& a, const B& b, int columns, float* c, int64_t c_stride) {
+  int unit = 0;
+  for (; (unit + 2) * kUnit <= columns; unit += 2) bf16_tile<R, 4>(a, b, unit, c + unit * kUnit, c_stride);
+  if (unit * kUnit < columns) bf16_tile<R, 2>(a, b, unit, c + unit * kUnit, c_stride);
+}
+
+struct DotBf16 {
+  using Element = bf16;
+  static constexpr int kGroup = 4;
+  static constexpr int64_t kRows = 6, kColumns = 4 * kUnit, kPanelRows = 0;
+
+  // Weights of fewer bits, and the sum of what they have become.
+  struct Weights {
+    static constexpr bool kScalesScores = false, kSumsWeights = true;
+    bf16* to;
+    Weights(const AttentionTile& t, const Split&, int64_t row)
+        : to(reinterpret_cast<bf16*>(static_cast<char*>(t.weights) + row * kWeightBytes)) {}
+    F32 score(int64_t, F32 x) const { return x; }
+    F32 weight(int64_t, F32 p) const {
+      const __m256bh half = _mm512_cvtneps_pbh(p.v);
+      __m256i words;
+      __builtin_memcpy(&words, &half, sizeof words);
+      return widen(words, static_cast<const bf16*>(nullptr));
+    }
+    // The rounded weight's lower halves are zero.
+    void put(int64_t i, F32 w) const {
+      const __m512i words = _mm512_srli_epi32(_mm512_castps_si512(w.v), 16);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_cvtepi32_epi16(words));
+    }
+    void done(Span) const { *reinterpret_cast<RowTail*>(to + kSplit) = RowTail{1.0f, 0}; }
+  };
+
+  static void load_query(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& t,
+                         int64_t row) {
+    load_float_query(args, token, head, 1.0f, t.panel);
+    char* to = static_cast<char*>(t.query) + row * query_bytes(args.head_size);
+    for (int64_t i = 0; i < args.head_size; i += kLanes)
+      store(reinterpret_cast<bf16*>(to) + i, load(t.panel + i));
+    *reinterpret_cast<RowTail*>(to + query_tail(args)) = RowTail{args.scale, 0};
+  }
+  static Left queries(const AttentionArgs& args, const AttentionTile& t, int64_t row) {
+    const int64_t stride = query_bytes(args.head_size);
+    return {static_cast<const char*>(t.query) + row * stride, stride, query_tail(args), 0};
+  }
+  static Left weights(const AttentionTile& t, int64_t row, int64_t begin) {
+    const int64_t skipped = begin * 2;
+    return {static_cast<const char*>(t.weights) + row * kWeightBytes + skipped, kWeightBytes,
+            kSplit * 2 - skipped, 0};
+  }
+
+  template <bool kWeights, typename B>
+  static void product(const Left& a, int64_t rows, const B& b, int columns, float* c, int64_t c_stride) {
+    switch (rows) {
+      case 1:
+        return bf16_rows<1>(a, b, columns, c, c_stride);
+      case 2:
+        return bf16_rows<2>(a, b, columns, c, c_stride);
+      case 3:
+        return bf16_rows<3>(a, b, columns, c, c_stride);
+      case 4:
+        return bf16_rows<4>(a, b, columns, c, c_stride);
+      case 5:
+        return bf16_rows<5>(a, b, columns, c, c_stride);
+      default:
+        return bf16_rows<6>(a, b, columns, c, c_stride);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace armllm::ARMLLM_VARIANT
