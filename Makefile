@@ -3,8 +3,10 @@
 #   make demo       the embedded model answers a prompt
 #   make test       all tests             make test-arm   op tests as aarch64 code under emulation
 #   make lint       ruff, clang-format    make types      mypy --strict
-#   make bench      microbenchmarks       make asan       op tests under Address- and UndefinedBehaviorSanitizer
+#   make asan       op tests under Address- and UndefinedBehaviorSanitizer
+#   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modelled cycles
+#   make microbench every op alone, many shapes (pytest-benchmark)
 #
 # Variables: PYTHON (an interpreter >= 3.10), VENV (default .venv), PIP_ARGS (added to every pip call),
 # TORCH_INDEX (where torch comes from, if the default index has no CPU-only build), ARGS (added to the command run).
@@ -27,7 +29,7 @@ PYTHONS := torch_armllm ops passes tests bench
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo test test-arm bench bench-arm lint format types asan wheel clean
+.PHONY: all install demo test test-arm bench bench-arm microbench lint format types asan wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -57,7 +59,10 @@ test: $(READY) $(MODEL)
 test-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)
 
-bench: $(READY) $(MODEL)
+bench: $(READY)
+	$(PY) -m bench.peers $(ARGS)
+
+microbench: $(READY)
 	$(PY) -m pytest bench --benchmark-columns=min,median,ops --benchmark-sort=name $(ARGS)
 
 bench-arm: $(READY)

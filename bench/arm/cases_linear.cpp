@@ -38,7 +38,8 @@ Tensor packed(const std::string& scheme, const std::vector<int64_t>& leading, in
                 .tensor();
   } else {
     Call call("pack_int4");
-    call.with("q", bytes({kPanel, in_features}, -8, 7, ScalarType::Char)).with("scheme", scheme);
+    const int64_t low = has_zero_points(scheme) ? 0 : -8;
+    call.with("q", bytes({kPanel, in_features}, low, low + 15, ScalarType::Char)).with("scheme", scheme);
     call.with("scales", values(scale_sizes, ScalarType::Float));
     if (scheme == "g32i")
       call.with("multipliers", bytes({kPanel, (in_features + kGroup - 1) / kGroup}, 1, 16, ScalarType::Byte),

@@ -1,0 +1,74 @@
+"""Times the ops on this machine beside PyTorch's own and beside what the machine can do at best.
+
+    make bench ARGS="--only linear,moe"
+
+All sides of a comparison run in turn, round after round, in one process; figures are medians.
+``JSON=path`` in the environment gets the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from torch_armllm.ops import isa
+
+from ..records import Record, record, table, write_json
+from . import attention, limits, linear, moe, rows
+
+# With the family of kernels whose variant is named.
+SECTIONS = {
+    "linear": (linear.run, "linear"),
+    "moe": (moe.run, "linear"),
+    "attention": (attention.run, "attention"),
+    "rows": (rows.run, "norm"),
+}
+
+
+def cpu_name() -> str:
+    """As the system calls it."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
+    return found[1].strip() if found else platform.machine()
+
+
+def print_limits(variant: str, cpu: str) -> list[Record]:
+    """Of one core and of all."""
+    found, lines = [], []
+    for threads in sorted({1, torch.get_num_threads()}):
+        read = limits.bandwidth(threads) / 1e9
+        int8, bf16 = 2e-9 * limits.int8_peak(threads), 2e-9 * limits.bf16_peak(threads)
+        shape = f"{threads} threads"
+        found += [
+            record("read", shape, "bytes", variant, cpu, gb_s=read),
+            record("multiply", shape, "i8", variant, cpu, gops=int8),
+            record("multiply", shape, "bf16", variant, cpu, gops=bf16),
+        ]
+        lines.append([threads, read, int8, bf16])
+    print(f"{cpu}: what the machine can do\n")
+    print(table(["threads", "read, GB/s", "INT8, GOP/s", "BF16, GFLOP/s"], lines))
+    return found
+
+
+def main() -> None:
+    """Runs what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    machine, cpu = isa.machine(), cpu_name()
+    found = print_limits(machine.selected, cpu)
+    for name in options.only.split(","):
+        run, family = SECTIONS[name]
+        found += run(machine.families[family].variant, cpu)
+    write_json(found)
+
+
+if __name__ == "__main__":
+    main()

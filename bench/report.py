@@ -1,0 +1,129 @@
+"""Writes the records of both benchmarks into the tables of docs/performance.md.
+
+    JSON=build/bench/arm.json make bench-arm
+    JSON=build/bench/x86.json make bench
+    python -m bench.report --arm build/bench/arm.json --silicon build/bench/x86.json
+
+A table stands between ``<!-- table: name -->`` and ``<!-- end -->``; no number in one is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .records import Record, table
+from .targets import MODELLED, TIMED, Target
+
+DOCUMENT = Path(__file__).parents[1] / "docs/performance.md"
+ROW_HEADER = ["target", "figure", "wanted", "value", "met", "beside"]
+
+
+def targets(wanted: Iterable[Target], records: Sequence[Record]) -> str:
+    """Every target with what was reached."""
+    return table(ROW_HEADER, (target.row(records) for target in wanted))
+
+
+def _unique(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def modelled(records: Sequence[Record], per: str, rate: str, unit: str) -> str:
+    """Instructions and the model's rate: a line for each op, shape, type and variant; a column a core."""
+    chosen = [r for r in records if per in r]
+    cores = _unique(r["cpu"] for r in chosen if rate in r)
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for r in chosen:
+        # SVE was counted at several vector lengths: they share no core, so the count tells them apart.
+        key = (r["op"], r["shape"], r["dtype"], r["variant"], r[per])
+        lines.setdefault(key, {})[r["cpu"]] = r.get(rate)
+    names = [core.removeprefix("neoverse-").upper() for core in cores]
+    rows = [[*key, *(line.get(core) for core in cores)] for key, line in lines.items()]
+    return table(["op", "shape", "type", "variant", f"instructions/{unit}", *names], rows)
+
+
+def limits(records: Sequence[Record]) -> str:
+    """What the machine can do."""
+    chosen = [r for r in records if r["op"] in ("read", "multiply")]
+    rows = [[r["cpu"], r["op"], r["dtype"], r["shape"], r.get("gb_s"), r.get("gops")] for r in chosen]
+    return table(["machine", "limit", "type", "threads", "GB/s", "GOP/s"], rows)
+
+
+def linear(records: Sequence[Record]) -> str:
+    """GOP/s of every scheme beside the peers."""
+    chosen = [r for r in records if r["op"] in ("int4_linear", "int8_linear") and "gops" in r]
+    schemes, peers = _unique(r["dtype"] for r in chosen), _unique(r["peer"] for r in chosen)
+    rows = []
+    for shape in _unique(r["shape"] for r in chosen):
+        here = [r for r in chosen if r["shape"] == shape]
+        ours = {r["dtype"]: r["gops"] for r in here}
+        theirs = {r["peer"]: r["peer_value"] for r in here}
+        rows.append([shape, *map(ours.get, schemes), *map(theirs.get, peers)])
+    return table(["shape", *schemes, *peers], rows)
+
+
+def beside(records: Sequence[Record], ops: Sequence[str], figure: str, unit: str) -> str:
+    """A figure of some ops beside the peer's."""
+    rows = []
+    for r in records:
+        if r["op"] in ops and figure in r and "peer" in r:
+            ratio = r[figure] / r["peer_value"]
+            rows.append([r["op"], r["shape"], r["dtype"], r[figure], r["peer"], r["peer_value"], ratio])
+    return table(["op", "shape", "type", unit, "beside", f"its {unit}", "ratio"], rows)
+
+
+ROW_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "gated_act", "rope_", "moe_route", "sample")
+ATTENTION = ("paged_attention", "mla_attention")
+
+
+def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callable[[], str]]:
+    """Every table of the document."""
+    return {
+        "arm-targets": lambda: targets(MODELLED, arm),
+        "arm-products": lambda: modelled(arm, "insn_per_mac", "mac_per_cycle", "MAC"),
+        "arm-elements": lambda: modelled(arm, "insn_per_elem", "cycles_per_elem", "element"),
+        "silicon-targets": lambda: targets(TIMED, silicon),
+        "silicon-limits": lambda: limits(silicon),
+        "silicon-linear": lambda: linear(silicon),
+        "silicon-gemv": lambda: beside(silicon, ("int4_linear", "int8_linear"), "gb_s", "GB/s"),
+        "silicon-moe": lambda: beside(silicon, ("int4_moe",), "gb_s", "GB/s"),
+        "silicon-moe-gops": lambda: beside(silicon, ("int4_moe",), "gops", "GOP/s"),
+        "silicon-prompt": lambda: beside(silicon, ATTENTION, "gops", "GOP/s"),
+        "silicon-decode": lambda: beside(silicon, ATTENTION, "gb_s", "GB/s"),
+        "silicon-rows": lambda: beside(silicon, ROW_OPS, "gb_s", "GB/s"),
+    }
+
+
+def rendered(text: str, arm: Sequence[Record] | None, silicon: Sequence[Record] | None) -> str:
+    """The document with new tables; those without records stay as they are."""
+    made = tables(arm or (), silicon or ())
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in made:
+            raise ValueError(f"no table is called {name!r}; there are: {', '.join(made)}")
+        if (arm if name.startswith("arm") else silicon) is None:
+            return match[0]
+        return f"<!-- table: {name} -->\n{made[name]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", replace, text, flags=re.S)
+
+
+def main() -> None:
+    """Rewrites the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arm", type=Path, help="records of make bench-arm")
+    parser.add_argument("--silicon", type=Path, help="records of make bench")
+    options = parser.parse_args()
+    read = {name: json.loads(p.read_text()) if p else None for name, p in vars(options).items()}
+    DOCUMENT.write_text(rendered(DOCUMENT.read_text(), read["arm"], read["silicon"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The parts of `make bench` that figures rest on: timing in turn, cold copies, and the machine's limits."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+import torch
+
+from bench.peers import limits, timing
+
+
+def test_sides_run_in_turn_and_give_medians() -> None:
+    seconds = timing.in_turn({"quick": lambda: None, "slow": lambda: time.sleep(0.002)}, rounds=3)
+    assert seconds["quick"] < 0.001 < seconds["slow"] < 0.1
+
+
+def test_cold_copies_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "COLD_BYTES", 3000)
+    source = timing.cold(lambda: object(), 1000)
+    first = [source() for _ in range(3)]
+    assert len(set(map(id, first))) == 3
+    assert source() is first[0]
+
+
+def test_huge_pages_hold_the_same_values() -> None:
+    tensor = torch.randn(300, 7).bfloat16()
+    copy = timing.on_huge_pages(tensor)
+    assert torch.equal(copy, tensor)
+    assert copy.data_ptr() % (1 << 21) == 0
+
+
+def test_threads_are_set_and_restored() -> None:
+    before = torch.get_num_threads()
+    with timing.threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_limits_are_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 22)
+    limits._memory.cache_clear()
+    assert 1e8 < limits.bandwidth(1) < 1e13
+    reader = limits.Reader(1 << 20)
+    for _ in range(9):  # past the end and back to the start
+        reader()
+    assert limits.int8_peak(1) >= limits.bf16_peak(1) >= 0
+    limits._memory.cache_clear()

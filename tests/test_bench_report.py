@@ -1,0 +1,48 @@
+"""docs/performance.md is written from records."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.records import record
+from bench.report import DOCUMENT, rendered
+from bench.targets import MODELLED, TIMED
+
+
+def test_a_target_takes_the_worst_of_what_matches() -> None:
+    target = MODELLED[0]
+    records = [
+        record("int4_linear", "M=128 N=K=2048", "g32i", "i8mm", "neoverse-v2", 32, mac_per_cycle=110.0),
+        record("int4_linear", "M=128 N=K=2048", "g32i", "i8mm", "neoverse-n2", 32, mac_per_cycle=55.0),
+        record("int4_linear", "M=16 N=K=2048", "g32i", "i8mm", "neoverse-v2", 32, mac_per_cycle=70.0),
+    ]
+    assert target.values(records) == [110.0]
+    assert target.row(records)[2:5] == ["at least 104", 110.0, "yes"]
+    assert target.row([])[3] == "not measured"
+
+
+def test_a_ratio_is_to_the_peer_named() -> None:
+    target = TIMED[0]
+    shape = ("int4_linear", "M=512 N=K=2048", "g32i", "avx512", "EPYC", 32)
+    records = [
+        record(*shape, gops=400.0, peer="oneDNN u8s8", peer_value=500.0),
+        record(*shape, gops=400.0, peer="_int_mm", peer_value=100.0),
+    ]
+    assert target.values(records) == [0.8]
+    assert target.row(records)[4] == "no"
+
+
+def test_tables_are_replaced_and_others_stay() -> None:
+    text = "".join(
+        f"<!-- table: {name} -->\nbefore\n<!-- end -->\n" for name in ("arm-targets", "silicon-limits")
+    )
+    made = rendered(text, [], None)
+    assert "| GEMM g32i, V2 " in made
+    assert made.count("before") == 1
+    with pytest.raises(ValueError, match="no table is called 'other'"):
+        rendered("<!-- table: other -->\n<!-- end -->", [], [])
+
+
+def test_the_document_has_only_tables_that_exist() -> None:
+    assert rendered(DOCUMENT.read_text(), None, None) == DOCUMENT.read_text()
+    rendered(DOCUMENT.read_text(), [], [])
