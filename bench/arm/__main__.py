@@ -144,7 +144,9 @@ def main() -> None:
         (case, machine)
         for case in cases()
         for machine in MACHINES
-        if re.search(options.only, case.name) and (variants is None or machine.variant in variants)
+        if case.family in machine.families
+        and re.search(options.only, case.name)
+        and (variants is None or machine.variant in variants)
     ]
 
     def run(pair: tuple[Case, Machine]) -> Result:

@@ -13,19 +13,23 @@ class Machine:
     variant: str
     cpu: str
     cores: tuple[str, ...]
+    families: tuple[str, ...] = ("linear", "attention", "rows")
+    """Those of which this variant has kernels of its own."""
 
 
 V2, V1, N2, N1 = "neoverse-v2", "neoverse-v1", "neoverse-n2", "neoverse-n1"
 
-# SVE code is counted at the length that a model's core has; of 512 bits and of SME2 there is no model.
+# SVE code is counted at the length that a model's core has; of SME2 there is no model.
 MACHINES = (
     Machine("i8mm", "i8mm", (V2, V1, N2)),
     Machine("dotprod", "neoverse-n1", (V2, N1)),
     Machine("neon", "cortex-a72", (N1,)),
-    Machine("sve", "sve128", (V2, N2)),
-    Machine("sve", "sve256", (V1,)),
-    Machine("sve", "sve512", ()),
-    Machine("sme2", "sme2", ()),
+    Machine("svei8mm", "sve256", (V1,), ("linear",)),
+    Machine("svei8mm", "sve128", (V2, N2), ("linear",)),
+    Machine("svei8mm", "sve512", (), ("linear",)),
+    Machine("sve", "sve256", (V1,), ("linear",)),
+    Machine("sve", "sve512", ("a64fx",), ("linear",)),
+    Machine("sme2", "sme2", (), ("linear",)),
 )
 
 
@@ -38,7 +42,7 @@ class Case:
     dtype: str
     options: tuple[str, ...]
     group_size: int = 0
-    families: str = "linear"  # decides which machines are worth counting
+    family: str = "linear"
 
     @property
     def name(self) -> str:
@@ -63,19 +67,19 @@ def _linears() -> Iterator[Case]:
 def _attention() -> Iterator[Case]:
     for cache in ("bf16", "f16", "f32", "int8"):
         name = f"cache={cache.replace('int8', 'i8')}"
-        yield Case("paged_attention", "decode 32/8x128, context 1024", cache, (name,), families="attention")
+        yield Case("paged_attention", "decode 32/8x128, context 1024", cache, (name,), family="attention")
         yield Case(
             "paged_attention",
             "128 queries 32/8x128, context 1024",
             cache,
             (name, "queries=128"),
-            families="attention",
+            family="attention",
         )
 
 
 def _rows() -> Iterator[Case]:
     def case(op: str, shape: str, *options: str) -> Case:
-        return Case(op, shape, "bf16", options, families="rows")
+        return Case(op, shape, "bf16", options, family="rows")
 
     for op in ("rms_norm", "add_rms_norm", "layer_norm", "gated_act", "quantize"):
         yield case(op, "16 x 4096")

@@ -7,6 +7,25 @@ using torch_shim::Call;
 using torch_shim::ScalarType;
 using torch_shim::Tensor;
 
+namespace {
+
+// Dimensions of a key, or positions of values, that lie side by side.
+int64_t cache_group(ScalarType type) {
+  return type == ScalarType::BFloat16 ? 4 : type == ScalarType::Char ? 8 : 1;
+}
+
+void add_cache(Call& call, ScalarType type, int64_t blocks, int64_t heads, int64_t size, int64_t block) {
+  const int64_t group = cache_group(type);
+  std::vector<int64_t> keys{blocks, heads, size / group, block}, held{blocks, heads, block / group, size};
+  if (group > 1) keys.push_back(group), held.push_back(group);
+  call.with("k_cache", values(keys, type)).with("v_cache", values(held, type));
+  if (type != ScalarType::Char) return;
+  call.with("k_scales", values({blocks, heads, block}, ScalarType::Float), true);
+  call.with("v_scales", values({blocks, heads, block}, ScalarType::Float), true);
+}
+
+}  // namespace
+
 // `queries` tokens at the end of a sequence of `context`.  A decode step is worth the elements of keys and values too.
 Case attention_case(const std::string& op, const Options& options) {
   const int64_t queries = options.number("queries", 1), context = options.number("context", 1024);
@@ -17,8 +36,7 @@ Case attention_case(const std::string& op, const Options& options) {
   const auto constant = [](int64_t value) { return integers({1}, [=](int64_t) { return value; }); };
   Call call(op);
   call.with("q", values({queries, q_heads, size}, options.type("dtype", "bf16")));
-  call.with("k_cache", values({blocks, kv_heads, size, block}, cache));
-  call.with("v_cache", values({blocks, kv_heads, block, size}, cache));
+  add_cache(call, cache, blocks, kv_heads, size, block);
   call.with("block_table", integers({1, blocks}, [=](int64_t i) { return i * 7 % blocks; }));
   call.with("query_start", integers({2}, [=](int64_t i) { return i * queries; }));
   call.with("seq_lens", constant(context)).with("max_seq_len", context).with("scale", 0.088);

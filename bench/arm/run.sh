@@ -26,8 +26,9 @@ if [ -n "$newer" ] || [ ! -x "$build/bench/driver" ]; then
 fi
 
 sme=()
-for qemu in "${SME_QEMU:-}" "$home/qemu/usr/bin/qemu-aarch64"; do
-  [ -n "$qemu" ] && [ -x "$qemu" ] && sme=(--sme-qemu "$qemu") && break
+for qemu in "${SME_QEMU:-}" "$home/qemu/qemu-aarch64" "$(command -v qemu-aarch64-static || true)"; do
+  version=$("$qemu" --version 2>/dev/null | sed -n 's/.* version \([0-9]*\).*/\1/p')
+  [ "${version:-0}" -ge 10 ] && sme=(--sme-qemu "$qemu") && break
 done
 cd "$root"
 exec "${PYTHON:-python3}" -m bench.arm --driver "$build/bench/driver" --plugin "$build/bench/tbcount.so" "${sme[@]}" "$@"
