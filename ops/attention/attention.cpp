@@ -148,7 +148,8 @@ struct Workspace {
     const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
                               kFloat * (kScoreStride + 2 * width + 4) +
                               2 * static_cast<int64_t>(sizeof(int64_t));
-    const int64_t bytes = panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + rows * row_bytes;
+    const int64_t bytes =
+        panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + split_bytes(a) + rows * row_bytes;
     char* next = thread_memory(bytes + 16 * 64);
     const auto take = [&next](auto*& part, int64_t size) {
       part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
@@ -156,6 +157,7 @@ struct Workspace {
     };
     take(tile.panel, panel_floats(a.head_size) * kFloat);
     take(tile.edges, edge_bytes(a.value_size));
+    take(tile.split, split_bytes(a));
     char *query, *weights;
     take(query, rows * query_bytes(a.head_size));
     take(weights, rows * kWeightBytes);

@@ -45,6 +45,15 @@ struct KvWriteArgs {
   int64_t tokens = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
 };
 
+// New latents into a cache of [block][block size][rank + rope size].
+struct LatentWriteArgs {
+  Rows latent, rope;  // [tokens][rank], [tokens][rope size]
+  void* cache = nullptr;
+  DType cache_type = DType::f32;
+  const int64_t* slots = nullptr;  // as of KvWriteArgs
+  int64_t tokens = 0, rank = 0, rope_size = 0;
+};
+
 struct AttentionArgs {
   Rows q, out;  // [tokens][q_heads · head size], [tokens][q_heads · value size]
   const void* k_cache = nullptr;
@@ -52,6 +61,7 @@ struct AttentionArgs {
   const float* k_scales = nullptr;  // of int8 caches
   const float* v_scales = nullptr;
   CacheType cache_type = CacheType::f32;
+  bool latent = false;  // k_cache is [block][block size][head size]; a value is the first part of a key
   const int32_t* block_table = nullptr;  // [sequences][block_table_stride]
   int64_t block_table_stride = 0;
   const int32_t* query_start = nullptr;  // [sequences + 1] first packed token of each sequence
@@ -85,6 +95,7 @@ struct AttentionTile {
   void* weights = nullptr;  // rows · kWeightBytes: what the scores become, for products of fewer bits
   float* panel = nullptr;   // panel_floats(head_size)
   char* edges = nullptr;    // edge_bytes(value_size)
+  char* split = nullptr;    // split_bytes(args)
 };
 
 constexpr int64_t kChunk = 64;                 // positions that are converted to float32 at a time
@@ -101,6 +112,11 @@ inline int64_t edge_bytes(int64_t value_size) {
   return round_up(16 * value_size, 64) + 2 * kSplit * static_cast<int64_t>(sizeof(float));
 }
 
+// Where a split of latents is laid out as keys and values.
+inline int64_t split_bytes(const AttentionArgs& a) {
+  return a.latent ? kSplit * (round_up(a.head_size, 16) + a.value_size) * size_of(a.cache_type) + 64 : 0;
+}
+
 struct AttentionKernels {
   int64_t tile_rows;  // best number of query rows of a tile
   // Puts the query of one token and head into row `row` of tile.query, as the cache type's products take it.
@@ -114,6 +130,7 @@ struct AttentionKernels {
   void (*finish)(const AttentionArgs& args, int64_t token, int64_t head, float maximum, float sum,
                  const float* values);
   void (*write)(const KvWriteArgs& args, int64_t token, int64_t kv_head);
+  void (*write_latent)(const LatentWriteArgs& args, int64_t token);
 };
 
 class KvWrite final : public TaskSet {

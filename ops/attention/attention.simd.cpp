@@ -2,6 +2,7 @@
 #include "attention/attention.h"
 
 #include "attention/lanes.h"
+#include "attention/latent.h"
 #include "attention/softmax.h"
 #include "attention/transposed.h"
 #include "attention/write.h"
@@ -18,6 +19,7 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 constexpr int64_t kTile = 8 * kTileRows;  // query rows: enough to pay for converting keys and values once
+static_assert(kTile <= kMostTileRows, "latents have room for the rows of a tile");
 
 // What multiplies each type of cache.
 using F32Products = Transposed<float>;
@@ -53,7 +55,7 @@ void attend_by(const AttentionArgs& args, const AttentionTile& t) {
   P::weigh(args, t, split);
 }
 
-void attend(const AttentionArgs& args, const AttentionTile& t) {
+void attend_cache(const AttentionArgs& args, const AttentionTile& t) {
   switch (args.cache_type) {
     case CacheType::f32:
       return attend_by<F32Products>(args, t);
@@ -64,6 +66,12 @@ void attend(const AttentionArgs& args, const AttentionTile& t) {
     case CacheType::i8:
       return attend_by<Int8Products>(args, t);
   }
+}
+
+void attend(const AttentionArgs& args, const AttentionTile& t) {
+  if (!args.latent) return attend_cache(args, t);
+  LatentSplit split(args, t);
+  attend_cache(split.args, split.tile);
 }
 
 void load_query(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& t, int64_t row) {
@@ -133,6 +141,6 @@ void finish(const AttentionArgs& args, int64_t token, int64_t head, float maximu
 }  // namespace
 
 extern const AttentionKernels attention;
-const AttentionKernels attention = {kTile, load_query, attend, merge, finish, write};
+const AttentionKernels attention = {kTile, load_query, attend, merge, finish, write, write_latent};
 
 }  // namespace armllm::ARMLLM_VARIANT

@@ -93,4 +93,42 @@ inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int6
   return shape;
 }
 
+inline Tensor int32_vector(const Tensor& t, int64_t size, const char* name, const char* what) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.size(0) == size, name,
+                  " must be int32 of shape (", size, "), ", what, ", not of shape ", shape_of(t));
+  return torch::stable::contiguous(t);
+}
+
+inline Tensor int32_table(const Tensor& t, int64_t sequences) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 2 && t.size(0) == sequences,
+                  "block_table must be int32 of shape (", sequences, ", blocks), not of shape ", shape_of(t));
+  return torch::stable::contiguous(t);
+}
+
+// What the metadata of a step says, against the cache: nothing is read that is not there.
+inline void check_sequences(const AttentionArgs& a, int64_t blocks) {
+  STD_TORCH_CHECK(a.query_start[0] == 0 && a.query_start[a.sequences] == a.tokens,
+                  "query_start must go from 0 to the number of tokens, ", a.tokens, ", not from ",
+                  a.query_start[0], " to ", a.query_start[a.sequences]);
+  for (int64_t b = 0; b < a.sequences; ++b) {
+    const int64_t tokens = a.query_start[b + 1] - a.query_start[b], length = a.seq_lens[b];
+    STD_TORCH_CHECK(tokens >= 0, "query_start must not fall: sequence ", b, " has ", tokens, " tokens");
+    if (tokens == 0) continue;
+    STD_TORCH_CHECK(length >= tokens, "sequence ", b, " has ", tokens, " new tokens, but seq_lens says ",
+                    length, "; it counts the new ones too");
+    STD_TORCH_CHECK(length <= a.max_seq_len, "sequence ", b, " has length ", length,
+                    ", over max_seq_len = ", a.max_seq_len);
+    const int64_t end = ceil_div(length, a.block_size);
+    STD_TORCH_CHECK(end <= a.block_table_stride, "sequence ", b, " has length ", length, " and needs ", end,
+                    " blocks of ", a.block_size, ", but block_table has ", a.block_table_stride);
+    int64_t first = a.window > 0 ? length - tokens - a.window + 1 : 0;
+    if (first < 0) first = 0;
+    for (int64_t i = first / a.block_size; i < end; ++i) {
+      const int64_t block = a.block_table[b * a.block_table_stride + i];
+      STD_TORCH_CHECK(block >= 0 && block < blocks, "block_table names block ", block, " for sequence ", b,
+                      ", but the cache has ", blocks);
+    }
+  }
+}
+
 }  // namespace armllm

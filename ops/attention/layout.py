@@ -43,7 +43,7 @@ class KvCache(NamedTuple):
     v_scales: Tensor | None
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def zeros_on_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros, on huge pages where the system has them: blocks lie anywhere, and each small page is a walk."""
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -103,8 +103,10 @@ def new_kv_cache(
         ValueError: the block size or dtype is none of those.
     """
     keys, values, scales = kv_cache_shapes(blocks, kv_heads, head_size, value_size, block_size, dtype, layers)
-    k_scales, v_scales = (None if scales is None else _zeros(scales, torch.float32) for _ in range(2))
-    return KvCache(_zeros(keys, dtype), _zeros(values, dtype), k_scales, v_scales)
+    k_scales, v_scales = (
+        None if scales is None else zeros_on_huge_pages(scales, torch.float32) for _ in range(2)
+    )
+    return KvCache(zeros_on_huge_pages(keys, dtype), zeros_on_huge_pages(values, dtype), k_scales, v_scales)
 
 
 def head_size_of(k_cache: Tensor) -> int:

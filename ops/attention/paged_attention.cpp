@@ -6,37 +6,6 @@
 namespace armllm {
 namespace {
 
-Tensor int32_vector(const Tensor& t, int64_t size, const char* name, const char* what) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.size(0) == size, name,
-                  " must be int32 of shape (", size, "), ", what, ", not of shape ", shape_of(t));
-  return torch::stable::contiguous(t);
-}
-
-void check_sequences(const AttentionArgs& a, int64_t blocks) {
-  STD_TORCH_CHECK(a.query_start[0] == 0 && a.query_start[a.sequences] == a.tokens,
-                  "query_start must go from 0 to the number of tokens, ", a.tokens, ", not from ",
-                  a.query_start[0], " to ", a.query_start[a.sequences]);
-  for (int64_t b = 0; b < a.sequences; ++b) {
-    const int64_t tokens = a.query_start[b + 1] - a.query_start[b], length = a.seq_lens[b];
-    STD_TORCH_CHECK(tokens >= 0, "query_start must not fall: sequence ", b, " has ", tokens, " tokens");
-    if (tokens == 0) continue;
-    STD_TORCH_CHECK(length >= tokens, "sequence ", b, " has ", tokens, " new tokens, but seq_lens says ",
-                    length, "; it counts the new ones too");
-    STD_TORCH_CHECK(length <= a.max_seq_len, "sequence ", b, " has length ", length,
-                    ", over max_seq_len = ", a.max_seq_len);
-    const int64_t end = ceil_div(length, a.block_size);
-    STD_TORCH_CHECK(end <= a.block_table_stride, "sequence ", b, " has length ", length, " and needs ", end,
-                    " blocks of ", a.block_size, ", but block_table has ", a.block_table_stride);
-    int64_t first = a.window > 0 ? length - tokens - a.window + 1 : 0;
-    if (first < 0) first = 0;
-    for (int64_t i = first / a.block_size; i < end; ++i) {
-      const int64_t block = a.block_table[b * a.block_table_stride + i];
-      STD_TORCH_CHECK(block >= 0 && block < blocks, "block_table names block ", block, " for sequence ", b,
-                      ", but the cache has ", blocks);
-    }
-  }
-}
-
 Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start,
                        Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
@@ -49,11 +18,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   const int64_t sequences = seq_lens.numel();
   seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one a sequence");
   query_start = int32_vector(query_start, sequences + 1, "query_start", "one a sequence and the end");
-  STD_TORCH_CHECK(block_table.scalar_type() == ScalarType::Int && block_table.dim() == 2 &&
-                      block_table.size(0) == sequences,
-                  "block_table must be int32 of shape (", sequences, ", blocks), not of shape ",
-                  shape_of(block_table));
-  block_table = torch::stable::contiguous(block_table);
+  block_table = int32_table(block_table, sequences);
 
   PagedAttention set;
   AttentionArgs& a = set.args;

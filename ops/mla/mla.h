@@ -1,0 +1,40 @@
+// Absorbed multi-head latent attention: paged attention in which all heads share one key, and the value is a part
+// of it.
+#pragma once
+
+#include "attention/attention.h"
+#include "common/tasks.h"
+
+namespace armllm {
+
+// The two parts of each head's query, with heads that may lie apart.
+struct QueryPart {
+  const char* data = nullptr;
+  int64_t token_stride = 0, head_stride = 0, size = 0;  // elements
+
+  const char* at(int64_t token, int64_t head, int64_t element_size) const {
+    return data + (token * token_stride + head * head_stride) * element_size;
+  }
+};
+
+// Puts the two parts of a query side by side, where they are not, and attends.
+class LatentAttention final : public TaskSet {
+ public:
+  PagedAttention attention;
+  QueryPart latent, rope;
+  void* joined = nullptr;  // [tokens][heads][rank + rope size], or nullptr where attention.args.q is given
+
+  int phases() const override { return 1 + attention.phases(); }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+class LatentWrite final : public TaskSet {
+ public:
+  LatentWriteArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+}  // namespace armllm

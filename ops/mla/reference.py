@@ -1,0 +1,43 @@
+"""Slow float32 versions of the latent attention ops, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reference_mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Writes each token's latent and key to its slot; see :func:`torch_armllm.ops.mla.mla_write`."""
+    rows = cache.view(-1, cache.shape[-1])
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            rows[slot] = torch.cat([latent[token], k_rope[token]]).to(cache.dtype)
+
+
+def reference_mla_attention(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    scale: float,
+) -> Tensor:
+    """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.mla.mla_attention`."""
+    rank = q_latent.shape[2]
+    q = torch.cat([q_latent, q_rope], -1).to(torch.float32)
+    out = torch.empty_like(q_latent, memory_format=torch.contiguous_format)
+    bounds = query_start.tolist()
+    for index, length in enumerate(seq_lens.tolist()):
+        begin, end = bounds[index], bounds[index + 1]
+        if begin == end:
+            continue
+        blocks = block_table[index, : -(-length // cache.shape[1])]
+        keys = cache[blocks.long()].flatten(0, 1)[:length].to(torch.float32)
+        last = torch.arange(length - (end - begin), length)
+        hidden = torch.arange(length)[None] > last[:, None]
+        scores = torch.einsum("qhd,kd->hqk", q[begin:end], keys) * scale
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[begin:end] = torch.einsum("hqk,kd->qhd", weights, keys[:, :rank]).to(out.dtype)
+    return out
