@@ -26,8 +26,8 @@ if [ -n "$newer" ] || [ ! -x "$build/bench/driver" ]; then
 fi
 
 sme=()
-for qemu in "${SME_QEMU:-}" "$home/qemu/qemu-aarch64" "$(command -v qemu-aarch64-static || true)"; do
-  version=$("$qemu" --version 2>/dev/null | sed -n 's/.* version \([0-9]*\).*/\1/p')
+for qemu in "${SME_QEMU:-}" "$home/qemu/qemu-aarch64" qemu-aarch64; do
+  version=$("${qemu:-false}" --version 2>/dev/null | sed -n 's/.* version \([0-9]*\).*/\1/p') || true
   [ "${version:-0}" -ge 10 ] && sme=(--sme-qemu "$qemu") && break
 done
 cd "$root"

@@ -8,7 +8,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 home=$(bash "$here/../../tests/arm/setup.sh")
 fail() { echo "bench/arm/setup.sh: $*" >&2; exit 1; }
-have_mca() { compgen -c llvm-mca | grep -q .; }
+have_mca() { [ -n "$(compgen -c llvm-mca)" ]; }
 
 packages=()
 command -v qemu-aarch64 >/dev/null || packages+=(qemu-user)  # the dynamic build; the static one has no plugins
@@ -21,5 +21,5 @@ if [ ${#packages[@]} -gt 0 ]; then
     fail "apt-get cannot install ${packages[*]}"
 fi
 have_mca || fail "there is no llvm-mca in the packages; install LLVM 17 or later"
-qemu-aarch64 -help | grep -q -- -plugin || echo "bench/arm/setup.sh: this QEMU has no plugins: counting from its log, which takes longer" >&2
+qemu-aarch64 -help | grep -- -plugin >/dev/null || echo "bench/arm/setup.sh: this QEMU has no plugins: counting from its log, which takes longer" >&2
 echo "$home"
