@@ -76,6 +76,14 @@ def _attention() -> Iterator[Case]:
             family="attention",
         )
 
+    for heads in (16, 128):
+        options = ("cache=bf16", f"q_heads={heads}")
+        shape = f"{heads} heads, 512 + 64, context 1024"
+        yield Case("mla_attention", f"decode {shape}", "bf16", options, family="attention")
+    options = ("cache=bf16", "q_heads=16", "queries=32")
+    shape = "32 queries, 16 heads, 512 + 64, context 1024"
+    yield Case("mla_attention", shape, "bf16", options, family="attention")
+
 
 def _rows() -> Iterator[Case]:
     def case(op: str, shape: str, *options: str) -> Case:

@@ -1,4 +1,4 @@
-// paged_attention: decode steps and prompts.
+// paged_attention and mla_attention: decode steps and prompts.
 #include "driver.h"
 
 namespace bench {
@@ -24,24 +24,42 @@ void add_cache(Call& call, ScalarType type, int64_t blocks, int64_t heads, int64
   call.with("v_scales", values({blocks, heads, block}, ScalarType::Float), true);
 }
 
-}  // namespace
-
-// `queries` tokens at the end of a sequence of `context`.  A decode step is worth the elements of keys and values too.
-Case attention_case(const std::string& op, const Options& options) {
-  const int64_t queries = options.number("queries", 1), context = options.number("context", 1024);
-  const int64_t q_heads = options.number("q_heads", 32), kv_heads = options.number("kv_heads", 8);
-  const int64_t size = options.number("head_size", 128), block = options.number("block", 16);
-  const ScalarType cache = options.type("cache", "bf16");
+// `queries` tokens at the end of one sequence of `context`; the blocks lie in any order.
+void add_sequence(Call& call, int64_t queries, int64_t context, int64_t block) {
   const int64_t blocks = (context + block - 1) / block;
-  const auto constant = [](int64_t value) { return integers({1}, [=](int64_t) { return value; }); };
-  Call call(op);
-  call.with("q", values({queries, q_heads, size}, options.type("dtype", "bf16")));
-  add_cache(call, cache, blocks, kv_heads, size, block);
   call.with("block_table", integers({1, blocks}, [=](int64_t i) { return i * 7 % blocks; }));
   call.with("query_start", integers({2}, [=](int64_t i) { return i * queries; }));
-  call.with("seq_lens", constant(context)).with("max_seq_len", context).with("scale", 0.088);
-  const double seen = double(queries) * (double(context) - double(queries - 1) / 2);
-  return case_of(call, 2 * seen * double(q_heads * size),
+  call.with("seq_lens", integers({1}, [=](int64_t) { return context; }));
+  call.with("max_seq_len", context).with("scale", 0.088);
+}
+
+// Pairs of a query and a position that it sees.
+double seen(int64_t queries, int64_t context) {
+  return double(queries) * (double(context) - double(queries - 1) / 2);
+}
+
+}  // namespace
+
+// A decode step (one query) is worth the elements of the cache too, each once.
+Case attention_case(const std::string& op, const Options& options) {
+  const int64_t queries = options.number("queries", 1), context = options.number("context", 1024);
+  const int64_t q_heads = options.number("q_heads", 32), block = options.number("block", 16);
+  const int64_t blocks = (context + block - 1) / block;
+  const ScalarType cache = options.type("cache", "bf16"), type = options.type("dtype", "bf16");
+  Call call(op);
+  add_sequence(call, queries, context, block);
+  if (op == "mla_attention") {
+    constexpr int64_t kRank = 512, kRope = 64;
+    call.with("q_latent", values({queries, q_heads, kRank}, type));
+    call.with("q_rope", values({queries, q_heads, kRope}, type));
+    call.with("cache", values({blocks, block, kRank + kRope}, cache));
+    return case_of(call, seen(queries, context) * double(q_heads * (2 * kRank + kRope)),
+                   queries == 1 ? double(context * (kRank + kRope)) : 0.0);
+  }
+  const int64_t kv_heads = options.number("kv_heads", 8), size = options.number("head_size", 128);
+  call.with("q", values({queries, q_heads, size}, type));
+  add_cache(call, cache, blocks, kv_heads, size, block);
+  return case_of(call, 2 * seen(queries, context) * double(q_heads * size),
                  queries == 1 ? 2.0 * double(context * kv_heads * size) : 0.0);
 }
 

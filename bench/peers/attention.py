@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_armllm.ops import attention
+from torch_armllm.ops import attention, mla
 
 from ..records import Record, record, table
 from .limits import Reader
@@ -17,7 +18,8 @@ from .timing import cold, in_turn, on_huge_pages
 
 HEADS = {"32/8x128": (32, 8, 128), "9/3x64": (9, 3, 64)}
 CACHES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "int8": torch.int8}
-PROMPT, CONTEXT, BLOCK = 2048, 8192, 16
+PROMPT, CONTEXT, LATENT_CONTEXT, BLOCK = 2048, 8192, 4096, 16
+RANK, ROPE = 512, 64
 
 
 def filled_cache(blocks: int, kv_heads: int, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -30,20 +32,25 @@ def filled_cache(blocks: int, kv_heads: int, size: int, dtype: torch.dtype) -> t
     return tuple(caches)
 
 
+Sequence: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
+
+
+def one_sequence(queries: int, length: int) -> Sequence:
+    """Block table, starts, lengths and the longest of one sequence, its blocks in random order."""
+    blocks = torch.randperm(-(-length // BLOCK)).to(torch.int32)[None]
+    start = torch.tensor([0, queries], dtype=torch.int32)
+    return blocks, start, torch.tensor([length], dtype=torch.int32), length
+
+
 def call(q: Tensor, caches: Callable[[], tuple[Tensor, ...]], length: int) -> Callable[[], Tensor]:
-    """One sequence whose last tokens are ``q``, blocks in random order."""
-    table = torch.randperm(-(-length // BLOCK)).to(torch.int32)[None]
-    start = torch.tensor([0, q.shape[0]], dtype=torch.int32)
-    lengths = torch.tensor([length], dtype=torch.int32)
-    scale = q.shape[-1] ** -0.5
+    """``q`` are the last tokens of one sequence."""
+    sequence, scale = one_sequence(q.shape[0], length), q.shape[-1] ** -0.5
 
     def run() -> Tensor:
         k_cache, v_cache, *scales = caches()
         k_scales, v_scales = scales if scales else (None, None)
         return attention.paged_attention(
-            *(q, k_cache, v_cache, table, start, lengths, length, scale),
-            k_scales=k_scales,
-            v_scales=v_scales,
+            q, k_cache, v_cache, *sequence, scale, k_scales=k_scales, v_scales=v_scales
         )
 
     return run
@@ -85,9 +92,9 @@ def _decode(variant: str, cpu: str) -> list[Record]:
         used = sum(t.nbytes for t in first)
         caches = cold(lambda first=first: tuple(on_huge_pages(t) for t in first), used)
         q = torch.randn(1, q_heads, size, dtype=torch.bfloat16)
-        sides = {"ours": call(q, caches, CONTEXT), "read": Reader(used)}
+        sides: dict[str, Any] = {"ours": call(q, caches, CONTEXT), "read": Reader()}
         seconds = in_turn(sides)
-        rate, plain = used / seconds["ours"] / 1e9, used / seconds["read"] / 1e9
+        rate, plain = used / seconds["ours"] / 1e9, sides["read"].bytes / seconds["read"] / 1e9
         peers = {"peer": "plain read", "peer_value": plain}
         shape = f"decode 32/8x128, context {CONTEXT}"
         found.append(record("paged_attention", shape, name, variant, cpu, gb_s=rate, **peers))
@@ -99,6 +106,47 @@ def _decode(variant: str, cpu: str) -> list[Record]:
     return found
 
 
+def _latent(variant: str, cpu: str) -> list[Record]:
+    found, rows = [], []
+    blocks = LATENT_CONTEXT // BLOCK
+    for heads in (16, 128):
+        first = mla.new_latent_cache(blocks, RANK, ROPE, BLOCK, torch.bfloat16)
+        first.copy_(torch.randn(first.shape))
+        caches = cold(partial(on_huge_pages, first), first.nbytes)
+        q_latent = torch.randn(1, heads, RANK, dtype=torch.bfloat16)
+        q_rope = torch.randn(1, heads, ROPE, dtype=torch.bfloat16)
+        sequence = one_sequence(1, LATENT_CONTEXT)
+        query = torch.cat((q_latent, q_rope), -1)[0]
+
+        def ours(
+            q_latent: Tensor, q_rope: Tensor, caches: Callable[[], Tensor], sequence: Sequence
+        ) -> Tensor:
+            return mla.mla_attention(q_latent, q_rope, caches(), *sequence, 0.07)
+
+        def products(query: Tensor, caches: Callable[[], Tensor]) -> Tensor:
+            keys = caches().view(LATENT_CONTEXT, RANK + ROPE)
+            return ((query @ keys.t()) * 0.07).softmax(-1) @ keys[:, :RANK]
+
+        sides: dict[str, Any] = {
+            "ours": partial(ours, q_latent, q_rope, caches, sequence),
+            "torch": partial(products, query, caches),
+            "read": Reader(),
+        }
+        seconds = in_turn(sides)
+        rates = {name: first.nbytes / s / 1e9 for name, s in seconds.items()}
+        rates["read"] = sides["read"].bytes / seconds["read"] / 1e9
+        shape = f"decode {heads} heads, {RANK} + {ROPE}, context {LATENT_CONTEXT}"
+        for name, peer in (("torch", "torch products"), ("read", "plain read")):
+            peers: dict[str, Any] = {"peer": peer, "peer_value": rates[name]}
+            found.append(record("mla_attention", shape, "bf16", variant, cpu, gb_s=rates["ours"], **peers))
+        work = 2e-9 * heads * LATENT_CONTEXT * (2 * RANK + ROPE)
+        gops = work / seconds["ours"]
+        rows.append([heads, seconds["ours"] * 1e3, rates["ours"], rates["read"], rates["torch"], gops])
+    print(f"\nmla_attention, decode at context {LATENT_CONTEXT}, batch 1, all cores: GB/s of the cache\n")
+    print(table(["heads", "ms", "mla_attention", "plain read", "torch", "GOP/s"], rows))
+    return found
+
+
 def run(variant: str, cpu: str) -> list[Record]:
     """Prints its tables."""
-    return _prompts(variant, cpu) + _decode(variant, cpu)
+    return _prompts(variant, cpu) + _decode(variant, cpu) + _latent(variant, cpu)

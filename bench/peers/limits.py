@@ -56,9 +56,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 class Reader:
     """Reads memory that no cache holds, further on at every call, by as many threads as torch uses now."""
 
-    def __init__(self, read_bytes: int) -> None:
+    def __init__(self, size: int = READ_BYTES // 4) -> None:
         self.threads = torch.get_num_threads()
-        self.share = max(512, read_bytes // self.threads // 512 * 512)
+        self.share = size // self.threads // 512 * 512
         self.start = 0
 
     def __call__(self) -> None:

@@ -112,7 +112,7 @@ def run(variant: str, cpu: str) -> list[Record]:
                 call = peer(name, x, tokens)
                 if call is not None:
                     sides[name] = call
-            reader = Reader(sizes["g32i"])
+            reader = Reader()
             if tokens <= GEMV:
                 sides["read"] = reader
             seconds = in_turn(sides)
@@ -133,6 +133,6 @@ def run(variant: str, cpu: str) -> list[Record]:
                     bandwidths.append([tokens, scheme, read, plain, read / plain])
     print(f"\nLinear layers, N = K = {SIZE}, one thread, bfloat16 in and out: GOP/s\n")
     print(table(["M", *SCHEMES, *PEERS], rates))
-    print("\nThe same: weights read from memory, GB/s, beside a plain read of as many bytes as g32i has\n")
+    print("\nThe same: weights read from memory, GB/s, beside a plain read\n")
     print(table(["M", "scheme", "int4/int8_linear", "plain read", "share"], bandwidths))
     return found

@@ -65,7 +65,7 @@ def run(variant: str, cpu: str) -> list[Record]:
                     sides: dict[str, Callable[[], Any]] = {
                         "ours": partial(call, x, cycle(choices), weights, gate_up, down)
                     }
-                    reader = Reader(int(used * expert_bytes))
+                    reader = Reader()
                     dense = torch.randn(512, 2048, dtype=torch.bfloat16)
                     if tokens == 512:
                         sides["dense"] = partial(linear.int4_linear, dense, dense_weight, 2048)
