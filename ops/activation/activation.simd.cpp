@@ -2,6 +2,7 @@
 
 #include "common/blocks.h"
 #include "common/math.h"
+#include "common/sigmoid.h"
 
 namespace armllm::ARMLLM_VARIANT {
 
@@ -18,18 +19,20 @@ inline void gate_row(const T* gate, const T* up, T* out, int64_t n, Function fun
   });
 }
 
-// Calls `run` with the function (gate, up) → activation that `kind` names.
-template <typename Run>
+// Calls `run` with the function (gate, up) → activation that `kind` names, as exact as a result of type T needs.
+template <typename T, typename Run>
 inline void with_function(Activation kind, float limit, Run run) {
+  constexpr Accuracy accuracy = AccuracyOf<T>::value;
   switch (kind) {
     case Activation::none:
       return run([](F32 g, F32 u) ARMLLM_INLINE { return g * u; });
     case Activation::silu:
-      return run([](F32 g, F32 u) ARMLLM_INLINE { return silu(g) * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return silu_times<accuracy>(g, u); });
     case Activation::gelu:
-      return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu(g) * u; });
+      if (accuracy == Accuracy::f32) return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu(g) * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu_times<accuracy>(g, u); });
     case Activation::gelu_tanh:
-      return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu_tanh(g) * u; });
+      return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu_tanh_times<accuracy>(g, u); });
     case Activation::relu:  // in this order of arguments a NaN stays
       return run([](F32 g, F32 u) ARMLLM_INLINE { return max(zero(), g) * u; });
     case Activation::swiglu_clamped: {
@@ -37,7 +40,7 @@ inline void with_function(Activation kind, float limit, Run run) {
       return run([high, low](F32 g, F32 u) ARMLLM_INLINE {
         g = min(high, g);
         u = max(low, min(high, u));
-        return (u + set1(1.0f)) * (g * sigmoid(g * set1(1.702f)));
+        return times_sigmoid<accuracy>((u + set1(1.0f)) * from_floor(g), from_floor(g * set1(1.702f)));
       });
     }
   }
@@ -45,7 +48,7 @@ inline void with_function(Activation kind, float limit, Run run) {
 
 template <typename T>
 void gate_with(const T* gate, const T* up, T* out, int64_t n, Activation kind, float limit) {
-  with_function(kind, limit, [&](auto function) { gate_row(gate, up, out, n, function); });
+  with_function<T>(kind, limit, [&](auto function) { gate_row(gate, up, out, n, function); });
 }
 
 inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
@@ -62,7 +65,7 @@ inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
 template <typename T>
 void finish_panels(const GatedPanels& p, T* out) {
   const F32 scale = set1(p.scale);
-  with_function(p.activation, p.limit, [&](auto function) {
+  with_function<T>(p.activation, p.limit, [&](auto function) {
     for_blocks(p.n, [&](int64_t i, int lanes) ARMLLM_INLINE {
       F32 gate = load(p.acc + 2 * i) * scale, up = load(p.acc + 2 * i + kLanes) * scale;
       if (p.gate_bias != nullptr) gate = gate + load_as(p.gate_bias, p.bias_type, i, lanes);

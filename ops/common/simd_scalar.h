@@ -92,10 +92,14 @@ ARMLLM_SIMD F32 operator*(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] * b.v[i]); }
 ARMLLM_SIMD F32 operator/(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] / b.v[i]); }
 ARMLLM_SIMD F32 operator-(F32 a) { ARMLLM_MAKE(F32, -a.v[i]); }
 ARMLLM_SIMD F32 fma(F32 a, F32 b, F32 c) { ARMLLM_MAKE(F32, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+ARMLLM_SIMD F32 fnma(F32 a, F32 b, F32 c) { ARMLLM_MAKE(F32, __builtin_fmaf(-a.v[i], b.v[i], c.v[i])); }
+ARMLLM_SIMD F32 reciprocal_step(F32 a, F32 b) { return fnma(a, b, set1(2.0f)); }
 ARMLLM_SIMD F32 abs(F32 a) { ARMLLM_MAKE(F32, float_of(word_of(a.v[i]) & 0x7fffffffu)); }
 ARMLLM_SIMD F32 sqrt(F32 a) { ARMLLM_MAKE(F32, __builtin_sqrtf(a.v[i])); }
 ARMLLM_SIMD F32 max(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 ARMLLM_SIMD F32 min(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+ARMLLM_SIMD F32 at_least(F32 x, F32 bound) { ARMLLM_MAKE(F32, x.v[i] < bound.v[i] ? bound.v[i] : x.v[i]); }
+ARMLLM_SIMD F32 at_most(F32 x, F32 bound) { ARMLLM_MAKE(F32, x.v[i] > bound.v[i] ? bound.v[i] : x.v[i]); }
 
 // A NaN or a value out of int32's range has no defined result, and must not be undefined behaviour either.
 ARMLLM_SIMD I32 round_to_int(F32 a) {
@@ -130,6 +134,77 @@ ARMLLM_SIMD I32 max_i32(I32 a, I32 b) { ARMLLM_MAKE(I32, a.v[i] > b.v[i] ? a.v[i
 ARMLLM_SIMD I32 bits(F32 a) { ARMLLM_MAKE(I32, static_cast<int32_t>(word_of(a.v[i]))); }
 ARMLLM_SIMD F32 from_bits(I32 a) { ARMLLM_MAKE(F32, float_of(unsigned_of(a.v[i]))); }
 ARMLLM_SIMD void store_i8(int8_t* p, I32 a) { ARMLLM_EACH(i) p[i] = static_cast<int8_t>(a.v[i]); }
+
+struct I8 {
+  int8_t v[kLanes];
+};
+ARMLLM_SIMD I8 round_to_i8(F32 a) { ARMLLM_MAKE(I8, static_cast<int8_t>(__builtin_rintf(a.v[i]))); }
+ARMLLM_SIMD void store_i8(int8_t* p, I8 a) { __builtin_memcpy(p, a.v, kLanes); }
+ARMLLM_SIMD void store_halves(int8_t* p, int8_t* q, I8 a) {
+  __builtin_memcpy(p, a.v, kLanes / 2);
+  __builtin_memcpy(q, a.v + kLanes / 2, kLanes / 2);
+}
+ARMLLM_SIMD int32_t reduce_add_i8(I8 a, I8 b) {
+  int32_t sum = 0;
+  ARMLLM_EACH(i) sum += a.v[i] + b.v[i];
+  return sum;
+}
+
+ARMLLM_SIMD int32_t magnitude_of(float x) { return static_cast<int32_t>(word_of(x) & 0x7fffffffu); }
+ARMLLM_SIMD int32_t magnitude_of(bf16 x) { return x.bits & 0x7fff; }
+ARMLLM_SIMD int32_t magnitude_of(f16 x) { return x.bits & 0x7fff; }
+template <typename T>
+ARMLLM_SIMD int32_t largest_magnitude(const T* p, int64_t n) {
+  int32_t top = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t size = magnitude_of(p[i]);
+    top = size > top ? size : top;
+  }
+  return top;
+}
+
+template <typename T>
+ARMLLM_SIMD void load_pairs(const T* p, F32& even, F32& odd) {
+  ARMLLM_EACH(i) even.v[i] = widen(p[2 * i]), odd.v[i] = widen(p[2 * i + 1]);
+}
+template <typename T>
+ARMLLM_SIMD void store_pairs(T* p, F32 even, F32 odd) {
+  ARMLLM_EACH(i) narrow(p + 2 * i, even.v[i]), narrow(p + 2 * i + 1, odd.v[i]);
+}
+template <typename T>
+ARMLLM_SIMD void add_squares(const T* p, F32& even, F32& odd) {
+  F32 a, b;
+  load_pairs(p, a, b);
+  even = fma(a, a, even);
+  odd = fma(b, b, odd);
+}
+template <typename T>
+ARMLLM_SIMD void add_values(const T* p, F32& even, F32& odd) {
+  F32 a, b;
+  load_pairs(p, a, b);
+  even = even + a;
+  odd = odd + b;
+}
+ARMLLM_SIMD void multiply_pairs(const bf16* x, const bf16* w, F32& even, F32& odd) {
+  F32 a, b, c, d;
+  load_pairs(x, a, b);
+  load_pairs(w, c, d);
+  even = fma(a, c, zero());
+  odd = fma(b, d, zero());
+}
+ARMLLM_SIMD void sum_pairs(const bf16* x, const bf16* y, F32& even, F32& odd) {
+  F32 a, b, c, d;
+  load_pairs(x, a, b);
+  load_pairs(y, c, d);
+  even = (a + zero()) + c;
+  odd = (b + zero()) + d;
+}
+
+ARMLLM_SIMD int32_t greater_equal_mask(F32 a, F32 b) {
+  int32_t mask = 0;
+  ARMLLM_EACH(i) mask |= (a.v[i] >= b.v[i] ? 1 : 0) << i;
+  return mask;
+}
 
 ARMLLM_SIMD F32 select_first(int n, F32 a, F32 b) { ARMLLM_MAKE(F32, i < n ? a.v[i] : b.v[i]); }
 ARMLLM_SIMD F32 select_greater(F32 x, F32 y, F32 a, F32 b) {

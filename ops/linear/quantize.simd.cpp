@@ -1,57 +1,58 @@
 // Activations to INT8 before a quantised linear, and the epilogue after it.
 #include <cstring>
 
-#include "common/simd.h"
+#include "common/blocks.h"
 #include "linear/kernels_common.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int32_t kInfinityBits = 0x7f800000;
 constexpr float kSmallestAmax = 1e-30f;  // 127 / amax stays finite above it
+
+// The value whose magnitude has these bits.
+inline float magnitude(int32_t word, const float*) {
+  float x;
+  std::memcpy(&x, &word, 4);
+  return x;
+}
+inline float magnitude(int32_t word, const bf16*) {
+  return magnitude(word << 16, static_cast<const float*>(nullptr));
+}
+inline float magnitude(int32_t word, const f16*) {
+  const f16 one[1] = {{static_cast<uint16_t>(word)}};
+  return reduce_max(load_partial(one, 1));
+}
 
 template <typename T>
 float quantize_row(const T* x, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
                    int32_t* group_offsets) {
-  // As integers, NaN > infinity > every finite magnitude: one maximum finds both amax and what must not pass.
-  const I32 magnitude = set1i(0x7fffffff);
-  I32 top = set1i(0);
-  const int64_t whole = n / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) top = max_i32(top, bits(load(x + i)) & magnitude);
-  if (whole < n) top = max_i32(top, bits(load_partial(x + whole, int(n - whole))) & magnitude);
-  const int32_t top_bits = reduce_max_i32(top);
-  float amax;
-  std::memcpy(&amax, &top_bits, 4);
-  if (top_bits >= kInfinityBits || amax < kSmallestAmax) {
+  const float amax = magnitude(largest_magnitude(x, n), x);
+  const bool finite = amax < __builtin_inff();
+  if (!(finite && amax >= kSmallestAmax)) {
     for (int64_t c = 0; c < groups * 4; ++c) std::memset(q + c * chunk_stride, 0, 8);
     if (group_offsets != nullptr)
       for (int64_t g = 0; g < groups; ++g) group_offsets[g] = 0;
-    return top_bits >= kInfinityBits ? __builtin_nanf("") : 0.0f;
+    return finite ? 0.0f : __builtin_nanf("");
   }
   const F32 inverse = set1(127.0f / amax);
-  for (int64_t g = 0; g < groups; ++g) {
-    I32 sum = set1i(0);
-    for (int half = 0; half < 2; ++half) {
-      const int64_t i = g * kGroup + half * kLanes;
-      F32 v = zero();
-      if (i + kLanes <= n) {
-        v = load(x + i);
-      } else if (i < n) {
-        v = load_partial(x + i, int(n - i));
-      }
-      const I32 value = round_to_int(v * inverse);
-      sum = sum + value;
-      int8_t* chunk = q + (g * 4 + half * 2) * chunk_stride;
-      if (chunk_stride == 8) {
-        store_i8(chunk, value);
-      } else {
-        alignas(16) int8_t both[16];
-        store_i8(both, value);
-        std::memcpy(chunk, both, 8);
-        std::memcpy(chunk + chunk_stride, both + 8, 8);
-      }
+  const auto put = [&](int64_t g, F32 low, F32 high) ARMLLM_INLINE {
+    const I8 a = round_to_i8(low * inverse), b = round_to_i8(high * inverse);
+    int8_t* chunk = q + g * 4 * chunk_stride;
+    if (chunk_stride == 8) {
+      store_i8(chunk, a);
+      store_i8(chunk + kLanes, b);
+    } else {
+      store_halves(chunk, chunk + chunk_stride, a);
+      store_halves(chunk + 2 * chunk_stride, chunk + 3 * chunk_stride, b);
     }
-    if (group_offsets != nullptr) group_offsets[g] = -8 * reduce_add_i32(sum);
+    if (group_offsets != nullptr) group_offsets[g] = -8 * reduce_add_i8(a, b);
+  };
+  const int64_t whole = n / kGroup;
+  for (int64_t g = 0; g < whole; ++g) put(g, load(x + g * kGroup), load(x + g * kGroup + kLanes));
+  for (int64_t g = whole; g < groups; ++g) {
+    const int left = static_cast<int>(n > g * kGroup ? n - g * kGroup : 0);
+    const T* rest = x + (left > 0 ? g * kGroup : 0);
+    put(g, load_partial(rest, left), left > kLanes ? load_partial(rest + kLanes, left - kLanes) : zero());
   }
   return amax / 127.0f;
 }

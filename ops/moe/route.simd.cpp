@@ -52,7 +52,8 @@ void widen(const Rows& logits, int64_t row, int64_t n, float* out) {
   }
 }
 
-void softmax(const float* x, int64_t n, float* out) {
+// `out` = e^(x − highest), with whole blocks written; returns their sum, n values at a time in a fixed order.
+float exponentials(const float* x, int64_t n, float* out) {
   F32 highest = set1(-kInfinity);
   for (int64_t i = 0; i < n; i += kLanes)
     highest = max(highest, select_first(static_cast<int>(n - i), load(x + i), highest));
@@ -63,12 +64,45 @@ void softmax(const float* x, int64_t n, float* out) {
     store(out + i, e);
     sum = sum + select_first(static_cast<int>(n - i), e, zero());
   }
-  const F32 total = set1(reduce_add(sum));
-  for (int64_t i = 0; i < n; i += kLanes) store(out + i, load(out + i) / total);
+  return reduce_add(sum);
 }
 
 void sigmoids(const float* x, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kLanes) store(out + i, sigmoid(load(x + i)));
+}
+
+// A value that at least `wanted` ≤ 16 of the values reach: the `wanted`-th best of the bests of sixteen columns.
+float reached_by(const float* values, int64_t n, int64_t wanted) {
+  F32 columns = set1(-kInfinity);
+  for (int64_t i = 0; i < n; i += kLanes)
+    columns = max(select_first(static_cast<int>(n - i), load(values + i), columns), columns);
+  float tops[kLanes], best[kLanes];
+  int32_t ids[kLanes];
+  store(tops, columns);
+  Best kept{best, ids, wanted};
+  for (int i = 0; i < kLanes; ++i) kept.offer(tops[i], i);
+  return best[wanted - 1];
+}
+
+// Offers every value in order, but for those that cannot be among the best; whole blocks are readable.
+void offer_all(Best& best, const float* values, int64_t n) {
+  if (best.wanted > kLanes || n <= kLanes) {
+    for (int64_t e = 0; e < n; ++e) best.offer(values[e], static_cast<int32_t>(e));
+    return;
+  }
+  const float bound = reached_by(values, n, best.wanted);
+  // Where fewer are numbers than are wanted, NaN must fill places.
+  const bool all = !(bound > -kInfinity);
+  const F32 least = set1(bound);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t left = n - i;
+    uint32_t mask = all ? 0xffffu : static_cast<uint32_t>(greater_equal_mask(load(values + i), least));
+    if (left < kLanes) mask &= (1u << left) - 1u;
+    for (; mask != 0; mask &= mask - 1) {
+      const int64_t e = i + __builtin_ctz(mask);
+      best.offer(values[e], static_cast<int32_t>(e));
+    }
+  }
 }
 
 // DeepSeek-V3 ranks a group by the sum of its two best scores, DeepSeek-V2 (softmax) by its best one.
@@ -82,10 +116,7 @@ float group_score(const float* choice, int64_t n, Scoring scoring) {
 
 void choose(const RouteArgs& args, const float* choice, float* values, int32_t* ids) {
   Best best{values, ids, args.top_k};
-  if (args.groups <= 1) {
-    for (int64_t e = 0; e < args.experts; ++e) best.offer(choice[e], static_cast<int32_t>(e));
-    return;
-  }
+  if (args.groups <= 1) return offer_all(best, choice, args.experts);
   const int64_t size = args.experts / args.groups;
   float group_values[kMaxExperts];
   int32_t group_ids[kMaxExperts];
@@ -98,6 +129,16 @@ void choose(const RouteArgs& args, const float* choice, float* values, int32_t* 
     if (kept[e / size]) best.offer(choice[e], static_cast<int32_t>(e));
 }
 
+// The chosen logits' softmax among themselves.
+void weigh_among_themselves(float* weights, int64_t count) {
+  float padded[kMaxExperts], shares[kMaxExperts];
+  store(padded, zero());  // the compiler cannot know that count > 0
+  for (int64_t j = 0; j < count; ++j) padded[j] = weights[j];
+  for (int64_t j = count; j % kLanes != 0; ++j) padded[j] = 0.0f;
+  const float sum = exponentials(padded, count, shares);
+  for (int64_t j = 0; j < count; ++j) weights[j] = shares[j] / sum;
+}
+
 void route(const RouteArgs& args, int64_t token) {
   float logits[kMaxExperts], scores[kMaxExperts], choices[kMaxExperts];
   float* weights = args.weights + token * args.top_k;
@@ -105,23 +146,28 @@ void route(const RouteArgs& args, int64_t token) {
   const int64_t n = args.experts;
   store(logits, zero());  // the compiler cannot know that n > 0
   widen(args.logits, token, n, logits);
-  if (args.scoring == Scoring::softmax) softmax(logits, n, scores);
+  const bool biased = args.correction_bias != nullptr;
+  // A softmax that is renormalised afterwards is one of the chosen alone.
+  const bool among = args.scoring == Scoring::topk_softmax ||
+                     (args.scoring == Scoring::softmax && args.renormalize && !biased);
+  float total = 1.0f;
+  if (args.scoring == Scoring::softmax && !among) total = exponentials(logits, n, scores);
   if (args.scoring == Scoring::sigmoid) sigmoids(logits, n, scores);
-  const float* known = args.scoring == Scoring::topk_softmax ? logits : scores;
+  const float* known = among ? logits : scores;
   // Unbiased, the order of logits is that of their softmax, and stays one where small scores vanish.
   const float* choice = args.scoring == Scoring::softmax ? logits : known;
-  if (args.correction_bias != nullptr) {
-    for (int64_t e = 0; e < n; ++e) choices[e] = known[e] + args.correction_bias[e];
+  if (biased) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const F32 share = args.scoring == Scoring::softmax ? load(known + i) / set1(total) : load(known + i);
+      const int lanes = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+      store(choices + i, share + load_lanes(args.correction_bias + i, lanes));
+    }
     choice = choices;
   }
   choose(args, choice, weights, ids);
-  for (int64_t j = 0; j < args.top_k; ++j) weights[j] = known[ids[j]];
-  if (args.scoring == Scoring::topk_softmax) {
-    float padded[kMaxExperts];
-    for (int64_t j = 0; j < args.top_k; ++j) padded[j] = weights[j];
-    for (int64_t j = args.top_k; j % kLanes != 0; ++j) padded[j] = 0.0f;
-    softmax(padded, args.top_k, scores);
-    for (int64_t j = 0; j < args.top_k; ++j) weights[j] = scores[j];
+  for (int64_t j = 0; j < args.top_k; ++j) weights[j] = known[ids[j]] / total;
+  if (among) {
+    weigh_among_themselves(weights, args.top_k);
   } else if (args.renormalize) {
     float sum = args.scoring == Scoring::sigmoid ? 1e-20f : 0.0f;  // all sigmoids may vanish
     for (int64_t j = 0; j < args.top_k; ++j) sum += weights[j];

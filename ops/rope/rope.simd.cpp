@@ -12,7 +12,7 @@ struct Pair {
   F32 a, b;
 };
 
-inline Pair turn(Pair x, F32 cos, F32 sin) { return {fma(x.a, cos, -(x.b * sin)), fma(x.b, cos, x.a * sin)}; }
+inline Pair turn(Pair x, F32 cos, F32 sin) { return {fnma(x.b, sin, x.a * cos), fma(x.a, sin, x.b * cos)}; }
 
 template <typename T>
 void rotate_halves(T* x, int64_t half, const float* cos, const float* sin) {
@@ -30,40 +30,23 @@ void rotate_halves(T* x, int64_t half, const float* cos, const float* sin) {
   store_partial(x + half + i, y.b, lanes);
 }
 
-// Even and odd places of 32 values that lie one after the other.
-inline Pair split(F32 first, F32 second) {
-  float mixed[2 * kLanes], even[kLanes], odd[kLanes];
-  store(mixed, first);
-  store(mixed + kLanes, second);
-  for (int i = 0; i < kLanes; ++i) {
-    even[i] = mixed[2 * i];
-    odd[i] = mixed[2 * i + 1];
-  }
-  return {load(even), load(odd)};
-}
-
-inline Pair merge(F32 even_lanes, F32 odd_lanes) {
-  float mixed[2 * kLanes], even[kLanes], odd[kLanes];
-  store(even, even_lanes);
-  store(odd, odd_lanes);
-  for (int i = 0; i < kLanes; ++i) {
-    mixed[2 * i] = even[i];
-    mixed[2 * i + 1] = odd[i];
-  }
-  return {load(mixed), load(mixed + kLanes)};
-}
-
 template <typename T>
 void rotate_pairs(T* x, int64_t half, const float* cos, const float* sin) {
-  for (int64_t i = 0; i < half; i += kLanes, x += 2 * kLanes) {
-    const int pairs = half - i < kLanes ? static_cast<int>(half - i) : kLanes;
-    const int first = 2 * pairs < kLanes ? 2 * pairs : kLanes, second = 2 * pairs - first;
-    const Pair in = split(load_partial(x, first), load_partial(x + (second > 0 ? kLanes : 0), second));
-    const Pair y = turn(in, load_partial(cos + i, pairs), load_partial(sin + i, pairs));
-    const Pair out = merge(y.a, y.b);
-    store_partial(x, out.a, first);
-    if (second > 0) store_partial(x + kLanes, out.b, second);
+  int64_t i = 0;
+  Pair in;
+  for (; i + kLanes <= half; i += kLanes) {
+    load_pairs(x + 2 * i, in.a, in.b);
+    const Pair y = turn(in, load(cos + i), load(sin + i));
+    store_pairs(x + 2 * i, y.a, y.b);
   }
+  if (i == half) return;
+  const int pairs = static_cast<int>(half - i);
+  T last[2 * kLanes] = {};
+  __builtin_memcpy(last, x + 2 * i, 2 * pairs * sizeof(T));
+  load_pairs(last, in.a, in.b);
+  const Pair y = turn(in, load_partial(cos + i, pairs), load_partial(sin + i, pairs));
+  store_pairs(last, y.a, y.b);
+  __builtin_memcpy(x + 2 * i, last, 2 * pairs * sizeof(T));
 }
 
 template <typename T>
