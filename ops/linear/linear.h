@@ -7,7 +7,8 @@
 
 namespace armllm {
 
-constexpr int kGemvTokens = 8;  // most tokens that go through gemv
+constexpr int kGemvTokens = 8;           // most tokens of one call of gemv
+constexpr int64_t kMostGemvTokens = 16;  // no variant's gemv_tokens is larger
 
 // Quantised activations of one call.  `values` is row-major (one row of `groups`·32 bytes a token) when
 // block = 1; with block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
@@ -57,6 +58,9 @@ struct LinearKernels {
                  const void* residual, void* y, DType type);
 
   int64_t gemv_block = 1;  // Activations::block that gemv reads where there is more than one token
+
+  // Most tokens that go through gemv, kGemvTokens at a time from a panel in the cache, rather than pay for unpacking.
+  int64_t gemv_tokens = kGemvTokens;
 };
 
 inline int64_t gemv_block_of(const LinearKernels& kernels, int64_t tokens) {

@@ -22,9 +22,17 @@ ARMLLM_INLINE void store_lines(int8_t* w, int64_t step, __m512i low, __m512i hig
   _mm512_storeu_si512(w + step, _mm512_permutex2var_epi32(low, odd, high));
 }
 
-// 16 values of 16 bits, one a row, likewise.
-ARMLLM_INLINE void row_words(const int16_t* p, __m512i* low, __m512i* high) {
-  const __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+// The fold factors of a scale group (linear_fold_factors) in the 16-bit lanes of rows 0 … 7 and 8 … 15.
+ARMLLM_INLINE void fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_t column, __m512i* low,
+                                __m512i* high) {
+  const __m512 row_scale = _mm512_loadu_ps(panel_scales(panel));
+  const __mmask16 some = _mm512_cmp_ps_mask(row_scale, _mm512_setzero_ps(), _CMP_GT_OQ);
+  const __m512 quotient = _mm512_maskz_div_ps(some, group_scales(panel, layout, column), row_scale);
+  const __m512 ratio = _mm512_mul_ps(quotient, _mm512_set1_ps(kFoldOne));
+  const __m512 limit = _mm512_set1_ps(kFoldLimit);
+  const __m512 clamped =
+      _mm512_max_ps(_mm512_min_ps(ratio, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit));
+  const __m512i both = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(clamped)));
   const __m512i index =
       _mm512_set_epi64(0x0007000700070007, 0x0006000600060006, 0x0005000500050005, 0x0004000400040004,
                        0x0003000300030003, 0x0002000200020002, 0x0001000100010001, 0);
@@ -64,9 +72,7 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w, in
     zero[0] = zero[1] = _mm512_set1_epi16(8);
     for (int64_t g = 0; g < layout.groups; ++g) {
       if (g % span == 0) {
-        int16_t factors[kPanel];
-        linear_fold_factors(panel, layout, g / span, factors);
-        row_words(factors, &factor[0], &factor[1]);
+        fold_factors(panel, layout, g / span, &factor[0], &factor[1]);
         if (has_zero_points(scheme))
           row_nibbles(panel + layout.zero_points + g / span * 8, &zero[0], &zero[1]);
       }
@@ -233,6 +239,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kTokens, kPanels, linear_quantize, gemv, unpack, gemm, linear_finish};
+const LinearKernels linear = {kBlock, kTokens,       kPanels, linear_quantize, gemv, unpack,
+                              gemm,   linear_finish, 1,       kMostGemvTokens};
 
 }  // namespace armllm::avx512

@@ -13,8 +13,9 @@ namespace armllm {
 // Quantised activations of one call inside its scratch memory.
 inline int64_t activation_bytes(int64_t tokens, int64_t in_features) {
   const int64_t groups = ceil_div(in_features, kGroup);
-  const bool gemv = tokens <= kGemvTokens;
-  const int64_t rows = round_up(tokens, gemv ? kGemvTokens : 64);  // no variant's blocks are larger
+  // No variant's blocks are larger, and none's limit of gemv.
+  const bool gemv = tokens <= kMostGemvTokens;
+  const int64_t rows = round_up(tokens, tokens <= kGemvTokens ? kGemvTokens : 64);
   return round_up(rows * groups * kGroup, 64) + round_up(rows * 4, 64) +
          (gemv ? round_up(rows * groups * 4, 64) : 0);
 }
@@ -23,7 +24,7 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
                                   const LinearKernels& kernels) {
   Activations x;
   x.groups = ceil_div(in_features, kGroup);
-  const bool gemv = tokens <= kGemvTokens;
+  const bool gemv = tokens <= kernels.gemv_tokens;
   x.block = gemv ? gemv_block_of(kernels, tokens) : kernels.gemm_block;
   const int64_t rows = round_up(tokens, x.block);
   char* p = static_cast<char*>(scratch);
@@ -65,18 +66,19 @@ struct TileGrid {
     constexpr int64_t kFewestTokens = 64;        // unpacking is a few per cent of a tile of so many tokens
     TileGrid grid{panels, 1, tokens, tokens};
     const int64_t threads = team_size(), wanted = threads == 1 ? 1 : threads * kTilesPerThread;
-    if (tokens <= kGemvTokens) {
+    if (tokens <= kernels.gemv_tokens) {
       const int64_t most = std::max<int64_t>(kMostGemvBytes / panel_bytes, 1);
       grid.panel_step = round_up(std::clamp<int64_t>(panels / (threads * kTilesPerThread), 1, most), pair);
       return grid;
     }
-    grid.panel_step = round_up(kernels.gemm_panels, pair);
-    const int64_t columns = ceil_div(panels, grid.panel_step);
+    const int64_t narrow = round_up(kernels.gemm_panels, pair), columns = ceil_div(panels, narrow);
     const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kFewestTokens));
     grid.token_step = round_up(ceil_div(tokens, chunks), kernels.gemm_block);
-    // Few tokens and many threads: narrower tiles are slower ones, but idle threads are slower still.
+    // Few tokens and many threads: narrower tiles are slower ones, but idle threads are slower still.  Wide ones fetch
+    // their next weights while they compute.
     const int64_t share = ceil_div(panels * chunks, threads);
-    grid.panel_step = std::min(grid.panel_step, round_up(share, pair));
+    grid.panel_step =
+        std::min(std::max<int64_t>(columns * chunks / wanted, 1) * narrow, round_up(share, pair));
     return grid;
   }
 
@@ -94,14 +96,18 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
   const int64_t panels = std::min(grid.panel_step, grid.panels - first_panel);
   const uint8_t* panel = weight + first_panel * panel_stride;
 
-  if (grid.tokens <= kGemvTokens) {
+  if (grid.tokens <= kernels.gemv_tokens) {
     float* acc =
         reinterpret_cast<float*>(thread_memory(grid.tokens * panels * kPanel * 4 + kGemvTokens * kPanel * 4));
     float* rows = acc + kGemvTokens * kPanel;
+    const int64_t calls = ceil_div(grid.tokens, kGemvTokens), most = ceil_div(grid.tokens, calls);
     for (int64_t p = 0; p < panels; ++p) {
-      kernels.gemv(scheme, panel + p * panel_stride, x, 0, int(grid.tokens), acc);
-      for (int64_t t = 0; t < grid.tokens; ++t)
-        std::memcpy(rows + (t * panels + p) * kPanel, acc + t * kPanel, kPanel * 4);
+      for (int64_t first = 0; first < grid.tokens; first += most) {
+        const int64_t count = std::min(most, grid.tokens - first);
+        kernels.gemv(scheme, panel + p * panel_stride, x, first, int(count), acc);
+        for (int64_t t = 0; t < count; ++t)
+          std::memcpy(rows + ((first + t) * panels + p) * kPanel, acc + t * kPanel, kPanel * 4);
+      }
     }
     for (int64_t t = 0; t < grid.tokens; ++t) finish(t, first_panel, panels, rows + t * panels * kPanel);
     return;

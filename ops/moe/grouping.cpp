@@ -74,11 +74,11 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
   const auto gemm_chunks = [&](int64_t step) {
     int64_t chunks = 0;
     for (int64_t e = 0; e < a.experts; ++e)
-      if (m.count[e] > kGemvTokens) chunks += ceil_div(m.count[e], step);
+      if (m.count[e] > kernels.gemv_tokens) chunks += ceil_div(m.count[e], step);
     return chunks;
   };
   int64_t gemv_experts = 0;
-  for (int64_t e = 0; e < a.experts; ++e) gemv_experts += m.count[e] > 0 && m.count[e] <= kGemvTokens;
+  for (int64_t e = 0; e < a.experts; ++e) gemv_experts += m.count[e] > 0 && m.count[e] <= kernels.gemv_tokens;
 
   const int64_t widest = round_up(kernels.gemm_panels, 2);
   int64_t rows = round_up(kMostRows, kernels.gemm_tokens);
@@ -149,7 +149,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   for (const bool gemm : {true, false}) {
     for (int64_t e = 0; e < a.experts; ++e) {
       const int64_t rows = m.count[e];
-      if (rows == 0 || (rows > kGemvTokens) != gemm) continue;
+      if (rows == 0 || (rows > kernels.gemv_tokens) != gemm) continue;
       ExpertRows& x = m.expert[g.experts];
       x.expert = e;
       x.first_row = g.rows;

@@ -31,7 +31,7 @@ struct QuantRows {
   int64_t row_bytes() const { return groups * kGroup; }
   Activations of(const ExpertRows& e) const {
     return {values + e.first_row * row_bytes(), scales + e.first_row,
-            e.rows <= kGemvTokens ? group_offsets + e.first_row * groups : nullptr, groups, e.block};
+            e.rows <= kMostGemvTokens ? group_offsets + e.first_row * groups : nullptr, groups, e.block};
   }
 };
 
