@@ -40,7 +40,7 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* sca
   }
 #define ARMLLM_STORE_TOKEN(t) \
   if constexpr (t < kCount)   \
-    if (t < tokens) DotLanes::store(a##t, b##t, scales, out + t * out_stride, 1);
+    if (t < tokens) store_rows(a##t, b##t, scales, out + t * out_stride);
   ARMLLM_EACH_TOKEN(ARMLLM_STORE_TOKEN)
 }
 
@@ -68,7 +68,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
           float* out) {
   if (has_float_groups(scheme)) return neon::linear.gemv(scheme, panel, x, first_token, tokens, out);
   if (scheme == Scheme::i8) return gemv_int8(panel, x, first_token, tokens, out);
-  gemv_rows<DotLanes>(scheme, panel, x, first_token, tokens, out);
+  gemv_rows(scheme, panel, x, first_token, tokens, out);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
-// Linear kernels with SVE's SMMLA (and SDOT for one or two tokens).
-#include "linear/sve_gemv.h"
+// Linear kernels with SVE's SMMLA.  Few tokens and unpacking are the variant i8mm's: on the CPUs that there are, NEON
+// has as many bytes of pipes as SVE, and its instructions of 128 bits waste none on half a line.
+#include <arm_sve.h>
+
+#include "linear/kernels_common.h"
 
 #if !defined(__ARM_FEATURE_SVE_MATMUL_INT8)
 #error "linear_svei8mm.cpp needs SVE with the Int8 matrix multiply extension: -march=armv8.2-a+sve+i8mm"
@@ -12,61 +15,44 @@ extern const LinearKernels linear;
 namespace armllm::svei8mm {
 namespace {
 
+#define ARMLLM_INLINE __attribute__((always_inline)) inline
+#define ARMLLM_EACH(M) M(0) M(1) M(2) M(3)
+
 constexpr int kTokens =
     8;  // a tile is 8 tokens × 4 vectors (2 of 512 bits): 8 loads for 16 SMMLA, 16 accumulators
+constexpr int64_t kLine = 64;  // bytes of 8 rows × 8 k; unpacked weights are [half of 8 rows][k / 8][row][8]
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
+constexpr int64_t kGemvBlock = 2;  // of the variant i8mm
 
-constexpr int64_t kGemvBlock = 2;  // as in the variant i8mm, whose gemv takes the other schemes
+// Every 128 bits of `a`, then of `b`, are 2 tokens × 2 rows.
+ARMLLM_INLINE void store_rows(svint64_t rows, const float* scale, float* out) {
+  const svbool_t all = svptrue_b32();
+  svst1_f32(all, out, svmul_f32_x(all, svcvt_f32_s32_x(all, svreinterpret_s32(rows)), svld1_f32(all, scale)));
+}
+ARMLLM_INLINE void store_pair(svint32_t a, svint32_t b, const float* scale, float* first, float* second) {
+  const svint64_t x = svreinterpret_s64(a), y = svreinterpret_s64(b);
+  store_rows(svuzp1_s64(x, y), scale, first);
+  if (second != nullptr) store_rows(svuzp2_s64(x, y), scale, second);
+}
 
-// Every 128 bits are 2 tokens × 2 rows.
-struct PairLanes {
-  static constexpr int kTokens = 2;
-  static ARMLLM_INLINE svint8_t operand(const int8_t* x, int64_t k) {
-    return svld1rq_s8(svptrue_b8(), x + kGemvBlock * k);
-  }
-  static ARMLLM_INLINE svint32_t multiply(svint32_t sum, svint8_t w, svint8_t x) {
-    return svmmla_s32(sum, x, w);
-  }
-  static ARMLLM_INLINE svint32_t offset(const int32_t* const* offsets, int64_t group) {
-    return svreinterpret_s32(svzip1_s64(svreinterpret_s64(svdup_n_s32(offsets[0][group])),
-                                        svreinterpret_s64(svdup_n_s32(offsets[1][group]))));
-  }
-  static ARMLLM_INLINE svuint8_t rows(int64_t v) {
-    const svbool_t all = svptrue_b32();
-    const svuint32_t lane = svindex_u32(uint32_t(v * int64_t(svcntw())), 1);
-    const svuint32_t pair = svlsl_n_u32_x(all, svlsr_n_u32_x(all, lane, 2), 1);
-    const svuint32_t row = svorr_u32_x(all, pair, svand_n_u32_x(all, lane, 1));
-    return svreinterpret_u8(svorr_n_u32_x(all, row, 0xffffff00u));
-  }
-  static ARMLLM_INLINE void store(svint32_t a, svint32_t b, const float* scale, float* out, int tokens) {
-    store_pair(a, b, scale, out, tokens > 1 ? out + kPanel : nullptr);
-  }
-  static ARMLLM_INLINE void store_pair(svint32_t a, svint32_t b, const float* scale, float* first,
-                                       float* second) {
-    const svint64_t x = svreinterpret_s64(a), y = svreinterpret_s64(b);
-    store_scaled(svreinterpret_s32(svuzp1_s64(x, y)), scale, first);
-    if (second != nullptr) store_scaled(svreinterpret_s32(svuzp2_s64(x, y)), scale, second);
-  }
-};
-
-// Rows of a tile: of four vectors, or of two where those are a panel.
-ARMLLM_INLINE int64_t tile_rows() { return svcntb() < kLine ? int64_t(svcntb()) / 2 : kPanel; }
-
-// 2 · kPairs tokens of a block × tile_rows() rows over all of K.
+// 2 · kPairs tokens of a block × V vectors of rows over all of K.  Vector i lies i vectors on from `w`, in the next
+// half where the line ends.
 template <int V, int kPairs>
 void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens, float* out,
                int64_t out_stride) {
   const svbool_t all = svptrue_b8();
-  const int64_t length = int64_t(svcntb());
-#define ARMLLM_BEGIN_PAIR(p) \
+  const int64_t length = int64_t(svcntb()), half = steps * kLine;
+  const auto at = [&](int64_t i) { return w + i * length / kLine * half + i * length % kLine; };
+  const int8_t *w0 = w, *w1 = at(1), *w2 = at(2), *w3 = at(3);
+#define ARMLLM_BEGIN(p) \
   [[maybe_unused]] svint32_t a##p = svdup_n_s32(0), b##p = a##p, c##p = a##p, d##p = a##p;
-  ARMLLM_EACH(ARMLLM_BEGIN_PAIR)
-  for (int64_t s = 0; s < steps; ++s, w += V * length, x += kTokens * 8) {
-    const svint8_t first = svld1_s8(all, w), second = svld1_s8(all, w + length);
-    const svint8_t third = V == 4 ? svld1_s8(all, w + 2 * length) : first;
-    const svint8_t fourth = V == 4 ? svld1_s8(all, w + 3 * length) : first;
-#define ARMLLM_MULTIPLY_PAIR(p)                                  \
+  ARMLLM_EACH(ARMLLM_BEGIN)
+  for (int64_t s = 0; s < steps * kLine; s += kLine, x += kTokens * 8) {
+    const svint8_t first = svld1_s8(all, w0 + s), second = svld1_s8(all, w1 + s);
+    const svint8_t third = V == 4 ? svld1_s8(all, w2 + s) : first;
+    const svint8_t fourth = V == 4 ? svld1_s8(all, w3 + s) : first;
+#define ARMLLM_MULTIPLY(p)                                       \
   if constexpr (p < kPairs) {                                    \
     const svint8_t pair = svld1rq_s8(all, x + 16 * p);           \
     a##p = svmmla_s32(a##p, pair, first);                        \
@@ -74,39 +60,37 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* sca
     if constexpr (V == 4) c##p = svmmla_s32(c##p, pair, third);  \
     if constexpr (V == 4) d##p = svmmla_s32(d##p, pair, fourth); \
   }
-    ARMLLM_EACH(ARMLLM_MULTIPLY_PAIR)
+    ARMLLM_EACH(ARMLLM_MULTIPLY)
   }
   const int64_t rows = length / 4;  // of two vectors
-#define ARMLLM_STORE_PAIR(p)                                                                       \
-  if constexpr (p < kPairs) {                                                                      \
-    float* const to = out + 2 * p * out_stride;                                                    \
-    float* const next = 2 * p + 1 < tokens ? to + out_stride : nullptr;                            \
-    if (2 * p < tokens) {                                                                          \
-      PairLanes::store_pair(a##p, b##p, scales, to, next);                                         \
-      if constexpr (V == 4)                                                                        \
-        PairLanes::store_pair(c##p, d##p, scales + rows, to + rows, next ? next + rows : nullptr); \
-    }                                                                                              \
+#define ARMLLM_STORE(p)                                                                                   \
+  if constexpr (p < kPairs) {                                                                             \
+    float* const to = out + 2 * p * out_stride;                                                           \
+    float* const next = 2 * p + 1 < tokens ? to + out_stride : nullptr;                                   \
+    store_pair(a##p, b##p, scales, to, next);                                                             \
+    if constexpr (V == 4) store_pair(c##p, d##p, scales + rows, to + rows, next ? next + rows : nullptr); \
   }
-  ARMLLM_EACH(ARMLLM_STORE_PAIR)
-}
-
-void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-            int32_t* offsets, float* row_scales) {
-  unpack_tiles(scheme, panel, panels, groups, tile_rows(), w, offsets, row_scales);
+  ARMLLM_EACH(ARMLLM_STORE)
 }
 
 template <int V>
 void gemm_vectors(const int8_t* w, const float* row_scales, int panels, const Activations& x,
                   int64_t first_token, int tokens, float* out, int64_t out_stride) {
-  const int64_t steps = x.groups * 4, rows = tile_rows();
+  const int64_t steps = x.groups * 4, rows = V * int64_t(svcntb()) / 8;
   for (int64_t row = 0; row < panels * kPanel; row += rows, w += steps * rows * 8)
     for (int t = 0; t < tokens; t += kTokens) {
       const int8_t* values = x.values + (first_token + t) * x.groups * kGroup;
+      const float* scales = row_scales + row;
       float* target = out + t * out_stride + row;
-      if (tokens - t > kTokens / 2) {
-        gemm_tile<V, 4>(w, values, steps, row_scales + row, tokens - t, target, out_stride);
+      const int left = tokens - t;
+      if (left > 6) {
+        gemm_tile<V, 4>(w, values, steps, scales, left, target, out_stride);
+      } else if (left > 4) {
+        gemm_tile<V, 3>(w, values, steps, scales, left, target, out_stride);
+      } else if (left > 2) {
+        gemm_tile<V, 2>(w, values, steps, scales, left, target, out_stride);
       } else {
-        gemm_tile<V, 2>(w, values, steps, row_scales + row, tokens - t, target, out_stride);
+        gemm_tile<V, 1>(w, values, steps, scales, left, target, out_stride);
       }
     }
 }
@@ -118,13 +102,14 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
   gemm_vectors<2>(w, row_scales, panels, x, first_token, tokens, out, out_stride);
 }
 
+void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
+            int32_t* offsets, float* row_scales) {
+  i8mm::linear.unpack(scheme, panel, panels, groups, w, offsets, row_scales);
+}
+
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
           float* out) {
-  if (has_float_groups(scheme) || (scheme == Scheme::i8 && tokens > 1))
-    return i8mm::linear.gemv(scheme, panel, x, first_token, tokens, out);
-  if (scheme == Scheme::i8) return gemv_int8(panel, x, first_token, tokens, out);
-  if (tokens == 1) return gemv_rows<DotLanes>(scheme, panel, x, first_token, tokens, out);
-  gemv_rows<PairLanes>(scheme, panel, x, first_token, tokens, out);
+  i8mm::linear.gemv(scheme, panel, x, first_token, tokens, out);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Up to kGemvTokens tokens against one panel with SVE.
 //
 // Vectors without a size cannot be in arrays: macros ARMLLM_* repeat a statement for four numbered slots, each a pair
-// of accumulators for one of V vectors of a line and one of N operands.  What slots have in common (loads, masks) is
+// of accumulators for one of V vectors of a line and one of N tokens.  What slots have in common (loads, masks) is
 // computed once: compilers find that.
 #pragma once
 
@@ -13,39 +13,30 @@ namespace {
 constexpr int kSlots = 4;
 #define ARMLLM_EACH(M) M(0) M(1) M(2) M(3)
 
-// Lanes are (row, half of 8 k) for one token: Activations::block is 1.
-struct DotLanes {
-  static constexpr int kTokens = 1;
-  static ARMLLM_INLINE svint8_t operand(const int8_t* x, int64_t k) {
-    return svreinterpret_s8(broadcast8(x + k));
-  }
-  static ARMLLM_INLINE svint32_t multiply(svint32_t sum, svint8_t w, svint8_t x) {
-    return svdot_s32(sum, w, x);
-  }
-  // In one half only.
-  static ARMLLM_INLINE svint32_t offset(const int32_t* const* offsets, int64_t group) {
-    return svreinterpret_s32(svdup_n_u64(uint32_t(offsets[0][group])));
-  }
-  // Picks the byte of each lane's row out of 8, zero extended: what is past the table reads as 0.
-  static ARMLLM_INLINE svuint8_t rows(int64_t v) {
-    const svbool_t all = svptrue_b32();
-    const svuint32_t row = svlsr_n_u32_x(all, svindex_u32(uint32_t(v * int64_t(svcntw())), 1), 1);
-    return svreinterpret_u8(svorr_n_u32_x(all, row, 0xffffff00u));
-  }
-  // Two vectors of sums hold a vector of rows.
-  static ARMLLM_INLINE void store(svint32_t a, svint32_t b, const float* scale, float* out, int) {
-    store_scaled(svadd_s32_x(svptrue_b32(), svuzp1_s32(a, b), svuzp2_s32(a, b)), scale, out);
-  }
-};
+// Lanes are (row, half of 8 k).  What a sum starts with is in one half only.
+ARMLLM_INLINE svint32_t in_one_half(int32_t value) { return svreinterpret_s32(svdup_n_u64(uint32_t(value))); }
+
+// For lanes of vector `v` of a line: picks the byte of each lane's row out of 8, zero extended, because what is past
+// the table reads as 0.
+ARMLLM_INLINE svuint8_t rows_of_lanes(int64_t v) {
+  const svbool_t all = svptrue_b32();
+  const svuint32_t row = svlsr_n_u32_x(all, svindex_u32(uint32_t(v * int64_t(svcntw())), 1), 1);
+  return svreinterpret_u8(svorr_n_u32_x(all, row, 0xffffff00u));
+}
+
+// Two vectors of lanes hold a vector of rows.
+ARMLLM_INLINE void store_rows(svint32_t a, svint32_t b, const float* scale, float* out) {
+  store_scaled(svadd_s32_x(svptrue_b32(), svuzp1_s32(a, b), svuzp2_s32(a, b)), scale, out);
+}
 
 // One slot over 8 k: A += bytes · x, B += low nibbles · x.
-template <typename Lanes, int V, int s>
+template <int V, int s>
 ARMLLM_INLINE void add_line(svint32_t& a, svint32_t& b, const int8_t* line, const int8_t* const* x,
                             int64_t k) {
   const svint8_t w = svld1_s8(svptrue_b8(), line + s % V * int64_t(svcntb()));
-  const svint8_t operand = Lanes::operand(x[s / V], k);
-  a = Lanes::multiply(a, w, operand);
-  b = Lanes::multiply(b, svand_n_s8_x(svptrue_b8(), w, 15), operand);
+  const svint8_t operand = svreinterpret_s8(broadcast8(x[s / V] + k));
+  a = svdot_s32(a, w, operand);
+  b = svdot_s32(b, svand_n_s8_x(svptrue_b8(), w, 15), operand);
 }
 
 // (A − B) / 16: the sum of the high nibbles.
@@ -72,15 +63,14 @@ ARMLLM_INLINE void add_zero_points(svint32_t& low, svint32_t& high, svint32_t a,
   high = svmla_s32_x(all, high_sum(a, b), less, z8);
 }
 
-template <typename Lanes>
-ARMLLM_INLINE svint32_t offset_of_row(const int32_t* const* offsets, int64_t groups) {
-  svint32_t sum = svdup_n_s32(0);
-  for (int64_t g = 0; g < groups; ++g) sum = svadd_s32_x(svptrue_b32(), sum, Lanes::offset(offsets, g));
+inline int32_t offset_of_row(const int32_t* offsets, int64_t groups) {
+  int32_t sum = 0;
+  for (int64_t g = 0; g < groups; ++g) sum += offsets[g];
   return sum;
 }
 
-// V vectors a line, N operands: N · kTokens tokens, of which `tokens` are stored.
-template <typename Lanes, Scheme kScheme, int V, int N>
+// V vectors a line, N tokens, of which `tokens` are stored.
+template <Scheme kScheme, int V, int N>
 void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
                   const int32_t* const* offsets, int tokens, float* out) {
   static_assert(V * N <= kSlots);
@@ -88,16 +78,16 @@ void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t*
   const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
 #define ARMLLM_BEGIN(s)                                                                               \
   [[maybe_unused]] svint32_t low##s = svdup_n_s32(0), high##s = low##s, a##s = low##s, b##s = low##s; \
-  [[maybe_unused]] const svuint8_t rows##s = Lanes::rows(s % V);
+  [[maybe_unused]] const svuint8_t rows##s = rows_of_lanes(s % V);
   ARMLLM_EACH(ARMLLM_BEGIN)
   for (int64_t g = 0; g < layout.groups; ++g, values += 4 * kLine) {
 #define ARMLLM_OFFSET(s) \
-  if constexpr (kMultiplied && s < V * N) a##s = b##s = Lanes::offset(offsets + Lanes::kTokens * (s / V), g);
+  if constexpr (kMultiplied && s < V * N) a##s = b##s = in_one_half(offsets[s / V][g]);
     ARMLLM_EACH(ARMLLM_OFFSET)
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
 #define ARMLLM_LINE(s) \
-  if constexpr (s < V * N) add_line<Lanes, V, s>(a##s, b##s, values + kLine * j, x, kGroup * g + 8 * j);
+  if constexpr (s < V * N) add_line<V, s>(a##s, b##s, values + kLine * j, x, kGroup * g + 8 * j);
       ARMLLM_EACH(ARMLLM_LINE)
     }
     if constexpr (kMultiplied) {
@@ -115,26 +105,22 @@ void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t*
     const svuint8_t first = low_nibbles(stored), second = high_nibbles(stored);
 #define ARMLLM_ZERO(s)                                                                                      \
   if constexpr (s < V * N)                                                                                  \
-    add_zero_points(low##s, high##s, a##s, b##s,                                                            \
-                    offset_of_row<Lanes>(offsets + Lanes::kTokens * (s / V), layout.groups), first, second, \
-                    rows##s);
+    add_zero_points(low##s, high##s, a##s, b##s, in_one_half(offset_of_row(offsets[s / V], layout.groups)), \
+                    first, second, rows##s);
     ARMLLM_EACH(ARMLLM_ZERO)
   }
   const float* scales = panel_scales(panel);
-#define ARMLLM_STORE(s, next)                                                    \
-  if constexpr (s < V * N) {                                                     \
-    constexpr int kFirst = s / V * Lanes::kTokens;                               \
-    float* const to = out + kFirst * kPanel;                                     \
-    const int64_t row = s % V * int64_t(svcntb()) / 8;                           \
-    const int left = tokens - kFirst;                                            \
-    if (left > 0) {                                                              \
-      if constexpr (V == 1) Lanes::store(low##s, high##s, scales, to, left);     \
-      if constexpr (V > 1 && s % 2 == 0) {                                       \
-        Lanes::store(low##s, low##next, scales + row, to + row, left);           \
-        Lanes::store(high##s, high##next, scales + row + 8, to + row + 8, left); \
-      }                                                                          \
-    }                                                                            \
-  }
+#define ARMLLM_STORE(s, next)                                            \
+  if constexpr (s < V * N)                                               \
+    if (s / V < tokens) {                                                \
+      float* const to = out + s / V * kPanel;                            \
+      const int64_t row = s % V * int64_t(svcntb()) / 8;                 \
+      if constexpr (V == 1) store_rows(low##s, high##s, scales, to);     \
+      if constexpr (V > 1 && s % 2 == 0) {                               \
+        store_rows(low##s, low##next, scales + row, to + row);           \
+        store_rows(high##s, high##next, scales + row + 8, to + row + 8); \
+      }                                                                  \
+    }
   ARMLLM_STORE(0, 1) ARMLLM_STORE(1, 2) ARMLLM_STORE(2, 3) ARMLLM_STORE(3, 3)
 }
 
@@ -165,65 +151,61 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
   ARMLLM_EACH(ARMLLM_STORE_ROWS)
 }
 
-// N operands from token `first` on; missing tokens repeat the last one.
-template <typename Lanes, Scheme kScheme, int V, int N>
+// N tokens from `first` on; missing ones repeat the last.
+template <Scheme kScheme, int V, int N>
 int gemv_some(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
               int tokens, float* out) {
-  constexpr int kMost = N * Lanes::kTokens;
   const int8_t* values[N];
-  const int32_t* offsets[kMost];
-  for (int t = 0; t < kMost; ++t) {
+  const int32_t* offsets[N];
+  for (int t = 0; t < N; ++t) {
     const int64_t token = first + (t < tokens ? t : tokens - 1);
-    if (t % Lanes::kTokens == 0)
-      values[t / Lanes::kTokens] = token_values(x, token / Lanes::kTokens * Lanes::kTokens);
+    values[t] = token_values(x, token);
     offsets[t] = x.group_offsets + token * x.groups;
   }
-  gemv_nibbles<Lanes, kScheme, V, N>(panel, layout, values, offsets, tokens, out);
-  return kMost;
+  gemv_nibbles<kScheme, V, N>(panel, layout, values, offsets, tokens, out);
+  return N;
 }
 
-template <typename Lanes, Scheme kScheme, int V>
+template <Scheme kScheme, int V>
 void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
                  int tokens, float* out) {
-  constexpr int kOperands = kSlots / V;
+  constexpr int kMost = kSlots / V;
   for (int t = 0; t < tokens;) {
     const int left = tokens - t;
     float* to = out + t * kPanel;
-    if (left <= Lanes::kTokens) {
-      t += gemv_some<Lanes, kScheme, V, 1>(panel, layout, x, first + t, left, to);
-    } else if (left <= 2 * Lanes::kTokens) {
-      t += gemv_some < Lanes, kScheme, V, kOperands<2 ? 1 : 2>(panel, layout, x, first + t, left, to);
+    if (left == 1) {
+      t += gemv_some<kScheme, V, 1>(panel, layout, x, first + t, left, to);
+    } else if (left == 2) {
+      t += gemv_some < kScheme, V, kMost<2 ? 1 : 2>(panel, layout, x, first + t, left, to);
     } else {
-      t += gemv_some<Lanes, kScheme, V, kOperands>(panel, layout, x, first + t, left, to);
+      t += gemv_some<kScheme, V, kMost>(panel, layout, x, first + t, left, to);
     }
   }
 }
 
-template <typename Lanes, int V>
+template <int V>
 void gemv_of(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
              float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  if (scheme == Scheme::g32i)
-    return gemv_tokens<Lanes, Scheme::g32i, V>(panel, layout, x, first, tokens, out);
-  if (scheme == Scheme::row) return gemv_tokens<Lanes, Scheme::row, V>(panel, layout, x, first, tokens, out);
-  gemv_tokens<Lanes, Scheme::rowz, V>(panel, layout, x, first, tokens, out);
+  if (scheme == Scheme::g32i) return gemv_tokens<Scheme::g32i, V>(panel, layout, x, first, tokens, out);
+  if (scheme == Scheme::row) return gemv_tokens<Scheme::row, V>(panel, layout, x, first, tokens, out);
+  gemv_tokens<Scheme::rowz, V>(panel, layout, x, first, tokens, out);
 }
 
 // LinearKernels::gemv of the INT4 schemes with one scale a row.
-template <typename Lanes>
-void gemv_rows(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
-               float* out) {
+inline void gemv_rows(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
+                      float* out) {
   switch (vectors_a_line()) {
     case 4:
-      return gemv_of<Lanes, 4>(scheme, panel, x, first, tokens, out);
+      return gemv_of<4>(scheme, panel, x, first, tokens, out);
     case 2:
-      return gemv_of<Lanes, 2>(scheme, panel, x, first, tokens, out);
+      return gemv_of<2>(scheme, panel, x, first, tokens, out);
     default:
-      return gemv_of<Lanes, 1>(scheme, panel, x, first, tokens, out);
+      return gemv_of<1>(scheme, panel, x, first, tokens, out);
   }
 }
 
-// LinearKernels::gemv of INT8 weights where Activations::block is 1.
+// LinearKernels::gemv of INT8 weights.
 inline void gemv_int8(const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
   const PanelLayout layout = panel_layout(Scheme::i8, x.groups * kGroup);
   for (int t = 0; t < tokens; ++t, out += kPanel) {

@@ -1,5 +1,4 @@
-// Weight panels read with SVE, for any length of vectors that divides a line of 64 bytes (128, 256, 512 bits): what
-// both variants with SVE share.
+// Weight panels read with SVE, for any length of vectors that divides a line of 64 bytes (128, 256, 512 bits).
 #pragma once
 
 #include <arm_sve.h>
