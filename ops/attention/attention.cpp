@@ -34,7 +34,7 @@ int64_t partial_width(const AttentionArgs& a) { return value_stride(a.value_size
 
 // Query rows of a tile: fewer than is best where that would leave threads idle.
 int64_t tile_rows(const AttentionArgs& a) {
-  const int64_t rows = variant().attention->tile_rows;
+  const int64_t rows = variant().attention->tile_rows(a);
   return a.tokens * a.q_heads < rows * 4 * a.threads ? rows / 2 : rows;
 }
 
@@ -142,7 +142,8 @@ struct Workspace {
   float *total_maximum, *total_sum, *total_values;
   int64_t *first, *last;
 
-  Workspace(const AttentionArgs& a, int64_t rows) {
+  Workspace(const AttentionArgs& a, int64_t some_rows) {
+    const int64_t rows = round_up(some_rows, 2);
     constexpr int64_t kFloat = sizeof(float);
     const int64_t width = value_stride(a.value_size);
     const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
@@ -183,10 +184,16 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   tile.last = w.last;
   tile.blocks = a.block_table + run.f.index * a.block_table_stride;
   tile.kv_head = run.kv_head;
-  for (int64_t r = 0; r < run.rows; ++r) {
-    variant().attention->load_query(a, run.token(r), run.head(r), tile, r);
-    w.first[r] = run.first(r);
-    w.last[r] = run.last(r);
+  const int64_t past = run.f.sequence.length - run.f.sequence.tokens - run.f.sequence.first_token;
+  int64_t token = run.token(0), head = run.head(0);
+  for (int64_t r = 0; r < run.rows; ++r) {  // counted on: a division a row is felt
+    variant().attention->load_query(a, token, head, tile, r);
+    w.last[r] = past + token + 1;
+    w.first[r] = a.window > 0 && w.last[r] > a.window ? w.last[r] - a.window : 0;
+    if (++head == (run.kv_head + 1) * group_of(a)) {
+      head -= group_of(a);
+      ++token;
+    }
   }
   return tile;
 }
@@ -204,13 +211,19 @@ void attend_rows(const Run& run) {
   const int64_t width = value_stride(a.value_size);
   const Workspace w(a, run.rows);
   AttentionTile tile = tile_of(run, w);
-  for (int64_t r = 0; r < run.rows; ++r)
-    start_row(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, width);
-  for (int64_t s = run.first_split(); s < run.end_split(); ++s) {
+  // What the first split gives is where merging starts, for rows that see nothing of it as well.
+  const int64_t first_split = run.first_split(), end_split = run.end_split();
+  AttentionTile start = tile;
+  start.maximum = w.total_maximum;
+  start.sum = w.total_sum;
+  start.values = w.total_values;
+  start.split_begin = first_split * kSplit;
+  kernels.attend(a, start);
+  for (int64_t s = first_split + 1; s < end_split; ++s) {
     tile.split_begin = s * kSplit;
     kernels.attend(a, tile);
     for (int64_t r = 0; r < run.rows; ++r)
-      if (run.sees(r, s))
+      if (tile.first[r] < (s + 1) * kSplit && tile.last[r] > s * kSplit)
         kernels.merge(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, tile.maximum[r],
                       tile.sum[r], tile.values + r * width, a.value_size);
   }
@@ -259,7 +272,7 @@ Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
 int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
   if (a.max_seq_len <= kSplit || a.kv_heads == 0) return index_bytes(a);
   // Only sequences of few rows are spread.
-  const int64_t most = a.sequences * kSpreadTiles * variant().attention->tile_rows / group_of(a);
+  const int64_t most = a.sequences * kSpreadTiles * variant().attention->tile_rows(a) / group_of(a);
   const int64_t tokens = a.tokens < most ? a.tokens : most;
   const int64_t floats = tokens * a.q_heads * ceil_div(a.max_seq_len, kSplit) * partial_width(a);
   return index_bytes(a) +

@@ -77,7 +77,8 @@ struct AttentionArgs {
   void* scratch = nullptr;
 };
 
-// A run of query rows that share one kv head, against one split of keys.
+// A run of query rows that share one kv head, against one split of keys.  Memory that it is given for `rows` rows has
+// room for an even number of them.
 struct AttentionTile {
   void* query = nullptr;  // rows · query_bytes(head size), in the order that load_query gave them
   int64_t rows = 0;
@@ -118,7 +119,7 @@ inline int64_t split_bytes(const AttentionArgs& a) {
 }
 
 struct AttentionKernels {
-  int64_t tile_rows;  // best number of query rows of a tile
+  int64_t (*tile_rows)(const AttentionArgs& args);  // best number of query rows of a tile, an even one
   // Puts the query of one token and head into row `row` of tile.query, as the cache type's products take it.
   void (*load_query)(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& tile,
                      int64_t row);

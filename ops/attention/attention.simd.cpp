@@ -12,6 +12,10 @@
 #if defined(ARMLLM_VARIANT_avx512)
 #include "attention/product_i8_avx512.h"
 #endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+#define ARMLLM_MMLA_BF16 1
+#include "attention/mmla_bf16.h"
+#endif
 #include "common/math.h"
 #include "common/simd.h"
 
@@ -20,6 +24,15 @@ namespace {
 
 constexpr int64_t kTile = 8 * kTileRows;  // query rows: enough to pay for converting keys and values once
 static_assert(kTile <= kMostTileRows, "latents have room for the rows of a tile");
+
+int64_t tile_rows(const AttentionArgs& args) {
+#if defined(ARMLLM_MMLA_BF16)
+  static_assert(MmlaBf16::kRows <= kMostTileRows, "latents have room for the rows of a tile");
+  if (args.cache_type == CacheType::bf16) return MmlaBf16::kRows;
+#endif
+  (void)args;
+  return kTile;
+}
 
 // What multiplies each type of cache.
 using F32Products = Transposed<float>;
@@ -35,17 +48,18 @@ using Int8Products = Grouped<DotInt8>;
 using Int8Products = Grouped<Lanes<int8_t, 8, ScaledWeights> >;
 #endif
 
+void see_nothing(const AttentionArgs& args, const AttentionTile& t) {
+  for (int64_t i = 0; i < t.rows * value_stride(args.value_size); i += kLanes) store(t.values + i, zero());
+  for (int64_t r = 0; r < t.rows; ++r) {
+    t.maximum[r] = kNothing;
+    t.sum[r] = 0.0f;
+  }
+}
+
 template <typename P>
 void attend_by(const AttentionArgs& args, const AttentionTile& t) {
   const Split split(args, t);
-  if (split.all.empty()) {
-    for (int64_t i = 0; i < t.rows * value_stride(args.value_size); i += kLanes) store(t.values + i, zero());
-    for (int64_t r = 0; r < t.rows; ++r) {
-      t.maximum[r] = kNothing;
-      t.sum[r] = 0.0f;
-    }
-    return;
-  }
+  if (split.all.empty()) return see_nothing(args, t);
   P::score(args, t, split);
   for (int64_t row = 0; row < t.rows; row += P::kRows) {
     const int64_t rows = smaller(P::kRows, t.rows - row);
@@ -55,7 +69,18 @@ void attend_by(const AttentionArgs& args, const AttentionTile& t) {
   P::weigh(args, t, split);
 }
 
+// Kernels with a softmax of their own.
+template <typename K>
+void attend_with(const AttentionArgs& args, const AttentionTile& t) {
+  const Split split(args, t);
+  if (split.all.empty()) return see_nothing(args, t);
+  K::attend(args, t, split);
+}
+
 void attend_cache(const AttentionArgs& args, const AttentionTile& t) {
+#if defined(ARMLLM_MMLA_BF16)
+  if (args.cache_type == CacheType::bf16 && MmlaBf16::takes(args)) return attend_with<MmlaBf16>(args, t);
+#endif
   switch (args.cache_type) {
     case CacheType::f32:
       return attend_by<F32Products>(args, t);
@@ -75,6 +100,10 @@ void attend(const AttentionArgs& args, const AttentionTile& t) {
 }
 
 void load_query(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& t, int64_t row) {
+#if defined(ARMLLM_MMLA_BF16)
+  if (args.cache_type == CacheType::bf16 && MmlaBf16::takes(args))
+    return MmlaBf16::load_query(args, token, head, t, row);
+#endif
   switch (args.cache_type) {
     case CacheType::f32:
       return F32Products::load_query(args, token, head, t, row);
@@ -141,6 +170,6 @@ void finish(const AttentionArgs& args, int64_t token, int64_t head, float maximu
 }  // namespace
 
 extern const AttentionKernels attention;
-const AttentionKernels attention = {kTile, load_query, attend, merge, finish, write, write_latent};
+const AttentionKernels attention = {tile_rows, load_query, attend, merge, finish, write, write_latent};
 
 }  // namespace armllm::ARMLLM_VARIANT
