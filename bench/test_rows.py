@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_armllm.ops import activation, embedding, linear, moe, norm, rope
+from torch_armllm.ops import activation, embedding, linear, moe, norm, rope, sample
 
 TOKENS = [1, 16, 512]
 BF16 = 2  # bytes
@@ -69,3 +69,40 @@ def test_split_embedding(measure: Any, tokens: int) -> None:
     packed, rest = linear.pack_int8(q, torch.rand(8192)), torch.randint_like(q, -127, 128)
     ids = torch.randint(0, 8192, (tokens,))
     measure(lambda: embedding.split_embedding(ids, packed, rest, torch.bfloat16), read=tokens * 2 * 2048)
+
+
+VOCABULARY = 151_936  # Qwen3's
+
+
+def torch_sample(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """What the ops of torch take for the same: the peer."""
+    if top_k == 1:
+        return logits.argmax(-1)
+    logits = logits.float()
+    if top_k > 0:
+        bound = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < bound, float("-inf"))
+    if top_p < 1:
+        ordered, index = logits.sort(dim=-1)
+        dropped = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+        dropped[:, -1] = False
+        logits = logits.masked_fill(dropped.scatter(-1, index, dropped), float("-inf"))
+    return torch.multinomial(logits.softmax(-1), 1)[:, 0]
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("kind", ["greedy", "plain", "top_k", "top_p", "top_k_top_p"])
+@pytest.mark.parametrize("peer", [False, True], ids=["armllm", "torch"])
+def test_sample(measure: Any, rows: int, kind: str, peer: bool) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(rows, VOCABULARY) * 3).bfloat16()
+    top_k = {"greedy": 1, "top_k": 50, "top_k_top_p": 50}.get(kind, 0)
+    top_p = 0.9 if "top_p" in kind else 1.0
+    temperature, mass = torch.full((rows,), 0.0 if kind == "greedy" else 1.0), torch.full((rows,), top_p)
+    count, seeds, steps = torch.full((rows,), top_k), torch.arange(rows), torch.arange(rows)
+    none = torch.zeros(rows)
+    read = logits.numel() * BF16
+    if peer:
+        measure(lambda: torch_sample(logits, top_k, top_p), read=read)
+    else:
+        measure(lambda: sample.sample(logits, temperature, count, mass, none, seeds, steps), read=read)

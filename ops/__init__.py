@@ -6,6 +6,17 @@ from torch_armllm.ops import library
 
 LIBRARY_PATH = library.load()
 
-from torch_armllm.ops import activation, attention, embedding, isa, linear, moe, norm, rope  # noqa: E402
+from torch_armllm.ops import activation, attention, embedding, isa, linear, moe, norm, rope, sample  # noqa: E402
 
-__all__ = ["LIBRARY_PATH", "activation", "attention", "embedding", "isa", "linear", "moe", "norm", "rope"]
+__all__ = [
+    "LIBRARY_PATH",
+    "activation",
+    "attention",
+    "embedding",
+    "isa",
+    "linear",
+    "moe",
+    "norm",
+    "rope",
+    "sample",
+]

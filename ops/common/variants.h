@@ -20,7 +20,8 @@ namespace armllm {
   X(NormKernels, norm, kLanes)             \
   X(RopeKernels, rope, kLanes)             \
   X(ActivationKernels, activation, kLanes) \
-  X(MoeKernels, moe, kLanes)
+  X(MoeKernels, moe, kLanes)               \
+  X(SampleKernels, sample, kLanes)
 
 enum Material { kIntegers, kFloats, kLanes, kMaterials };
 

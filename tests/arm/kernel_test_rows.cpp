@@ -5,6 +5,7 @@
 #include "moe/moe.h"
 #include "norm/norm.h"
 #include "rope/rope.h"
+#include "sample/sample.h"
 
 namespace armllm_test {
 namespace {
@@ -187,6 +188,33 @@ void test_combine(const MoeKernels& tested, const MoeKernels& truth, const char*
       }
 }
 
+void test_sample(const SampleKernels& tested, const SampleKernels& truth, const char* name, Report& report) {
+  Random random(17);
+  for (DType type : kTypes)
+    for (int64_t n : {1, 15, 64, 200})
+      for (float size : {1.0f, 40.0f}) {
+        Values x(type, n, random, size);
+        if (n > 20) x.set(3, std::nanf("")), x.set(4, -INFINITY);
+        const int64_t padded = round_up(n, kSampleBlock), blocks = padded / kSampleBlock;
+        const float top = truth.largest(x.data(), type, n);
+        std::vector<float> weights[2], largest[2], sums[2];
+        for (int i = 0; i < 2; ++i) {
+          weights[i].resize(size_t(padded)), largest[i].resize(size_t(blocks)),
+              sums[i].resize(size_t(blocks));
+          (i ? truth : tested)
+              .weigh(x.data(), type, n, top, 1.25f, 0.01f, weights[i].data(), largest[i].data(),
+                     sums[i].data());
+        }
+        bool same = weights[0] == weights[1] && largest[0] == largest[1] && sums[0] == sums[1];
+        same = same && tested.largest(x.data(), type, n) == top;
+        same = same &&
+               tested.first_at_least(x.data(), type, n, top) == truth.first_at_least(x.data(), type, n, top);
+        same = same && tested.sum_of_exponentials(x.data(), type, n, top) ==
+                           truth.sum_of_exponentials(x.data(), type, n, top);
+        report.expect(same, text("%s sample type %d n %ld size %g", name, int(type), long(n), double(size)));
+      }
+}
+
 }  // namespace
 
 void test_rows(const Variant& tested, const Variant& truth, Report& report) {
@@ -196,6 +224,7 @@ void test_rows(const Variant& tested, const Variant& truth, Report& report) {
   test_route(*tested.moe, *truth.moe, tested.name, report);
   test_dense(*tested.dense, *truth.dense, tested.name, report);
   test_combine(*tested.moe, *truth.moe, tested.name, report);
+  test_sample(*tested.sample, *truth.sample, tested.name, report);
 }
 
 }  // namespace armllm_test

@@ -1,0 +1,79 @@
+// Draws one token a row from logits: penalties, temperature, min-p, top-k, top-p, then the draw.
+//
+// With m the largest logit of a row, its weights are e^((x − m) / temperature) in 0 … 1, and every filter is a bound on
+// them.  No vocabulary is sorted: the largest weight of each block of 64 tells which few blocks can hold what passes.
+#pragma once
+
+#include "common/tasks.h"
+#include "common/types.h"
+
+namespace armllm {
+
+constexpr int64_t kSampleBlock = 64;        // weights with one largest value and one sum
+constexpr int64_t kSampleChunk = 128 * 64;  // values of a row that one tile takes
+
+struct SampleKernels {
+  // The largest of n values; NaN counts as −∞.
+  float (*largest)(const void* x, DType type, int64_t n);
+  // Place of the first value that is at least `bound`; n if there is none.
+  int64_t (*first_at_least)(const void* x, DType type, int64_t n, float bound);
+  // Σ e^(x − top), NaN counting as −∞.
+  float (*sum_of_exponentials)(const void* x, DType type, int64_t n, float top);
+  // weights[i] = e^((x[i] − top) · inverse_temperature), or 0 where that is less than `least`; and the largest and
+  // the sum of each block.  `weights` has room for whole blocks, which are filled with zeros; it may be x itself.
+  void (*weigh)(const void* x, DType type, int64_t n, float top, float inverse_temperature, float least,
+                float* weights, float* block_largest, float* block_sums);
+  // float32 copy of n values.
+  void (*widen)(const void* x, DType type, int64_t n, float* out);
+};
+
+// Lists of tokens, one a row: row r has ids[offsets[r]] … ids[offsets[r + 1] − 1].
+struct TokenLists {
+  const int64_t* ids = nullptr;
+  const int64_t* offsets = nullptr;
+
+  const int64_t* begin(int64_t row) const { return ids == nullptr ? nullptr : ids + offsets[row]; }
+  const int64_t* end(int64_t row) const { return ids == nullptr ? nullptr : ids + offsets[row + 1]; }
+};
+
+struct SampleArgs {
+  Rows logits;
+  int64_t rows = 0, vocabulary = 0;
+  // One value a row each; the penalties may be nullptr.
+  const float *temperature = nullptr, *top_p = nullptr, *min_p = nullptr;
+  const float *repetition = nullptr, *presence = nullptr, *frequency = nullptr;
+  const int64_t *top_k = nullptr, *seeds = nullptr, *steps = nullptr;
+  TokenLists prompt, output;
+  int64_t* ids = nullptr;     // the drawn token, or −1 where no logit is a number above −∞
+  float* logprobs = nullptr;  // log-probability of it by the logits as they came; nullptr if not wanted
+  void* scratch = nullptr;    // scratch_bytes(), 64-byte aligned
+};
+
+class Sample final : public TaskSet {
+ public:
+  SampleArgs args;
+  static int64_t scratch_bytes(int64_t rows, int64_t vocabulary);
+  int phases() const override { return 3; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+// Weights of a row with the largest value and the sum of each block; `count` is the vocabulary.
+struct Weights {
+  const float* values;
+  const float* block_largest;
+  const float* block_sums;
+  int64_t count;
+
+  int64_t blocks() const { return ceil_div(count, kSampleBlock); }
+};
+
+// The token at fraction 0 ≤ `at` < 1 of the weights that pass both filters, in the order of the vocabulary.
+// top_k ≤ 0 and top_p ≥ 1 pass everything; equal weights at the k-th place all pass; of equal weights at the end of
+// top_p's set the first do.  At least one passes.
+int64_t draw(const Weights& weights, int64_t top_k, float top_p, double at);
+
+// A uniform number in 0 … 1 from Philox4x32-10 (Salmon et al., 2011) with the seed as key and the step as counter.
+double uniform_at(int64_t seed, int64_t step);
+
+}  // namespace armllm

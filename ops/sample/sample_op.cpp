@@ -1,0 +1,125 @@
+// The registered op: checks, output, one run of the task set.
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "common/tensors.h"
+#include "sample/sample.h"
+
+namespace armllm {
+namespace {
+
+// Values of a row each; `held` keeps what had to be made contiguous.
+template <typename T>
+struct PerRow {
+  Tensor held;
+  const T* data = nullptr;
+
+  PerRow(const Tensor& t, int64_t rows, const char* name) {
+    constexpr bool whole = std::is_same_v<T, int64_t>;
+    STD_TORCH_CHECK(t.scalar_type() == (whole ? ScalarType::Long : ScalarType::Float), name, " must be ",
+                    whole ? "int64" : "float32");
+    STD_TORCH_CHECK(t.dim() == 1 && t.numel() == rows, name, " must have one value for each of the ", rows,
+                    " rows of logits; it has ", t.numel());
+    held = torch::stable::contiguous(t);
+    data = static_cast<const T*>(held.data_ptr());
+  }
+  PerRow(const std::optional<Tensor>& t, int64_t rows, const char* name) {
+    if (t.has_value()) *this = PerRow(*t, rows, name);
+  }
+
+  void check(int64_t rows, T low, T high, const char* name) const {
+    for (int64_t r = 0; data != nullptr && r < rows; ++r)
+      STD_TORCH_CHECK(data[r] >= low && data[r] <= high, name, " of row ", r, " is ", data[r],
+                      "; it must lie in ", low, " … ", high);
+  }
+};
+
+struct Lists {
+  Tensor ids, offsets;
+  TokenLists view;
+
+  Lists(const std::optional<Tensor>& given_ids, const std::optional<Tensor>& given_offsets, int64_t rows,
+        int64_t vocabulary, const char* name) {
+    STD_TORCH_CHECK(given_ids.has_value() == given_offsets.has_value(), name, "_ids and ", name,
+                    "_offsets belong together: give both or neither");
+    if (!given_ids.has_value()) return;
+    STD_TORCH_CHECK(given_ids->scalar_type() == ScalarType::Long && given_ids->dim() == 1, name,
+                    "_ids must be int64 of one dimension");
+    STD_TORCH_CHECK(given_offsets->scalar_type() == ScalarType::Long && given_offsets->dim() == 1 &&
+                        given_offsets->numel() == rows + 1,
+                    name, "_offsets must be int64 with ", rows + 1, " values, one more than logits has rows");
+    ids = torch::stable::contiguous(*given_ids);
+    offsets = torch::stable::contiguous(*given_offsets);
+    view.ids = static_cast<const int64_t*>(ids.data_ptr());
+    view.offsets = static_cast<const int64_t*>(offsets.data_ptr());
+    STD_TORCH_CHECK(view.offsets[0] == 0 && view.offsets[rows] == ids.numel(), name,
+                    "_offsets must begin with 0 and end with the ", ids.numel(), " tokens of ", name, "_ids");
+    for (int64_t r = 0; r < rows; ++r)
+      STD_TORCH_CHECK(view.offsets[r] <= view.offsets[r + 1] && view.offsets[r + 1] <= ids.numel(), name,
+                      "_offsets must not fall; row ", r, " ends at ", view.offsets[r + 1]);
+    for (int64_t i = 0; i < ids.numel(); ++i)
+      STD_TORCH_CHECK(view.ids[i] >= 0 && view.ids[i] < vocabulary, name, "_ids holds token ", view.ids[i],
+                      "; the vocabulary has ", vocabulary);
+    if (view.ids == nullptr) view = TokenLists{};  // no tokens at all
+  }
+};
+
+std::tuple<Tensor, Tensor> sample(Tensor given_logits, Tensor temperature, Tensor top_k, Tensor top_p,
+                                  Tensor min_p, Tensor seeds, Tensor steps, std::optional<Tensor> repetition,
+                                  std::optional<Tensor> presence, std::optional<Tensor> frequency,
+                                  std::optional<Tensor> prompt_ids, std::optional<Tensor> prompt_offsets,
+                                  std::optional<Tensor> output_ids, std::optional<Tensor> output_offsets,
+                                  bool logprobs) {
+  STD_TORCH_CHECK(given_logits.dim() == 2 && given_logits.size(1) >= 1,
+                  "logits must have shape (rows, vocabulary)");
+  const Tensor logits = as_rows(given_logits);
+  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
+  constexpr float kMost = 3.4e38f;
+  const PerRow<float> heat(temperature, rows, "temperature"), mass(top_p, rows, "top_p"),
+      share(min_p, rows, "min_p"), repeat(repetition, rows, "repetition_penalty"),
+      present(presence, rows, "presence_penalty"), frequent(frequency, rows, "frequency_penalty");
+  const PerRow<int64_t> count(top_k, rows, "top_k"), seed(seeds, rows, "seeds"), step(steps, rows, "steps");
+  heat.check(rows, 0.0f, kMost, "temperature");
+  mass.check(rows, 0.0f, 1.0f, "top_p");
+  share.check(rows, 0.0f, 1.0f, "min_p");
+  repeat.check(rows, 1e-30f, kMost, "repetition_penalty");
+  present.check(rows, -kMost, kMost, "presence_penalty");
+  frequent.check(rows, -kMost, kMost, "frequency_penalty");
+  const Lists prompt(prompt_ids, prompt_offsets, rows, vocabulary, "prompt"),
+      output(output_ids, output_offsets, rows, vocabulary, "output");
+  Tensor ids = torch::stable::new_empty(logits, std::vector<int64_t>{rows}, ScalarType::Long);
+  Tensor shares =
+      torch::stable::new_empty(logits, std::vector<int64_t>{logprobs ? rows : 0}, ScalarType::Float);
+  if (rows == 0) return {ids, shares};
+  const Scratch scratch(Sample::scratch_bytes(rows, vocabulary));
+  Sample set;
+  SampleArgs& a = set.args;
+  a.logits = rows_of(logits, "logits");
+  a.rows = rows;
+  a.vocabulary = vocabulary;
+  a.temperature = heat.data;
+  a.top_p = mass.data;
+  a.min_p = share.data;
+  a.repetition = repeat.data;
+  a.presence = present.data;
+  a.frequency = frequent.data;
+  a.top_k = count.data;
+  a.seeds = seed.data;
+  a.steps = step.data;
+  a.prompt = prompt.view;
+  a.output = output.view;
+  a.ids = static_cast<int64_t*>(ids.data_ptr());
+  a.logprobs = logprobs ? static_cast<float*>(shares.data_ptr()) : nullptr;
+  a.scratch = scratch.data();
+  run(set);
+  for (int64_t r = 0; r < rows; ++r)
+    STD_TORCH_CHECK(a.ids[r] >= 0, "logits of row ", r,
+                    " hold no number above -inf: there is no token to choose");
+  return {ids, shares};
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("sample", TORCH_BOX(&armllm::sample)); }

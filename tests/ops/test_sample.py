@@ -1,0 +1,269 @@
+"""Sampling against plain torch, on every variant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import isa
+from torch_armllm.ops.sample import philox_uniform, reference_probabilities, reference_sample, sample
+from torch_armllm.ops.sample.reference import penalised
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+RUNNABLE = isa.machine().runnable
+
+
+def draw(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seeds: Tensor | int = 0,
+    steps: Tensor | int = 0,
+    **more: Any,
+) -> tuple[Tensor, Tensor]:
+    """`sample` with the same settings in every row."""
+    rows = logits.shape[0]
+    return sample(
+        logits,
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_k),
+        torch.full((rows,), top_p),
+        torch.full((rows,), min_p),
+        torch.as_tensor(seeds).expand(rows),
+        torch.as_tensor(steps).expand(rows),
+        **more,
+    )
+
+
+def test_philox_gives_the_published_numbers() -> None:
+    """The known answer of Random123 for a counter and a key of zeros begins with 6627e8d5 e169c58d."""
+    assert philox_uniform(0, 0) == (0x6627E8D5E169C58D >> 11) / 2**53
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    vocabulary=st.sampled_from((1, 2, 63, 64, 65, 700, 9000)),
+    dtype=st.sampled_from(FLOATS),
+    temperature=st.sampled_from((0.0, 0.3, 1.0, 2.5)),
+    top_k=st.sampled_from((-1, 0, 1, 2, 40, 600, 100_000)),
+    top_p=st.sampled_from((0.0, 0.1, 0.9, 0.999, 1.0)),
+    min_p=st.sampled_from((0.0, 0.02, 0.5, 1.0)),
+    size=st.sampled_from((0.5, 4.0)),
+)
+def test_agrees_with_reference(
+    vocabulary: int,
+    dtype: torch.dtype,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    size: float,
+) -> None:
+    torch.manual_seed(vocabulary)
+    logits = (torch.randn(3, vocabulary) * size).to(dtype)
+    seeds, steps = torch.tensor([1, -7, 2**40]), torch.tensor([0, 5, 2**33])
+    found = []
+    for name in RUNNABLE:
+        with isa.use(name):
+            found.append(draw(logits, temperature, top_k, top_p, min_p, seeds, steps)[0])
+    assert all(torch.equal(found[0], other) for other in found)
+    for row in range(3):
+        seed, step, chosen = int(seeds[row]), int(steps[row]), int(found[0][row])
+        probabilities = reference_probabilities(logits[row], temperature, top_k, top_p, min_p)
+        if temperature == 0:
+            assert chosen == reference_sample(logits[row], temperature, top_k, top_p, min_p, seed, step)
+        # Rounding may move the borders between tokens a little, and a single token over that of a filter.
+        reached, at = probabilities.cumsum(0), philox_uniform(seed, step)
+        assert reached[chosen] - probabilities[chosen] - 2e-3 <= at <= reached[chosen] + 2e-3
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
+)
+def test_draws_are_distributed_as_they_should(filters: dict[str, Any]) -> None:
+    """Chi-square over many draws with fixed seeds; 0.001 is the chance that a right sampler fails."""
+    torch.manual_seed(0)
+    draws = 4000
+    logits = torch.randn(20) * 1.5
+    settings_ = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters}
+    probabilities = reference_probabilities(logits, **settings_)
+    for seeds, steps in ((torch.arange(draws), 3), (11, torch.arange(draws))):
+        ids, _ = draw(logits.expand(draws, -1), **settings_, seeds=seeds, steps=steps)
+        counts = torch.bincount(ids, minlength=20).double()
+        possible = probabilities > 0
+        assert counts[~possible].sum() == 0
+        expected = probabilities[possible] * draws
+        statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
+        freedom = int(possible.sum()) - 1
+        # Wilson and Hilferty's normal approximation of the chi-square distribution
+        normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+        assert normal < 3.1
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    torch.manual_seed(0)
+    for vocabulary in (1, 17, 8191, 8193, 20_000):
+        for dtype in FLOATS:
+            logits = (torch.randn(4, vocabulary) * 3).to(dtype)
+            logits[1, vocabulary // 2 :] = 30
+            logits[2] = -0.0
+            logits[2, vocabulary // 3] = 0.0
+            for name in RUNNABLE:
+                with isa.use(name):
+                    ids, _ = draw(logits, temperature=0.0, top_k=3, top_p=0.5)
+                    assert torch.equal(ids[[0, 3]], logits[[0, 3]].float().argmax(-1))
+                    assert ids[1] == vocabulary // 2 and ids[2] == 0
+
+
+def test_ties_at_the_borders_of_the_filters() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
+    many = logits.expand(600, -1)
+    seeds = torch.arange(600)
+    for name in RUNNABLE:
+        with isa.use(name):
+            assert set(draw(many, top_k=2, seeds=seeds)[0].tolist()) == {1, 2, 3, 4}
+            assert set(draw(many, top_k=1, seeds=seeds)[0].tolist()) == {1}
+            # 3.0 has 0.42 and each 2.0 has 0.154 of the mass: 0.5 needs one of the three, the first
+            assert set(draw(many, top_p=0.5, seeds=seeds)[0].tolist()) == {1, 2}
+            assert set(draw(many, top_p=0.0, seeds=seeds)[0].tolist()) == {1}
+            assert set(draw(many, min_p=1.0, seeds=seeds)[0].tolist()) == {1}
+            assert set(draw(many, min_p=0.3, seeds=seeds)[0].tolist()) == {1, 2, 3, 4}
+            assert set(draw(torch.zeros(600, 5), top_k=2, seeds=seeds)[0].tolist()) == set(range(5))
+
+
+def test_flat_distributions() -> None:
+    """Nothing stands out: the filters must look at every token, and the draw reaches all of them."""
+    rows, vocabulary = 200, 3000
+    logits = torch.zeros(rows, vocabulary)
+    ids, _ = draw(logits, top_p=0.5, seeds=torch.arange(rows))
+    assert ids.max() < vocabulary / 2 and ids.max() > vocabulary / 2 * 0.9
+    ids, _ = draw(logits, seeds=torch.arange(rows))
+    assert ids.max() > vocabulary * 0.9
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    repetition=st.sampled_from((0.5, 1.0, 1.3)),
+    presence=st.sampled_from((-0.5, 0.0, 1.5)),
+    frequency=st.sampled_from((0.0, 0.7)),
+    tokens=st.integers(0, 60),
+)
+def test_penalties(repetition: float, presence: float, frequency: float, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    vocabulary = 9000
+    logits = torch.randn(2, vocabulary)
+    prompts = [torch.randint(0, vocabulary, (n,)) for n in (tokens, 3)]
+    outputs = [torch.randint(0, vocabulary, (n,)).repeat(2) for n in (2, tokens)]
+    logits[0, outputs[0]] = 4.0
+    expected = [
+        penalised(row, p, o, repetition, presence, frequency)
+        for row, p, o in zip(logits, prompts, outputs, strict=True)
+    ]
+    lists = {}
+    for name, each in (("prompt", prompts), ("output", outputs)):
+        lists[f"{name}_ids"] = torch.cat(each)
+        lists[f"{name}_offsets"] = torch.tensor([0, each[0].numel(), each[0].numel() + each[1].numel()])
+    more = {
+        "repetition_penalty": torch.full((2,), repetition),
+        "presence_penalty": torch.full((2,), presence),
+        "frequency_penalty": torch.full((2,), frequency),
+        **lists,
+    }
+    for name in RUNNABLE:
+        with isa.use(name):
+            for temperature, top_k in ((0.0, 0), (1.0, 50)):
+                found, logprobs = draw(logits, temperature, top_k, seeds=5, logprobs=True, **more)
+                plain, _ = draw(torch.stack(expected), temperature, top_k, seeds=5)
+                assert torch.equal(found, plain)
+                torch.testing.assert_close(
+                    logprobs, logits.log_softmax(-1).gather(1, found[:, None])[:, 0], rtol=1e-5, atol=1e-5
+                )
+
+
+def test_a_row_does_not_depend_on_the_batch_or_the_threads() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(7, 20_000).bfloat16() * 2
+    seeds, steps = torch.arange(7) * 3, torch.arange(7) + 100
+    for filters in ({}, {"top_k": 30}, {"top_p": 0.9}, {"min_p": 0.1}):
+        together, logprobs = draw(logits, seeds=seeds, steps=steps, logprobs=True, **filters)
+        alone = [
+            draw(logits[i : i + 1], seeds=seeds[i], steps=steps[i], logprobs=True, **filters)
+            for i in range(7)
+        ]
+        assert torch.equal(together, torch.cat([a[0] for a in alone]))
+        assert torch.equal(logprobs, torch.cat([a[1] for a in alone]))
+        threads = torch.get_num_threads()
+        try:
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                assert torch.equal(draw(logits, seeds=seeds, steps=steps, **filters)[0], together)
+        finally:
+            torch.set_num_threads(threads)
+    strided = torch.randn(20_000, 7).T
+    assert torch.equal(draw(strided)[0], draw(strided.contiguous())[0])
+
+
+def test_extreme_logits() -> None:
+    logits = torch.full((5, 100), -math.inf)
+    logits[0, 7] = -1e30
+    logits[1, 3:5] = math.inf
+    logits[2] = 3e38
+    logits[2, 50:] = -3e38
+    logits[3] = math.nan
+    logits[3, 9] = 1.0
+    logits[4, ::2] = -70000.0
+    for name in RUNNABLE:
+        with isa.use(name):
+            for temperature in (0.0, 1e-4, 1.0, 100.0):
+                for filters in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.5}):
+                    ids, logprobs = draw(logits, temperature, seeds=3, logprobs=True, **filters)
+                    assert ids[0] == 7 and ids[1] == 3 and ids[2] < 50 and ids[3] == 9 and ids[4] % 2 == 0
+                    assert logprobs[0] == 0 and logprobs[1] == 0 and logprobs[3] == 0
+
+
+def test_no_rows() -> None:
+    ids, logprobs = draw(torch.zeros(0, 5), logprobs=True)
+    assert ids.shape == logprobs.shape == (0,)
+    assert draw(torch.zeros(2, 5))[1].shape == (0,)
+
+
+def test_opcheck() -> None:
+    half, whole = torch.full((2,), 0.5), torch.tensor([3, 4])
+    torch.library.opcheck(
+        torch.ops.armllm.sample.default, (torch.randn(2, 30), half, whole, half, half, whole, whole)
+    )
+
+
+def test_errors_name_what_is_wrong() -> None:
+    logits = torch.randn(2, 30)
+    ids, offsets = torch.tensor([3, 30]), torch.tensor([0, 1, 2])
+    with pytest.raises(RuntimeError, match="temperature of row 0 is -1"):
+        draw(logits, temperature=-1.0)
+    with pytest.raises(RuntimeError, match="top_p of row 0 is 1.5"):
+        draw(logits, top_p=1.5)
+    with pytest.raises(RuntimeError, match="min_p of row 0 is nan"):
+        draw(logits, min_p=math.nan)
+    with pytest.raises(RuntimeError, match="repetition_penalty of row 0 is 0"):
+        draw(logits, repetition_penalty=torch.zeros(2))
+    with pytest.raises(RuntimeError, match="presence_penalty must have one value for each of the 2 rows"):
+        draw(logits, presence_penalty=torch.zeros(3))
+    with pytest.raises(RuntimeError, match="prompt_ids holds token 30; the vocabulary has 30"):
+        draw(logits, prompt_ids=ids, prompt_offsets=offsets)
+    with pytest.raises(RuntimeError, match="output_ids and output_offsets belong together"):
+        draw(logits, output_ids=ids)
+    with pytest.raises(RuntimeError, match="output_offsets must begin with 0 and end with the 2 tokens"):
+        draw(logits, output_ids=ids, output_offsets=torch.tensor([0, 1, 1]))
+    with pytest.raises(RuntimeError, match="prompt_offsets must not fall"):
+        draw(logits, prompt_ids=ids, prompt_offsets=torch.tensor([0, 5, 2]))
+    with pytest.raises(RuntimeError, match="logits of row 1 hold no number above -inf"):
+        draw(torch.stack((logits[0], torch.full((30,), math.nan))))
+    with pytest.raises(RuntimeError, match=r"logits must have shape \(rows, vocabulary\)"):
+        draw(torch.zeros(2, 0))
