@@ -11,10 +11,11 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.match import fake_mode
 
-_SCHEMES = {"int4": "g32i", "g32i": "g32i", "g32": "g32", "row": "row"}
+_SCHEMES = {"int4": "g32i", **{name: name for name in SCHEMES if name != "i8"}}
 
 
 def _scheme(options: dict[str, Any]) -> str | None:

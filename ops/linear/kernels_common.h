@@ -25,14 +25,6 @@ void linear_fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_
 void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t group, bool fold,
                        int8_t* lines);
 
-static inline void linear_fold_scales(const uint8_t* panel, const PanelLayout&, float* row_scales) {
-  __builtin_memcpy(row_scales, panel, kPanel * 4);
-}
-static inline void linear_group_int8(Scheme, const uint8_t* panel, const PanelLayout& layout, int64_t group,
-                                     const float*, int8_t* lines) {
-  linear_group_int8(panel, layout, group, true, lines);
-}
-
 // LinearKernels::gemv for every scheme and any block, without haste.
 void linear_gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                  float* out);

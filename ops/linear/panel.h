@@ -69,16 +69,18 @@ constexpr SchemeName kSchemeNames[] = {
     {Scheme::g128b, "g128b"}, {Scheme::g32zb, "g32zb"}, {Scheme::g64zb, "g64zb"}, {Scheme::g128zb, "g128zb"},
 };
 
+// Static, all of them: variants compile this file, and the linker must not choose among their copies.
+
 // The scheme without its zero points and with f32 scales.
-constexpr Scheme base_of(Scheme s) { return static_cast<Scheme>(static_cast<int32_t>(s) & 7); }
-constexpr bool has_zero_points(Scheme s) { return (static_cast<int32_t>(s) & 8) != 0; }
-constexpr bool has_bf16_scales(Scheme s) { return (static_cast<int32_t>(s) & 16) != 0; }
+static constexpr Scheme base_of(Scheme s) { return static_cast<Scheme>(static_cast<int32_t>(s) & 7); }
+static constexpr bool has_zero_points(Scheme s) { return (static_cast<int32_t>(s) & 8) != 0; }
+static constexpr bool has_bf16_scales(Scheme s) { return (static_cast<int32_t>(s) & 16) != 0; }
 
 // Groups of 32 that share a float scale; 0 where a row has one scale and sums are integers to the end.
-constexpr int64_t groups_per_scale(Scheme s) {
+static constexpr int64_t groups_per_scale(Scheme s) {
   return base_of(s) == Scheme::g32 ? 1 : base_of(s) == Scheme::g64 ? 2 : base_of(s) == Scheme::g128 ? 4 : 0;
 }
-constexpr bool has_float_groups(Scheme s) { return groups_per_scale(s) != 0; }
+static constexpr bool has_float_groups(Scheme s) { return groups_per_scale(s) != 0; }
 
 struct PanelLayout {
   Scheme scheme;
@@ -91,7 +93,7 @@ struct PanelLayout {
   int64_t bytes;
 };
 
-inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
+static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   const int64_t groups = ceil_div(in_features, kGroup), step = groups_per_scale(scheme);
   PanelLayout p{scheme, groups, step ? ceil_div(groups, step) : 1, kPanel * 4, 0, 0, 0, 0};
   int64_t at = p.scales;

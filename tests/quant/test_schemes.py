@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from torch_armllm.quant import SCHEMES, Quantised, scheme_named
+from torch_armllm.quant.packing import dequantize_matrix, quantize_matrix
 
-NAMES = list(SCHEMES)
+ALL = list(SCHEMES)
+NAMES = ["g32i", "row", "rowz", "int8", "g32", "g64", "g128", "g32z", "g128zb"]
+"""One of each kind, which is enough where bits and zero points do not meet."""
 
 
 def random_weight(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -25,19 +28,27 @@ def error_of(weight: torch.Tensor, name: str) -> float:
     return SCHEMES[name].quantize(weight)[1]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
-@given(rows=st.integers(1, 40), columns=st.integers(1, 130), seed=st.integers(0, 99))
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(1, 40), columns=st.integers(1, 280), seed=st.integers(0, 99))
 def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None:
     weight = random_weight(rows, columns, seed)
     found, error = SCHEMES[name].quantize(weight)
     groups = -(-columns // 32)
     assert found.q.shape == weight.shape
     assert found.q.dtype == torch.int8
-    low, high = (-127, 127) if name == "int8" else (-8, 7)
+    low, high = (-127, 127) if name == "int8" else (0, 15) if "z" in name else (-8, 7)
     assert int(found.q.min()) >= low
     assert int(found.q.max()) <= high
-    assert found.scales.shape == ((rows, groups) if name == "g32" else (rows,))
+    span = SCHEMES[name].span
+    assert found.scales.shape == ((rows, -(-columns // span)) if span else (rows,))
+    assert found.scales.dtype == (torch.bfloat16 if name.endswith("b") else torch.float32)
+    if "z" in name:
+        assert found.zeros is not None
+        assert found.zeros.shape == found.scales.shape
+        assert int(found.zeros.max()) <= 15
+    else:
+        assert found.zeros is None
     if name == "g32i":
         assert found.multipliers is not None
         assert found.multipliers.shape == (rows, groups)
@@ -53,9 +64,10 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_integers_can_hold_is_kept(name: str) -> None:
-    q = torch.arange(-7, 8, dtype=torch.float32).repeat(4, 5)[:, :64]
+    top = 9 if "z" in name else 8  # zero points are for ranges that use all 16 values
+    q = torch.arange(-7, top, dtype=torch.float32).repeat(4, 5)[:, :64]
     back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
-    assert torch.allclose(back, q * 0.25, atol=1e-2 if name == "int8" else 1e-5)
+    assert torch.allclose(back, q * 0.25, atol={"int8": 1e-2, "g128zb": 2e-2}.get(name, 1e-5))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,7 +115,10 @@ def test_unknown_names_and_types_are_refused() -> None:
         SCHEMES["g32i"].quantize(torch.zeros(4, 4, dtype=torch.int8))
 
 
-@pytest.mark.parametrize(("name", "bits"), [("g32i", 4.14), ("g32", 5.0), ("row", 4.02), ("int8", 8.02)])
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("g32i", 4.14), ("g32", 5.0), ("g64b", 4.25), ("g128zb", 4.16), ("row", 4.02), ("int8", 8.02)],
+)
 def test_bits_a_weight(name: str, bits: float) -> None:
     assert SCHEMES[name].bits(2048) == pytest.approx(bits, abs=0.01)
 
@@ -133,3 +148,22 @@ def test_integer_multipliers_cost_nothing_on_real_weights(smollm2_dir: Path) -> 
     assert mean["g32i"] < 0.9 * sum(nearest) / len(nearest)
     assert 0.08 < mean["g32i"] < 0.095
     assert all(a <= 1.06 * b for a, b in zip(errors["g32i"], errors["g32"], strict=True))
+
+
+def test_packed_weights_stand_for_the_integers() -> None:
+    weight = random_weight(40, 200)
+    for name in ALL:
+        found, error = SCHEMES[name].quantize(weight)
+        packed, packed_error = quantize_matrix(weight, SCHEMES[name])
+        assert torch.equal(dequantize_matrix(packed, 40, 200, name), SCHEMES[name].dequantize(found))
+        assert packed_error == pytest.approx(error, rel=1e-5)
+
+
+def test_smaller_groups_and_zero_points_are_more_accurate() -> None:
+    weight = random_weight(128, 512) + 0.02
+    errors = {name: error_of(weight, name) for name in ALL}
+    assert errors["g32"] < errors["g64"] < errors["g128"] < errors["row"]
+    for name in ("g32", "g64", "g128", "row"):
+        assert errors[name + "z"] < errors[name]
+    for span in (32, 64, 128):
+        assert errors[f"g{span}b"] < 1.005 * errors[f"g{span}"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.quantizer import describe, quantize, restore
-from torch_armllm.quant.schemes import SCHEMES, Quantised, Scheme, scheme_named
+from torch_armllm.quant.scheme import Quantised, Scheme
+from torch_armllm.quant.schemes import SCHEMES, scheme_named
 
 __all__ = [
     "SCHEMES",

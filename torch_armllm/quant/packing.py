@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops import linear
-from torch_armllm.quant.schemes import PANEL, Quantised, Scheme, relative_error, row_chunks
+from torch_armllm.quant.scheme import PANEL, Quantised, Scheme, relative_error, row_chunks
 from torch_armllm.quant.workers import each
 
 
@@ -14,7 +14,9 @@ def pack(quantised: Quantised) -> Tensor:
     """Packs integers of N rows into panels: uint8 (⌈N/16⌉, bytes)."""
     if quantised.scheme == "int8":
         return linear.pack_int8(quantised.q, quantised.scales)
-    return linear.pack_int4(quantised.q, quantised.multipliers, quantised.scales, quantised.scheme)
+    return linear.pack_int4(
+        quantised.q, quantised.multipliers, quantised.scales, quantised.scheme, quantised.zeros
+    )
 
 
 def quantize_matrix(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, float]:

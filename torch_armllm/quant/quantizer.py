@@ -18,7 +18,8 @@ from torch_armllm.quant.importance import input_energies
 from torch_armllm.quant.layers import Layer, Places, find_layers, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
-from torch_armllm.quant.schemes import Scheme, scheme_named
+from torch_armllm.quant.scheme import Scheme
+from torch_armllm.quant.schemes import scheme_named
 from torch_armllm.report import LayerRecord
 
 
@@ -41,7 +42,7 @@ def quantize(
 
     Args:
         model: a transformers model on the CPU with bfloat16, float16 or float32 weights.
-        scheme: of the linear layers and the experts: ``g32i``, ``g32`` or ``row``.
+        scheme: of the linear layers and the experts: any of `SCHEMES` but ``int8``.
         head: of the output head: ``int8``, one of the above, or None to leave it alone.
         ignore: shell-style patterns of layer names that must stay as they are, such as ``*.down_proj``.
         keep_original: keeps the float weights for `restore`.
@@ -57,7 +58,7 @@ def quantize(
     """
     body = scheme_named(scheme)
     if scheme == "int8":
-        raise ValueError("scheme 'int8' is for the head; the other layers take g32i, g32 or row")
+        raise ValueError("scheme 'int8' is for the head; the other layers take g32i, row, g32 and the like")
     last = scheme_named(head) if head is not None else None
     if any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules()):
         raise ValueError(

@@ -7,116 +7,11 @@ temporary memory stays at a few megabytes whatever the size of the matrix.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.workers import each
-
-GROUP = 32
-"""Values along K that share a scale or a multiplier."""
-PANEL = 16
-"""Output rows of one packed panel."""
-_CHUNK = 1 << 17
-"""Weights searched at once: their temporaries fit a core's second-level cache."""
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """A weight of N rows and K columns as integers.
-
-    Attributes:
-        scheme: name of the scheme.
-        q: int8 (N, K).
-        scales: float32 (N,), or (N, G) with one a group of 32.
-        multipliers: uint8 (N, G) in 1…16, for ``g32i`` alone.
-    """
-
-    scheme: str
-    q: Tensor
-    scales: Tensor
-    multipliers: Tensor | None = None
-
-
-class Scheme(ABC):
-    """Turns float weights into integers and back."""
-
-    name: str
-
-    @abstractmethod
-    def bits(self, columns: int) -> float:
-        """Bits a weight of the packed form, for rows of ``columns`` values."""
-
-    @abstractmethod
-    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:
-        """Quantises float32 rows of shape (r, G, 32); the result's `q` is (r, G·32).
-
-        Squared errors count by ``importance`` (G, 32), where it is given.
-        """
-
-    def dequantize(self, quantised: Quantised) -> Tensor:
-        """The float32 matrix (N, K) that the integers stand for."""
-        value = quantised.q.float()
-        rows, columns = value.shape
-        if quantised.multipliers is not None:
-            value *= _spread(quantised.multipliers.float(), columns)
-        if quantised.scales.dim() == 2:
-            return value * _spread(quantised.scales, columns)
-        return value * quantised.scales[:, None]
-
-    def quantise_chunk(
-        self, weight: Tensor, importance: Tensor | None = None
-    ) -> tuple[Quantised, float, float]:
-        """Quantises a few rows (r, K) of any float type; ``importance`` is (K,).
-
-        Returns:
-            The integers, Σ(W − Ŵ)² and ΣW².
-
-        Raises:
-            ValueError: the weight is not a float matrix or holds a NaN or an infinity.
-        """
-        if weight.dim() != 2 or not weight.is_floating_point():
-            raise ValueError(
-                f"{self.name} quantises float matrices (N, K), "
-                f"got {weight.dtype} of shape {tuple(weight.shape)}"
-            )
-        columns = weight.shape[1]
-        groups = math.ceil(columns / GROUP)
-        value = weight.float()
-        energy = float(value.square().sum())
-        if not math.isfinite(energy) and not bool(value.isfinite().all()):
-            raise ValueError("the weight holds a NaN or an infinity: the checkpoint is damaged")
-        padded = torch.nn.functional.pad(value, (0, groups * GROUP - columns))
-        if importance is not None:
-            importance = torch.nn.functional.pad(importance, (0, groups * GROUP - columns)).view(
-                groups, GROUP
-            )
-        found = self.quantise_rows(padded.view(-1, groups, GROUP), importance)
-        cut = Quantised(self.name, found.q[:, :columns].contiguous(), found.scales, found.multipliers)
-        return cut, float((value - self.dequantize(cut)).square().sum()), energy
-
-    def quantize(self, weight: Tensor, importance: Tensor | None = None) -> tuple[Quantised, float]:
-        """Quantises a float matrix (N, K); K need not be a multiple of 32.
-
-        Args:
-            weight: the matrix.
-            importance: (K,), what a squared error in each column counts; all the same by default.
-
-        Returns:
-            The integers, and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
-        """
-        parts = each(lambda rows: self.quantise_chunk(weight[rows], importance), row_chunks(*weight.shape))
-        pieces = [part[0] for part in parts]
-        multipliers = [p.multipliers for p in pieces if p.multipliers is not None]
-        whole = Quantised(
-            self.name,
-            torch.cat([p.q for p in pieces]),
-            torch.cat([p.scales for p in pieces]),
-            torch.cat(multipliers) if multipliers else None,
-        )
-        return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
+from torch_armllm.quant.scheme import GROUP, Quantised, Scheme
 
 
 class G32I(Scheme):
@@ -151,38 +46,54 @@ class G32I(Scheme):
         return Quantised(self.name, q.flatten(1).to(torch.int8), scale, multiplier.to(torch.uint8))
 
 
-class G32(Scheme):
-    """One float scale a group of 32 values, q in −8…7: the layout of GPTQ, AWQ and GGUF files."""
+class Symmetric(Scheme):
+    """A float scale for every ``span`` columns or a whole row, q in −8…7, as in GPTQ and GGUF files."""
 
-    name = "g32"
     shrink = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+    shrink_row = tuple(1.0 - 0.07 * step for step in range(10))
+
+    def __init__(self, name: str, span: int, bfloat16: bool = False) -> None:
+        self.name, self.span, self.bfloat16 = name, span, bfloat16
 
     def bits(self, columns: int) -> float:  # noqa: D102
-        return 4 + 32 / GROUP
+        return 4 + (16 if self.bfloat16 else 32) / (self.span or columns)
 
     def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
-        scale = weight.abs().amax(dim=2) / 7
+        value, importance = _regroup(weight, importance, self.span)
+        scale = value.abs().amax(dim=2) / 7
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-        scale, q = _search(weight, [scale * factor for factor in self.shrink], importance)
-        return Quantised(self.name, q.flatten(1).to(torch.int8), scale)
+        shrink = self.shrink if self.span else self.shrink_row
+        candidates = [_rounded(scale * factor, self.bfloat16) for factor in shrink]
+        scale, q = _search(value, candidates, importance)
+        q = q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8)
+        return Quantised(self.name, q, _stored(scale, self.span, self.bfloat16))
 
 
-class Row(Scheme):
-    """One float scale a whole row, q in −8…7: the smallest and fastest, and the least accurate."""
-
-    name = "row"
-    shrink = tuple(1.0 - 0.07 * step for step in range(10))
+class Asymmetric(Symmetric):
+    """``w = s · (q − z)`` with q and the zero point z in 0…15: the layout of AWQ files."""
 
     def bits(self, columns: int) -> float:  # noqa: D102
-        return 4 + 32 / columns
+        return super().bits(columns) + 4 / (self.span or columns)
 
     def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
-        flat = weight.flatten(1)[:, None]
-        scale = flat.abs().amax(dim=2) / 7
-        scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-        flat_importance = None if importance is None else importance.flatten()[None]
-        scale, q = _search(flat, [scale * factor for factor in self.shrink], flat_importance)
-        return Quantised(self.name, q.flatten(1).to(torch.int8), scale[:, 0])
+        value, importance = _regroup(weight, importance, self.span)
+        low, high = value.amin(dim=2).clamp(max=0), value.amax(dim=2).clamp(min=0)
+        best, best_zero = torch.ones_like(low), torch.zeros_like(low)
+        least = torch.full_like(low, math.inf)
+        for factor in self.shrink if self.span else self.shrink_row:
+            scale = _rounded((high - low) * (factor / 15), self.bfloat16)
+            scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
+            zero = torch.round(-low * factor / scale).clamp_(0, 15)
+            error = (_levels(value, scale, zero) - zero[..., None]).mul_(scale[..., None]).sub_(value)
+            if importance is not None:
+                error.mul_(importance.sqrt())
+            size = torch.linalg.vector_norm(error, dim=-1)
+            better = size < least
+            least = torch.where(better, size, least)
+            best, best_zero = torch.where(better, scale, best), torch.where(better, zero, best_zero)
+        q = _levels(value, best, best_zero).flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8)
+        zeros = best_zero.to(torch.uint8) if self.span else best_zero[:, 0].to(torch.uint8)
+        return Quantised(self.name, q, _stored(best, self.span, self.bfloat16), None, zeros)
 
 
 class Int8(Scheme):
@@ -201,7 +112,19 @@ class Int8(Scheme):
         return Quantised(self.name, q.to(torch.int8), scale)
 
 
-SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (G32I(), G32(), Row(), Int8())}
+_HANDLERS: tuple[Scheme, ...] = (
+    G32I(),
+    Symmetric("g32", 32),
+    Symmetric("row", 0),
+    Int8(),
+    Symmetric("g64", 64),
+    Symmetric("g128", 128),
+    Asymmetric("rowz", 0),
+    *(Asymmetric(f"g{span}z", span) for span in (32, 64, 128)),
+    *(Symmetric(f"g{span}b", span, True) for span in (32, 64, 128)),
+    *(Asymmetric(f"g{span}zb", span, True) for span in (32, 64, 128)),
+)
+SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in _HANDLERS}
 
 
 def scheme_named(name: str) -> Scheme:
@@ -215,19 +138,29 @@ def scheme_named(name: str) -> Scheme:
     return SCHEMES[name]
 
 
-def row_chunks(rows: int, columns: int) -> list[slice]:
-    """Row ranges to quantise one by one; all but the last hold whole panels."""
-    step = max(1, _CHUNK // max(columns, 1) // PANEL) * PANEL
-    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+def _regroup(weight: Tensor, importance: Tensor | None, span: int) -> tuple[Tensor, Tensor | None]:
+    """Rows (r, G, 32) and their importance (G, 32) as (r, S, span) and (S, span), padded with zeros."""
+    flat = weight.flatten(1)
+    columns = flat.shape[1]
+    span = span or columns
+    short = -columns % span
+    value = torch.nn.functional.pad(flat, (0, short)).view(flat.shape[0], -1, span)
+    if importance is None:
+        return value, None
+    return value, torch.nn.functional.pad(importance.flatten(), (0, short)).view(-1, span)
 
 
-def relative_error(error: float, energy: float) -> float:
-    """‖W − Ŵ‖ / ‖W‖ from the two sums of squares; 0 for a weight of zeros."""
-    return math.sqrt(error / energy) if energy > 0 else 0.0
+def _rounded(scale: Tensor, bfloat16: bool) -> Tensor:
+    return scale.bfloat16().float() if bfloat16 else scale
 
 
-def _spread(per_group: Tensor, columns: int) -> Tensor:
-    return per_group.repeat_interleave(GROUP, dim=1)[:, :columns]
+def _stored(scale: Tensor, span: int, bfloat16: bool) -> Tensor:
+    scale = scale.bfloat16() if bfloat16 else scale
+    return scale if span else scale[:, 0]
+
+
+def _levels(value: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return torch.round(value / scale[..., None]).add_(zero[..., None]).clamp_(0, 15)
 
 
 def _inverse(scale: Tensor) -> Tensor:

@@ -1,0 +1,139 @@
+"""What every weight format shares: a float matrix becomes small integers, a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_armllm.quant.workers import each
+
+GROUP = 32
+"""Values along K that share a scale or a multiplier."""
+PANEL = 16
+"""Output rows of one packed panel."""
+_CHUNK = 1 << 17
+"""Weights searched at once: their temporaries fit a core's second-level cache."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A weight of N rows and K columns as integers.
+
+    Attributes:
+        scheme: name of the scheme.
+        q: int8 (N, K).
+        scales: float32 (N,), or float32 or bfloat16 (N, S) with one a group of columns.
+        multipliers: uint8 (N, G) in 1…16, for ``g32i`` alone.
+        zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
+    """
+
+    scheme: str
+    q: Tensor
+    scales: Tensor
+    multipliers: Tensor | None = None
+    zeros: Tensor | None = None
+
+
+class Scheme(ABC):
+    """Turns float weights into integers and back."""
+
+    name: str
+    span: int = 0
+    """Columns that share a scale; 0 where a row has one."""
+
+    @abstractmethod
+    def bits(self, columns: int) -> float:
+        """Bits a weight of the packed form, for rows of ``columns`` values."""
+
+    @abstractmethod
+    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:
+        """Quantises float32 rows of shape (r, G, 32); the result's `q` is (r, G·32).
+
+        Squared errors count by ``importance`` (G, 32), where it is given.
+        """
+
+    def dequantize(self, quantised: Quantised) -> Tensor:
+        """The float32 matrix (N, K) that the integers stand for."""
+        value = quantised.q.float()
+        columns = value.shape[1]
+        if quantised.zeros is not None:
+            value -= self._spread(quantised.zeros, columns)
+        if quantised.multipliers is not None:
+            value *= quantised.multipliers.float().repeat_interleave(GROUP, dim=1)[:, :columns]
+        return value * self._spread(quantised.scales, columns)
+
+    def _spread(self, scales: Tensor, columns: int) -> Tensor:
+        """One value a row or a group, for every column."""
+        values = scales.float()
+        return values.repeat_interleave(self.span, dim=1)[:, :columns] if self.span else values[:, None]
+
+    def quantise_chunk(
+        self, weight: Tensor, importance: Tensor | None = None
+    ) -> tuple[Quantised, float, float]:
+        """Quantises a few rows (r, K) of any float type; ``importance`` is (K,).
+
+        Returns:
+            The integers, Σ(W − Ŵ)² and ΣW².
+
+        Raises:
+            ValueError: the weight is not a float matrix or holds a NaN or an infinity.
+        """
+        if weight.dim() != 2 or not weight.is_floating_point():
+            raise ValueError(
+                f"{self.name} quantises float matrices (N, K), "
+                f"got {weight.dtype} of shape {tuple(weight.shape)}"
+            )
+        columns = weight.shape[1]
+        groups = math.ceil(columns / GROUP)
+        value = weight.float()
+        energy = float(value.square().sum())
+        if not math.isfinite(energy) and not bool(value.isfinite().all()):
+            raise ValueError("the weight holds a NaN or an infinity: the checkpoint is damaged")
+        padded = torch.nn.functional.pad(value, (0, groups * GROUP - columns))
+        if importance is not None:
+            importance = torch.nn.functional.pad(importance, (0, groups * GROUP - columns)).view(
+                groups, GROUP
+            )
+        found = self.quantise_rows(padded.view(-1, groups, GROUP), importance)
+        cut = Quantised(
+            self.name, found.q[:, :columns].contiguous(), found.scales, found.multipliers, found.zeros
+        )
+        return cut, float((value - self.dequantize(cut)).square().sum()), energy
+
+    def quantize(self, weight: Tensor, importance: Tensor | None = None) -> tuple[Quantised, float]:
+        """Quantises a float matrix (N, K); K need not be a multiple of 32.
+
+        Args:
+            weight: the matrix.
+            importance: (K,), what a squared error in each column counts; all the same by default.
+
+        Returns:
+            The integers, and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
+        """
+        parts = each(lambda rows: self.quantise_chunk(weight[rows], importance), row_chunks(*weight.shape))
+        pieces = [part[0] for part in parts]
+        multipliers = [p.multipliers for p in pieces if p.multipliers is not None]
+        zeros = [p.zeros for p in pieces if p.zeros is not None]
+        whole = Quantised(
+            self.name,
+            torch.cat([p.q for p in pieces]),
+            torch.cat([p.scales for p in pieces]),
+            torch.cat(multipliers) if multipliers else None,
+            torch.cat(zeros) if zeros else None,
+        )
+        return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
+
+
+def row_chunks(rows: int, columns: int) -> list[slice]:
+    """Row ranges to quantise one by one; all but the last hold whole panels."""
+    step = max(1, _CHUNK // max(columns, 1) // PANEL) * PANEL
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def relative_error(error: float, energy: float) -> float:
+    """‖W − Ŵ‖ / ‖W‖ from the two sums of squares; 0 for a weight of zeros."""
+    return math.sqrt(error / energy) if energy > 0 else 0.0
