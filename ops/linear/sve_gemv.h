@@ -169,14 +169,14 @@ int gemv_some(const uint8_t* panel, const PanelLayout& layout, const Activations
 template <Scheme kScheme, int V>
 void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
                  int tokens, float* out) {
-  constexpr int kMost = kSlots / V;
+  constexpr int kMost = kSlots / V, kTwo = kMost == 1 ? 1 : 2;
   for (int t = 0; t < tokens;) {
     const int left = tokens - t;
     float* to = out + t * kPanel;
     if (left == 1) {
       t += gemv_some<kScheme, V, 1>(panel, layout, x, first + t, left, to);
     } else if (left == 2) {
-      t += gemv_some < kScheme, V, kMost<2 ? 1 : 2>(panel, layout, x, first + t, left, to);
+      t += gemv_some<kScheme, V, kTwo>(panel, layout, x, first + t, left, to);
     } else {
       t += gemv_some<kScheme, V, kMost>(panel, layout, x, first + t, left, to);
     }

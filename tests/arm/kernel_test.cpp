@@ -33,6 +33,9 @@ int main(int count, char** names) {
     if (own(k_linear)) test_linear(v, *truth, report);
     if (own(k_norm)) test_rows(v, *truth, report);
     if (own(k_attention)) test_attention(v, *truth, report);
+#if defined(ARMLLM_TEST_SME)
+    if (std::string(v.name) == "sme2") test_za_is_saved(v, report);
+#endif
     std::printf("%s: %ld checks, %ld failed\n", v.name, long(report.checks() - before),
                 long(report.failures() - failed));
   }

@@ -123,5 +123,7 @@ constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 void test_linear(const Variant& tested, const Variant& truth, Report& report);
 void test_rows(const Variant& tested, const Variant& truth, Report& report);
 void test_attention(const Variant& tested, const Variant& truth, Report& report);
+// Where ARMLLM_TEST_SME says that the assembler knows SME.
+void test_za_is_saved(const Variant& tested, Report& report);
 
 }  // namespace armllm_test

@@ -36,7 +36,9 @@ cp -r "$root/tests" "$root/pyproject.toml" "$site/"
 
 sources=("$here"/kernel_test*.cpp "$root"/ops/common/{variants,cpu}.cpp)
 mapfile -t objects < <(cd "$build/ops" && ninja -t inputs _ops.so | sed -n "s|^.*kernels_.*\.o\$|$build/ops/&|p")
-aarch64-linux-gnu-g++ -std=c++17 -O1 -Wall -Wextra -I"$root/ops" -I"$here" "${sources[@]}" "${objects[@]}" -static \
+sme=()
+[[ ${objects[*]} != *linear_sme2* ]] || sme=(-DARMLLM_TEST_SME)
+aarch64-linux-gnu-g++ -std=c++17 -O1 -Wall -Wextra "${sme[@]}" -I"$root/ops" -I"$here" "${sources[@]}" "${objects[@]}" -static \
   -o "$build/kernel_test"
 
 names=()
