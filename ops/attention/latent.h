@@ -5,6 +5,7 @@
 
 #include "attention/attention.h"
 #include "attention/split.h"
+#include "attention/transpose.h"
 #include "attention/write.h"
 #include "common/simd.h"
 
@@ -12,38 +13,7 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 constexpr int64_t kMostTileRows = 64;
-constexpr int kSide = 8;  // of a square that is transposed in registers
-
-// Eight of a type as one vector; the compiler knows how this CPU interleaves them.
-template <typename U>
-struct Eight {
-  typedef U Vector __attribute__((vector_size(kSide * sizeof(U))));
-};
-
-// low, high = a0 b0 a1 b1 …  By reference: vectors wider than the CPU's have no agreed way of being returned.
-template <typename V>
-inline void zip(const V& a, const V& b, V& low, V& high) {
-  low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-  high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-
-// Row i of `to` gets element i of each of eight rows.
-template <typename U>
-inline void transpose_square(const U* const* from, int64_t column, U* to, int64_t to_stride) {
-  using V = typename Eight<U>::Vector;
-  V x[kSide], y[kSide];
-#pragma GCC unroll 8
-  for (int i = 0; i < kSide; ++i) __builtin_memcpy(&x[i], from[i] + column, sizeof(V));
-  // Each round interleaves rows that lie four apart; after three the square is transposed.
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) zip(x[i], x[i + 4], y[2 * i], y[2 * i + 1]);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) zip(y[i], y[i + 4], x[2 * i], x[2 * i + 1]);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) zip(x[i], x[i + 4], y[2 * i], y[2 * i + 1]);
-#pragma GCC unroll 8
-  for (int i = 0; i < kSide; ++i) __builtin_memcpy(to + i * to_stride, &y[i], sizeof(V));
-}
+constexpr int64_t kBatch = 32;  // keys that are laid out together: their rows stay in the first cache
 
 // What lies side by side in a key of a cache with groups of G elements of T, as one integer.
 template <typename T, int G>
@@ -76,25 +46,28 @@ struct Latents {
 
   // [head size / G][kSplit][G].  Where nobody looks, the nearest position that is seen is taken.
   void keys(T* to) const {
+    constexpr int N = Square<U>::kSide;
     U* units = reinterpret_cast<U*>(to);
-    const int64_t whole = args.head_size / G, squares = whole / kSide * kSide;
-    for (int64_t i = span.begin / kSide * kSide; i < span.end; i += kSide) {
-      const T* rows[kSide];
-      const U* from[kSide];
-      for (int r = 0; r < kSide; ++r) {
-        rows[r] = row(clamp(i + r, span.begin, span.end - 1));
-        from[r] = reinterpret_cast<const U*>(rows[r]);
-      }
-      for (int64_t c = 0; c < squares; c += kSide) transpose_square(from, c, units + c * kSplit + i, kSplit);
-      for (int r = 0; r < kSide; ++r) {
-        for (int64_t c = squares; c < whole; ++c)
-          __builtin_memcpy(units + c * kSplit + i + r, rows[r] + c * G, sizeof(U));
-        if (whole * G == args.head_size) continue;
-        T rest[G] = {};
-        for (int64_t k = whole * G; k < args.head_size; ++k) rest[k - whole * G] = rows[r][k];
-        __builtin_memcpy(units + whole * kSplit + i + r, rest, sizeof(U));
-      }
+    const int64_t whole = args.head_size / G, squares = whole / N * N;
+    for (int64_t i = span.begin / kBatch * kBatch; i < span.end; i += kBatch) {
+      const U* from[kBatch];
+      for (int r = 0; r < kBatch; ++r)
+        from[r] = reinterpret_cast<const U*>(row(clamp(i + r, span.begin, span.end - 1)));
+      for (int64_t c = 0; c < squares; c += N)
+#pragma GCC unroll 1  // unrolled, the rows' addresses leave the registers
+        for (int r = 0; r < kBatch; r += N) transpose_square(from + r, c, units + c * kSplit + i + r, kSplit);
+      for (int r = 0; r < kBatch; ++r) rest_of_key(from[r], squares, whole, units + i + r);
     }
+  }
+
+  // Units past the last square, and elements past the last unit.
+  void rest_of_key(const U* from, int64_t squares, int64_t whole, U* to) const {
+    for (int64_t c = squares; c < whole; ++c) __builtin_memcpy(to + c * kSplit, from + c, sizeof(U));
+    if (whole * G == args.head_size) return;
+    T rest[G] = {};
+    for (int64_t k = whole * G; k < args.head_size; ++k)
+      rest[k - whole * G] = reinterpret_cast<const T*>(from)[k];
+    __builtin_memcpy(to + whole * kSplit, rest, sizeof(U));
   }
 
   // [kSplit / G][value size][G]
@@ -102,29 +75,15 @@ struct Latents {
     for (int64_t i = span.begin / G * G; i < span.end; i += G) {
       const T* rows[G];
       for (int r = 0; r < G; ++r) rows[r] = row(clamp(i + r, span.begin, span.end - 1));
-      interleave(rows, args.value_size, to + i * args.value_size);
+      T* group = to + i * args.value_size;
+      if constexpr (G == 4) {
+        const uint16_t* bits[4];
+        for (int r = 0; r < 4; ++r) bits[r] = reinterpret_cast<const uint16_t*>(rows[r]);
+        interleave_four(bits, args.value_size, reinterpret_cast<uint16_t*>(group));
+      } else {
+        __builtin_memcpy(group, rows[0], args.value_size * sizeof(T));
+      }
     }
-  }
-
-  static void interleave(const T* const (&rows)[1], int64_t n, T* to) {
-    __builtin_memcpy(to, rows[0], n * sizeof(T));
-  }
-
-  static void interleave(const T* const (&rows)[4], int64_t n, T* to) {
-    typedef uint16_t V __attribute__((vector_size(16)));
-    int64_t i = 0;
-    for (; i + kSide <= n; i += kSide) {
-      V x[4];
-      for (int r = 0; r < 4; ++r) __builtin_memcpy(&x[r], rows[r] + i, sizeof(V));
-      V even[2], odd[2], out[4];
-      zip(x[0], x[2], even[0], even[1]);
-      zip(x[1], x[3], odd[0], odd[1]);
-      zip(even[0], odd[0], out[0], out[1]);
-      zip(even[1], odd[1], out[2], out[3]);
-      __builtin_memcpy(to + i * 4, out, sizeof out);
-    }
-    for (; i < n; ++i)
-      for (int r = 0; r < 4; ++r) to[i * 4 + r] = rows[r][i];
   }
 };
 
