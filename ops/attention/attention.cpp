@@ -1,6 +1,7 @@
 // paged_attention: how the work is cut into tiles.  Nothing here decides a bit of the result.
 #include "attention/attention.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "common/thread_memory.h"
@@ -14,6 +15,8 @@ namespace {
 constexpr int64_t kSpreadTiles = 4;
 // Most floats of unmerged results; sequences past it merge as they go.
 constexpr int64_t kPartialFloats = int64_t{16} << 20;
+// Tiles a thread that leave none idle at the end, whatever the others do, and most splits of one.
+constexpr int64_t kTilesAThread = 8, kMostSplits = 8;
 // Fewer sequences than this are searched in order; more get an index, which costs a phase.
 constexpr int64_t kIndexed = 16;
 
@@ -27,6 +30,9 @@ struct Sequence {
   int64_t first_split, splits;  // that any of the tokens sees
   int64_t row_tiles;            // a kv head
   bool spread;
+  int64_t splits_a_tile;  // of spread sequences: neighbours, so that a tile can fetch the next one's keys
+
+  int64_t split_tiles() const { return spread ? ceil_div(splits, splits_a_tile) : 1; }
 };
 
 int64_t group_of(const AttentionArgs& a) { return a.q_heads / a.kv_heads; }
@@ -50,12 +56,14 @@ Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   s.row_tiles = ceil_div(s.tokens * group_of(a), tile_rows(a));
   s.spread = s.splits > 1 && s.row_tiles <= kSpreadTiles &&
              at.partial + s.tokens * a.q_heads * s.splits * partial_width(a) <= kPartialFloats;
+  const int64_t all = a.sequences * a.kv_heads * s.row_tiles * s.splits;
+  s.splits_a_tile = std::clamp<int64_t>(all / (kTilesAThread * a.threads), 1, kMostSplits);
   return s;
 }
 
 Place after(const AttentionArgs& a, const Sequence& s, Place at) {
   const int64_t runs = a.kv_heads * s.row_tiles;
-  at.tile += s.spread ? runs * s.splits : runs;
+  at.tile += runs * s.split_tiles();
   if (s.spread) {
     at.merge += runs;
     at.partial += s.tokens * a.q_heads * s.splits * partial_width(a);
@@ -221,7 +229,9 @@ void attend_rows(const Run& run) {
   kernels.attend(a, start);
   for (int64_t s = first_split + 1; s < end_split; ++s) {
     tile.split_begin = s * kSplit;
+    tile.next_split_follows = s + 1 < run.end_split();
     kernels.attend(a, tile);
+    tile.keys_are_near = true;
     for (int64_t r = 0; r < run.rows; ++r)
       if (tile.first[r] < (s + 1) * kSplit && tile.last[r] > s * kSplit)
         kernels.merge(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, tile.maximum[r],
@@ -232,16 +242,22 @@ void attend_rows(const Run& run) {
                    w.total_values + r * width);
 }
 
-// One split of a tile of rows, left for merge_rows.
-void attend_split(const Run& run, int64_t split) {
-  if (split < run.first_split() || split >= run.end_split()) return;
+// Splits [begin, end) of a tile of rows, left for merge_rows.
+void attend_splits(const Run& run, int64_t begin, int64_t end) {
+  begin = std::max(begin, run.first_split());
+  end = std::min(end, run.end_split());
+  if (begin >= end) return;
   AttentionTile tile = tile_of(run, Workspace(run.a, run.rows));
-  const Partials to(run.a, run.f, run.kv_head, split - run.f.sequence.first_split, run.row);
-  tile.split_begin = split * kSplit;
-  tile.maximum = to.maximum;
-  tile.sum = to.sum;
-  tile.values = to.values;
-  variant().attention->attend(run.a, tile);
+  for (int64_t s = begin; s < end; ++s) {
+    const Partials to(run.a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row);
+    tile.split_begin = s * kSplit;
+    tile.next_split_follows = s + 1 < end;
+    tile.maximum = to.maximum;
+    tile.sum = to.sum;
+    tile.values = to.values;
+    variant().attention->attend(run.a, tile);
+    tile.keys_are_near = true;
+  }
 }
 
 void merge_rows(const Run& run) {
@@ -297,10 +313,12 @@ void PagedAttention::tile(int phase, int64_t index) {
   }
   if (phase == 1) {
     const Found f = find(args, &Place::tile, index);
-    const int64_t tile = index - f.place.tile, splits = f.sequence.spread ? f.sequence.splits : 1;
-    const Run run = run_of(args, f, tile / splits);
-    if (f.sequence.spread)
-      attend_split(run, f.sequence.first_split + tile % splits);
+    const Sequence& sequence = f.sequence;
+    const int64_t tile = index - f.place.tile, parts = sequence.split_tiles(), part = tile % parts;
+    const Run run = run_of(args, f, tile / parts);
+    if (sequence.spread)
+      attend_splits(run, sequence.first_split + part * sequence.splits_a_tile,
+                    sequence.first_split + std::min((part + 1) * sequence.splits_a_tile, sequence.splits));
     else
       attend_rows(run);
   } else {

@@ -87,6 +87,9 @@ struct AttentionTile {
   int64_t split_begin = 0;          // the split is split_begin … split_begin + kSplit − 1
   const int32_t* blocks = nullptr;  // block table of the sequence
   int64_t kv_head = 0;
+  // What is known of the order of reading, so that memory is never waited for.
+  bool keys_are_near = false;       // the split before this one has fetched this one's keys
+  bool next_split_follows = false;  // the next split of the sequence is attended to next
   // results; a row that sees nothing of the split gets sum 0 and values 0
   float* maximum = nullptr;  // [rows]
   float* sum = nullptr;      // [rows]

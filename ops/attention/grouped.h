@@ -72,17 +72,23 @@ struct ScatteredColumns {
 template <typename T>
 struct Part {
   const T *data, *ahead;
-  int64_t groups;
+  int64_t first, groups;  // groups of the split's positions
 };
 template <typename T, int G>
 struct StackedColumns {
   const Part<T>* part;
   int count;
   int64_t stride, ahead_stride, first;  // first: of the columns
+  const Split* next;                    // null: `ahead` are other values
   int parts() const { return count; }
   int64_t depth(int p) const { return part[p].groups; }
   const T* at(int p, int u) const { return part[p].data + (first + u * kUnit) * G; }
-  const T* ahead(int p, int u) const { return part[p].ahead + (first + u * kUnit) * G; }
+  const T* ahead(int p, int u) const {
+    const int64_t column = first + u * kUnit;
+    if (next == nullptr) return part[p].ahead + column * G;
+    const int64_t elements = column * kSplit + part[p].first * kUnit * G;
+    return reinterpret_cast<const T*>(next->next_key(elements * static_cast<int64_t>(sizeof(T))));
+  }
 };
 
 template <typename D>
@@ -116,12 +122,13 @@ struct Grouped {
          chunk += D::kColumns) {
       ScatteredColumns<T> keys;
       // Behind the last keys come the first values, all their columns.
-      const bool values_next = chunk + D::kColumns >= split.all.end;
+      const bool same_place = t.keys_are_near && t.rows <= kRows;
+      const bool values_next = same_place || chunk + D::kColumns >= split.all.end;
       keys.stride = split.block_size * kGroup;
       keys.ahead_stride = values_next ? kUnit * kGroup : keys.stride;
       keys.groups = ceil_div(args.head_size, kGroup);
       for (int u = 0; u < D::kColumns / kUnit; ++u) {
-        const int64_t next = values_next ? low : chunk + D::kColumns;
+        const int64_t next = same_place ? chunk : values_next ? low : chunk + D::kColumns;
         keys.unit[u] = key(split, clamp(chunk + u * kUnit, low, high));
         const int64_t ahead = clamp(next + u * kUnit, low, high);
         keys.next[u] = values_next ? value(args, split, ahead) : key(split, ahead);
@@ -172,14 +179,15 @@ struct Grouped {
     while (i < span.end) {
       if (i < first_whole || i >= last_whole) {
         const T* from = edge(args, t, i >= first_whole);
-        parts[count++] = Part<T>{from, from, 1};
+        parts[count++] = Part<T>{from, from, i / kGroup, 1};
         i += kGroup;
         continue;
       }
       const int64_t stop =
           smaller(smaller(round_up(i + 1, split.block_size), last_whole), round_up(span.end, kGroup));
       const int64_t ahead = i + kChunk < split.all.end ? i + kChunk : i;
-      parts[count++] = Part<T>{value(args, split, i), value(args, split, ahead), (stop - i) / kGroup};
+      parts[count++] =
+          Part<T>{value(args, split, i), value(args, split, ahead), i / kGroup, (stop - i) / kGroup};
       i = stop;
     }
     return count;
@@ -223,6 +231,7 @@ struct Grouped {
     if (all.end % kGroup != 0 && (all.begin % kGroup == 0 || all.begin / kGroup != all.end / kGroup))
       copy_edge(args, t, split, all.end / kGroup * kGroup, true);
     const int64_t whole = args.value_size / kUnit * kUnit;
+    const bool next_follows = split.next_blocks > 0 && t.rows <= kRows;
     const bool widens = kWidens && t.rows >= D::kPanelRows;
     const int64_t step = widens ? kUnit : D::kColumns;
     Part<T> all_parts[kMostParts], parts[kMostParts];
@@ -231,7 +240,9 @@ struct Grouped {
          column += column < whole ? smaller(step, whole - column) : kUnit) {
       const int64_t width = column < whole ? smaller(step, whole - column) : kUnit;
       const int64_t stride_of_b = args.value_size * kGroup;
-      StackedColumns<T, kGroup> b{all_parts, all_count, stride_of_b, stride_of_b, column};
+      StackedColumns<T, kGroup> b{all_parts,   all_count,
+                                  stride_of_b, next_follows ? kUnit * kGroup : stride_of_b,
+                                  column,      next_follows ? &split : nullptr};
       ScatteredColumns<T> completion{};
       ScatteredColumns<float> wide{};
       if (column >= whole)

@@ -75,7 +75,11 @@ struct ScaledWeights : FloatWeights {
   const Split& split;
   ScaledWeights(const AttentionTile& t, const Split& of, int64_t row) : FloatWeights(t, of, row), split(of) {}
   F32 score(int64_t i, F32 x) const { return x * load(split.k_scales + i); }
-  F32 weight(int64_t i, F32 p) const { return p * load(split.v_scales + i); }
+  template <typename Seen>
+  F32 keep(int64_t i, F32 p, Seen seen) const {
+    store(s + i, seen(p * load(split.v_scales + i)));
+    return seen(p);
+  }
 };
 
 template <typename T, int G, typename W>

@@ -19,6 +19,12 @@ inline I32 add_pairs_i32(__m512i a, __m512i b) {
   return {_mm512_add_epi32(_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b))};
 }
 
+// sum += four products unsigned · signed a lane.  Written as an instruction: with the intrinsic GCC 12 renames
+// accumulators inside unrolled loops and copies them back at the end of each turn.
+__attribute__((always_inline)) inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+
 // Weights are unsigned in both digits, queries signed in both.
 template <bool kWeights, int R, int V, typename B>
 void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) {
@@ -62,8 +68,10 @@ void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
           const __m512i row = _mm512_set1_epi64(octet);
 #pragma GCC unroll 4
           for (int v = 0; v < V; ++v)
-            sum[r][digit][v] = kWeights ? _mm512_dpbusd_epi32(sum[r][digit][v], row, right[v])
-                                        : _mm512_dpbusd_epi32(sum[r][digit][v], right[v], row);
+            if (kWeights)
+              add_dot(sum[r][digit][v], row, right[v]);
+            else
+              add_dot(sum[r][digit][v], right[v], row);
         }
     }
   }
@@ -106,21 +114,26 @@ struct DotInt8 {
   static constexpr int64_t kRows = 4, kColumns = 4 * kUnit, kPanelRows = 0;
 
   struct Weights {
-    static constexpr bool kScalesScores = true, kSumsWeights = false;
+    static constexpr bool kScalesScores = true;
     const Split& split;
     float* s;
     char* to;
+    I32 top = set1i(0);  // as integers, NaN > infinity > every finite weight
     Weights(const AttentionTile& t, const Split& of, int64_t row)
         : split(of),
           s(t.scores + row * kScoreStride),
           to(static_cast<char*>(t.weights) + row * kWeightBytes) {}
     F32 score(int64_t i, F32 x) const { return x * load(split.k_scales + i); }
-    F32 weight(int64_t i, F32 p) const { return p * load(split.v_scales + i); }
-    void put(int64_t i, F32 w) const { store(s + i, w); }
+    template <typename Seen>
+    F32 keep(int64_t i, F32 p, Seen seen) {
+      const F32 w = seen(p * load(split.v_scales + i));
+      top = max_i32(top, bits(w));
+      store(s + i, w);
+      return seen(p);
+    }
+    void clear(int64_t i) const { store(s + i, zero()); }
     // As large as 16 bits allow.
     void done(Span span) const {
-      I32 top = set1i(0);
-      for (int64_t i = span.begin; i < span.end; i += kLanes) top = max_i32(top, bits(load(s + i)));
       const int32_t top_bits = reduce_max_i32(top);
       float most;
       __builtin_memcpy(&most, &top_bits, sizeof most);

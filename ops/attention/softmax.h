@@ -24,6 +24,18 @@ void each_vector(Span span, Ends ends, Whole whole) {
   if (last > first) ends(last);
 }
 
+// exp_weight(x), bit by bit.
+#if defined(ARMLLM_VARIANT_avx512)
+inline F32 exp_below_zero(F32 x) {
+  x = max(set1(-86.5f), x);
+  const F32 n = {
+      _mm512_roundscale_ps((x * set1(1.44269504f)).v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  return {_mm512_scalef_ps(exp_mantissa(x, n).v, n.v)};
+}
+#else
+inline F32 exp_below_zero(F32 x) { return exp_weight(x); }
+#endif
+
 // scores → exp(score − maximum) as the products of `P` take them, with zeros wherever the row's group sees a
 // vector of keys that the row does not.
 template <typename P>
@@ -31,7 +43,7 @@ void soften(const AttentionArgs& args, const AttentionTile& t, const Split& spli
   float* s = t.scores + row * kScoreStride;
   const Span span = visible(t, row, 1);
   const int64_t begin = span.begin / kLanes * kLanes;
-  const typename P::Weights weights(t, split, row);
+  typename P::Weights weights(t, split, row);
   const bool capped = args.softcap > 0.0f;
   const F32 cap = set1(args.softcap);
   const auto score = [&](int64_t i) {
@@ -47,23 +59,18 @@ void soften(const AttentionArgs& args, const AttentionTile& t, const Split& spli
       [&](int64_t i) { highest = max(highest, score(i)); });
   const float top = reduce_max(highest);
   const float maximum = top > kNothing ? top : kNothing;
-  const auto weigh = [&](int64_t i) { return exp_weight(load(s + i) - set1(maximum)); };
+  const auto weigh = [&](int64_t i) { return exp_below_zero(load(s + i) - set1(maximum)); };
   each_vector(
       span,
       [&](int64_t i) {
-        const F32 p = weigh(i), w = inside(span, i, weights.weight(i, p), zero());
-        sum = sum + (P::Weights::kSumsWeights ? w : inside(span, i, p, zero()));
-        weights.put(i, w);
+        const auto seen = [&](F32 x) { return inside(span, i, x, zero()); };
+        sum = sum + weights.keep(i, weigh(i), seen);
       },
-      [&](int64_t i) {
-        const F32 p = weigh(i), w = weights.weight(i, p);
-        sum = sum + (P::Weights::kSumsWeights ? w : p);
-        weights.put(i, w);
-      });
+      [&](int64_t i) { sum = sum + weights.keep(i, weigh(i), [](F32 x) { return x; }); });
   const int64_t low = group.begin / kLanes * kLanes, high = round_up(group.end, kLanes);
   const int64_t end = span.empty() ? begin : round_up(span.end, kLanes);
-  for (int64_t i = low; i < smaller(begin, high); i += kLanes) weights.put(i, zero());
-  for (int64_t i = larger(end, low); i < high; i += kLanes) weights.put(i, zero());
+  for (int64_t i = low; i < smaller(begin, high); i += kLanes) weights.clear(i);
+  for (int64_t i = larger(end, low); i < high; i += kLanes) weights.clear(i);
   t.maximum[row] = maximum;
   t.sum[row] = reduce_add(sum);
   weights.done(Span{low, high});

@@ -37,23 +37,41 @@ struct Split {
   int64_t block_size;
   const char* k[kSplit / kKeyLanes];  // the head's part of each block
   const char* v[kSplit / kKeyLanes];
-  const float* k_scales;  // [kSplit] of int8 caches; 0 where nobody sees the position
+  const char* next_k[kSplit / kKeyLanes];  // of the next split, if it follows
+  int next_blocks;                         // 0: it does not
+  int64_t key_bytes, value_bytes;          // of a head's part of a block
+  const float* k_scales;                   // [kSplit] of int8 caches; 0 where nobody sees the position
   const float* v_scales;
 
   Split(const AttentionArgs& args, const AttentionTile& t)
-      : all(visible(t, 0, t.rows)), block_size(args.block_size), k_scales(nullptr), v_scales(nullptr) {
+      : all(visible(t, 0, t.rows)),
+        block_size(args.block_size),
+        next_blocks(0),
+        k_scales(nullptr),
+        v_scales(nullptr) {
     if (all.empty()) return;
     const int64_t group = group_of(args.cache_type), size = size_of(args.cache_type);
-    const int64_t key_bytes = round_up(args.head_size, group) * block_size * size,
-                  value_bytes = block_size * args.value_size * size;
+    key_bytes = round_up(args.head_size, group) * block_size * size;
+    value_bytes = block_size * args.value_size * size;
     const int32_t* table = t.blocks + t.split_begin / block_size;
-    const int64_t low = all.begin / block_size, high = (all.end - 1) / block_size;
-    for (int64_t b = 0; b < kSplit / block_size; ++b) {
+    const int64_t low = all.begin / block_size, high = (all.end - 1) / block_size,
+                  blocks = kSplit / block_size;
+    for (int64_t b = 0; b < blocks; ++b) {
       const int64_t head = table[clamp(b, low, high)] * args.kv_heads + t.kv_head;
       k[b] = static_cast<const char*>(args.k_cache) + head * key_bytes;
       v[b] = static_cast<const char*>(args.v_cache) + head * value_bytes;
     }
-    if (args.cache_type != CacheType::i8) return;
+    if (t.next_split_follows) {
+      next_blocks = static_cast<int>(
+          smaller(ceil_div(t.last[t.rows - 1] - t.split_begin - kSplit, block_size), blocks));
+      for (int b = 0; b < next_blocks; ++b)
+        next_k[b] = static_cast<const char*>(args.k_cache) +
+                    (table[blocks + b] * args.kv_heads + t.kv_head) * key_bytes;
+    }
+    if (args.cache_type == CacheType::i8) gather_scales(args, t, table);
+  }
+
+  void gather_scales(const AttentionArgs& args, const AttentionTile& t, const int32_t* table) {
     float* scales = reinterpret_cast<float*>(t.edges + round_up(16 * args.value_size, 64));
     k_scales = scales;
     v_scales = scales + kSplit;
@@ -67,6 +85,18 @@ struct Split {
         store(scales + side * kSplit + i, select_first(begin, zero(), select_first(end, x, zero())));
       }
     }
+    for (int b = 0; b < next_blocks; ++b)
+      for (int64_t i = 0; i < block_size; i += 16) {
+        const int64_t at = (table[kSplit / block_size + b] * args.kv_heads + t.kv_head) * block_size + i;
+        __builtin_prefetch(args.k_scales + at);
+        __builtin_prefetch(args.v_scales + at);
+      }
+  }
+
+  // Where byte `offset` of the next split's keys is, or near it: for fetching only.
+  const char* next_key(int64_t offset) const {
+    const int block = static_cast<int>(static_cast<float>(offset) / static_cast<float>(key_bytes));
+    return next_k[block < next_blocks ? block : next_blocks - 1] + (offset - block * key_bytes);
   }
 
   // Of the cache's elements; `position` in a block that is seen.

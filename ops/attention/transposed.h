@@ -12,12 +12,17 @@ namespace {
 
 // Weights that stay where the scores were.
 struct FloatWeights {
-  static constexpr bool kScalesScores = false, kSumsWeights = false;
+  static constexpr bool kScalesScores = false;
   float* s;
   FloatWeights(const AttentionTile& t, const Split&, int64_t row) : s(t.scores + row * kScoreStride) {}
   F32 score(int64_t, F32 x) const { return x; }
-  F32 weight(int64_t, F32 p) const { return p; }
-  void put(int64_t i, F32 w) const { store(s + i, w); }
+  template <typename Seen>
+  F32 keep(int64_t i, F32 p, Seen seen) const {
+    p = seen(p);
+    store(s + i, p);
+    return p;
+  }
+  void clear(int64_t i) const { store(s + i, zero()); }
   void done(Span) const {}
 };
 

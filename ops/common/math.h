@@ -8,10 +8,8 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// e^x = y · 2^n with |ln y| ≤ ln(2) / 2.
-inline F32 exp_parts(F32 x, I32& n) {
-  n = round_to_int(x * set1(1.44269504f));
-  const F32 count = to_float(n);
+// e^x = y · 2^count with |ln y| ≤ ln(2) / 2, where count is x / ln(2) as a whole number.
+inline F32 exp_mantissa(F32 x, F32 count) {
   const F32 r = fma(count, set1(-0x1.7f7d1cp-20f), fma(count, set1(-0x1.62e4p-1f), x));
   F32 q = set1(0.0013814431f);  // (e^r − 1 − r) / r², |r| ≤ ln(2) / 2
   q = fma(q, r, set1(0.00836879689f));
@@ -19,6 +17,10 @@ inline F32 exp_parts(F32 x, I32& n) {
   q = fma(q, r, set1(0.1666652f));
   q = fma(q, r, set1(0.499999934f));
   return fma(r * r, q, r) + set1(1.0f);
+}
+inline F32 exp_parts(F32 x, I32& n) {
+  n = round_to_int(x * set1(1.44269504f));
+  return exp_mantissa(x, to_float(n));
 }
 
 // e^x within 1.1 ulp, denormal results included.  −∞ gives 0, above 88.7228 gives ∞, NaN stays NaN.
