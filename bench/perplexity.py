@@ -1,7 +1,7 @@
-"""What quantisation costs: perplexity of a text in BF16 and in the schemes of INT4.
+"""What quantisation costs: perplexity of a text in BF16 and in the schemes of INT4 (`none`: as it is).
 
     python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--schemes g32i,g32,row]
-        [--no-importance]
+        [--no-importance] [--kv-cache int8]
 
 Prints one line a scheme: perplexity, its ratio to BF16, and the mean relative round-trip error of the linear
 layers.  The text is cut into windows of 1024 tokens.
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=3072)
     parser.add_argument("--schemes", default="g32i,g32,row")
     parser.add_argument("--no-importance", action="store_true", help="search scales without regard to inputs")
+    parser.add_argument("--kv-cache", help="what keys and values are stored as; default: as the model")
     options = parser.parse_args()
     tokenizer = load_tokenizer(options.model)
     ids = tokenizer(options.text.read_text(), return_tensors="pt").input_ids[0, : options.tokens]
@@ -49,13 +50,17 @@ def main() -> None:
     for scheme in options.schemes.split(","):
         model = load_model(options.model, torch.bfloat16, progress=False)
         report = torch_armllm.patch(
-            model, quantize=scheme, importance=not options.no_importance, progress=False
+            model,
+            quantize=None if scheme == "none" else scheme,
+            importance=not options.no_importance,
+            progress=False,
+            kv_cache=options.kv_cache,
         )
         errors = [
             layer.error for layer in report.layers if layer.kind == "linear" and layer.error is not None
         ]
         found = perplexity(model, ids)
-        mean = sum(errors) / len(errors)
+        mean = sum(errors) / max(len(errors), 1)
         print(f"{scheme:5} {found:8.3f}  {found / whole:.3f} x  error {mean:.4f}", flush=True)
 
 

@@ -49,6 +49,27 @@ def test_generate_gives_what_the_model_gave(options: dict[str, Any]) -> None:
     assert torch.equal(patched("llama", quantize=None).generate(ids, **settings), expected)
 
 
+@pytest.mark.parametrize("kv_cache", ["int8", "bfloat16", "float16", "float32"])
+def test_a_cache_of_another_type(kv_cache: str) -> None:
+    model, ids = tiny("llama"), token_ids(1, 20)
+    with torch.no_grad():
+        expected = model(ids).logits
+        report = torch_armllm.patch(model, quantize=None, progress=False, kv_cache=kv_cache)
+        assert not any("node by node" in note for note in report.notes)
+        cache = model(ids[:, :9], use_cache=True).past_key_values
+        assert cache.pool.cache.k.dtype == getattr(torch, kv_cache)
+        parts = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(9, 14)]
+        with warnings.catch_warnings(action="ignore"):  # module by module, on the same cache
+            parts.append(model(ids[:, 14:], past_key_values=cache, output_hidden_states=True).logits)
+    error = (torch.cat(parts, 1) - expected[:, 9:]).norm() / expected[:, 9:].norm()
+    assert error < {"int8": 0.02, "bfloat16": 0.01, "float16": 1e-3, "float32": 1e-5}[kv_cache]
+
+
+def test_an_unknown_cache_is_refused() -> None:
+    with pytest.raises(ValueError, match="kv_cache must be one of int8"):
+        torch_armllm.patch(tiny("llama"), kv_cache="int4")
+
+
 def test_generate_of_a_left_padded_batch() -> None:
     ids, mask = token_ids(2, 12), torch.ones(2, 12, dtype=torch.long)
     ids[0, :4], mask[0, :4] = 0, 0
@@ -104,7 +125,7 @@ def test_a_cache_serves_several_turns(given: str) -> None:
 
 
 def test_a_cache_that_is_held_keeps_its_memory() -> None:
-    model, ids = fresh("llama"), token_ids(1, 20)
+    model, ids = tiny("llama"), token_ids(1, 20)
     with torch.no_grad():
         held = model(ids, use_cache=True).past_key_values
         first = held.pool.cache.k.data_ptr()

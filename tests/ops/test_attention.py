@@ -157,6 +157,31 @@ def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
     check(make_batch((30, 20), (22, 1), heads=(2, 2), cache=cache, dtype=dtype))
 
 
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("size", [64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("group", [1, 5, 16])
+def test_head_sizes_and_groups(group: int, size: int, cache: torch.dtype) -> None:
+    block = {64: 16, 80: 32, 96: 64}.get(size, 128)
+    batch = make_batch(
+        *((40, 270), (5, 1)), heads=(group, 1), sizes=(size, size), block=block, cache=cache, seed=group
+    )
+    check(batch)
+
+
+def test_an_int8_cache_costs_no_more_than_its_rounding() -> None:
+    """Relative error of the output, against the keys and values before they were rounded."""
+    errors = {}
+    for cache in (torch.bfloat16, torch.int8):
+        exact, rounded = (
+            make_batch((300,), (40,), heads=(4, 1), sizes=(128, 128), cache=dtype, dtype=torch.bfloat16)
+            for dtype in (torch.float32, cache)
+        )
+        wanted = replace(exact, q=exact.q.float()).run()
+        errors[cache] = float((replace(rounded, q=rounded.q.float()).run() - wanted).norm() / wanted.norm())
+    assert errors[torch.int8] < 0.015, errors
+    assert errors[torch.bfloat16] < 0.006, errors
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
