@@ -22,6 +22,18 @@ namespace {
 
 ARMLLM_INLINE int8x16_t load_values(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
 
+// 32 bytes in one instruction: GCC 12 often leaves two loads apart that could be one.
+ARMLLM_INLINE void load_two(const void* p, int8x16_t& a, int8x16_t& b) {
+#if defined(__GNUC__) && !defined(__clang__)
+  using Lane = int8x16_t __attribute__((aligned(1), may_alias));
+  const Lane* at = static_cast<const Lane*>(p);
+  __asm__("ldp %q0, %q1, %2" : "=w"(a), "=w"(b) : "Ump"(at[0]), "m"(at[1]));
+#else
+  a = load_values(p);
+  b = load_values(static_cast<const int8_t*>(p) + 16);
+#endif
+}
+
 // 0 … 15
 ARMLLM_INLINE int8x16_t low_nibbles(int8x16_t bytes) { return vandq_s8(bytes, vdupq_n_s8(15)); }
 

@@ -57,14 +57,15 @@ struct LinearKernels {
   void (*finish)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                  const void* residual, void* y, DType type);
 
-  int64_t gemv_block = 1;  // Activations::block that gemv reads where there is more than one token
+  bool gemv_interleaves = false;  // what gemv wants of Activations::block, see gemv_block_of()
 
   // Most tokens that go through gemv, kGemvTokens at a time from a panel in the cache, rather than pay for unpacking.
   int64_t gemv_tokens = kGemvTokens;
 };
 
-inline int64_t gemv_block_of(const LinearKernels& kernels, int64_t tokens) {
-  return tokens == 1 ? 1 : kernels.gemv_block;
+// One block holds all tokens, in pairs; or a token is a block.
+static inline int64_t gemv_block_of(const LinearKernels& kernels, int64_t tokens) {
+  return tokens == 1 || !kernels.gemv_interleaves ? 1 : round_up(tokens, 2);
 }
 
 // y = x · Wᵀ (+ bias) (+ residual)

@@ -240,6 +240,6 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 
 extern const LinearKernels linear;
 const LinearKernels linear = {kBlock, kTokens,       kPanels, linear_quantize, gemv, unpack,
-                              gemm,   linear_finish, 1,       kMostGemvTokens};
+                              gemm,   linear_finish, false,   kMostGemvTokens};
 
 }  // namespace armllm::avx512

@@ -91,7 +91,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kTokens, kCallTokens, kCallPanels, linear_quantize, gemv, unpack<PairOrder>, gemm, linear_finish, 2};
+const LinearKernels linear = {kTokens, kCallTokens,   kCallPanels, linear_quantize, gemv, unpack<PairOrder>,
+                              gemm,    linear_finish, true};
 
 }  // namespace armllm::i8mm

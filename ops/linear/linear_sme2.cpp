@@ -12,7 +12,6 @@ namespace {
 constexpr int64_t kBlock = 16;  // tokens: those of a tile of 512-bit vectors
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
-constexpr int64_t kGemvBlock = 2;  // as in the variant i8mm, whose gemv it is
 
 // All of one call of gemm: streaming mode is entered once.  A tile is L tokens × 4 · L rows, L the 32-bit lanes of a
 // vector; its weights lie as [k / 8][half of 8 k][row][4].
@@ -216,7 +215,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kCallTokens, kCallPanels,   linear_quantize, gemv,
-                              unpack, gemm,        linear_finish, kGemvBlock};
+const LinearKernels linear = {kBlock, kCallTokens,   kCallPanels, linear_quantize, gemv, unpack,
+                              gemm,   linear_finish, true};
 
 }  // namespace armllm::sme2

@@ -23,7 +23,6 @@ constexpr int kTokens =
 constexpr int64_t kLine = 64;  // bytes of 8 rows × 8 k; unpacked weights are [half of 8 rows][k / 8][row][8]
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
-constexpr int64_t kGemvBlock = 2;  // of the variant i8mm
 
 // Every 128 bits of `a`, then of `b`, are 2 tokens × 2 rows.
 ARMLLM_INLINE void store_rows(svint64_t rows, const float* scale, float* out) {
@@ -116,6 +115,6 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 
 extern const LinearKernels linear;
 const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,   linear_quantize, gemv,
-                              unpack,  gemm,        linear_finish, kGemvBlock};
+                              unpack,  gemm,        linear_finish, true};
 
 }  // namespace armllm::svei8mm

@@ -35,16 +35,15 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
   return x;
 }
 
-// Rows that one quantising tile takes: whole blocks, so that a tile owns its padding rows.
-inline int64_t quantize_step(const Activations& x) {
-  return x.group_offsets ? x.block : round_up(8, x.block);
-}
+// Rows that one quantising tile takes; the last one takes the padding rows as well.
+inline int64_t quantize_step(const Activations& x) { return x.group_offsets ? 1 : round_up(8, x.block); }
 
 inline void quantize_tile(const LinearKernels& kernels, const Activations& q, const Rows& x, int64_t tokens,
                           int64_t in_features, int64_t index) {
   const int64_t step = quantize_step(q), bytes = q.groups * kGroup;
-  const int64_t end = std::min((index + 1) * step, round_up(tokens, q.block));
-  for (int64_t t = index * step; t < end; ++t) {
+  const int64_t begin = index * step;
+  const int64_t end = begin + step < tokens ? begin + step : round_up(tokens, q.block);
+  for (int64_t t = begin; t < end; ++t) {
     int8_t* values = q.values + t / q.block * q.block * bytes + t % q.block * 8;
     if (t < tokens) {
       int32_t* offsets = q.group_offsets ? q.group_offsets + t * q.groups : nullptr;

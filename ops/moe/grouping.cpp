@@ -18,14 +18,11 @@ constexpr int64_t kPassPanels = 24;  // passes are a multiple of it, and it one 
 
 // Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
 int64_t most_rows(const MoeArgs& a) {
-  int64_t gemm = 1, gemv = 1;
-  for (const Variant& v : all_variants()) {
-    gemm = std::max(gemm, v.linear->gemm_block);
-    gemv = std::max(gemv, v.linear->gemv_block);
-  }
+  int64_t block = 1;
+  for (const Variant& v : all_variants()) block = std::max(block, v.linear->gemm_block);
   const int64_t pairs = a.tokens * a.top_k;
   const int64_t long_ones = std::min(a.experts, pairs / (kGemvTokens + 1));
-  return pairs + long_ones * (gemm - 1) + std::min(a.experts, pairs / 2) * (gemv - 1);
+  return pairs + long_ones * (block - 1) + std::min(a.experts, pairs / 2);  // gemv may pad to an even number
 }
 
 class Carver {

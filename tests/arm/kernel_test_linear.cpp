@@ -111,7 +111,7 @@ void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const ch
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
         for (bool extreme : {false, true}) {
           const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
-          const int64_t first = tested.gemv_block;
+          const int64_t first = gemv_block_of(tested, tokens);
           QuantisedRows x(first + tokens, groups, extreme, random);
           std::vector<float> out[2];
           for (int i = 0; i < 2; ++i) {
