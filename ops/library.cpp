@@ -7,6 +7,9 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("int4_linear(Tensor x, Tensor weight, int out_features, str scheme, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int8_linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int4_gated_linear(Tensor x, Tensor weight, int out_features, str scheme, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
+  // of activations that are quantised already, as rms_norm_int8 returns them; the scheme may be i8 too
+  m.def("int4_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str dtype, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str activation, str dtype, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
   m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
   m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None) -> Tensor");
@@ -18,6 +21,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // norm
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float weight_offset=0.0) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float weight_offset=0.0) -> (Tensor, Tensor)");
+  m.def("rms_norm_int8(Tensor x, Tensor weight, float eps, float weight_offset=0.0, Tensor? residual=None) -> (Tensor, Tensor, Tensor)");
   m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
   m.def("add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
   // rope

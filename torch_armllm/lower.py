@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.fuse import fuse_norms
 from torch_armllm.lowering import CACHES, CacheLayer, Lowering, Unlowerable
 from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.passes.match import aten, constant
@@ -353,4 +354,6 @@ def lower(module: fx.GraphModule) -> Program:
     Raises:
         Unlowerable: some node has no instruction.
     """
-    return Lowering(module, WRITERS).run()
+    program = Lowering(module, WRITERS).run()
+    fuse_norms(program)
+    return program

@@ -31,6 +31,8 @@ class Opcode(IntEnum):
     GATED_ACT = 12
     ADD = 13
     SPLIT_EMBED = 14
+    NORM_LINEAR = 15
+    NORM_GATED_LINEAR = 16
 
 
 class Space(IntEnum):

@@ -39,7 +39,9 @@ __all__ = [
     "has_bf16_scales",
     "has_zero_points",
     "int4_gated_linear",
+    "int4_gated_linear_q",
     "int4_linear",
+    "int4_linear_q",
     "int8_linear",
     "interleave_panels",
     "pack_int4",
@@ -135,6 +137,62 @@ def int4_gated_linear(
     return result
 
 
+def int4_linear_q(
+    q: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str = "g32i",
+    dtype: torch.dtype = torch.bfloat16,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """:func:`int4_linear` of activations that are quantised already.
+
+    Args:
+        q: int8 ``(..., round_up(K, 32))``, zeros behind K, as ``rms_norm_int8`` returns it.
+        scales: float32 ``(...)``.
+        weight: as of :func:`int4_linear`, or of :func:`int8_linear` with scheme ``i8``.
+        out_features: N.
+        scheme: as in :func:`int4_linear`, or ``i8``.
+        dtype: of the result: float32, bfloat16 or float16.
+        bias: ``(N,)``, any of the float types.
+        residual: shape and dtype of the result.
+
+    Returns:
+        ``(..., N)``, the same bits as from activations that quantise to ``q`` and ``scales``.
+
+    Raises:
+        RuntimeError: shapes, dtypes or scheme do not fit.
+    """
+    result: Tensor = torch.ops.armllm.int4_linear_q(
+        q, scales, weight, out_features, scheme, _name(dtype), bias, residual
+    )
+    return result
+
+
+def int4_gated_linear_q(
+    q: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str = "g32i",
+    activation: str = "silu",
+    dtype: torch.dtype = torch.bfloat16,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    """:func:`int4_gated_linear` of activations that are quantised already; see :func:`int4_linear_q`."""
+    result: Tensor = torch.ops.armllm.int4_gated_linear_q(
+        q, scales, weight, out_features, scheme, activation, _name(dtype), gate_bias, up_bias
+    )
+    return result
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def pack_int4(
     q: Tensor,
     multipliers: Tensor | None,
@@ -223,6 +281,35 @@ def _int4_gated_linear_fake(
     up_bias: Tensor | None = None,
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("armllm::int4_linear_q")
+def _int4_linear_q_fake(
+    q: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    dtype: str,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], out_features), dtype=getattr(torch, dtype))
+
+
+@torch.library.register_fake("armllm::int4_gated_linear_q")
+def _int4_gated_linear_q_fake(
+    q: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    activation: str,
+    dtype: str,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], out_features), dtype=getattr(torch, dtype))
 
 
 @torch.library.register_fake("armllm::pack_int4")

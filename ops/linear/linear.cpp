@@ -2,6 +2,7 @@
 
 #include "common/variants.h"
 #include "linear/gated.h"
+#include "linear/input.h"
 #include "linear/tiles.h"
 
 namespace armllm {
@@ -39,7 +40,7 @@ void QuantLinear::tile(int phase, int64_t index) {
   const LinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_in(a.scratch, a.tokens, a.in_features, kernels);
-  if (phase == 0) return quantize_tile(kernels, x, a.x, a.tokens, a.in_features, index);
+  if (phase == 0) return input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
   multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
                 [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
                   const int64_t first = panel * kPanel, n = std::min(panels * kPanel, a.out_features - first);
@@ -62,7 +63,7 @@ void QuantGatedLinear::tile(int phase, int64_t index) {
   const GatedLinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_in(a.scratch, a.tokens, a.in_features, kernels);
-  if (phase == 0) return quantize_tile(kernels, x, a.x, a.tokens, a.in_features, index);
+  if (phase == 0) return input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
   const GatedEpilogue epilogue{a.gate_bias, a.up_bias,      a.bias_type, a.activation,
                                kLimit,      a.out_features, a.out};
   multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,

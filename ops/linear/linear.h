@@ -68,9 +68,21 @@ static inline int64_t gemv_block_of(const LinearKernels& kernels, int64_t tokens
   return tokens == 1 || !kernels.gemv_interleaves ? 1 : round_up(tokens, 2);
 }
 
+struct NormArgs;
+
+// Where a linear layer's activations come from, if not from x as it is.
+struct LinearInput {
+  const NormArgs* norm = nullptr;  // an RMSNorm, one row a token, in the place of x; its `out` is not written
+  // Or already quantised: rows of whole groups, and their scales.
+  const int8_t* values = nullptr;
+  int64_t value_stride = 0;
+  const float* scales = nullptr;
+};
+
 // y = x · Wᵀ (+ bias) (+ residual)
 struct LinearArgs {
   Rows x, out, residual;
+  LinearInput input;
   const uint8_t* weight = nullptr;
   int64_t panel_stride = 0;  // bytes from one panel to the next
   Scheme scheme = Scheme::g32i;
@@ -92,6 +104,7 @@ class QuantLinear final : public TaskSet {
 // y = act(x · Wgᵀ + bg) · (x · Wuᵀ + bu); panels of gate and up alternate in the weight: g0 u0 g1 u1 …
 struct GatedLinearArgs {
   Rows x, out;
+  LinearInput input;
   const uint8_t* weight = nullptr;
   int64_t panel_stride = 0;
   Scheme scheme = Scheme::g32i;

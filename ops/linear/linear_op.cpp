@@ -54,25 +54,62 @@ int64_t tokens_of(const Tensor& x) {
   return row_count(x);
 }
 
-Tensor quant_linear(const Tensor& x, const Tensor& weight, int64_t out_features, Scheme scheme,
+// Activations as a float tensor, or as INT8 rows with their scales.
+struct Source {
+  Tensor tensor, rows, scales;
+  ScalarType type;  // of the result
+
+  explicit Source(const Tensor& x) : tensor(x), rows(as_rows(x)), type(x.scalar_type()) {}
+  Source(const Tensor& q, const Tensor& q_scales, const std::string& dtype)
+      : tensor(q), rows(as_rows(q)), scales(contiguous(q_scales)), type(float_type(dtype)) {
+    STD_TORCH_CHECK(
+        q.scalar_type() == ScalarType::Char && q.dim() >= 1 && last_size(q) % kGroup == 0,
+        "q must be int8 with whole groups of 32 in its last dimension, as rms_norm_int8 returns it");
+    STD_TORCH_CHECK(q_scales.scalar_type() == ScalarType::Float && q_scales.numel() == row_count(q),
+                    "scales must be float32 with one value for each of the ", row_count(q),
+                    " rows of q; it has ", q_scales.numel());
+  }
+
+  template <typename Args>
+  void describe(Args& args) const {
+    if (type == tensor.scalar_type()) {
+      args.x = rows_of(rows, "x");
+      return;
+    }
+    args.input.values = static_cast<const int8_t*>(rows.data_ptr());
+    args.input.value_stride = *row_stride(rows);
+    args.input.scales = static_cast<const float*>(scales.data_ptr());
+  }
+
+ private:
+  static ScalarType float_type(const std::string& name) {
+    if (name == "float32") return ScalarType::Float;
+    if (name == "bfloat16") return ScalarType::BFloat16;
+    if (name == "float16") return ScalarType::Half;
+    STD_TORCH_CHECK(false, "unknown dtype '", name, "'; there are: float32, bfloat16, float16");
+  }
+};
+
+Tensor quant_linear(const Source& source, const Tensor& weight, int64_t out_features, Scheme scheme,
                     const std::optional<Tensor>& bias, const std::optional<Tensor>& residual) {
+  const Tensor& x = source.tensor;
   const int64_t tokens = tokens_of(x);
   check_weight(weight, x, out_features, scheme, 1);
   const Bias b(bias, out_features, "bias");
-  Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features));
+  Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features), source.type);
   if (residual.has_value()) {
-    STD_TORCH_CHECK(residual->scalar_type() == x.scalar_type(), "residual must have the dtype of x");
+    STD_TORCH_CHECK(residual->scalar_type() == source.type, "residual must have the dtype of x");
     STD_TORCH_CHECK(residual->dim() == out.dim(), "residual must have the shape of the result");
     for (int64_t d = 0; d < out.dim(); ++d)
       STD_TORCH_CHECK(residual->size(d) == out.size(d), "residual has size ", residual->size(d),
                       " in dimension ", d, "; the result has ", out.size(d));
   }
   if (tokens == 0 || out_features == 0) return out;
-  const Tensor rows = as_rows(x), added = residual.has_value() ? as_rows(*residual) : out;
+  const Tensor added = residual.has_value() ? as_rows(*residual) : out;
   const Scratch scratch(QuantLinear::scratch_bytes(tokens, last_size(x)));
   QuantLinear set;
   LinearArgs& a = set.args;
-  a.x = rows_of(rows, "x");
+  source.describe(a);
   a.out = rows_of(out, "out");
   if (residual.has_value()) a.residual = rows_of(added, "residual");
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());
@@ -96,31 +133,36 @@ Scheme int4_scheme(const std::string& name) {
 
 Tensor int4_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
                    std::optional<Tensor> bias, std::optional<Tensor> residual) {
-  return quant_linear(x, weight, out_features, int4_scheme(scheme), bias, residual);
+  return quant_linear(Source(x), weight, out_features, int4_scheme(scheme), bias, residual);
 }
 
 Tensor int8_linear(Tensor x, Tensor weight, int64_t out_features, std::optional<Tensor> bias,
                    std::optional<Tensor> residual) {
-  return quant_linear(x, weight, out_features, Scheme::i8, bias, residual);
+  return quant_linear(Source(x), weight, out_features, Scheme::i8, bias, residual);
 }
 
-Tensor int4_gated_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
-                         std::string activation, std::optional<Tensor> gate_bias,
-                         std::optional<Tensor> up_bias) {
+Tensor int4_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,
+                     std::string dtype, std::optional<Tensor> bias, std::optional<Tensor> residual) {
+  return quant_linear(Source(q, scales, dtype), weight, out_features, scheme_of(scheme), bias, residual);
+}
+
+Tensor gated_linear(const Source& source, const Tensor& weight, int64_t out_features,
+                    const std::string& scheme, const std::string& activation,
+                    const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias) {
+  const Tensor& x = source.tensor;
   const int64_t tokens = tokens_of(x);
   const Scheme kind = scheme_of(scheme);
   check_weight(weight, x, out_features, kind, 2);
   const Bias gate(gate_bias, out_features, "gate_bias"), up(up_bias, out_features, "up_bias");
   STD_TORCH_CHECK(gate.data == nullptr || up.data == nullptr || gate.type == up.type,
                   "gate_bias and up_bias must have one dtype");
-  Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features));
+  Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features), source.type);
   const Activation act = activation_of(activation);
   if (tokens == 0 || out_features == 0) return out;
-  const Tensor rows = as_rows(x);
   const Scratch scratch(QuantGatedLinear::scratch_bytes(tokens, last_size(x)));
   QuantGatedLinear set;
   GatedLinearArgs& a = set.args;
-  a.x = rows_of(rows, "x");
+  source.describe(a);
   a.out = rows_of(out, "out");
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());
   a.panel_stride = weight.stride(0);
@@ -137,11 +179,25 @@ Tensor int4_gated_linear(Tensor x, Tensor weight, int64_t out_features, std::str
   return out;
 }
 
+Tensor int4_gated_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
+                         std::string activation, std::optional<Tensor> gate_bias,
+                         std::optional<Tensor> up_bias) {
+  return gated_linear(Source(x), weight, out_features, scheme, activation, gate_bias, up_bias);
+}
+
+Tensor int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,
+                           std::string activation, std::string dtype, std::optional<Tensor> gate_bias,
+                           std::optional<Tensor> up_bias) {
+  return gated_linear(Source(q, scales, dtype), weight, out_features, scheme, activation, gate_bias, up_bias);
+}
+
 }  // namespace
 }  // namespace armllm
 
 STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) {
   m.impl("int4_linear", TORCH_BOX(&armllm::int4_linear));
   m.impl("int8_linear", TORCH_BOX(&armllm::int8_linear));
+  m.impl("int4_linear_q", TORCH_BOX(&armllm::int4_linear_q));
+  m.impl("int4_gated_linear_q", TORCH_BOX(&armllm::int4_gated_linear_q));
   m.impl("int4_gated_linear", TORCH_BOX(&armllm::int4_gated_linear));
 }

@@ -38,8 +38,9 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
 // Rows that one quantising tile takes; the last one takes the padding rows as well.
 inline int64_t quantize_step(const Activations& x) { return x.group_offsets ? 1 : round_up(8, x.block); }
 
-inline void quantize_tile(const LinearKernels& kernels, const Activations& q, const Rows& x, int64_t tokens,
-                          int64_t in_features, int64_t index) {
+// Calls quantize(token, values, chunk_stride, group_offsets) → scale for every token of a tile.
+template <typename Quantize>
+void quantize_tile(const Activations& q, int64_t tokens, int64_t index, const Quantize& quantize) {
   const int64_t step = quantize_step(q), bytes = q.groups * kGroup;
   const int64_t begin = index * step;
   const int64_t end = begin + step < tokens ? begin + step : round_up(tokens, q.block);
@@ -47,7 +48,7 @@ inline void quantize_tile(const LinearKernels& kernels, const Activations& q, co
     int8_t* values = q.values + t / q.block * q.block * bytes + t % q.block * 8;
     if (t < tokens) {
       int32_t* offsets = q.group_offsets ? q.group_offsets + t * q.groups : nullptr;
-      q.scales[t] = kernels.quantize(x.row(t), x.type, in_features, q.groups, values, q.block * 8, offsets);
+      q.scales[t] = quantize(t, values, q.block * 8, offsets);
     } else {
       for (int64_t c = 0; c < q.groups * 4; ++c) std::memset(values + c * q.block * 8, 0, 8);
     }

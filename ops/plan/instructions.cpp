@@ -34,6 +34,8 @@ enum Opcode : int64_t {
   kGatedAct,
   kAdd,
   kSplitEmbed,
+  kNormLinear,
+  kNormGatedLinear,
 };
 
 template <class Task, class Bind>
@@ -158,6 +160,20 @@ Instruction gated_linear(Reader& in) {
       [](const GatedLinearArgs& args) {
         return QuantGatedLinear::scratch_bytes(args.tokens, args.in_features);
       });
+}
+
+// An RMSNorm and the only layer that reads it: the rows are normalised while they are quantised, which saves writing
+// and reading them, and a wait of all threads.
+template <class Task>
+Instruction after_norm(Reader& in, Instruction (*layer)(Reader&)) {
+  const std::shared_ptr<Instruction> first = std::make_shared<Instruction>(norm<RmsNorm>(in));
+  Instruction made = layer(in);
+  static_cast<Task*>(made.task.get())->args.input.norm = &static_cast<RmsNorm*>(first->task.get())->args;
+  made.bind = [first, second = made.bind](const Frame& frame) {
+    first->bind(frame);
+    second(frame);
+  };
+  return made;
 }
 
 Instruction dense_linear(Reader& in) {
@@ -378,6 +394,10 @@ Instruction decode(int64_t opcode, Reader& in) {
       return linear(in);
     case kGatedLinear:
       return gated_linear(in);
+    case kNormLinear:
+      return after_norm<QuantLinear>(in, linear);
+    case kNormGatedLinear:
+      return after_norm<QuantGatedLinear>(in, gated_linear);
     case kDenseLinear:
       return dense_linear(in);
     case kMoe:
