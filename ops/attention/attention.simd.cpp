@@ -16,6 +16,10 @@
 #define ARMLLM_MMLA_BF16 1
 #include "attention/mmla_bf16.h"
 #endif
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+#define ARMLLM_FMA_F16 1
+#include "attention/fma_f16.h"
+#endif
 #include "common/math.h"
 #include "common/simd.h"
 
@@ -29,6 +33,10 @@ int64_t tile_rows(const AttentionArgs& args) {
 #if defined(ARMLLM_MMLA_BF16)
   static_assert(MmlaBf16::kRows <= kMostTileRows, "latents have room for the rows of a tile");
   if (args.cache_type == CacheType::bf16) return MmlaBf16::kRows;
+#endif
+#if defined(ARMLLM_FMA_F16)
+  static_assert(FmaF16::kRows <= kMostTileRows, "latents have room for the rows of a tile");
+  if (args.cache_type == CacheType::f16) return FmaF16::kRows;
 #endif
   (void)args;
   return kTile;
@@ -81,6 +89,9 @@ void attend_cache(const AttentionArgs& args, const AttentionTile& t) {
 #if defined(ARMLLM_MMLA_BF16)
   if (args.cache_type == CacheType::bf16 && MmlaBf16::takes(args)) return attend_with<MmlaBf16>(args, t);
 #endif
+#if defined(ARMLLM_FMA_F16)
+  if (args.cache_type == CacheType::f16 && FmaF16::takes(args)) return attend_with<FmaF16>(args, t);
+#endif
   switch (args.cache_type) {
     case CacheType::f32:
       return attend_by<F32Products>(args, t);
@@ -103,6 +114,10 @@ void load_query(const AttentionArgs& args, int64_t token, int64_t head, const At
 #if defined(ARMLLM_MMLA_BF16)
   if (args.cache_type == CacheType::bf16 && MmlaBf16::takes(args))
     return MmlaBf16::load_query(args, token, head, t, row);
+#endif
+#if defined(ARMLLM_FMA_F16)
+  if (args.cache_type == CacheType::f16 && FmaF16::takes(args))
+    return FmaF16::load_query(args, token, head, t, row);
 #endif
   switch (args.cache_type) {
     case CacheType::f32:

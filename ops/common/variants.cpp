@@ -80,12 +80,12 @@ Rows all_rows() {
   ARMLLM_ADD(avx512, "avx2", kCascadeLake, true, "VPDPBUSD", "FMA, 512 bits", "512 bits")
   ARMLLM_ADD(avx512bf16, "avx512", kCascadeLake | kAvx512Bf16, true, nullptr, "VDPBF16PS", nullptr)
 #elif defined(__aarch64__)
-  constexpr uint64_t kV82 = kAsimd | kFp16 | kDotprod, kV86 = kV82 | kI8mm | kBf16;
+  constexpr uint64_t kV82 = kAsimd | kFp16 | kDotprod, kV86 = kV82 | kFhm | kI8mm | kBf16;
   // At 128 bits SVE does what NEON does, without its indexed operands.
   constexpr int kWide = 256;
   const bool wide = sve_bits() >= kWide;
   ARMLLM_ADD(neon, "scalar", kAsimd, true, "SMULL", "FMLA", "NEON")
-  ARMLLM_ADD(dotprod, "neon", kV82, true, "SDOT", nullptr, nullptr)
+  ARMLLM_ADD(dotprod, "neon", kV82, true, "SDOT", "FMLA, FP16", nullptr)
   ARMLLM_ADD(sve, "neon", kAsimd | kFp16 | kSve, wide, "SVE SDOT", nullptr, nullptr)
   ARMLLM_ADD(i8mm, "dotprod", kV86, true, "SMMLA", "BFMMLA", "NEON, BF16")
   ARMLLM_ADD(svei8mm, "i8mm", kV86 | kSve | kSveI8mm, wide, "SVE SMMLA", nullptr, nullptr)

@@ -15,6 +15,8 @@ from torch_armllm.ops import attention, isa, mla
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+if "dotprod" in isa.machine().runnable:
+    TOLERANCE[torch.float16] = 5e-3  # Arm CPUs sum 32 products in float16
 RUNNABLE = isa.machine().distinct("attention")
 
 
