@@ -118,10 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arm", type=Path, help="records of make bench-arm")
-    parser.add_argument("--silicon", type=Path, help="records of make bench")
+    parser.add_argument("--arm", type=Path, nargs="*", help="records of make bench-arm")
+    parser.add_argument("--silicon", type=Path, nargs="*", help="records of make bench")
     options = parser.parse_args()
-    read = {name: json.loads(p.read_text()) if p else None for name, p in vars(options).items()}
+    read = {
+        name: [r for path in paths for r in json.loads(path.read_text())] if paths else None
+        for name, paths in vars(options).items()
+    }
     DOCUMENT.write_text(rendered(DOCUMENT.read_text(), read["arm"], read["silicon"]))
 
 

@@ -94,6 +94,9 @@ def _rows() -> Iterator[Case]:
     yield case("rope_", "16 x 32/8x128")
     yield case("rope_", "16 x 32/8x128 interleaved", "interleaved=1")
     yield case("moe_route", "16 x 128, top-8", "width=128")
+    vocabulary = ("rows=1", "width=151936")
+    yield case("sample", "1 x 151936, greedy", *vocabulary, "temperature=0")
+    yield case("sample", "1 x 151936, top-50, top-p 0.9", *vocabulary, "top_k=50", "top_p=0.9")
     yield case("dense_linear", "M=1 N=128 K=2048", "n=128")
 
 

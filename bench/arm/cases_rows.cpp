@@ -33,6 +33,25 @@ Case quantize_case(int64_t rows, int64_t width, ScalarType type) {
           0, double(rows * width)};
 }
 
+// One vocabulary a row; temperature 0 is greedy.
+Case sample_case(int64_t rows, int64_t width, const Options& options) {
+  const auto constant = [&](const std::string& key, double fallback) {
+    const double value = std::stod(options.word(key, std::to_string(fallback)));
+    const Tensor all = torch_shim::zeros({rows}, ScalarType::Float);
+    for (int64_t r = 0; r < rows; ++r) static_cast<float*>(all.data_ptr())[r] = float(value);
+    return all;
+  };
+  const auto integer = [&](int64_t value) {
+    return integers({rows}, [=](int64_t) { return value; }, ScalarType::Long);
+  };
+  Call call("sample");
+  call.with("logits", values({rows, width}, options.type("dtype", "bf16")));
+  call.with("temperature", constant("temperature", 1)).with("top_p", constant("top_p", 1));
+  call.with("min_p", constant("min_p", 0)).with("top_k", integer(options.number("top_k", 0)));
+  call.with("seeds", integer(1)).with("steps", integer(2));
+  return case_of(call, 0, double(rows * width));
+}
+
 }  // namespace
 
 Case row_case(const std::string& op, const Options& options) {
@@ -67,6 +86,7 @@ Case row_case(const std::string& op, const Options& options) {
     call.with("scoring", options.word("scoring", "softmax")).with("renormalize", true);
     return case_of(call, 0, elements);
   }
+  if (op == "sample") return sample_case(rows, width, options);
   throw std::runtime_error("no case for op " + op);
 }
 

@@ -22,8 +22,8 @@ from .counting import Counts
 from .disassembly import branch_target, disassemble, is_conditional, kind, neutral, tool
 
 LONGEST = 9000  # instructions that are modelled as one body
-ENOUGH = 20000  # instructions of a model's run: its start and end weigh little then
-SMALL = 0.002  # share of the instructions below which a region runs at the average speed of the others
+ENOUGH = 6000  # instructions of a model's run: its start and end weigh little then
+SMALL = 0.005  # share of the instructions below which a region runs at the average speed of the others
 
 
 @dataclass

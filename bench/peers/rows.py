@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_armllm.ops import activation, moe, norm, rope
+from torch_armllm.ops import activation, moe, norm, rope, sample
 
 from ..records import Record, record, table
 from .timing import in_turn
@@ -32,6 +32,14 @@ def _chosen(logits: Tensor) -> tuple[Tensor, Tensor]:
     return weights / weights.sum(-1, keepdim=True), ids
 
 
+def _drawn(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    best, ids = logits.float().topk(top_k, -1)
+    probabilities = best.softmax(-1)
+    kept = probabilities.cumsum(-1) - probabilities < top_p
+    drawn = (probabilities * kept).multinomial(1)
+    return ids.gather(-1, drawn)
+
+
 def sides() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, int]]:
     """Ours, PyTorch's, the shape, and the bytes that have to be read and written."""
     x, y = torch.randn(2, TOKENS, WIDTH).bfloat16().unbind()
@@ -41,7 +49,19 @@ def sides() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, int]]:
     wide = cos[:, None].bfloat16(), sin[:, None].bfloat16()
     logits = torch.randn(TOKENS, 128).bfloat16()
     shape, row = f"{TOKENS} x {WIDTH}", x.nbytes
+    rows, vocabulary, top_k, top_p = 8, 151936, 50, 0.9
+    scores = torch.randn(rows, vocabulary).bfloat16() * 3
+    temperature, zero = torch.ones(rows), torch.zeros(rows)
+    ids = torch.arange(rows)
     return {
+        "sample": (
+            lambda: sample.sample(
+                scores, temperature, torch.full((rows,), top_k), torch.full((rows,), top_p), zero, ids, ids
+            ),
+            lambda: _drawn(scores, top_k, top_p),
+            f"{rows} x {vocabulary}, top-{top_k}, top-p {top_p}",
+            scores.nbytes,
+        ),
         "rms_norm": (
             lambda: norm.rms_norm(x, weight, 1e-6),
             lambda: F.rms_norm(x, (WIDTH,), weight, 1e-6),
