@@ -13,7 +13,7 @@ class Machine:
     variant: str
     cpu: str
     cores: tuple[str, ...]
-    families: tuple[str, ...] = ("linear", "attention", "rows")
+    families: tuple[str, ...] = ("linear", "groups", "attention", "rows")
     """Those of which this variant has kernels of its own."""
 
 
@@ -52,13 +52,19 @@ class Case:
 GROUPS = {"g32i": 32, "g32": 32, "g64": 64, "g128": 128, "g128z": 128, "row": 0, "i8": 0}
 
 
+WIDE_GROUPS = ("g64", "g128", "g128z")
+
+
 def _linears() -> Iterator[Case]:
     for scheme, group in GROUPS.items():
+        family = "groups" if scheme in WIDE_GROUPS else "linear"
         for m in (1, 4, 8, 16, 128):
+            shape = f"M={m} N=K=2048"
             if scheme == "i8":
-                yield Case("int8_linear", f"M={m} N=K=2048", "i8", (f"m={m}",))
+                yield Case("int8_linear", shape, "i8", (f"m={m}",))
             else:
-                yield Case("int4_linear", f"M={m} N=K=2048", scheme, (f"scheme={scheme}", f"m={m}"), group)
+                options = (f"scheme={scheme}", f"m={m}")
+                yield Case("int4_linear", shape, scheme, options, group, family)
     for scheme in ("g32i", "g32"):
         shape = "16 tokens, top-2 of 8, H=I=1024"
         yield Case("int4_moe", shape, scheme, (f"scheme={scheme}",), 32)
