@@ -133,10 +133,13 @@ int64_t draw(const Weights& weights, int64_t top_k, float top_p, double at) {
   double total = 0;
   for (int64_t b = 0; b < weights.blocks(); ++b) total += weights.block_sums[b];
   const double wanted = double(top_p) * total;
-  // Most distributions have their mass in few tokens; others are tried with all of theirs.
+  // Most distributions have their mass in few tokens, flatter ones in a tenth; the flattest are taken as a whole.
   constexpr int64_t kFew = 256;
-  candidates = at_least(weights, reached_by(weights, kFew));
-  if (mass_of(candidates) < wanted) candidates = at_least(weights, 0.0f);
+  for (const int64_t count : {kFew, weights.blocks() / 2, weights.blocks() * 15 / 16, weights.blocks()}) {
+    if (count < kFew) continue;
+    candidates = at_least(weights, reached_by(weights, count));
+    if (mass_of(candidates) >= wanted) break;
+  }
   keep_mass(candidates, wanted);
   return draw_among(candidates, at);
 }
