@@ -230,7 +230,11 @@ void sdot_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int6
     values[t] = token_values(x, first + t);
     offsets[t] = x.group_offsets + (first + t) * x.groups;
   }
-  if (scheme == Scheme::g32i) return sdot_multiplied<kCount>(panel, layout, values, offsets, out);
+  if (scheme == Scheme::g32i) {  // one by one: two at a time take more registers than there are
+    for (int t = 0; t < kCount; ++t)
+      sdot_multiplied<1>(panel, layout, values + t, offsets + t, out + t * kPanel);
+    return;
+  }
   if (scheme == Scheme::i8) return sdot_int8<kCount, 4>(panel, layout, values, 0, out);
   if (!has_float_groups(scheme)) return sdot_row<kCount>(panel, layout, values, offsets, out);
   if (has_zero_points(scheme)) return sdot_scaled<kCount, true>(panel, layout, values, offsets, out);

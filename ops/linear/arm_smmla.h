@@ -50,7 +50,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_row(const uint8_t* panel, const PanelLayout& 
                                        float* out) {
   int32_t offset[2 * kPairs] = {};
   for (int t = 0; t < 2 * kPairs; ++t)
-    for (int64_t g = 0; g < layout.groups; ++g) offset[t] += x.offsets[t][g];
+    for (int64_t g = 0; g < layout.groups; ++g) offset[t] += x.offsets_of(t)[g];
   const uint8x16_t zeros =
       has_zero_points(layout.scheme) ? row_nibbles(panel + layout.zero_points) : vdupq_n_u8(8);
   for (int first = 0; first < 4; first += kVectors) {
@@ -95,6 +95,9 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayou
   constexpr int kVectors = kPairs <= 2 ? 2 : 1;
   const bool halves = has_bf16_scales(layout.scheme);
   const int64_t scale_bytes = kPanel * (halves ? 2 : 4), step = groups_per_scale(layout.scheme);
+  const int32_t* offsets[2 * kPairs];
+#pragma GCC unroll 8
+  for (int t = 0; t < 2 * kPairs; ++t) offsets[t] = x.offsets_of(t);
   for (int first = 0; first < 4; first += kVectors) {
     const uint8_t* scales = panel + layout.scales;
     const uint8_t* lines = panel + layout.values + 16 * first;
@@ -108,7 +111,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayou
       for (; g < end; ++g, lines += 256) {
         sums.add_group(lines, values + 64 * kPairs * g);
 #pragma GCC unroll 8
-        for (int t = 0; t < 2 * kPairs; ++t) offset[t] += x.offsets[t][g];
+        for (int t = 0; t < 2 * kPairs; ++t) offset[t] += offsets[t][g];
       }
       const uint8x16_t zeros = kZeros ? row_nibbles(panel + layout.zero_points + 8 * column) : vdupq_n_u8(8);
 #pragma GCC unroll 2

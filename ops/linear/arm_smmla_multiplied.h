@@ -57,7 +57,8 @@ ARMLLM_IN_WRITTEN_ORDER void multiplied_offsets(const uint8_t* multipliers, int6
   MultipliedOffsets<kPairs> offsets;
   int64_t g = 0;
   const int32_t* from[2 * kPairs];
-  for (int t = 0; t < 2 * kPairs; ++t) from[t] = x.offsets[t];
+#pragma GCC unroll 4
+  for (int t = 0; t < 2 * kPairs; ++t) from[t] = x.offsets_of(t);
   for (; g + 8 <= groups; g += 8, multipliers += 64) {
     offsets.add(multipliers, from);
 #pragma GCC unroll 4
@@ -65,6 +66,7 @@ ARMLLM_IN_WRITTEN_ORDER void multiplied_offsets(const uint8_t* multipliers, int6
   }
   if (g < groups) {  // the section of the multipliers is padded to 64 bytes
     int32_t last[2 * kPairs][8] = {};
+#pragma GCC unroll 4
     for (int t = 0; t < 2 * kPairs; ++t) {
       for (int64_t i = 0; i < groups - g; ++i) last[t][i] = from[t][i];
       from[t] = last[t];

@@ -54,14 +54,19 @@ struct Columns {
 // What a call works on.
 struct TokenPairs {
   const int8_t* values;
-  const int32_t* offsets[8];  // −8 · Σ x of each group; an odd last token stands in for the missing one
+  const int32_t* offsets;  // −8 · Σ x, token by token
+  int64_t groups;
   int tokens;
 
-  ARMLLM_INLINE TokenPairs(const Activations& x, int64_t first, int count) : tokens(count) {
-    values = x.values + first * x.groups * kGroup;
-#pragma GCC unroll 4
-    for (int t = 0; t < count + count % 2; ++t)
-      offsets[t] = x.group_offsets + (first + (t < count ? t : count - 1)) * x.groups;
+  ARMLLM_INLINE TokenPairs(const Activations& x, int64_t first, int count)
+      : values(x.values + first * x.groups * kGroup),
+        offsets(x.group_offsets + first * x.groups),
+        groups(x.groups),
+        tokens(count) {}
+
+  // An odd last token stands in for the missing one.
+  ARMLLM_INLINE const int32_t* offsets_of(int token) const {
+    return offsets + (token < tokens ? token : tokens - 1) * groups;
   }
   float* second(float* out, int pair) const {
     return 2 * pair + 1 < tokens ? out + (2 * pair + 1) * kPanel : nullptr;

@@ -239,7 +239,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kTokens,       kPanels, linear_quantize, gemv, unpack,
-                              gemm,   linear_finish, false,   kMostGemvTokens};
+const LinearKernels linear = {kBlock, kTokens, kPanels,       linear_quantize, gemv,
+                              unpack, gemm,    linear_finish, false,           kMostGemvTokens};
 
 }  // namespace armllm::avx512

@@ -114,7 +114,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,   linear_quantize, gemv,
-                              unpack,  gemm,        linear_finish, true};
+const LinearKernels linear = {kTokens, kCallTokens,   kCallPanels, linear_quantize, gemv, unpack,
+                              gemm,    linear_finish, true};
 
 }  // namespace armllm::svei8mm

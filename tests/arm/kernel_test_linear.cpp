@@ -107,7 +107,7 @@ void test_quantize(const LinearKernels& tested, const LinearKernels& truth, cons
 void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(2);
   for (const auto& [scheme, scheme_name] : kSchemeNames)
-    for (int64_t groups : {1, 2, 3, 4, 7, 8, 13})
+    for (int64_t groups : {1, 2, 3, 4, 7, 8, 13, 262})  // the last: more than one segment of 8192 k
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
         for (bool extreme : {false, true}) {
           const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
