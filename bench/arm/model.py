@@ -21,7 +21,7 @@ from pathlib import Path
 from .counting import Counts
 from .disassembly import branch_target, disassemble, is_conditional, kind, neutral, tool
 
-LONGEST = 9000  # instructions that are modelled as one body
+LONGEST = 3000  # instructions that are modelled as one body
 ENOUGH = 6000  # instructions of a model's run: its start and end weigh little then
 SMALL = 0.005  # share of the instructions below which a region runs at the average speed of the others
 
