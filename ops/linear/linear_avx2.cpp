@@ -81,10 +81,22 @@ ARMLLM_INLINE __m256i zero_term(const uint8_t* zero_points, int h, int32_t offse
                   _mm256_mullo_epi32(_mm256_and_si256(high, words), minus));
 }
 
-ARMLLM_INLINE __m256i dot_signed(__m256i acc, __m256i w, __m256i magnitude, __m256i x) {
-  const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+// Additions written as instructions: GCC would add the products of several steps to each other first, and keep all of
+// them in memory until then.
+ARMLLM_INLINE void add_words(__m256i& acc, __m256i words) {
+  asm("vpaddw %1, %0, %0" : "+x"(acc) : "x"(words));
 }
+ARMLLM_INLINE void add_lanes(__m256i& acc, __m256i lanes) {
+  asm("vpaddd %1, %0, %0" : "+x"(acc) : "x"(lanes));
+}
+
+ARMLLM_INLINE void dot_signed(__m256i& acc, __m256i w, __m256i magnitude, __m256i x) {
+  const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(x, w));
+  add_lanes(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+// Keeps loads where they are: moved up, and shared between steps, they would push accumulators out of registers.
+ARMLLM_INLINE void in_written_order() { asm volatile("" ::: "memory"); }
 
 enum class Sum { multiplied, row, groups };  // g32i; row and rowz; float group scales
 
@@ -100,7 +112,9 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   __m256i total[2][2][T];  // [h][low, high]
   __m256 total_f[2][T];
   int32_t offset[T] = {};  // since the last scale
+#pragma GCC unroll 4
   for (int h = 0; h < 2; ++h) {
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
       total[h][0][t] = total[h][1][t] = _mm256_setzero_si256();
       total_f[h][t] = _mm256_setzero_ps();
@@ -110,6 +124,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   for (int64_t g = 0; g < groups; ++g, w += 256) {
     const int8_t* xg = values + g * kGroup;
     prefetch.group();
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) offset[t] += offsets[t * groups + g];
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
@@ -125,9 +140,10 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
           const __m256i eight = spread8(xg + t * row_bytes + j * 8);
-          low_acc[t] = _mm256_add_epi16(low_acc[t], _mm256_maddubs_epi16(low, eight));
-          high_acc[t] = _mm256_add_epi16(high_acc[t], _mm256_maddubs_epi16(high, eight));
+          add_words(low_acc[t], _mm256_maddubs_epi16(low, eight));
+          add_words(high_acc[t], _mm256_maddubs_epi16(high, eight));
         }
+        in_written_order();
       }
       __m256i low_factor = _mm256_set1_epi16(1), high_factor = low_factor;
       if constexpr (kind == Sum::multiplied) {
@@ -137,16 +153,18 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
       }
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
-        total[h][0][t] = _mm256_add_epi32(total[h][0][t], _mm256_madd_epi16(low_acc[t], low_factor));
-        total[h][1][t] = _mm256_add_epi32(total[h][1][t], _mm256_madd_epi16(high_acc[t], high_factor));
+        add_lanes(total[h][0][t], _mm256_madd_epi16(low_acc[t], low_factor));
+        add_lanes(total[h][1][t], _mm256_madd_epi16(high_acc[t], high_factor));
       }
     }
     if constexpr (kind == Sum::groups) {
       if (--left != 0 && g + 1 != groups) continue;
       const int64_t column = g / step;
       left = step;
+#pragma GCC unroll 4
       for (int h = 0; h < 2; ++h) {
         const __m256 scale = group_scales(panel, layout, column, h);
+#pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
           __m256i sum = row_sums(total[h][0][t], total[h][1][t]);
           if (zero_points)
@@ -155,10 +173,13 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
           total[h][0][t] = total[h][1][t] = _mm256_setzero_si256();
         }
       }
+#pragma GCC unroll 4
       for (int t = 0; t < T; ++t) offset[t] = 0;
     }
   }
+#pragma GCC unroll 4
   for (int h = 0; h < 2; ++h) {
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
       if constexpr (kind != Sum::groups) {
         __m256i sum = row_sums(total[h][0][t], total[h][1][t]);
@@ -179,21 +200,25 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const uint8_t* w = panel + layout.values;
   PanelPrefetch<8> prefetch(panel, layout);
   __m256i total[2][T];
+#pragma GCC unroll 4
   for (int h = 0; h < 2; ++h)
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) total[h][t] = _mm256_setzero_si256();
   for (int64_t g = 0; g < x.groups; ++g) {
     prefetch.group();
     for (int j = 0; j < 8; ++j, w += 64) {
+#pragma GCC unroll 4
       for (int h = 0; h < 2; ++h) {
         const __m256i line = load(w + h * 32), magnitude = _mm256_abs_epi8(line);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t)
-          total[h][t] =
-              dot_signed(total[h][t], line, magnitude, spread(values + t * row_bytes + g * kGroup + j * 4));
+          dot_signed(total[h][t], line, magnitude, spread(values + t * row_bytes + g * kGroup + j * 4));
       }
     }
   }
+#pragma GCC unroll 4
   for (int h = 0; h < 2; ++h)
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t)
       _mm256_storeu_ps(out + t * kPanel + h * 8, _mm256_mul_ps(_mm256_cvtepi32_ps(total[h][t]),
                                                                _mm256_loadu_ps(panel_scales(panel) + h * 8)));
@@ -262,6 +287,7 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
   const bool fold = has_float_groups(scheme);
   const int64_t step = groups_per_scale(scheme);
   __m256i zero[2][2], factor[2][2];  // [h][low, high]
+#pragma GCC unroll 4
   for (int h = 0; h < 2; ++h) {
     zero[h][0] = zero[h][1] = _mm256_set1_epi16(8);
     factor[h][0] = factor[h][1] = _mm256_set1_epi16(1);
@@ -271,6 +297,7 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
     if (fold && g % step == 0) {
       int16_t factors[kPanel];
       linear_fold_factors(panel, layout, g / step, factors);
+#pragma GCC unroll 4
       for (int h = 0; h < 2; ++h) {
         row_words(factors + 4 * h, &factor[h][0], &factor[h][1]);
         if (has_zero_points(scheme))
@@ -284,6 +311,7 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
     for (int j = 0; j < 4; ++j) {
       const __m256i halves[2] = {load(values + j * 64), load(values + j * 64 + 32)};
       __m256i low[2], high[2];
+#pragma GCC unroll 4
       for (int h = 0; h < 2; ++h) {
         low[h] = weights(low_rows(halves[h]), zero[h][0], factor[h][0], fold);
         high[h] = weights(high_rows(halves[h]), zero[h][1], factor[h][1], fold);
@@ -319,9 +347,10 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 #pragma GCC unroll 4
         for (int i = 0; i < kBlock; ++i) {
           const __m256i four = spread(xs + i * 8);
-          acc[i][0] = dot_signed(acc[i][0], w0, m0, four);
-          acc[i][1] = dot_signed(acc[i][1], w1, m1, four);
+          dot_signed(acc[i][0], w0, m0, four);
+          dot_signed(acc[i][1], w1, m1, four);
         }
+        in_written_order();
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kBlock; ++i) {
@@ -338,6 +367,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kTokens, kPanels, linear_quantize, gemv, unpack, gemm, linear_finish};
+const LinearKernels linear = {kBlock, kTokens, kPanels,       linear_quantize, gemv,
+                              unpack, gemm,    linear_finish, false,           kMostGemvTokens};
 
 }  // namespace armllm::avx2
