@@ -6,7 +6,7 @@ from torch_armllm.ops import library
 
 LIBRARY_PATH = library.load()
 
-from torch_armllm.ops import activation, attention, embedding, isa, linear, moe, norm, rope, sample  # noqa: E402
+from torch_armllm.ops import activation, attention, embedding, isa, linear, mla, moe, norm, rope, sample  # noqa: E402
 
 __all__ = [
     "LIBRARY_PATH",
@@ -15,6 +15,7 @@ __all__ = [
     "embedding",
     "isa",
     "linear",
+    "mla",
     "moe",
     "norm",
     "rope",
