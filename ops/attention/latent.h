@@ -97,7 +97,6 @@ struct LatentSplit {
       first_[r] = t.first[r] - t.split_begin;
       last_[r] = t.last[r] - t.split_begin;
     }
-    args.latent = false;
     args.block_size = kSplit;
     args.k_cache = t.split;
     args.v_cache =
@@ -107,6 +106,8 @@ struct LatentSplit {
     tile.first = first_;
     tile.last = last_;
     tile.blocks = &only_;
+    tile.keys_are_near = true;
+    tile.next_split_follows = false;  // its keys are not there yet
     const Span span = visible(t, 0, t.rows);
     if (span.empty()) return;
     switch (args.cache_type) {
