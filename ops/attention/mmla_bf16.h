@@ -49,8 +49,7 @@ struct MmlaBf16 {
   static constexpr int64_t kRows = 48;     // of a tile
   static constexpr int64_t kColumns = 32;  // of values, for all rows, before the next
 
-  // Latents go through lanes of float32.
-  static bool takes(const AttentionArgs& args) { return !args.latent && args.value_size % 8 == 0; }
+  static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0; }
 
   // Columns of a register tile, in pairs.
   static constexpr int columns(int pairs) { return pairs == 1 ? 16 : pairs <= 3 ? 8 : 4; }
