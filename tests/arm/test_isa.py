@@ -55,7 +55,7 @@ def test_env_names_the_right_variants() -> None:
     if machine.sve_bits == 128 and not forced:
         assert "svei8mm not preferred: 128-bit vectors" in text
     if linear == "dotprod":
-        assert "i8mm needs i8mm, bf16" in text
+        assert "i8mm needs fhm, i8mm, bf16" in text
     # Without BF16 instructions nothing that computes in floats may want them.
     if "bf16" not in machine.features:
         for family in ("attention", "dense"):
