@@ -58,3 +58,4 @@ struct f16 {
 #else
 #include "common/simd_neon.h"
 #endif
+#include "common/simd_pairs.h"

@@ -172,34 +172,6 @@ ARMLLM_SIMD void store_pairs(T* p, F32 even, F32 odd) {
   store(p + kLanes,
         F32{_mm512_permutex2var_ps(even.v, _mm512_add_epi32(index, _mm512_set1_epi32(8)), odd.v)});
 }
-template <typename T>
-ARMLLM_SIMD void add_squares(const T* p, F32& even, F32& odd) {
-  F32 a, b;
-  load_pairs(p, a, b);
-  even = fma(a, a, even);
-  odd = fma(b, b, odd);
-}
-template <typename T>
-ARMLLM_SIMD void add_values(const T* p, F32& even, F32& odd) {
-  F32 a, b;
-  load_pairs(p, a, b);
-  even = even + a;
-  odd = odd + b;
-}
-ARMLLM_SIMD void multiply_pairs(const bf16* x, const bf16* w, F32& even, F32& odd) {
-  F32 a, b, c, d;
-  load_pairs(x, a, b);
-  load_pairs(w, c, d);
-  even = fma(a, c, zero());
-  odd = fma(b, d, zero());
-}
-ARMLLM_SIMD void sum_pairs(const bf16* x, const bf16* y, F32& even, F32& odd) {
-  F32 a, b, c, d;
-  load_pairs(x, a, b);
-  load_pairs(y, c, d);
-  even = (a + zero()) + c;
-  odd = (b + zero()) + d;
-}
 
 ARMLLM_SIMD int32_t greater_equal_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 

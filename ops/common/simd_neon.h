@@ -362,36 +362,7 @@ ARMLLM_SIMD void sum_pairs(const bf16* x, const bf16* y, F32& even, F32& odd) {
   ARMLLM_EACH4(ARMLLM_STEP);
 #undef ARMLLM_STEP
 }
-#else
-ARMLLM_SIMD void multiply_pairs(const bf16* x, const bf16* w, F32& even, F32& odd) {
-  F32 a, b, c, d;
-  load_pairs(x, a, b);
-  load_pairs(w, c, d);
-  even = fma(a, c, zero());
-  odd = fma(b, d, zero());
-}
-ARMLLM_SIMD void sum_pairs(const bf16* x, const bf16* y, F32& even, F32& odd) {
-  F32 a, b, c, d;
-  load_pairs(x, a, b);
-  load_pairs(y, c, d);
-  even = (a + zero()) + c;
-  odd = (b + zero()) + d;
-}
 #endif
-template <typename T>
-ARMLLM_SIMD void add_squares(const T* p, F32& even, F32& odd) {
-  F32 a, b;
-  load_pairs(p, a, b);
-  even = fma(a, a, even);
-  odd = fma(b, b, odd);
-}
-template <typename T>
-ARMLLM_SIMD void add_values(const T* p, F32& even, F32& odd) {
-  F32 a, b;
-  load_pairs(p, a, b);
-  even = even + a;
-  odd = odd + b;
-}
 #undef ARMLLM_EACH4
 
 ARMLLM_SIMD int32_t greater_equal_mask(F32 a, F32 b) {
