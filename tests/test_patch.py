@@ -125,7 +125,7 @@ def test_a_cache_serves_several_turns(given: str) -> None:
 
 
 def test_a_cache_that_is_held_keeps_its_memory() -> None:
-    model, ids = tiny("llama"), token_ids(1, 20)
+    model, ids = fresh("llama"), token_ids(1, 20)
     with torch.no_grad():
         held = model(ids, use_cache=True).past_key_values
         first = held.pool.cache.k.data_ptr()
