@@ -28,6 +28,26 @@ def test_norm(measure: Any, tokens: int, fused: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_norm_and_linear(measure: Any, tokens: int, quantised: bool) -> None:
+    """A norm and the layer that reads it, through rows of the model's type or of INT8."""
+    size = 2048
+    x, norm_weight = torch.randn(tokens, size).bfloat16(), torch.rand(size).bfloat16()
+    q = torch.randint(-8, 8, (size, size), dtype=torch.int8)
+    multipliers = torch.randint(1, 17, (size, size // 32), dtype=torch.uint8)
+    weight = linear.pack_int4(q, multipliers, torch.rand(size))
+
+    def apart() -> torch.Tensor:
+        return linear.int4_linear(norm.rms_norm(x, norm_weight, 1e-6), weight, size)
+
+    def through_int8() -> torch.Tensor:
+        values, scales, _ = norm.rms_norm_int8(x, norm_weight, 1e-6)
+        return linear.int4_linear_q(values, scales, weight, size)
+
+    measure(through_int8 if quantised else apart, operations=2 * tokens * size * size)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
 def test_rope(measure: Any, tokens: int) -> None:
     q, k = torch.randn(tokens, 32, 64).bfloat16(), torch.randn(tokens, 8, 64).bfloat16()
     cos, sin = rope.rope_table(torch.arange(tokens), torch.rand(32))

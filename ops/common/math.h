@@ -43,8 +43,6 @@ inline F32 exp_weight(F32 x) {
 
 __attribute__((always_inline)) inline F32 sigmoid(F32 x) { return set1(1.0f) / (set1(1.0f) + exp(-x)); }
 
-__attribute__((always_inline)) inline F32 silu(F32 x) { return x / (set1(1.0f) + exp(-x)); }
-
 __attribute__((always_inline)) inline F32 tanh(F32 x) {
   const F32 size = abs(x), z = x * x;
   F32 q = set1(-0.00570497837f);  // (tanh(x) / x − 1) / x², |x| ≤ 0.625
@@ -72,12 +70,6 @@ __attribute__((always_inline)) inline F32 gelu(F32 x) {
   p = fma(p, s, set1(0.0997479035f));
   const F32 tail = exp(t * t * set1(-0.5f)) * (s * p);
   return x * select_greater(x, zero(), set1(1.0f) - tail, tail);
-}
-
-// x/2 · (1 + tanh(u)) = x / (1 + e^(−2u)),  u = √(2/π) · (x + 0.044715 x³)
-__attribute__((always_inline)) inline F32 gelu_tanh(F32 x) {
-  const F32 u = x * fma(x * x, set1(0.044715f * 1.59576912f), set1(1.59576912f));
-  return x / (set1(1.0f) + exp(-u));
 }
 
 }  // namespace
