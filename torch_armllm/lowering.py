@@ -28,6 +28,10 @@ INPUTS = (
 CACHES = INPUTS[6:]
 """Those of the cache; scales only where it is int8."""
 
+Writer = Callable[..., Any]
+"""Writes an operator's instruction: takes the lowering, the node and its arguments; returns where its result
+lies."""
+
 
 class Unlowerable(RuntimeError):
     """A node of the graph has no instruction; the graph runs node by node instead."""
@@ -56,7 +60,7 @@ class Lowering:
     lowering, the node and the node's arguments, and returns where the result lies.
     """
 
-    def __init__(self, module: fx.GraphModule, writers: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, module: fx.GraphModule, writers: Mapping[Any, Writer]) -> None:
         self.module = module
         self.writers = writers
         self.program = Program()

@@ -1,0 +1,57 @@
+"""Views and slices of rows: no instruction, another operand."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch.fx.node import Node
+
+from torch_armllm.lowering import CACHES, CacheLayer, Lowering, Unlowerable, Writer
+from torch_armllm.passes.match import aten
+from torch_armllm.program import Operand
+
+
+def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
+    return low.same_rows(node, source)
+
+
+def _select(low: Lowering, node: Node, source: Node, dim: int, index: int) -> Any:
+    if source.op == "placeholder" and source.name in CACHES and dim == 0:
+        return CacheLayer(source.name, index)
+    if dim != 0 or index != 0 or source.meta["val"].shape[0] != 1:
+        raise Unlowerable(f"{node} selects along dimension {dim}")
+    return low.same_rows(node, source)
+
+
+def _slice(
+    low: Lowering, node: Node, source: Any, dim: int = 0, begin: Any = 0, end: Any = None, step: int = 1
+) -> Operand:
+    rows = low.rows(source)
+    val = source.meta["val"]
+    if dim % val.dim() != val.dim() - 1 or len(rows.inner) != 1 or step != 1:
+        raise Unlowerable(f"{node} slices along dimension {dim}")
+    width = int(node.meta["val"].shape[-1])
+    return Operand(
+        rows.space, rows.index, rows.dtype, (width,), rows.column + int(begin or 0), rows.stride, rows.storage
+    )
+
+
+def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
+    return low.known[source][index]
+
+
+_VIEWS = (
+    aten.view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.contiguous.default,
+)
+
+WRITERS: dict[Any, Writer] = {
+    **dict.fromkeys(_VIEWS, _view),
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    operator.getitem: _getitem,
+}
