@@ -29,6 +29,8 @@ class _Rotated:
     """Before rotation, ``(1, T, heads, head_size)``."""
     cos: Node
     sin: Node
+    halved: bool = False
+    """Whether cos and sin hold each angle once, not twice."""
 
 
 def _rotates_half(node: Any, x: Node) -> bool:
@@ -50,9 +52,39 @@ def _rotates_half(node: Any, x: Node) -> bool:
     )
 
 
+def _products(node: Any, op: Any) -> tuple[Any, ...]:
+    """The four factors of ``a·b ± c·d``."""
+    if not is_op(node, op) or not all(is_op(side, aten.mul.Tensor) for side in node.args[:2]):
+        return ()
+    return (*node.args[0].args[:2], *node.args[1].args[:2])
+
+
+def _match_halves(node: Any) -> _Rotated | None:
+    """``cat([a·cos − b·sin, b·cos + a·sin])`` of the halves a and b: gpt-oss."""
+    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2 or node.args[1:] not in ((-1,), (3,)):
+        return None
+    first, second = _products(node.args[0][0], aten.sub.Tensor), _products(node.args[0][1], aten.add.Tensor)
+    if not first or not second:
+        return None
+    a, cos, b, sin = first
+    if second != (b, cos, a, sin) or not (is_op(a, operator.getitem) and is_op(b, operator.getitem)):
+        return None
+    halves: Any = a.args[0]
+    if b.args[0] is not halves or (a.args[1], b.args[1]) != (0, 1):
+        return None
+    if not is_op(halves, aten.chunk.default) or halves.args[1:] not in ((2, -1), (2, 3)):
+        return None
+    x = halves.args[0]
+    if not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
+        return None
+    if not (is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default)):
+        return None
+    return _Rotated(x.args[0], cos.args[0], sin.args[0], halved=True)
+
+
 def _match(node: Any) -> _Rotated | None:
     if not is_op(node, aten.add.Tensor):
-        return None
+        return _match_halves(node)
     for straight, turned in (node.args[:2], node.args[1::-1]):
         if not (is_op(straight, aten.mul.Tensor) and is_op(turned, aten.mul.Tensor)):
             continue
@@ -77,22 +109,23 @@ class _Angles:
     scaling: float
 
 
-def _match_angles(module: fx.GraphModule, cos: Node, sin: Node) -> _Angles | None:
-    """``cos(cat([f, f])) · s`` with ``f = positions · inv_freq``, and the same for sin."""
+def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) -> _Angles | None:
+    """``cos(cat([f, f])) · s`` (or of f alone) with ``f = positions · inv_freq``, and the same for sin."""
     found = []
     for node, function in ((cos, aten.cos.default), (sin, aten.sin.default)):
         node, scaling = strip(node, *CONVERSIONS), 1.0
         if is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float):
             node, scaling = node.args[0], node.args[1]
-        if not is_op(node, function) or not is_op(node.args[0], aten.cat.default):
+        if not is_op(node, function) or is_op(node.args[0], aten.cat.default) == halved:
             return None
         found.append((node.args[0], scaling))
     if found[0] != found[1]:
         return None
-    twice, scaling = found[0]
-    if len(twice.args[0]) != 2 or twice.args[0][0] is not twice.args[0][1]:
-        return None
-    angle = twice.args[0][0]
+    angle, scaling = found[0]
+    if not halved:
+        if len(angle.args[0]) != 2 or angle.args[0][0] is not angle.args[0][1]:
+            return None
+        angle = angle.args[0][0]
     if not is_op(angle, aten.mul.Tensor):
         return None
     positions, frequencies = (
@@ -116,16 +149,16 @@ class _Tables:
         self.module = module
         self.made: dict[tuple[Node, Node], tuple[Node, Node]] = {}
 
-    def get(self, cos: Node, sin: Node, before: Node) -> tuple[Node, Node]:
-        if (cos, sin) not in self.made:
-            self.made[cos, sin] = self._make(cos, sin, before)
-        return self.made[cos, sin]
+    def get(self, of: _Rotated, before: Node) -> tuple[Node, Node]:
+        if (of.cos, of.sin) not in self.made:
+            self.made[of.cos, of.sin] = self._make(of.cos, of.sin, of.halved, before)
+        return self.made[of.cos, of.sin]
 
-    def _make(self, cos: Node, sin: Node, before: Node) -> tuple[Node, Node]:
+    def _make(self, cos: Node, sin: Node, halved: bool, before: Node) -> tuple[Node, Node]:
         graph = self.module.graph
-        angles = _match_angles(self.module, cos, sin)
+        angles = _match_angles(self.module, cos, sin, halved)
         if angles is None:
-            half = value(cos).shape[-1] // 2
+            half = value(cos).shape[-1] // (1 if halved else 2)
             with graph.inserting_before(before):
                 return self._half(cos, half), self._half(sin, half)
         frequencies = new_constant(self.module, before, "rope_inv_freq", angles.inv_freq)
@@ -164,7 +197,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         if not all(_is_private(side, operand) for side, operand in zip((q, k), node.args[:2], strict=True)):
             continue
-        cos, sin = tables.get(q.cos, q.sin, node)
+        cos, sin = tables.get(q, node)
         with graph.inserting_before(node):
             call(graph, torch.ops.armllm.rope_.default, q.x, k.x, cos, sin, False)
             for position, side in ((0, q), (1, k)):

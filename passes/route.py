@@ -1,45 +1,130 @@
-"""Routers in front of fused experts: softmax, top-k and renormalisation become ``moe_route``."""
+"""Routers in front of fused experts: scores, choice and weights become ``moe_route``.
+
+A router is recognised by what it computes: the part of the graph between its logits and the experts is run on
+random logits, and a setting of ``moe_route`` that gives the same choice and weights takes its place.
+"""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, is_op, strip, value
+from torch_armllm.ops.moe import SCORINGS, reference_moe_route
+from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, constant, is_op, value
+from torch_armllm.passes.probe import Region, regions
+
+_EXPERTS = (torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default)
+_ROWS = 96
+_RTOL = 1e-5
 
 
-def _renormalised(node: Any) -> Any:
-    """``v / v.sum(-1, keepdim)`` → v, else None."""
-    if not is_op(node, aten.div.Tensor, aten.div_.Tensor):
+@dataclass(frozen=True)
+class Route:
+    """A setting of ``moe_route``; ``bias`` is the node of its correction bias."""
+
+    scoring: str
+    renormalize: bool
+    scale: float = 1.0
+    bias: Node | None = None
+    groups: int = 1
+    top_k_groups: int = 1
+
+
+def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> Iterator[Route]:
+    """Every setting that the constants and integers of a router allow."""
+    numbers = region.integers()
+    grouped = [
+        (g, kept)
+        for g in sorted(numbers)
+        if 1 < g < experts and experts % g == 0
+        for kept in sorted(numbers)
+        if 0 < kept < g and kept * (experts // g) >= top_k
+    ]
+    for scoring, bias, (groups, kept) in product(SCORINGS, [None, *biases], [(1, 1), *grouped]):
+        for renormalize in (False, True) if scoring != "topk_softmax" else (False,):
+            yield Route(scoring, renormalize, 1.0, bias, groups, kept)
+
+
+@cache
+def _probe(experts: int) -> Tensor:
+    """Random logits; some so low that a constant added to a sum of scores shows."""
+    logits = torch.randn(_ROWS, experts, generator=torch.Generator().manual_seed(0)) * 2
+    logits[_ROWS // 2 :] -= 12
+    return logits
+
+
+def _by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    order = ids.argsort(-1)
+    return weights.float().gather(-1, order), ids.gather(-1, order)
+
+
+def _recognise(module: fx.GraphModule, region: Region, experts: int) -> tuple[Route, int] | None:
+    """The setting that chooses and weighs as a region does, and its top_k."""
+    logits = _probe(experts)
+    try:
+        ids, weights = region.run(module, logits)
+    except Exception:  # noqa: BLE001 - not a router, if it cannot be run on logits
         return None
-    top, total = node.args[:2]
-    if is_op(total, aten.sum.dim_IntList) and total.args[0] is top and list(total.args[1]) == [-1]:
-        return top
+    shapes_fit = ids.shape == weights.shape and ids.dim() == 2 and ids.shape[0] == _ROWS
+    if not shapes_fit or ids.is_floating_point() or not 0 < (top_k := ids.shape[1]) <= experts:
+        return None
+    weights, ids = _by_id(weights, ids)
+    biases = [n for n in region.constants(module) if value(n).shape == (experts,)]
+    for setting in _settings(region, biases, experts, top_k):
+        bias = None if setting.bias is None else constant(module, setting.bias)
+        options = (None if bias is None else bias.float(), setting.groups, setting.top_k_groups)
+        own, own_ids = _by_id(
+            *reference_moe_route(logits, top_k, setting.scoring, setting.renormalize, 1.0, *options)
+        )
+        if not torch.equal(ids, own_ids):
+            continue
+        scale = float((weights.double().sum() / own.double().sum()).item())
+        scale = round(scale, 4) if abs(scale - round(scale, 4)) < _RTOL * abs(scale) else scale
+        if scale > 0 and torch.allclose(weights, own * scale, rtol=_RTOL, atol=0):
+            return replace(setting, scale=scale), top_k
     return None
 
 
-def _match(moe: Node) -> tuple[Node, int, bool] | None:
-    """Logits, top_k and whether the weights are renormalised."""
-    ids, weights = (strip(a, *CONVERSIONS) for a in moe.args[1:3])
-    top = _renormalised(weights)
-    renormalise = top is not None
-    top = strip(top if renormalise else weights, *CONVERSIONS)
-    if not (is_op(ids, operator.getitem) and is_op(top, operator.getitem)):
+def _find(module: fx.GraphModule, node: Node) -> tuple[Region, Route, int] | None:
+    ids, weights, gate_up = node.args[1:4]
+    assert isinstance(gate_up, Node)
+    experts = int(value(gate_up).shape[0])
+    if not (isinstance(ids, Node) and isinstance(weights, Node)):
         return None
-    if ids.args[0] is not top.args[0] or (top.args[1], ids.args[1]) != (0, 1):
-        return None
-    topk: Any = top.args[0]
-    if not is_op(topk, aten.topk.default) or (len(topk.args) > 2 and topk.args[2] not in (-1, 1)):
-        return None
-    softmax = strip(topk.args[0], *CONVERSIONS)
-    if not is_op(softmax, aten.softmax.int) or softmax.args[1] not in (-1, 1):
-        return None
-    logits = strip(softmax.args[0], *CONVERSIONS)
-    return (logits, topk.args[1], renormalise) if value(logits).dim() == 2 else None
+    for region in regions((ids, weights)):
+        entry = region.entry.meta.get("val")
+        if not isinstance(entry, Tensor) or entry.shape[-1] != experts or not entry.is_floating_point():
+            continue
+        # the same size under another name: a graph of (1, T, experts) is run on (rows, experts) as well
+        found = _recognise(module, region, experts)
+        if found is not None:
+            return region, *found
+    return None
+
+
+def _logits(graph: fx.Graph, entry: Node) -> Node:
+    """The entry as rows, in the type in which it was made."""
+    while is_op(entry, *CONVERSIONS) and _widens(entry):
+        assert isinstance(entry.args[0], Node)
+        entry = entry.args[0]
+    return (
+        entry
+        if value(entry).dim() == 2
+        else call(graph, aten.reshape.default, entry, [-1, value(entry).shape[-1]])
+    )
+
+
+def _widens(node: Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return value(node).dtype == torch.float32 and value(source).is_floating_point()
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -51,22 +136,27 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     graph = module.graph
     found = 0
     for node in list(graph.nodes):
-        if not is_op(node, torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default):
+        if not is_op(node, *_EXPERTS):
             continue
-        match = _match(node)
+        match = _find(module, node)
         if match is None:
             continue
-        logits, top_k, renormalise = match
+        region, route, top_k = match
         with graph.inserting_before(node):
-            routed = call(graph, torch.ops.armllm.moe_route.default, logits, top_k, "softmax", renormalise)
+            bias = route.bias
+            if bias is not None and value(bias).dtype != torch.float32:
+                bias = call(graph, aten.to.dtype, bias, torch.float32)
+            routed = call(
+                graph,
+                torch.ops.armllm.moe_route.default,
+                *(_logits(graph, region.entry), top_k, route.scoring, route.renormalize),
+                *(route.scale, bias, route.groups, route.top_k_groups),
+            )
             weights = call(graph, operator.getitem, routed, 0)
             ids = call(graph, operator.getitem, routed, 1)
-        divided = strip(node.args[2], *CONVERSIONS)
         node.update_arg(1, ids)
         node.update_arg(2, weights)
-        # dead code is kept where it writes in place, as transformers' renormalisation does
-        if is_op(divided, aten.div_.Tensor) and not divided.users:
-            graph.erase_node(divided)
+        region.erase(graph)
         found += 1
     graph.eliminate_dead_code()
     return found

@@ -60,6 +60,37 @@ def test_rotation_with_known_angles() -> None:
     check(Attention(own_angles=True, scaling=1.25), table=True)
 
 
+class HalvedAttention(Attention):
+    """gpt-oss: angles stand once, and the halves of a head are turned one by one."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        freqs = positions[..., None].float() * self.inv_freq
+        angles = freqs if self.own_angles else torch.einsum("bt,f->btf", positions.float(), self.inv_freq)
+        cos, sin = ((f(angles) * self.scaling).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+        q, k, v = (layer(x).view(1, x.shape[1], -1, 8).transpose(1, 2) for layer in (self.q, self.k, self.q))
+        turned = []
+        for t in (q, k):
+            a, b = torch.chunk(t, 2, dim=-1)
+            turned.append(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+        return torch.ops.armllm.attention(*turned, v, 0, 0.3, 0, 0.0, None)
+
+
+def test_rotation_of_halves() -> None:
+    torch.manual_seed(0)
+    for own_angles in (True, False):
+        module = HalvedAttention(own_angles, 1.25)
+        x, positions = torch.randn(1, 7, 16), torch.arange(3, 10)[None]
+        graph = export(module, x, positions)
+        clean.run(graph, PassContext())
+        expected = graph(x, positions)
+        assert rope.run(graph, PassContext()) == 1
+        graph.recompile()
+        after = ops(graph)
+        assert "armllm::rope_" in after and "chunk" not in after
+        assert ("armllm::rope_table" in after) is own_angles
+        torch.testing.assert_close(graph(x, positions), expected, atol=2e-5, rtol=2e-5)
+
+
 def test_rotation_with_angles_of_another_form() -> None:
     torch.manual_seed(0)
     check(Attention(own_angles=False), table=False)
