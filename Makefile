@@ -3,7 +3,7 @@
 #   make demo       the embedded model answers a prompt
 #   make test       all tests             make test-arm   op tests as aarch64 code under emulation
 #   make lint       ruff, clang-format    make types      mypy --strict
-#   make asan       op tests under Address- and UndefinedBehaviorSanitizer
+#   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modelled cycles
 #   make microbench every op alone, many shapes (pytest-benchmark)
@@ -22,9 +22,11 @@ PY    := $(BIN)/python
 PIP   := $(PY) -m pip install --disable-pip-version-check --quiet --constraint .ci/constraints.txt $(PIP_ARGS)
 READY := $(VENV)/.installed
 MODEL := $(VENV)/.model
+# Where the install built the library: build/{wheel_tag} (pyproject.toml).
+BUILT  = $(dir $(firstword $(wildcard build/py3-none-*/CMakeCache.txt)))
 
 CPP     := $(wildcard ops/*.cpp ops/*/*.cpp ops/*/*.h)
-CODE    := $(CPP) $(wildcard bench/*/*.cpp bench/*/*.h bench/*/*.c)
+CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
 PYTHONS := torch_armllm ops passes tests bench
 
 export HF_HUB_OFFLINE := 1
@@ -54,6 +56,8 @@ demo: $(READY) $(MODEL)
 	$(BIN)/torch-armllm demo $(ARGS)
 
 test: $(READY) $(MODEL)
+	$(BIN)/cmake --build $(BUILT) --target kernel_test
+	$(BUILT)kernel_test
 	$(PY) -m pytest $(ARGS)
 
 test-arm: $(READY)
@@ -88,7 +92,8 @@ types: $(READY)
 asan: $(READY)
 	$(BIN)/cmake -G Ninja -S ops -B build/asan -DARMLLM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython3_EXECUTABLE=$(abspath $(PY))
-	$(BIN)/cmake --build build/asan
+	$(BIN)/cmake --build build/asan --target all kernel_test
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build/asan/kernel_test
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest tests/ops -p no:cacheprovider $(ARGS)

@@ -8,7 +8,8 @@ namespace armllm {
 
 struct NormArgs {
   Rows x, out;
-  Rows residual, sum;            // optional, together: sum = round(x + residual), and the norm is of sum
+  Rows residual,
+      sum;  // optional, together, where per_token is 1: sum = round(x + residual); the norm is of sum
   const void* weight = nullptr;  // width values, may be nullptr (layer norm without affine part)
   const void* bias = nullptr;    // layer norm only
   DType weight_type = DType::f32;

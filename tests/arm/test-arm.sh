@@ -23,7 +23,7 @@ mkdir -p "$build" "$logs"
 echo "== cross build"
 cmake -G Ninja -S "$root/ops" -B "$build/ops" -DCMAKE_TOOLCHAIN_FILE="$here/aarch64.cmake" \
   -DARMLLM_TORCH_INCLUDE="$home/site/torch/include" -DCMAKE_INSTALL_PREFIX="$site" >"$logs/configure.log"
-cmake --build "$build/ops" -j "$jobs"
+cmake --build "$build/ops" -j "$jobs" --target all kernel_test
 # An installed copy: in the checkout itself may lie the library of the machine that builds.
 rm -rf "$site"
 mkdir -p "$site"
@@ -33,13 +33,6 @@ cmake --install "$build/ops" >/dev/null
 cp -r "$root/ops" "$site/torch_armllm/ops"
 [ -d "$root/passes" ] && cp -r "$root/passes" "$site/torch_armllm/passes"
 cp -r "$root/tests" "$root/pyproject.toml" "$site/"
-
-sources=("$here"/kernel_test*.cpp "$root"/ops/common/{variants,cpu}.cpp)
-mapfile -t objects < <(cd "$build/ops" && ninja -t inputs _ops.so | sed -n "s|^.*kernels_.*\.o\$|$build/ops/&|p")
-sme=()
-[[ ${objects[*]} != *linear_sme2* ]] || sme=(-DARMLLM_TEST_SME)
-aarch64-linux-gnu-g++ -std=c++17 -O1 -Wall -Wextra "${sme[@]}" -I"$root/ops" -I"$here" "${sources[@]}" "${objects[@]}" -static \
-  -o "$build/kernel_test"
 
 names=()
 pids=()
@@ -59,7 +52,7 @@ run() {  # run NAME COMMAND…: in the background, as soon as fewer than $jobs a
   names+=("$name")
   pids+=($!)
 }
-kernels() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- "$build/kernel_test" "$@"; }
+kernels() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- "$build/ops/kernel_test" "$@"; }
 # One thread each: as many emulators as processors run already.  Tests that are about threads set their own number.
 # Hypothesis' profile "ci" draws the same examples each time and does not mind that drawing them is slow here.
 emulated() {

@@ -1,4 +1,5 @@
-// Compares the kernels of every variant that this CPU runs with the scalar ones, bit for bit.
+// Compares the kernels of every variant that this CPU runs with the scalar ones, bit for bit, and with themselves on
+// parts of what they may be asked for at once.
 #pragma once
 
 #include <algorithm>
@@ -72,11 +73,15 @@ class Values {
  private:
   static constexpr int64_t kGuard = 32;
 
+  // To nearest, ties to even.
   static uint16_t to_half(float value) {
-    const __fp16 half = __fp16(value);
-    uint16_t out;
-    std::memcpy(&out, &half, 2);
-    return out;
+    uint32_t word;
+    std::memcpy(&word, &value, 4);
+    const uint32_t sign = word >> 16 & 0x8000, magnitude = word & 0x7fffffff;
+    if (magnitude >= 0x7f800000) return uint16_t(sign | 0x7c00 | (magnitude > 0x7f800000 ? 0x200 : 0));
+    if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (magnitude < 0x38800000) return uint16_t(sign | uint32_t(std::nearbyint(std::fabs(value) * 0x1p24f)));
+    return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
   }
   uint32_t word(int64_t i) const {
     uint32_t out = 0;
@@ -123,6 +128,10 @@ constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 void test_linear(const Variant& tested, const Variant& truth, Report& report);
 void test_rows(const Variant& tested, const Variant& truth, Report& report);
 void test_attention(const Variant& tested, const Variant& truth, Report& report);
+// Parts of calls against whole ones.
+void test_linear_parts(const Variant& tested, Report& report);
+void test_row_parts(const Variant& tested, Report& report);
+void test_attention_parts(const Variant& tested, Report& report);
 // Where ARMLLM_TEST_SME says that the assembler knows SME.
 void test_za_is_saved(const Variant& tested, Report& report);
 

@@ -1,0 +1,169 @@
+// Attention kernels on parts of the rows of a tile, in any order of the splits: the parts have the bits of the whole.
+#include "attention/attention.h"
+#include "kernel_test.h"
+
+namespace armllm_test {
+namespace {
+
+using namespace armllm;
+
+constexpr int kRounds = 3;  // ways to cut, after one row at a time
+constexpr int64_t kBlock = 16, kBlocks = 20, kHeads = 2, kLength = kBlock * kBlocks - 7;
+
+struct Cache {
+  std::vector<char> k, v;
+  std::vector<float> k_scales, v_scales;
+  std::vector<int32_t> blocks;
+
+  Cache(const AttentionArgs& a, Random& random) {
+    const int64_t group = group_of(a.cache_type), heads = a.latent ? 1 : kHeads;
+    const int64_t padded = a.latent ? a.head_size : round_up(a.head_size, group);
+    fill(k, kBlocks * heads * kBlock * padded, a.cache_type, random);
+    fill(v, kBlocks * heads * kBlock * a.value_size, a.cache_type, random);
+    for (int64_t i = 0; i < kBlocks * heads * kBlock; ++i) {
+      k_scales.push_back(random.uniform(0.005f, 0.02f));
+      v_scales.push_back(random.uniform(0.005f, 0.02f));
+    }
+    for (int64_t b = 0; b < kBlocks; ++b) blocks.push_back(int32_t((b * 7 + 3) % kBlocks));
+  }
+
+  static void fill(std::vector<char>& bytes, int64_t n, CacheType type, Random& random) {
+    if (type == CacheType::i8) {
+      for (int64_t i = 0; i < n; ++i) bytes.push_back(char(random.below(255) - 127));
+      return;
+    }
+    Values values(static_cast<DType>(type), n, random, 2.0f);
+    const char* first = static_cast<const char*>(values.data());
+    bytes.assign(first, first + n * size_of(type));
+  }
+};
+
+struct Results {
+  std::vector<float> maximum, sum, values;
+
+  Results(int64_t rows, int64_t value_size)
+      : maximum(size_t(rows), 7.0f),
+        sum(size_t(rows), 7.0f),
+        values(size_t(rows * value_stride(value_size))) {}
+  bool operator==(const Results& other) const {
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+    };
+    return same(maximum, other.maximum) && same(sum, other.sum) && same(values, other.values);
+  }
+};
+
+// Rows `from` … `from + count − 1` against one split, as a tile of their own.
+struct Part {
+  int64_t from, count, split_begin;
+  bool keys_are_near, next_split_follows;
+
+  void run(const AttentionKernels& kernels, const AttentionArgs& args, const Cache& cache,
+           const std::vector<int64_t>& first, const std::vector<int64_t>& last, Results& results) const {
+    const int64_t room = round_up(count, 2), stride = value_stride(args.value_size);
+    std::vector<float> scores(size_t(room * kScoreStride)), panel(size_t(panel_floats(args.head_size)));
+    std::vector<char> query(size_t(room * query_bytes(args.head_size))), weights(size_t(room * kWeightBytes)),
+        edges(size_t(edge_bytes(args.value_size))), split(size_t(split_bytes(args)));
+    std::vector<float> values(size_t(room * stride));
+    AttentionTile tile;
+    tile.query = query.data();
+    tile.weights = weights.data();
+    tile.edges = edges.data();
+    tile.split = split.data();
+    tile.rows = count;
+    tile.first = first.data() + from;
+    tile.last = last.data() + from;
+    tile.split_begin = split_begin;
+    tile.blocks = cache.blocks.data();
+    tile.kv_head = args.latent ? 0 : 1;
+    tile.keys_are_near = keys_are_near;
+    tile.next_split_follows = next_split_follows;
+    tile.maximum = &results.maximum[size_t(from)];
+    tile.sum = &results.sum[size_t(from)];
+    tile.values = values.data();
+    tile.scores = scores.data();
+    tile.panel = panel.data();
+    for (int64_t r = 0; r < count; ++r) kernels.load_query(args, from + r, 0, tile, r);
+    kernels.attend(args, tile);
+    // What lies between the rows of values is nobody's.
+    for (int64_t r = 0; r < count; ++r)
+      std::memcpy(&results.values[size_t((from + r) * stride)], &values[size_t(r * stride)],
+                  size_t(args.value_size * 4));
+  }
+};
+
+void test_rows(const AttentionKernels& kernels, const char* name, CacheType type, bool latent,
+               Report& report) {
+  Random random(51);
+  for (int64_t head_size : {40, 64})
+    for (int64_t rows : {2, 13})
+      for (int kind = 0; kind < 3; ++kind) {
+        AttentionArgs args;
+        args.cache_type = type;
+        args.latent = latent;
+        args.q_heads = args.kv_heads = latent ? 1 : kHeads;
+        args.head_size = head_size;
+        args.value_size = latent ? 24 : head_size;
+        args.block_size = kBlock;
+        args.scale = 1.0f / std::sqrt(float(head_size));
+        args.window = kind == 2 ? 9 : 0;
+        args.softcap = kind == 1 ? 5.0f : 0.0f;
+        Values q(DType::f32, rows * args.q_heads * head_size, random, 2.0f);
+        args.q = q.rows(args.q_heads * head_size);
+        const Cache cache(args, random);
+        args.k_cache = cache.k.data();
+        args.v_cache = cache.v.data();
+        args.k_scales = type == CacheType::i8 ? cache.k_scales.data() : nullptr;
+        args.v_scales = type == CacheType::i8 ? cache.v_scales.data() : nullptr;
+        // Tokens of a prompt, and the last of them sees all.
+        std::vector<int64_t> first, last;
+        for (int64_t r = 0; r < rows; ++r) {
+          last.push_back(kLength - (rows - 1 - r) * (kind == 1 ? 1 : 21));
+          first.push_back(kind == 2 ? std::max<int64_t>(0, last.back() - args.window) : 0);
+        }
+        for (int64_t split : {int64_t(0), kSplit}) {
+          const bool follows = split + kSplit < kLength;
+          Results whole(rows, args.value_size);
+          Part{0, rows, split, false, false}.run(kernels, args, cache, first, last, whole);
+          for (int round = 0; round <= kRounds; ++round) {
+            Results parts(rows, args.value_size);
+            for (int64_t r = 0; r < rows;) {
+              const int64_t count = round == 0 ? 1 : 1 + random.below(rows - r);
+              // What is known of the order of reading changes no bit.
+              Part{r, count, split, round % 2 == 1, follows && round > 1}.run(kernels, args, cache, first,
+                                                                              last, parts);
+              r += count;
+            }
+            report.expect(
+                whole == parts,
+                text("%s attend rows in parts, cache %d latent %d head %ld rows %ld split %ld kind "
+                     "%d round %d",
+                     name, int(type), int(latent), long(head_size), long(rows), long(split), kind, round));
+          }
+        }
+      }
+}
+
+// Positions [0, 256) and [256, n) in one go each; and merging is nothing but merging: a split that gives no weight
+// changes no bit.
+void test_empty_split(const AttentionKernels& kernels, const char* name, Report& report) {
+  Random random(52);
+  constexpr int64_t size = 40;
+  Values row(DType::f32, value_stride(size), random), merged = row;
+  const std::vector<float> nothing(size_t(value_stride(size)));
+  float maximum = 1.5f, sum = 3.0f;
+  kernels.merge(&maximum, &sum, static_cast<float*>(merged.data()), kNothing, 0.0f, nothing.data(), size);
+  report.expect(merged.same(row) && maximum == 1.5f && sum == 3.0f, text("%s merge of nothing", name));
+}
+
+}  // namespace
+
+void test_attention_parts(const Variant& tested, Report& report) {
+  for (CacheType type : {CacheType::f32, CacheType::bf16, CacheType::f16, CacheType::i8})
+    test_rows(*tested.attention, tested.name, type, false, report);
+  for (CacheType type : {CacheType::f32, CacheType::bf16, CacheType::f16})
+    test_rows(*tested.attention, tested.name, type, true, report);
+  test_empty_split(*tested.attention, tested.name, report);
+}
+
+}  // namespace armllm_test
