@@ -174,6 +174,7 @@ class PatchedForward:
         else:
             flat_ids, flat_positions = ids[kept][None], positions[kept][None]
         self._check_ids(flat_ids)
+        self._check_positions(flat_positions)
         slots: list[int] = []
         starts = [0]
         for row, count in zip(cache.rows, counts, strict=True):
@@ -203,6 +204,14 @@ class PatchedForward:
         if ids.numel() and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
             raise IndexError(f"token ids must be in 0 … {self.vocabulary - 1}; the input has {_span(ids)}")
 
+    def _check_positions(self, positions: Tensor) -> None:
+        limit = _position_limit(self.base.config)
+        if limit is not None and positions.numel() and int(positions.max()) >= limit:
+            raise ValueError(
+                f"the input reaches position {int(positions.max())}, but max_position_embeddings is {limit}: "
+                "shorten the prompt or max_new_tokens, or load the model with rope scaling for longer texts"
+            )
+
 
 def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Callable[..., Any]:
     """The model's own ``forward``, except that a loss to be differentiated is computed by the modules."""
@@ -221,6 +230,15 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
 
 def _span(ids: Tensor) -> str:
     return f"{int(ids.min())} … {int(ids.max())}"
+
+
+def _position_limit(config: Any) -> int | None:
+    """Positions that a model was made for; None where its rotary embedding grows with the text."""
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    kinds = {r.get("rope_type") for r in (ropes, *ropes.values()) if isinstance(r, dict)}
+    limit = getattr(text, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and "dynamic" not in kinds else None
 
 
 def _is_whole(layer: Any) -> bool:

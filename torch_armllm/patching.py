@@ -128,11 +128,11 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     plan, why_not_native = make_plan(graph_module)
     if why_not_native is not None:
         report.notes.append(f"the graph runs node by node: {why_not_native}")
+    forward = PatchedForward(base, plan, shape, model.get_input_embeddings().num_embeddings)
+    by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.ops = _count_ops(graph_module)
-    forward = PatchedForward(base, plan, shape, model.get_input_embeddings().num_embeddings)
-    base.forward = forward
-    model.forward = with_gradients_by_modules(model, forward)
+    base.forward, model.forward = forward, by_plan
     return forward
 
 
@@ -151,7 +151,7 @@ def patch(
 
     ``model(...)`` and ``model.generate(...)`` keep working and return what they returned, to rounding and
     quantisation.  Calls that the fused step cannot serve (``output_attentions``, ``inputs_embeds``, …) run
-    module by module, with one warning.
+    module by module, with one warning.  An error leaves the model as it was.
 
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
@@ -172,7 +172,7 @@ def patch(
 
     Raises:
         ValueError: the model is not a causal language model, patched already, in training mode, not on the
-            CPU, or quantised by other means; or an option is unknown.
+            CPU, or quantised by other means; a weight is not finite; or an option is unknown.
     """
     _check_model(model)
     if kv_cache is not None and kv_cache not in _CACHES:
@@ -192,11 +192,15 @@ def patch(
             importance=importance,
         )
     base: Any = model.base_model
-    with torch.no_grad():
-        forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])
+    state = model.__dict__[_STATE] = _PatchState(base, None, quantize is not None)
+    try:
+        with torch.no_grad():
+            state.forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])
+    except Exception as error:  # its modules still run: that is better than to lose a quantised model
+        report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
+        report.captured = False
     release_free_memory()
     report.bytes_after = _bytes(model)
-    model.__dict__[_STATE] = _PatchState(base, forward, quantize is not None)
     return report
 
 

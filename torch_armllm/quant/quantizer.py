@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
 from torch_armllm.quant.scheme import Scheme
 from torch_armllm.quant.schemes import scheme_named
+from torch_armllm.quant.spool import Spool
 from torch_armllm.report import LayerRecord
 
 
@@ -35,9 +36,10 @@ def quantize(
 ) -> list[LayerRecord]:
     """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
 
-    The layers are taken one by one and each float weight is freed at once, so that the peak memory is that of
-    the model and one layer.  Norms and routers stay as they are, and so do embeddings, except that one which
-    is tied to an INT8 head shares the head's weights and keeps the eight bits that they leave: see
+    All or nothing: what replaces the layers is made one by one and waits in a `Spool`, and the float weights
+    are freed when all of it is there, so that an error leaves the model as it was and the peak memory is that
+    of the model and one layer.  Norms and routers stay as they are, and so do embeddings, except that one
+    which is tied to an INT8 head shares the head's weights and keeps the eight bits that they leave: see
     `TiedEmbedding`.
 
     Args:
@@ -71,40 +73,82 @@ def quantize(
             for x in layers
         ]
     tied = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Embedding)}
+    _refuse_damaged(layers)
     energies = input_energies(model, layers) if importance else {}
-    hung = Places(model)
-    records = []
-    bar = tqdm(layers, desc="Quantising", unit="layer", disable=not progress)
-    for layer in bar:
+    spool = Spool()
+    made: list[tuple[Layer, _Replacement | None]] = []
+    for layer in tqdm(layers, desc="Quantising", unit="layer", disable=not progress):
         if layer.reason is not None:
-            records.append(_left(layer))
+            made.append((layer, None))
             continue
-        parameters = layer.weights()
-        before = sum(weight.nbytes for weight in parameters)
-        count = sum(weight.numel() for weight in parameters)
-        embedding = next((tied[id(weight)] for weight in parameters if id(weight) in tied), None)
-        keep = keep_original or embedding is not None
-        del parameters
+        handler = last if layer.kind == "head" and last else body
         try:
-            handler = last if layer.kind == "head" and last else body
-            new, op = _quantize_layer(layer, handler, keep, energies.get(id(layer.module)))
+            new, op = _quantize_layer(layer, handler, energies.get(id(layer.module)))
         except ValueError as error:
             raise ValueError(f"{layer.name}: {error}") from error
-        after = sum(buffer.nbytes for buffer in new.buffers())
-        hung.replace(layer.module, new)
-        if (
-            embedding is not None
-            and isinstance(new, QuantLinear)
-            and not keep_original
-            and can_share(embedding, new)
-        ):
-            hung.replace(embedding, TiedEmbedding(embedding, new))
-            _strip(embedding)
-            _strip(layer.module)
-            del embedding
+        embedding = next((tied[id(weight)] for weight in layer.weights() if id(weight) in tied), None)
+        sharing = (
+            not keep_original and isinstance(new, QuantLinear) and embedding and can_share(embedding, new)
+        )
+        keep = keep_original or (embedding is not None and not sharing)
+        spool.store(new)
+        made.append((layer, _Replacement(new, op, embedding if sharing else None, keep)))
         release_free_memory()
-        records.append(LayerRecord(layer.name, layer.kind, op, new.scheme, count, before, after, new.error))
-    return records
+    del tied
+    hung = Places(model)
+    return [_left(layer) if found is None else _commit(layer, found, spool, hung) for layer, found in made]
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """What will stand in a layer's place.
+
+    Attributes:
+        module: of packed weights.
+        op: the op that it calls.
+        sharer: an embedding that will share its weights.
+        keep: the layer keeps its float weights.
+    """
+
+    module: QuantLinear | QuantExperts
+    op: str
+    sharer: nn.Embedding | None
+    keep: bool
+
+
+def _refuse_damaged(layers: Sequence[Layer]) -> None:
+    """Raises ValueError for the first weight to be quantised that is not finite: before anything is done."""
+    for layer in layers:
+        if layer.reason is not None:
+            continue
+        for weight in layer.weights():
+            low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight.new_zeros(()),) * 2
+            if not bool(low.isfinite() & high.isfinite()):
+                place = tuple(int(axis[0]) for axis in torch.where(~weight.detach().isfinite()))
+                raise ValueError(
+                    f"the weight of {layer.name} holds {float(weight[place])} at {place}: the checkpoint is "
+                    f"damaged; get it anew, or leave the layer out with ignore=[{layer.name!r}]"
+                )
+
+
+def _commit(layer: Layer, found: _Replacement, spool: Spool, hung: Places) -> LayerRecord:
+    """Hangs a replacement into the model and frees the float weights."""
+    new = found.module
+    parameters = layer.weights()
+    before, count = sum(w.nbytes for w in parameters), sum(w.numel() for w in parameters)
+    del parameters
+    spool.load(new)
+    if found.sharer is not None:
+        assert isinstance(new, QuantLinear)
+        hung.replace(found.sharer, TiedEmbedding(found.sharer, new))
+        found.sharer._parameters["weight"] = None
+    hung.replace(layer.module, new)
+    if not found.keep:
+        for name in WEIGHTS if layer.kind == "experts" else ("weight",):
+            setattr(layer.module, name, None)
+    release_free_memory()
+    after = sum(buffer.nbytes for buffer in new.buffers())
+    return LayerRecord(layer.name, layer.kind, found.op, new.scheme, count, before, after, new.error)
 
 
 @torch.no_grad()
@@ -149,10 +193,6 @@ def restore(model: nn.Module) -> list[str]:
     return rounded
 
 
-def _strip(module: nn.Module) -> None:
-    module._parameters["weight"] = None
-
-
 def _left(layer: Layer) -> LayerRecord:
     weights = layer.weights()
     size = sum(weight.nbytes for weight in weights)
@@ -162,19 +202,16 @@ def _left(layer: Layer) -> LayerRecord:
 
 
 def _quantize_layer(
-    layer: Layer, scheme: Scheme, keep: bool, importance: Tensor | None
+    layer: Layer, scheme: Scheme, importance: Tensor | None
 ) -> tuple[QuantLinear | QuantExperts, str]:
-    """Makes the module that replaces a layer; strips the old one of its weights unless they are kept."""
+    """Makes the module that replaces a layer, and names its op; the layer is left as it is."""
     if layer.kind == "experts":
         new: QuantLinear | QuantExperts = _quantize_experts(layer, scheme, importance)
-        names, op = WEIGHTS, "int4_moe"
+        op = "int4_moe"
     else:
         new = _quantize_linear(layer.module, scheme, importance)
-        names, op = ("weight",), "int8_linear" if scheme.name == "int8" else "int4_linear"
+        op = "int8_linear" if scheme.name == "int8" else "int4_linear"
     new.train(layer.module.training)
-    if not keep:
-        for name in names:
-            setattr(layer.module, name, None)
     return new, op
 
 
