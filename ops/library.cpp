@@ -11,6 +11,9 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("int4_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str dtype, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str activation, str dtype, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
   m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  // a weight of each head's own: x (T, heads, K); weight (heads, panels, bytes) or (heads, N, K)
+  m.def("int8_heads_linear(Tensor x, Tensor weight, int out_features) -> Tensor");
+  m.def("dense_heads_linear(Tensor x, Tensor weight) -> Tensor");
   // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
   m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None) -> Tensor");
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
@@ -26,7 +29,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
   // rope
   m.def("rope_table(Tensor positions, Tensor inv_freq, float scaling=1.0) -> (Tensor, Tensor)");
-  m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False) -> ()");
+  m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False, bool unzip=False) -> ()");
   // embedding
   m.def("split_embedding(Tensor ids, Tensor weight, Tensor rest, str dtype) -> Tensor");
   // activation

@@ -66,11 +66,18 @@ class Lowering:
         self.program = Program()
         self.known: dict[Node, Any] = {}
 
-    def rows(self, node: Any) -> Operand:
-        """Where a node's result lies."""
+    def heads(self, node: Any) -> Operand:
+        """Where a node's result lies, whose heads may lie apart."""
         found = self.known.get(node) if isinstance(node, Node) else None
         if not isinstance(found, Operand):
             raise Unlowerable(f"{node} is not rows of tokens")
+        return found
+
+    def rows(self, node: Any) -> Operand:
+        """Where a node's result lies, a token in one piece."""
+        found = self.heads(node)
+        if found.apart:
+            raise Unlowerable(f"the heads of {node} lie apart")
         return found
 
     def weight(self, node: Any, dtype: torch.dtype | None = None) -> Operand:
@@ -133,8 +140,11 @@ class Lowering:
 
     def same_rows(self, node: Node, source: Any) -> Operand:
         """The rows of another node, seen with this one's sizes."""
-        rows = self.rows(source)
+        rows = self.heads(source)
         inner = inner_sizes(node.meta["val"])
+        if rows.apart and inner == rows.inner:
+            return rows
+        rows = self.rows(source)
         view = Operand(rows.space, rows.index, rows.dtype, inner, rows.column, rows.stride, rows.storage)
         if view.width != rows.width:
             raise Unlowerable(f"{node} mixes tokens and features")

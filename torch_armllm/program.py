@@ -79,7 +79,10 @@ class Storage:
 
 @dataclass(frozen=True)
 class Operand:
-    """A view of rows: ``inner`` elements a token from ``column`` on, rows ``stride`` elements apart."""
+    """A view of rows: ``inner`` elements a token from ``column`` on, rows ``stride`` elements apart.
+
+    Heads may lie ``apart`` further than they are wide; 0: they lie side by side.
+    """
 
     space: Space
     index: int
@@ -88,6 +91,12 @@ class Operand:
     column: int = 0
     stride: int = 0
     storage: Storage | None = field(default=None, compare=False)
+    apart: int = 0
+
+    @property
+    def head_stride(self) -> int:
+        """Elements from one head to the next."""
+        return self.apart or self.inner[-1]
 
     @property
     def width(self) -> int:

@@ -9,12 +9,6 @@
 
 namespace armllm {
 
-inline std::string shape_of(const Tensor& t) {
-  std::string text = "(";
-  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
-  return text + ")";
-}
-
 // (tokens, heads, size) whose tokens may lie apart but hold their heads one after the other.
 inline Tensor with_whole_tokens(const Tensor& t) {
   const bool whole = (t.size(2) <= 1 || t.stride(2) == 1) && (t.size(1) <= 1 || t.stride(1) == t.size(2));

@@ -31,6 +31,12 @@ inline DType dtype_of(const Tensor& t, const char* name) {
   }
 }
 
+inline std::string shape_of(const Tensor& t) {
+  std::string text = "(";
+  for (int64_t d = 0; d < t.dim(); ++d) text += (d ? ", " : "") + std::to_string(t.size(d));
+  return text + ")";
+}
+
 inline int64_t last_size(const Tensor& t) { return t.size(t.dim() - 1); }
 inline int64_t row_count(const Tensor& t) { return last_size(t) == 0 ? 0 : t.numel() / last_size(t); }
 

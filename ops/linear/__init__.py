@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.linear.dense import dense_linear, reference_dense_linear
+from torch_armllm.ops.linear.heads import (
+    dense_heads_linear,
+    int8_heads_linear,
+    reference_dense_heads_linear,
+    reference_int8_heads_linear,
+)
 from torch_armllm.ops.linear.layout import (
     EXACT,
     GROUP,
@@ -34,6 +40,7 @@ __all__ = [
     "PANEL",
     "SCHEMES",
     "PanelLayout",
+    "dense_heads_linear",
     "dense_linear",
     "group_span",
     "has_bf16_scales",
@@ -42,6 +49,7 @@ __all__ = [
     "int4_gated_linear_q",
     "int4_linear",
     "int4_linear_q",
+    "int8_heads_linear",
     "int8_linear",
     "interleave_panels",
     "pack_int4",
@@ -49,10 +57,12 @@ __all__ = [
     "panel_count",
     "panel_layout",
     "quantize_activations",
+    "reference_dense_heads_linear",
     "reference_dense_linear",
     "reference_folded_linear",
     "reference_int4_gated_linear",
     "reference_int4_linear",
+    "reference_int8_heads_linear",
     "reference_int8_linear",
     "reference_int_linear",
     "unpack_int",

@@ -266,7 +266,9 @@ Instruction rope(Reader& in) {
   a.k_heads = in.integer();
   a.head_size = in.integer();
   a.rotary = in.integer();
-  a.interleaved = in.integer() != 0;
+  a.pairs = static_cast<RopePairs>(in.integer());
+  a.q_head_stride = in.integer();
+  a.k_head_stride = in.integer();
   return simple(std::move(task), [=](Rope& t, const Frame& f) {
     t.args.q = f.rows(q);
     t.args.k = f.rows(k);

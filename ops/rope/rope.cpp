@@ -28,23 +28,32 @@ Heads heads_of(const Tensor& t, const char* name) {
   return {heads * size == 0 ? 0 : t.numel() / (heads * size), heads, size};
 }
 
-// A token's heads must be one block of memory, since the kernel walks from head to head.
-std::optional<Rows> token_rows(const Tensor& t, const Heads& heads, const char* name) {
-  const std::optional<int64_t> stride = row_stride(t);
-  const Rows unused{t.data_ptr(), heads.heads * heads.size, dtype_of(t, name)};
-  if (t.numel() == 0) return unused;
+struct HeadRows {
+  Rows rows;
+  int64_t head_stride;
+};
+
+// Rows of tokens whose heads lie evenly apart; none where tokens do not.
+std::optional<HeadRows> token_rows(const Tensor& t, const Heads& heads, const char* name) {
+  HeadRows found{Rows{t.data_ptr(), heads.heads * heads.size, dtype_of(t, name)}, heads.size};
+  if (t.numel() == 0) return found;
   const int64_t dims = t.dim();
   if (last_size(t) > 1 && t.stride(dims - 1) != 1) return std::nullopt;
-  if (heads.heads > 1 && t.stride(dims - 2) != heads.size) return std::nullopt;
-  if (heads.heads == 1 && stride) return Rows{t.data_ptr(), *stride, unused.type};
-  int64_t step = heads.heads * heads.size, tokens = 1;
+  if (heads.heads > 1) found.head_stride = t.stride(dims - 2);
+  int64_t step = found.rows.stride, tokens = 1;
   for (int64_t d = dims - 3; d >= 0; --d) {
     if (t.size(d) == 1) continue;
     if (tokens == 1) step = t.stride(d);
     if (t.stride(d) != step * tokens) return std::nullopt;
     tokens *= t.size(d);
   }
-  return Rows{t.data_ptr(), step, unused.type};
+  found.rows.stride = step;
+  return found;
+}
+
+RopePairs pairs_of(bool interleaved, bool unzip) {
+  STD_TORCH_CHECK(interleaved || !unzip, "unzip is for interleaved pairs");
+  return unzip ? RopePairs::unzipped : interleaved ? RopePairs::neighbours : RopePairs::halves;
 }
 
 Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {
@@ -55,7 +64,7 @@ Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {
   return torch::stable::contiguous(t);
 }
 
-void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interleaved) {
+void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interleaved, bool unzip) {
   const Heads q_heads = heads_of(q, "q"), k_heads = heads_of(k, "k");
   STD_TORCH_CHECK(
       q_heads.size == k_heads.size && q_heads.tokens == k_heads.tokens && q.scalar_type() == k.scalar_type(),
@@ -67,12 +76,19 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
   STD_TORCH_CHECK(last_size(sin) == half, "cos and sin must have one shape");
   STD_TORCH_CHECK(2 * half <= q_heads.size, "cos turns ", 2 * half, " dimensions, but a head has ",
                   q_heads.size);
-  const std::optional<Rows> q_rows = token_rows(q, q_heads, "q"), k_rows = token_rows(k, k_heads, "k");
+  const RopePairs pairs = pairs_of(interleaved, unzip);
+  STD_TORCH_CHECK(!unzip || 2 * half <= kMostUnzipped, "unzip turns at most ", kMostUnzipped,
+                  " dimensions, not ", 2 * half);
+  const std::optional<HeadRows> q_rows = token_rows(q, q_heads, "q"), k_rows = token_rows(k, k_heads, "k");
   const Tensor q_copy = q_rows ? q : torch::stable::contiguous(q),
                k_copy = k_rows ? k : torch::stable::contiguous(k);
+  const HeadRows queries = q_rows ? *q_rows : *token_rows(q_copy, q_heads, "q"),
+                 keys = k_rows ? *k_rows : *token_rows(k_copy, k_heads, "k");
   Rope rope;
-  rope.args.q = q_rows ? *q_rows : *token_rows(q_copy, q_heads, "q");
-  rope.args.k = k_rows ? *k_rows : *token_rows(k_copy, k_heads, "k");
+  rope.args.q = queries.rows;
+  rope.args.k = keys.rows;
+  rope.args.q_head_stride = queries.head_stride;
+  rope.args.k_head_stride = keys.head_stride;
   rope.args.cos = static_cast<const float*>(cos.data_ptr());
   rope.args.sin = static_cast<const float*>(sin.data_ptr());
   rope.args.tokens = q_heads.tokens;
@@ -80,7 +96,7 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
   rope.args.k_heads = k_heads.heads;
   rope.args.head_size = q_heads.size;
   rope.args.rotary = 2 * half;
-  rope.args.interleaved = interleaved;
+  rope.args.pairs = pairs;
   run(rope);
   if (!q_rows) torch::stable::copy_(q, q_copy);
   if (!k_rows) torch::stable::copy_(k, k_copy);
@@ -117,11 +133,11 @@ void Rope::tile(int, int64_t index) {
   for (int64_t token = first; token < last && token < args.tokens; ++token) {
     const float* cos = args.cos + token * (args.rotary / 2);
     const float* sin = args.sin + token * (args.rotary / 2);
-    kernels.rotate(args.q.row(token), args.q.type, args.q_heads, args.head_size, args.rotary, cos, sin,
-                   args.interleaved);
+    kernels.rotate(args.q.row(token), args.q.type, args.q_heads, args.q_head_stride, args.rotary, cos, sin,
+                   args.pairs);
     if (args.k)
-      kernels.rotate(args.k.row(token), args.k.type, args.k_heads, args.head_size, args.rotary, cos, sin,
-                     args.interleaved);
+      kernels.rotate(args.k.row(token), args.k.type, args.k_heads, args.k_head_stride, args.rotary, cos, sin,
+                     args.pairs);
   }
 }
 

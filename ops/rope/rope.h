@@ -6,14 +6,23 @@
 
 namespace armllm {
 
-// Heads of a token are contiguous: element (token, head, i) = at(token, head · head_size + i).
+enum class RopePairs : int32_t {
+  halves = 0,      // (i, i + rotary / 2)
+  neighbours = 1,  // (2i, 2i + 1)
+  unzipped = 2,    // (2i, 2i + 1) before, (i, i + rotary / 2) after
+};
+
+constexpr int64_t kMostUnzipped = 512;  // rotary dimensions: a head waits on the stack
+
+// Element (token, head, i) = at(token, head · head_stride + i).
 struct RopeArgs {
-  Rows q, k;                   // k may be empty
+  Rows q, k;  // k may be empty
+  int64_t q_head_stride = 0, k_head_stride = 0;
   const float* cos = nullptr;  // [tokens][rotary / 2]
   const float* sin = nullptr;
   int64_t tokens = 0, q_heads = 0, k_heads = 0, head_size = 0;
-  int64_t rotary = 0;        // leading dimensions of a head that turn
-  bool interleaved = false;  // pairs (2i, 2i + 1) instead of (i, i + rotary / 2)
+  int64_t rotary = 0;  // leading dimensions of a head that turn
+  RopePairs pairs = RopePairs::halves;
 };
 
 struct RopeTableArgs {
@@ -27,8 +36,8 @@ struct RopeTableArgs {
 
 struct RopeKernels {
   // Turns `heads` heads of one token.
-  void (*rotate)(void* x, DType type, int64_t heads, int64_t head_size, int64_t rotary, const float* cos,
-                 const float* sin, bool interleaved);
+  void (*rotate)(void* x, DType type, int64_t heads, int64_t head_stride, int64_t rotary, const float* cos,
+                 const float* sin, RopePairs pairs);
 };
 
 class Rope final : public TaskSet {

@@ -50,26 +50,47 @@ void rotate_pairs(T* x, int64_t half, const float* cos, const float* sin) {
 }
 
 template <typename T>
-void rotate_heads(T* x, int64_t heads, int64_t head_size, int64_t half, const float* cos, const float* sin,
-                  bool interleaved) {
-  for (int64_t head = 0; head < heads; ++head, x += head_size) {
-    if (interleaved) {
-      rotate_pairs(x, half, cos, sin);
-    } else {
-      rotate_halves(x, half, cos, sin);
+void rotate_unzipping(T* x, int64_t half, const float* cos, const float* sin) {
+  T before[kMostUnzipped + 2 * kLanes];
+  __builtin_memcpy(before, x, 2 * half * sizeof(T));
+  __builtin_memset(before + 2 * half, 0, 2 * kLanes * sizeof(T));
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int lanes = static_cast<int>(half - i < kLanes ? half - i : kLanes);
+    Pair in;
+    load_pairs(before + 2 * i, in.a, in.b);
+    const Pair y = turn(in, load_partial(cos + i, lanes), load_partial(sin + i, lanes));
+    store_partial(x + i, y.a, lanes);
+    store_partial(x + half + i, y.b, lanes);
+  }
+}
+
+template <typename T>
+void rotate_heads(T* x, int64_t heads, int64_t head_stride, int64_t half, const float* cos, const float* sin,
+                  RopePairs pairs) {
+  for (int64_t head = 0; head < heads; ++head, x += head_stride) {
+    switch (pairs) {
+      case RopePairs::halves:
+        rotate_halves(x, half, cos, sin);
+        break;
+      case RopePairs::neighbours:
+        rotate_pairs(x, half, cos, sin);
+        break;
+      case RopePairs::unzipped:
+        rotate_unzipping(x, half, cos, sin);
+        break;
     }
   }
 }
 
-void rotate(void* x, DType type, int64_t heads, int64_t head_size, int64_t rotary, const float* cos,
-            const float* sin, bool interleaved) {
+void rotate(void* x, DType type, int64_t heads, int64_t head_stride, int64_t rotary, const float* cos,
+            const float* sin, RopePairs pairs) {
   switch (type) {
     case DType::f32:
-      return rotate_heads(static_cast<float*>(x), heads, head_size, rotary / 2, cos, sin, interleaved);
+      return rotate_heads(static_cast<float*>(x), heads, head_stride, rotary / 2, cos, sin, pairs);
     case DType::bf16:
-      return rotate_heads(static_cast<bf16*>(x), heads, head_size, rotary / 2, cos, sin, interleaved);
+      return rotate_heads(static_cast<bf16*>(x), heads, head_stride, rotary / 2, cos, sin, pairs);
     case DType::f16:
-      return rotate_heads(static_cast<f16*>(x), heads, head_size, rotary / 2, cos, sin, interleaved);
+      return rotate_heads(static_cast<f16*>(x), heads, head_stride, rotary / 2, cos, sin, pairs);
   }
 }
 

@@ -20,9 +20,11 @@ def table(tokens: int, half: int) -> tuple[Tensor, Tensor]:
     return rope.reference_rope_table(torch.arange(tokens) * 37 + 5, inv_freq)
 
 
-def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+def rotated(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, unzip: bool = False
+) -> tuple[Tensor, Tensor]:
     q, k = q.clone(), k.clone()
-    rope.rope_(q, k, cos, sin, interleaved)
+    rope.rope_(q, k, cos, sin, interleaved, unzip)
     return q, k
 
 
@@ -38,11 +40,17 @@ def close(actual: Tensor, expected: Tensor) -> None:
     k_heads=st.integers(1, 3),
     half=st.integers(1, 40),
     rest=st.sampled_from((0, 1, 16)),
-    interleaved=st.booleans(),
+    pairs=st.sampled_from(((False, False), (True, False), (True, True))),
     dtype=st.sampled_from(FLOATS),
 )
 def test_agrees_with_reference(
-    tokens: int, q_heads: int, k_heads: int, half: int, rest: int, interleaved: bool, dtype: torch.dtype
+    tokens: int,
+    q_heads: int,
+    k_heads: int,
+    half: int,
+    rest: int,
+    pairs: tuple[bool, bool],
+    dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(half)
     size = max(2 * half + rest, 1)
@@ -51,9 +59,9 @@ def test_agrees_with_reference(
     found = []
     for name in RUNNABLE:
         with isa.use(name):
-            found.append(rotated(q, k, cos, sin, interleaved))
-    close(found[0][0], rope.reference_rope(q, cos, sin, interleaved))
-    close(found[0][1], rope.reference_rope(k, cos, sin, interleaved))
+            found.append(rotated(q, k, cos, sin, *pairs))
+    close(found[0][0], rope.reference_rope(q, cos, sin, *pairs))
+    close(found[0][1], rope.reference_rope(k, cos, sin, *pairs))
     for other in found[1:]:
         assert torch.equal(other[0], found[0][0])
         assert torch.equal(other[1], found[0][1])
@@ -75,6 +83,21 @@ def test_writes_through_slices_of_a_merged_projection() -> None:
             expected = rope.reference_rope(before[1].unflatten(-1, (-1, size)), cos, sin).flatten(-2)
             close(k, expected)
             assert torch.equal(v, before[2])
+
+
+@pytest.mark.parametrize("pairs", [(False, False), (True, False), (True, True)])
+def test_writes_to_a_part_of_wider_heads(pairs: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(5, 3, 56), torch.randn(5, 70)
+    cos, sin = table(5, 12)
+    for name in RUNNABLE:
+        with isa.use(name):
+            queries, keys = q.clone(), k.clone()
+            rope.rope_(queries[..., 32:], keys[:, None, 46:], cos, sin, *pairs)
+            close(queries[..., 32:], rope.reference_rope(q[..., 32:], cos, sin, *pairs))
+            close(keys[:, None, 46:], rope.reference_rope(k[:, None, 46:], cos, sin, *pairs))
+            assert torch.equal(queries[..., :32], q[..., :32])
+            assert torch.equal(keys[:, :46], k[:, :46])
 
 
 def test_layouts_that_need_a_copy() -> None:
@@ -121,7 +144,7 @@ def test_opcheck() -> None:
     cos, sin = table(3, 4)
     torch.library.opcheck(torch.ops.armllm.rope_table.default, (torch.arange(3), torch.rand(4), 1.0))
     q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
-    torch.library.opcheck(torch.ops.armllm.rope_.default, (q, k, cos, sin, True))
+    torch.library.opcheck(torch.ops.armllm.rope_.default, (q, k, cos, sin, True, True))
 
 
 def test_errors_name_what_is_wrong() -> None:
@@ -133,6 +156,10 @@ def test_errors_name_what_is_wrong() -> None:
         rope.rope_(q, k, cos[:2], sin)
     with pytest.raises(RuntimeError, match="cos turns 8 dimensions, but a head has 6"):
         rope.rope_(q[..., :6], k[..., :6], cos, sin)
+    with pytest.raises(RuntimeError, match="unzip is for interleaved pairs"):
+        rope.rope_(q, k, cos, sin, False, True)
+    with pytest.raises(RuntimeError, match="unzip turns at most 512 dimensions, not 514"):
+        rope.rope_(torch.ones(3, 1, 514), torch.ones(3, 1, 514), *torch.ones(2, 3, 257), True, True)
     with pytest.raises(RuntimeError, match="cos must be float32"):
         rope.rope_(q, k, cos.bfloat16(), sin)
     with pytest.raises(RuntimeError, match="positions must be int64"):

@@ -27,22 +27,16 @@ def _rope_table(low: Lowering, node: Node, positions: Any, inv_freq: Any, scalin
     return cos, sin
 
 
-def _rope(low: Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool = False) -> None:
-    queries, keys, table = low.rows(q), low.rows(k), low.rows(cos)
+def _rope(
+    low: Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool = False,
+    unzip: bool = False,
+) -> None:  # fmt: skip
+    queries, keys, table = low.heads(q), low.heads(k), low.rows(cos)
     heads, size = queries.inner[-2:]
     low.emit(
         Opcode.ROPE,
-        *(
-            queries,
-            keys,
-            table,
-            low.rows(sin),
-            heads,
-            keys.inner[-2],
-            size,
-            2 * table.width,
-            int(interleaved),
-        ),
+        *(queries, keys, table, low.rows(sin), heads, keys.inner[-2], size, 2 * table.width),
+        *(int(interleaved) + int(unzip), queries.head_stride, keys.head_stride),
     )
 
 

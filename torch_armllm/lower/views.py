@@ -29,12 +29,12 @@ def _slice(
 ) -> Operand:
     rows = low.rows(source)
     val = source.meta["val"]
-    if dim % val.dim() != val.dim() - 1 or len(rows.inner) != 1 or step != 1:
+    if dim % val.dim() != val.dim() - 1 or len(rows.inner) > 2 or step != 1:
         raise Unlowerable(f"{node} slices along dimension {dim}")
-    width = int(node.meta["val"].shape[-1])
-    return Operand(
-        rows.space, rows.index, rows.dtype, (width,), rows.column + int(begin or 0), rows.stride, rows.storage
-    )
+    inner = (*rows.inner[:-1], int(node.meta["val"].shape[-1]))
+    apart = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
+    column = rows.column + int(begin or 0)
+    return Operand(rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, apart)
 
 
 def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:

@@ -1,0 +1,120 @@
+"""Linear layers with a weight of each head's own against their references, on every variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import isa, linear
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+RUNNABLE = isa.machine().runnable
+
+
+def packed(heads: int, rows: int, columns: int) -> Tensor:
+    q = torch.randint(-127, 128, (heads, rows, columns), dtype=torch.int8)
+    return linear.pack_int8(q, torch.rand(heads, rows) + 0.5)
+
+
+def wide(tokens: int, heads: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A slice of wider heads."""
+    return torch.randn(tokens, heads, columns + 5).to(dtype)[..., 3 : columns + 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.sampled_from((0, 1, 2, 7, 8, 9, 17, 33)),
+    heads=st.integers(1, 5),
+    rows=st.sampled_from((1, 8, 16, 33, 96)),
+    columns=st.sampled_from((1, 16, 33, 128)),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_int8_has_the_bits_of_the_reference(
+    tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(tokens + rows)
+    x, weight = wide(tokens, heads, columns, dtype), packed(heads, rows, columns)
+    expected = linear.reference_int8_heads_linear(x, weight, rows)
+    for name in RUNNABLE:
+        with isa.use(name):
+            found = linear.int8_heads_linear(x, weight, rows)
+        assert torch.equal(found, expected), name
+        assert found.is_contiguous()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.integers(0, 9),
+    heads=st.integers(1, 4),
+    rows=st.sampled_from((1, 16, 35)),
+    columns=st.sampled_from((1, 15, 100)),
+    dtype=st.sampled_from(FLOATS),
+    weight_dtype=st.sampled_from(FLOATS),
+)
+def test_dense_agrees_with_the_reference(
+    tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    torch.manual_seed(tokens + rows)
+    x = wide(tokens, heads, columns, dtype)
+    weight = (torch.randn(heads, rows, columns) / columns**0.5).to(weight_dtype)
+    expected = linear.reference_dense_heads_linear(x, weight)
+    for name in RUNNABLE:
+        with isa.use(name):
+            found = linear.dense_heads_linear(x, weight)
+        torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_a_row_depends_on_itself_alone() -> None:
+    torch.manual_seed(0)
+    x, weight, floats = wide(70, 3, 64), packed(3, 48, 64), torch.randn(3, 48, 64)
+    before = torch.get_num_threads()
+    for name in RUNNABLE:
+        with isa.use(name):
+            for run in (
+                lambda rows: linear.int8_heads_linear(rows, weight, 48),
+                lambda rows: linear.dense_heads_linear(rows, floats),
+            ):
+                together = run(x)
+                assert torch.equal(torch.cat([run(x[i : i + 1]) for i in range(70)]), together)
+                assert torch.equal(torch.cat([run(x[:13]), run(x[13:])]), together)
+                torch.set_num_threads(1)
+                assert torch.equal(run(x), together)
+                torch.set_num_threads(before)
+
+
+def test_values_that_are_not_finite_stay_in_their_head() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 32)
+    x[1, 2, 5], x[2, 0, 0] = float("nan"), float("inf")
+    for name in RUNNABLE:
+        with isa.use(name):
+            y = linear.int8_heads_linear(x, packed(4, 20, 32), 20)
+        broken = y.isnan().all(-1)
+        assert broken.nonzero().tolist() == [[1, 2], [2, 0]]
+        assert y.isfinite().all(-1).sum() == 10
+
+
+def test_opcheck() -> None:
+    x = torch.randn(3, 2, 40)
+    torch.library.opcheck(torch.ops.armllm.int8_heads_linear.default, (x, packed(2, 24, 40), 24))
+    torch.library.opcheck(torch.ops.armllm.dense_heads_linear.default, (x, torch.randn(2, 24, 40)))
+
+
+def test_refuses_what_does_not_fit() -> None:
+    x, weight = torch.randn(3, 2, 40), packed(2, 24, 40)
+    with pytest.raises(RuntimeError, match=r"not \(3, 80\)"):
+        linear.int8_heads_linear(x.flatten(1), weight, 24)
+    with pytest.raises(RuntimeError, match="weight has 3 heads, x 2"):
+        linear.int8_heads_linear(x, packed(3, 24, 40), 24)
+    with pytest.raises(RuntimeError, match="out_features = 40 needs 3"):
+        linear.int8_heads_linear(x, weight, 40)
+    with pytest.raises(RuntimeError, match="another shape or scheme"):
+        linear.int8_heads_linear(x, packed(2, 24, 72), 24)
+    with pytest.raises(RuntimeError, match="needs 2 heads of 40 inputs"):
+        linear.dense_heads_linear(x, torch.randn(2, 24, 41))
+    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16"):
+        linear.dense_heads_linear(x.double(), torch.randn(2, 24, 40))
