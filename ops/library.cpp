@@ -10,7 +10,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // of activations that are quantised already, as rms_norm_int8 returns them; the scheme may be i8 too
   m.def("int4_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str dtype, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str activation, str dtype, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
-  m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None, bool wide=False) -> Tensor");
   // a weight of each head's own: x (T, heads, K); weight (heads, panels, bytes) or (heads, N, K)
   m.def("int8_heads_linear(Tensor x, Tensor weight, int out_features) -> Tensor");
   m.def("dense_heads_linear(Tensor x, Tensor weight) -> Tensor");
@@ -19,7 +19,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
   m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
   // moe
-  m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None) -> Tensor");
+  m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True, bool weigh_input=False) -> Tensor");
   m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1) -> (Tensor, Tensor)");
   // norm
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float weight_offset=0.0) -> Tensor");

@@ -45,7 +45,15 @@ class Space(IntEnum):
     OUTPUT = 4
 
 
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "swiglu_clamped": 5}
+ACTIVATIONS = {
+    "none": 0,
+    "silu": 1,
+    "gelu": 2,
+    "gelu_tanh": 3,
+    "relu": 4,
+    "swiglu_clamped": 5,
+    "silu_clamped": 6,
+}
 SCORINGS = {"softmax": 0, "sigmoid": 1, "topk_softmax": 2}
 TYPES = {
     torch.float32: 0,

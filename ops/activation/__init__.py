@@ -11,7 +11,7 @@ from torch import Tensor
 __all__ = ["ACTIVATIONS", "gated_act", "reference_gated_act"]
 
 LIMIT = 7.0
-"""Where gpt-oss' ``swiglu_clamped`` cuts gate and up."""
+"""Where gpt-oss' ``swiglu_clamped`` cuts gate and up, and ``silu_clamped`` does."""
 
 
 def _swiglu_clamped(gate: Tensor, up: Tensor) -> Tensor:
@@ -25,6 +25,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
     "relu": lambda gate, up: F.relu(gate) * up,
     "swiglu_clamped": _swiglu_clamped,
+    "silu_clamped": lambda gate, up: F.silu(gate.clamp(max=LIMIT)) * up.clamp(-LIMIT, LIMIT),
 }
 
 ACTIVATIONS = tuple(_FUNCTIONS)
@@ -38,7 +39,8 @@ def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
             projection.
         up: as ``gate`` in shape and dtype.
         activation: one of :data:`ACTIVATIONS`.  ``gelu`` is the exact one, by erf; ``swiglu_clamped`` is
-            gpt-oss' ``(up + 1) · gate · sigmoid(1.702 · gate)`` with gate at most 7 and up in −7 … 7.
+            gpt-oss' ``(up + 1) · gate · sigmoid(1.702 · gate)`` with gate at most 7 and up in −7 … 7;
+            ``silu_clamped`` is ``silu(gate) · up`` of the same.
 
     Returns:
         A contiguous tensor of the shape and dtype of ``gate``.

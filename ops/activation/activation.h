@@ -22,7 +22,7 @@ struct GatedPanels {
   const void* up_bias = nullptr;
   DType bias_type = DType::f32;
   Activation activation = Activation::silu;
-  float limit = 7.0f;  // of swiglu_clamped
+  float limit = 7.0f;  // of swiglu_clamped and silu_clamped
 };
 
 struct ActivationKernels {

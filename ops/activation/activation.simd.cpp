@@ -43,6 +43,11 @@ inline void with_function(Activation kind, float limit, Run run) {
         return times_sigmoid<accuracy>((u + set1(1.0f)) * from_floor(g), from_floor(g * set1(1.702f)));
       });
     }
+    case Activation::silu_clamped: {
+      const F32 high = set1(limit), low = set1(-limit);
+      return run([high, low](F32 g, F32 u)
+                     ARMLLM_INLINE { return silu_times<accuracy>(min(high, g), max(low, min(high, u))); });
+    }
   }
 }
 

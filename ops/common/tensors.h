@@ -91,8 +91,9 @@ inline Activation activation_of(const std::string& name) {
   if (name == "gelu_tanh") return Activation::gelu_tanh;
   if (name == "relu") return Activation::relu;
   if (name == "swiglu_clamped") return Activation::swiglu_clamped;
+  if (name == "silu_clamped") return Activation::silu_clamped;
   STD_TORCH_CHECK(false, "unknown activation '", name,
-                  "'; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped");
+                  "'; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped, silu_clamped");
 }
 
 }  // namespace armllm

@@ -27,6 +27,14 @@ struct Rows {
 constexpr int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 constexpr int64_t ceil_div(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
-enum class Activation : int32_t { none = 0, silu = 1, gelu = 2, gelu_tanh = 3, relu = 4, swiglu_clamped = 5 };
+enum class Activation : int32_t {
+  none = 0,
+  silu = 1,
+  gelu = 2,
+  gelu_tanh = 3,
+  relu = 4,
+  swiglu_clamped = 5,
+  silu_clamped = 6
+};
 
 }  // namespace armllm

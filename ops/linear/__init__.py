@@ -131,7 +131,8 @@ def int4_gated_linear(
             :func:`interleave_panels`.
         out_features: N of gate alone.
         scheme: as in :func:`int4_linear`; ``i8`` works too.
-        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu`` or ``swiglu_clamped`` (limit 7).
+        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or
+            ``silu_clamped`` (both with limit 7).
         gate_bias: ``(N,)``, any of the float types.
         up_bias: ``(N,)``, in the dtype of ``gate_bias``.
 

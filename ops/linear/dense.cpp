@@ -11,7 +11,7 @@ namespace {
 
 int64_t output_tiles(const DenseLinearArgs& args) { return ceil_div(args.out_features, kDenseOutputs); }
 
-Tensor dense_linear(Tensor given_x, Tensor given_weight, std::optional<Tensor> given_bias) {
+Tensor dense_linear(Tensor given_x, Tensor given_weight, std::optional<Tensor> given_bias, bool wide) {
   STD_TORCH_CHECK(given_x.dim() >= 1, "x must have at least one dimension");
   STD_TORCH_CHECK(given_weight.dim() == 2 && given_weight.size(1) == last_size(given_x),
                   "weight must have shape (out_features, ", last_size(given_x),
@@ -39,7 +39,8 @@ Tensor dense_linear(Tensor given_x, Tensor given_weight, std::optional<Tensor> g
     linear.args.bias = bias.data_ptr();
     linear.args.bias_type = dtype_of(bias, "bias");
   }
-  Tensor out = torch::stable::new_empty(x, shape);
+  Tensor out =
+      wide ? torch::stable::new_empty(x, shape, ScalarType::Float) : torch::stable::new_empty(x, shape);
   linear.args.out = rows_of(out, "out");
   run(linear);
   return out;

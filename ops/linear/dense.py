@@ -8,30 +8,34 @@ from torch import Tensor
 __all__ = ["dense_linear", "reference_dense_linear"]
 
 
-def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False) -> Tensor:
     """``x · Wᵀ + b``, summed in float32 in an order that depends on the row alone, rounded once.
 
     Args:
         x: ``(..., K)`` in float32, bfloat16 or float16.
         weight: ``(N, K)`` in any of these dtypes.
         bias: ``(N,)`` in any of these dtypes, or None.
+        wide: whether the result stays float32, as routers want it.
 
     Returns:
-        ``(..., N)`` in the dtype of ``x``.
+        ``(..., N)`` in the dtype of ``x``, or in float32.
 
     Raises:
         RuntimeError: a shape or dtype does not fit.
     """
-    out: Tensor = torch.ops.armllm.dense_linear(x, weight, bias)
+    out: Tensor = torch.ops.armllm.dense_linear(x, weight, bias, wide)
     return out
 
 
-def reference_dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def reference_dense_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False
+) -> Tensor:
     """:func:`dense_linear` in plain float32 torch."""
-    wide = None if bias is None else bias.float()
-    return torch.nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype)
+    terms = None if bias is None else bias.float()
+    out = torch.nn.functional.linear(x.float(), weight.float(), terms)
+    return out if wide else out.to(x.dtype)
 
 
 @torch.library.register_fake("armllm::dense_linear")
-def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32 if wide else x.dtype)

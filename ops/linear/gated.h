@@ -20,7 +20,7 @@ struct GatedEpilogue {
   const void* up_bias;
   DType bias_type;
   Activation activation;
-  float limit;  // of swiglu_clamped
+  float limit;  // of swiglu_clamped and silu_clamped
   int64_t out_features;
   Rows out;
 };

@@ -113,8 +113,11 @@ def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0) -> T
     if activation == "swiglu_clamped":  # gpt-oss: alpha 1.702
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
+    if activation == "silu_clamped":
+        return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
     raise ValueError(
-        f"unknown activation {activation!r}; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped"
+        f"unknown activation {activation!r}; "
+        "there are: silu, gelu, gelu_tanh, relu, swiglu_clamped, silu_clamped"
     )
 
 

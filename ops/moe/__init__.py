@@ -23,6 +23,8 @@ def int4_moe(
     limit: float = 7.0,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gated: bool = True,
+    weigh_input: bool = False,
 ) -> Tensor:
     """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
 
@@ -37,10 +39,15 @@ def int4_moe(
         down: uint8 ``(E, ceil(H / 16), panel_bytes)``.
         intermediate: I.
         scheme: of both weights: ``g32i``, ``row``, ``i8`` (exact) or ``g32``.
-        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu`` or ``swiglu_clamped``.
-        limit: where ``swiglu_clamped`` clamps.
+        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or ``silu_clamped``.
+        limit: where the clamped ones clamp.
         gate_up_bias: ``(E, 2, I)``, gate before up.
         down_bias: ``(E, H)``, of the same dtype.
+        gated: whether there is a gate.  Without, ``gate_up`` holds ``(E, ceil(I / 16), panel_bytes)`` of up
+            alone, its bias is ``(E, I)``, and ``act(up(x)) · up(x)`` goes down: with ``relu`` the squared
+            ReLU.
+        weigh_input: whether the weights multiply what goes into the experts (Llama 4) instead of what comes
+            out.
 
     Returns:
         Shape and dtype of ``x``.  Tokens and intermediate rows are quantised to INT8; everything else is
@@ -63,6 +70,8 @@ def int4_moe(
         limit,
         gate_up_bias,
         down_bias,
+        gated,
+        weigh_input,
     )
     return result
 
@@ -80,5 +89,7 @@ def _int4_moe_fake(
     limit: float = 7.0,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gated: bool = True,
+    weigh_input: bool = False,
 ) -> Tensor:
     return x.new_empty(x.shape)

@@ -90,7 +90,7 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
     const int64_t wide = std::clamp<int64_t>(all / wanted / widest, 1, kMostGemmSteps) * widest;
     return Steps{round_up(gemv, multiple), std::min(wide, round_up(share, multiple))};
   };
-  return {steps(gate_up_panels, 2), steps(down_panels, 1), rows};
+  return {steps(gate_up_panels, a.gated ? 2 : 1), steps(down_panels, 1), rows};
 }
 
 }  // namespace
@@ -130,7 +130,7 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
 void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   const LinearKernels& kernels = *variant().linear;
   const int64_t pairs = a.tokens * a.top_k;
-  const int64_t gate_up_panels = 2 * ceil_div(a.intermediate, kPanel);
+  const int64_t gate_up_panels = (a.gated ? 2 : 1) * ceil_div(a.intermediate, kPanel);
   const DownPasses passes = down_passes(a);
   const auto known = [&](int32_t id) { return id >= 0 && id < a.experts; };
 

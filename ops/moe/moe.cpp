@@ -49,7 +49,7 @@ void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
     const ExpertRows& e = m.expert[m.row_expert[row]];
     const Activations x = m.hidden.of(e);
     put_row(x, row - e.first_row, values);
-    x.scales[row - e.first_row] = scale;
+    x.scales[row - e.first_row] = a.weigh_input ? scale * a.weights[token * a.top_k + j] : scale;
     if (x.group_offsets != nullptr)
       std::memcpy(x.group_offsets + (row - e.first_row) * groups, offsets, groups * 4);
   }
@@ -76,13 +76,26 @@ const ExpertRows& expert_of_tile(const MoeMemory& m, int64_t ExpertRows::* first
   return *(std::upper_bound(begin, begin + m.grouping->experts, index, before) - 1);
 }
 
+// The end of a row without a gate: each panel takes the part of the gate and that of up.
+void finish_ungated(const GatedEpilogue& e, const float* acc, int64_t panel, int64_t panels, float x_scale,
+                    int64_t row) {
+  constexpr int64_t kMost = 16;
+  float both[kMost * 2 * kPanel];
+  for (int64_t first = 0; first < panels; first += kMost) {
+    const int64_t count = std::min(kMost, panels - first);
+    for (int64_t p = 0; p < 2 * count; ++p)
+      std::memcpy(both + p * kPanel, acc + (first + p / 2) * kPanel, kPanel * sizeof(float));
+    finish_gated(e, both, 2 * (panel + first), 2 * count, x_scale, row);
+  }
+}
+
 void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
   const LinearKernels& kernels = *variant().linear;
   const ExpertRows& e = expert_of_tile(m, &ExpertRows::gate_up_tile, index);
   const Activations x = m.hidden.of(e);
-  const int64_t bias = e.expert * 2 * a.intermediate;
+  const int64_t bias = e.expert * (a.gated ? 2 : 1) * a.intermediate;
   const GatedEpilogue epilogue{bias_at(a.gate_up_bias, a.bias_type, bias),
-                               bias_at(a.gate_up_bias, a.bias_type, bias + a.intermediate),
+                               bias_at(a.gate_up_bias, a.bias_type, bias + (a.gated ? a.intermediate : 0)),
                                a.bias_type,
                                a.activation,
                                a.limit,
@@ -91,7 +104,7 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
   multiply_tile(kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride,
                 a.gate_up_panel_stride, x, index - e.gate_up_tile,
                 [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
-                  finish_gated(epilogue, acc, panel, panels, x.scales[row], row);
+                  (a.gated ? finish_gated : finish_ungated)(epilogue, acc, panel, panels, x.scales[row], row);
                 });
 }
 
@@ -147,7 +160,7 @@ void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t in
     for (int64_t p = token * a.top_k; p < (token + 1) * a.top_k; ++p) {
       if (m.pair_row[p] < 0) continue;
       rows[count] = m.down[pass % 2] + m.pair_row[p] * m.down_stride + first;
-      weights[count++] = a.weights[p];
+      weights[count++] = a.weigh_input ? 1.0f : a.weights[p];
     }
     variant().moe->combine(rows, weights, count, n, a.out.at(token, c.first_column + first), a.out.type);
   }

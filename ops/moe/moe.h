@@ -39,7 +39,7 @@ struct MoeKernels {
 
 // out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j]
 // Gate and up panels alternate (g0 u0 g1 u1 …) in `gate_up`.  Ids outside 0 … experts − 1 contribute nothing; the
-// registered op refuses them.
+// registered op refuses them.  With weigh_input, x · weights[t][j] goes in and the sum is a plain one.
 struct MoeArgs {
   Rows x, out;
   const int32_t* ids = nullptr;    // [tokens][top_k]
@@ -51,9 +51,12 @@ struct MoeArgs {
   Scheme scheme = Scheme::g32i;
   int64_t tokens = 0, experts = 0, top_k = 0, hidden = 0, intermediate = 0;
   Activation activation = Activation::silu;
-  float limit = 7.0f;                  // of swiglu_clamped
-  const void* gate_up_bias = nullptr;  // [experts][2][intermediate]: gate, then up
-  const void* down_bias = nullptr;     // [experts][hidden]
+  float limit = 7.0f;        // of swiglu_clamped and silu_clamped
+  bool gated = true;         // false: `gate_up` holds up alone, and the activation is act(up) · up
+  bool weigh_input = false;  // the weights multiply what goes into the experts, not what comes out
+  const void* gate_up_bias =
+      nullptr;                      // [experts][2][intermediate]: gate, then up; or [experts][intermediate]
+  const void* down_bias = nullptr;  // [experts][hidden]
   DType bias_type = DType::f32;
   void* scratch = nullptr;
 };

@@ -56,7 +56,8 @@ std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char
 
 Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down,
                 int64_t intermediate, std::string scheme, std::string activation, double limit,
-                std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias) {
+                std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, bool gated,
+                bool weigh_input) {
   STD_TORCH_CHECK(x.dim() >= 1 && last_size(x) >= 1, "x must have at least one dimension and one feature");
   STD_TORCH_CHECK(intermediate >= 1, "intermediate must be positive, not ", intermediate);
   QuantMoe set;
@@ -67,10 +68,12 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   a.scheme = scheme_of(scheme);
   a.activation = activation_of(activation);
   a.limit = float(limit);
-  STD_TORCH_CHECK(a.activation != Activation::swiglu_clamped || limit > 0, "limit must be positive, not ",
-                  limit);
-  check_experts(gate_up, "gate_up", "intermediate (gate and up)", "hidden",
-                2 * ceil_div(intermediate, kPanel), a.scheme, a.hidden);
+  const bool clamped = a.activation == Activation::swiglu_clamped || a.activation == Activation::silu_clamped;
+  STD_TORCH_CHECK(!clamped || limit > 0, "limit must be positive, not ", limit);
+  a.gated = gated;
+  a.weigh_input = weigh_input;
+  check_experts(gate_up, "gate_up", gated ? "intermediate (gate and up)" : "intermediate (without a gate)",
+                "hidden", (gated ? 2 : 1) * ceil_div(intermediate, kPanel), a.scheme, a.hidden);
   check_experts(down, "down", "hidden", "intermediate", ceil_div(a.hidden, kPanel), a.scheme, intermediate);
   a.experts = gate_up.size(0);
   STD_TORCH_CHECK(a.experts >= 1, "gate_up holds no experts");
@@ -79,7 +82,8 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   STD_TORCH_CHECK(choices_per_token(expert_weights, "expert_weights", a.tokens) == a.top_k,
                   "expert_weights has ", last_size(expert_weights), " columns, expert_ids ", a.top_k);
   dtype_of(expert_weights, "expert_weights");
-  const auto gate_up_terms = checked_bias(gate_up_bias, "gate_up_bias", a.experts * 2 * intermediate);
+  const auto gate_up_terms =
+      checked_bias(gate_up_bias, "gate_up_bias", a.experts * (gated ? 2 : 1) * intermediate);
   const auto down_terms = checked_bias(down_bias, "down_bias", a.experts * a.hidden);
 
   const Tensor rows = contiguous(x);

@@ -20,6 +20,8 @@ def reference_int4_moe(
     limit: float = 7.0,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gated: bool = True,
+    weigh_input: bool = False,
 ) -> Tensor:
     """Reference of :func:`int4_moe`, equal to it up to the activation function's last bits.
 
@@ -34,10 +36,18 @@ def reference_int4_moe(
     for t in range(rows.shape[0]):
         for j in range(ids.shape[1]):
             e = int(ids[t, j])
-            bias = (None, None) if gate_up_bias is None else gate_up_bias.view(-1, 2, intermediate)[e]
-            gate = reference_int4_linear(rows[t : t + 1], gate_up[e, 0::2], intermediate, scheme, bias[0])
-            up = reference_int4_linear(rows[t : t + 1], gate_up[e, 1::2], intermediate, scheme, bias[1])
+            row, share = rows[t : t + 1], weights[t, j]
+            if weigh_input:
+                row, share = row * share, torch.ones(())
+            halves = 2 if gated else 1
+            biases = None if gate_up_bias is None else gate_up_bias.view(-1, halves, intermediate)[e]
+            gate, up = (
+                reference_int4_linear(
+                    row, gate_up[e, h::halves], intermediate, scheme, None if biases is None else biases[h]
+                )
+                for h in (0, halves - 1)
+            )
             last = None if down_bias is None else down_bias.view(-1, hidden)[e]
             y = reference_int4_linear(activate(gate, up, activation, limit), down[e], hidden, scheme, last)
-            out[t] += weights[t, j] * y[0]
+            out[t] += share * y[0]
     return out.to(x.dtype).view(x.shape)

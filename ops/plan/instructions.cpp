@@ -207,6 +207,8 @@ Instruction moe(Reader& in) {
   a.intermediate = in.integer();
   a.activation = static_cast<Activation>(in.integer());
   a.limit = in.real();
+  a.gated = in.integer() != 0;
+  a.weigh_input = in.integer() != 0;
   a.bias_type = static_cast<DType>(gate_up_bias.type);
   return with_scratch(
       std::move(task),

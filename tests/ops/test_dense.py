@@ -47,6 +47,18 @@ def test_agrees_with_reference(
     assert all(torch.equal(found[0], other) for other in found)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_wide_results_are_not_rounded(dtype: torch.dtype, tokens: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(tokens, 70).to(dtype), torch.randn(21, 70).to(dtype)
+    for name in RUNNABLE:
+        with isa.use(name):
+            found = linear.dense_linear(x, weight, wide=True)
+            assert torch.equal(found, linear.dense_linear(x.float(), weight))
+            assert torch.equal(found.to(dtype), linear.dense_linear(x, weight))
+
+
 def test_a_row_depends_on_itself_alone() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(11, 300), torch.randn(37, 300)

@@ -49,6 +49,8 @@ class Layer:
     activation: str = "silu"
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    gated: bool = True
+    weigh_input: bool = False
 
     def options(self) -> dict[str, object]:
         return {
@@ -59,6 +61,8 @@ class Layer:
             "activation": self.activation,
             "gate_up_bias": self.gate_up_bias,
             "down_bias": self.down_bias,
+            "gated": self.gated,
+            "weigh_input": self.weigh_input,
         }
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -126,20 +130,58 @@ def test_exact_schemes_equal_the_reference(scheme: str, bias: torch.dtype | None
     assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-6)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_clamped"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_clamped", "silu_clamped"])
 def test_activations(activation: str) -> None:
     layer = make_layer(activation=activation, bias=torch.float32)
     inputs = make_input(layer, 20, 2)
     assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-2)
 
 
-def test_clamp_limit() -> None:
-    layer = make_layer(activation="swiglu_clamped")
+@pytest.mark.parametrize("activation", ["swiglu_clamped", "silu_clamped"])
+def test_clamp_limit(activation: str) -> None:
+    layer = make_layer(activation=activation)
     x, ids, weights = make_input(layer, 6, 2)
     options = layer.options() | {"limit": 0.5}
     found = moe.int4_moe(4 * x, ids, weights, **options)
     assert_close(found, moe.reference_int4_moe(4 * x, ids, weights, **options), 1e-2)
     assert not torch.allclose(found, layer(4 * x, ids, weights))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5, 60])
+@pytest.mark.parametrize("intermediate", [16, 72, 280])
+def test_experts_without_a_gate(tokens: int, intermediate: int, bias: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    up = packed(4, intermediate, 64, "g32i", random)
+    down = packed(4, 64, intermediate, "g32i", random)
+    layer = Layer(up, down, 64, intermediate, activation="relu", gated=False)
+    if bias:
+        layer.gate_up_bias = torch.randn(4, intermediate, generator=random)
+        layer.down_bias = torch.randn(4, 64, generator=random)
+    inputs = make_input(layer, tokens, 2)
+    found = on_every_variant(layer, *inputs)
+    assert_close(found, layer.reference(*inputs), 1e-6)
+    twice = Layer(linear.interleave_panels(up, up), down, 64, intermediate, activation="relu")
+    if bias:
+        twice.gate_up_bias = torch.stack([layer.gate_up_bias, layer.gate_up_bias], 1)
+        twice.down_bias = layer.down_bias
+    assert torch.equal(twice(*inputs), found)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 60])
+def test_weights_of_what_goes_in(tokens: int) -> None:
+    layer = make_layer(bias=torch.float32, activation="relu")
+    layer.weigh_input = True
+    x, ids, weights = make_input(layer, tokens, 2)
+    found = on_every_variant(layer, x, ids, weights)
+    assert_close(found, layer.reference(x, ids, weights), 1e-6)
+    first, second = (
+        Layer(layer.gate_up, layer.down, 64, 48, "g32i", "relu", layer.gate_up_bias, layer.down_bias)(
+            x * weights[:, j : j + 1], ids[:, j : j + 1], torch.ones(tokens, 1)
+        )
+        for j in (0, 1)
+    )
+    assert_close(found, first + second, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -308,7 +350,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(
         torch.ops.armllm.int4_moe.default,
         (x, ids, weights, *(options[name] for name in order)),
-        {"gate_up_bias": layer.gate_up_bias, "down_bias": layer.down_bias},
+        {"gate_up_bias": layer.gate_up_bias, "down_bias": layer.down_bias, "weigh_input": True},
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
     )
 
@@ -320,6 +362,7 @@ def test_opcheck() -> None:
         ({"scheme": "row"}, "bytes a panel"),
         ({"activation": "tanh"}, "unknown activation 'tanh'"),
         ({"intermediate": 16}, "panels an expert"),
+        ({"gated": False}, "6 panels an expert; intermediate .without a gate. needs 3"),
         ({"intermediate": 0}, "must be positive"),
         ({"down": torch.zeros(3, 4, 640, dtype=torch.uint8)}, "down holds 3|experts, down 3"),
         ({"gate_up_bias": torch.zeros(4, 48)}, "gate_up_bias has 192 elements"),

@@ -75,7 +75,9 @@ def _gated_linear(
     return out
 
 
-def _dense_linear(low: Lowering, node: Node, x: Any, weight: Any, bias: Any = None) -> Operand:
+def _dense_linear(
+    low: Lowering, node: Node, x: Any, weight: Any, bias: Any = None, wide: bool = False
+) -> Operand:
     rows = low.rows(x)
     out = low.new(node)
     low.emit(Opcode.DENSE_LINEAR, rows, out, low.weight(weight), low.weight(bias), rows.width, out.width)

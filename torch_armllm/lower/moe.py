@@ -18,6 +18,7 @@ def _moe(
     low: Lowering, node: Node, x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, intermediate: int,
         scheme: str,
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
+    gated: bool = True, weigh_input: bool = False,
 ) -> Operand:  # fmt: skip
     rows, chosen, shares = low.rows(x), low.rows(ids), low.rows(weights)
     if chosen.dtype != torch.int32 or shares.dtype != torch.float32 or chosen.stride != chosen.width:
@@ -38,6 +39,8 @@ def _moe(
             intermediate,
             ACTIVATIONS[act],
             float(limit),
+            int(gated),
+            int(weigh_input),
         ),
     )
     return out
