@@ -6,6 +6,7 @@
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modelled cycles
+#   make models     docs/models.md: what becomes of each model family of transformers
 #   make microbench every op alone, many shapes (pytest-benchmark)
 #
 # Variables: PYTHON (an interpreter >= 3.10), VENV (default .venv), PIP_ARGS (added to every pip call),
@@ -31,7 +32,7 @@ PYTHONS := torch_armllm ops passes tests bench
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo test test-arm bench bench-arm microbench lint format types asan wheel clean
+.PHONY: all install demo test test-arm bench bench-arm microbench models lint format types asan wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -71,6 +72,9 @@ microbench: $(READY)
 
 bench-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash bench/arm/run.sh $(ARGS)
+
+models: $(READY)
+	$(BIN)/torch-armllm models --markdown > docs/models.md
 
 lint: $(READY)
 	$(BIN)/ruff check $(wildcard $(PYTHONS))

@@ -24,12 +24,8 @@ def _is_identity(node: fx.Node) -> bool:
     if is_op(node, aten.slice.Tensor) and len(node.args) >= 4:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        return (
-            isinstance(node.args[2], int)
-            and node.args[2] == 0
-            and isinstance(node.args[3], int)
-            and node.args[3] >= torch.iinfo(torch.int64).max
-        )
+        begin, end, step = (*node.args[2:5], 1)[:3]
+        return bool(begin == 0 and step == 1 and isinstance(end, int) and end >= torch.iinfo(torch.int64).max)
     return False
 
 

@@ -180,3 +180,11 @@ def test_the_clock_and_the_limits_of_measure() -> None:
     assert clock.step == 0.5
     with pytest.raises(ValueError, match="new_tokens 2"):
         measure(tiny("llama"), 1, 4, 2)
+
+
+def test_models_says_what_becomes_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "llama", "--json", "--threads", "1"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["family"], row["runs"], row["captured"], row["share"]) == ("llama", "plan", True, 1.0)
+    assert main(["models", "llama4000"]) == 2
+    assert "llama4000" in capsys.readouterr().err

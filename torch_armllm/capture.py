@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.hf import attention, experts
+from torch_armllm.tokenwise import tokens_meet
 
 
 class CaptureError(RuntimeError):
@@ -61,13 +62,23 @@ def _seams(model: nn.Module) -> Iterator[None]:
             config._experts_implementation = expert
 
 
-def _refuse_what_the_graph_would_lose(base: nn.Module) -> None:
-    config = base.config
-    text = getattr(config, "get_text_config", lambda: config)()
-    if getattr(text, "attention_chunk_size", None):
-        raise CaptureError("chunked attention masks are not covered by the paged kernels")
-    if not getattr(base, "_supports_attention_backend", False):
-        raise CaptureError(f"{type(base).__name__} does not use transformers' attention interface")
+def _vocabulary(base: nn.Module) -> int:
+    try:
+        table: Any = base.get_input_embeddings()  # type: ignore[operator]
+        return int(table.num_embeddings)
+    except (NotImplementedError, AttributeError):
+        raise CaptureError(f"{type(base).__name__} has no token embedding of its own") from None
+
+
+def _check_attentions(base: nn.Module, module: fx.GraphModule) -> None:
+    layers = [n.args[3] for n in module.graph.nodes if n.target is torch.ops.armllm.attention.default]
+    kind = type(base).__name__
+    if not layers:
+        raise CaptureError(f"{kind} does not use transformers' attention interface")
+    if len(set(layers)) != len(layers):
+        raise CaptureError(f"{kind} calls one layer's attention several times")
+    if tokens_meet(module, _vocabulary(base)):
+        raise CaptureError(f"{kind} mixes or counts tokens outside of its attention")
 
 
 def weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
@@ -114,7 +125,6 @@ def capture(model: nn.Module) -> Captured:
         CaptureError: the model cannot be exported, with the exporter's own reason.
     """
     base = getattr(model, "base_model", model)
-    _refuse_what_the_graph_would_lose(base)
     tokens = torch.export.Dim("tokens", min=2, max=1 << 24)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]
@@ -127,4 +137,6 @@ def capture(model: nn.Module) -> Captured:
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
-    return weights_as_attributes(program)
+    captured = weights_as_attributes(program)
+    _check_attentions(base, captured.graph_module)
+    return captured

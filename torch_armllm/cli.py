@@ -1,4 +1,4 @@
-"""The command line: ``torch-armllm demo | bench latency | env``."""
+"""The command line: ``torch-armllm demo | bench latency | models | env``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,14 @@ def build_parser() -> argparse.ArgumentParser:
     env = commands.add_parser("env", help="what this machine offers and what is in the way")
     env.add_argument("--json", action="store_true", help="one JSON object")
     env.set_defaults(run=_env)
-    for command in (demo, latency, env):
+    models = commands.add_parser("models", help="what becomes of each causal language model of transformers")
+    models.add_argument(
+        "family", nargs="*", help="model types such as llama; default: all, which takes minutes"
+    )
+    models.add_argument("--json", action="store_true", help="one JSON list")
+    models.add_argument("--markdown", action="store_true", help="the page docs/models.md")
+    models.set_defaults(run=_models)
+    for command in (demo, latency, env, models):
         command.add_argument("--threads", type=int, help="cores to use; default: as torch decides")
     return parser
 
@@ -131,6 +138,16 @@ def _env(options: argparse.Namespace) -> None:
 
     found = describe()
     print(json.dumps({**found, "warnings": warnings(found)}) if options.json else render(found))
+
+
+def _models(options: argparse.Namespace) -> None:
+    from torch_armllm.coverage import table
+
+    rows = list(table.survey_all(options.family, options.threads))
+    if options.json:
+        print(json.dumps([row.to_dict() for row in rows]))
+    else:
+        print(table.as_page(rows) if options.markdown else table.as_text(rows))
 
 
 def _positive(text: str) -> int:

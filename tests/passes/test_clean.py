@@ -36,3 +36,14 @@ def test_conversions_that_round_stay() -> None:
     graph = export(Rounding(), torch.randn(1, 4, 8))
     clean.run(graph, PassContext())
     assert ops(graph) == ["to", "to"]
+
+
+def test_strided_slices_stay() -> None:
+    class Even(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[..., 0::2]
+
+    x = torch.randn(1, 4, 8)
+    graph = export(Even(), x)
+    clean.run(graph, PassContext())
+    assert torch.equal(graph(x), x[..., 0::2])

@@ -1,0 +1,1 @@
+"""Every causal language model of transformers, tiny: what is captured, what is not, and why."""

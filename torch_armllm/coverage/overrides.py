@@ -1,0 +1,100 @@
+"""How configurations are made tiny: by the names of their values, and for few families by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXACT: dict[str, int] = {
+    "vocab_size": 97,
+    "hidden_size": 64, "d_model": 64, "n_embd": 64, "embedding_size": 64, "embedding_dim": 64, "emb_dim": 64,
+    "word_embed_proj_dim": 64, "attention_hidden_size": 64, "lru_width": 64, "d_inner": 96,
+    "intermediate_size": 96, "moe_intermediate_size": 48, "ffn_dim": 96, "ffn_hidden_size": 96,
+    "shared_expert_intermediate_size": 48, "shared_intermediate_size": 48,
+    "shared_experts_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 48, "intermediate_size_mlp": 96, "expert_ffn_hidden_size": 48,
+    "dense_intermediate_size": 96, "decoder_ffn_dim": 96, "encoder_ffn_dim": 96, "dff": 96, "dim_ff": 96,
+    "feed_forward_size": 96,
+    "decoder_layers": 2, "encoder_layers": 2,
+    "num_encoder_layers": 2, "num_decoder_layers": 2, "num_blocks": 2,
+    "num_attention_heads": 4, "n_head": 4, "num_heads": 4, "n_heads": 4, "attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_attention_heads": 4, "num_encoder_attention_heads": 4,
+    "num_decoder_attention_heads": 4, "swa_num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_kv_heads": 2, "swa_num_key_value_heads": 2, "num_query_groups": 2,
+    "head_dim": 16, "swa_head_dim": 16, "kv_channels": 16, "d_head": 16, "dim_head": 16,
+    "global_head_dim": 16,
+    "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "moe_num_experts": 8,
+    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "top_k_experts": 2,
+    "n_group": 2, "num_expert_group": 2, "topk_group": 1,
+    "first_k_dense_replace": 1, "num_dense_layers": 1,
+    "kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "max_position_embeddings": 512, "n_positions": 512, "n_ctx": 512, "max_seq_len": 512,
+    "sliding_window": 16, "sliding_window_size": 16, "window_size": 16, "attention_window_size": 16,
+    "local_attention": 16, "attention_chunk_size": 16,
+    "query_pre_attn_scalar": 16,
+    "type_vocab_size": 2,
+    "mamba_d_state": 16, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_chunk_size": 16, "mamba_d_ssm": 128,
+    "state_size": 16, "chunk_size": 16, "time_step_rank": 8, "mamba_dt_rank": 8, "ssm_state_size": 16,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4,
+    "index_head_dim": 16, "index_n_heads": 2, "index_topk": 16,
+    "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 16, "laurel_rank": 16,
+    "shape_vocab_size": 97, "pronunciation_vocab_size": 97, "zero_expert_num": 2,
+    "rotary_dim": 8, "block_size": 16,
+}  # fmt: skip
+"""The values by these names become this, or stay where they are smaller."""
+
+COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+"""Names of the number of layers."""
+
+_HYBRID = ["linear_attention", "full_attention"]
+
+_DECODERS = (
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta",
+    "xlm-roberta-xl",
+)  # fmt: skip
+
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(_DECODERS, {"is_decoder": True}),
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {"encoder_hash_byte_group_vocab": 97},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "deepseek_v2": {
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "topk_method": "group_limited_greedy",
+    },
+    "dots1": {
+        "n_shared_experts": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_d_head": 16},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 1,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0],
+    },
+    "gemma4_text": {"hidden_size_per_layer_input": 16},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": _HYBRID},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "llama4_text": {"moe_layers": [1], "interleave_moe_layer_step": 2},
+    "mamba2": {"num_heads": 8},
+    "nemotron": {"num_key_value_heads": 2},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "xmod": {"default_language": "en_XX"},
+}
+"""What a family needs beyond that, by model type."""
