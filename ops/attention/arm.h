@@ -64,10 +64,10 @@ ARMLLM_INLINE float32x4_t by_row(const float* rows) {
 // Of the rows whose lanes these are: t = score · factor counts powers of two, n is the highest t rounded up.
 struct Reference {
   float32x4_t factor;
-  float32x4_t rounder;  // kRounder + kSteps − n: where t is added to it, its last bit stands for 2^−10
+  float32x4_t rounder;  // kRounder + kSteps − n: where t is added to it, its last bit stands for 2^−8
   float32x4_t lowest;   // lower scores count as this one
 
-  static constexpr float kRounder = 12288.0f, kSteps = 63.0f;
+  static constexpr float kRounder = 49152.0f, kSteps = 126.0f;
   static constexpr float kLimit = 1 << 20;  // n up to it leave every step exact
 };
 
@@ -126,8 +126,8 @@ struct Pair {
     return vget_low_f32(vpmaxq_f32(one, one));
   }
 
-  // Leaves out rows that see nothing but −∞.  maximum[row]: what exp() of scores is taken against, times ln 2 and
-  // without what the weights' own scale adds to it; NaN for a row that has a NaN or ∞.
+  // Leaves out rows that see nothing but −∞.  maximum[row]: what exp() of scores is taken against, times ln 2; NaN
+  // for a row that has a NaN or ∞.
   Reference reference(float factor, int64_t group, float* maximum) {
     const float32x2_t top = highest();
     float factors[2], rounders[2], lowest[2];

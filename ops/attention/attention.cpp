@@ -139,8 +139,15 @@ struct Run {
   }
   int64_t first_split() const { return first(0) / kSplit; }
   int64_t end_split() const { return ceil_div(last(rows - 1), kSplit); }
-  bool sees(int64_t r, int64_t split) const {
-    return first(r) < (split + 1) * kSplit && last(r) > split * kSplit;
+  // Those rows that see something of a split.
+  struct Range {
+    int64_t begin, end;
+  };
+  Range seeing(int64_t split) const {
+    const int64_t past = f.sequence.length - f.sequence.tokens, group = group_of(a);
+    const int64_t begin = (split * kSplit - past) * group - row;
+    const int64_t end = a.window > 0 ? ((split + 1) * kSplit + a.window - 1 - past) * group - row : rows;
+    return {std::clamp<int64_t>(begin, 0, rows), std::clamp<int64_t>(end, 0, rows)};
   }
 };
 
@@ -206,12 +213,6 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   return tile;
 }
 
-void start_row(float* maximum, float* sum, float* values, int64_t width) {
-  *maximum = kNothing;
-  *sum = 0.0f;
-  for (int64_t i = 0; i < width; ++i) values[i] = 0.0f;
-}
-
 // All splits of a tile of rows, one after the other.
 void attend_rows(const Run& run) {
   const AttentionArgs& a = run.a;
@@ -232,10 +233,10 @@ void attend_rows(const Run& run) {
     tile.next_split_follows = s + 1 < run.end_split();
     kernels.attend(a, tile);
     tile.keys_are_near = true;
-    for (int64_t r = 0; r < run.rows; ++r)
-      if (tile.first[r] < (s + 1) * kSplit && tile.last[r] > s * kSplit)
-        kernels.merge(w.total_maximum + r, w.total_sum + r, w.total_values + r * width, tile.maximum[r],
-                      tile.sum[r], tile.values + r * width, a.value_size);
+    const Run::Range rows = run.seeing(s);
+    kernels.merge(w.total_maximum + rows.begin, w.total_sum + rows.begin, w.total_values + rows.begin * width,
+                  tile.maximum + rows.begin, tile.sum + rows.begin, tile.values + rows.begin * width,
+                  a.value_size, rows.end - rows.begin);
   }
   for (int64_t r = 0; r < run.rows; ++r)
     kernels.finish(a, run.token(r), run.head(r), w.total_maximum[r], w.total_sum[r],
@@ -263,17 +264,20 @@ void attend_splits(const Run& run, int64_t begin, int64_t end) {
 void merge_rows(const Run& run) {
   const AttentionArgs& a = run.a;
   const AttentionKernels& kernels = *variant().attention;
-  const Workspace w(a, 1);
-  for (int64_t r = 0; r < run.rows; ++r) {
-    start_row(w.total_maximum, w.total_sum, w.total_values, value_stride(a.value_size));
-    for (int64_t s = run.first_split(); s < run.end_split(); ++s) {
-      if (!run.sees(r, s)) continue;
-      const Partials from(a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row + r);
-      kernels.merge(w.total_maximum, w.total_sum, w.total_values, *from.maximum, *from.sum, from.values,
-                    a.value_size);
-    }
-    kernels.finish(a, run.token(r), run.head(r), *w.total_maximum, *w.total_sum, w.total_values);
+  const int64_t width = value_stride(a.value_size);
+  const Workspace w(a, run.rows);
+  std::fill_n(w.total_maximum, run.rows, kNothing);
+  std::fill_n(w.total_sum, run.rows, 0.0f);
+  std::fill_n(w.total_values, run.rows * width, 0.0f);
+  for (int64_t s = run.first_split(); s < run.end_split(); ++s) {
+    const Run::Range rows = run.seeing(s);
+    const Partials from(a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row + rows.begin);
+    kernels.merge(w.total_maximum + rows.begin, w.total_sum + rows.begin, w.total_values + rows.begin * width,
+                  from.maximum, from.sum, from.values, a.value_size, rows.end - rows.begin);
   }
+  for (int64_t r = 0; r < run.rows; ++r)
+    kernels.finish(a, run.token(r), run.head(r), w.total_maximum[r], w.total_sum[r],
+                   w.total_values + r * width);
 }
 
 Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {

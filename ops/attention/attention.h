@@ -127,9 +127,9 @@ struct AttentionKernels {
   void (*load_query)(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& tile,
                      int64_t row);
   void (*attend)(const AttentionArgs& args, const AttentionTile& tile);
-  // Adds a split's result (m, s, v) to a row's, which starts as (kNothing, 0, zeros).
-  void (*merge)(float* maximum, float* sum, float* values, float m, float s, const float* v,
-                int64_t value_size);
+  // Adds a split's results (m, s, v) to those of `rows` rows, which start as (kNothing, 0, zeros).
+  void (*merge)(float* maximum, float* sum, float* values, const float* m, const float* s, const float* v,
+                int64_t value_size, int64_t rows);
   // Takes in the sink, divides by the sum and rounds to the output.
   void (*finish)(const AttentionArgs& args, int64_t token, int64_t head, float maximum, float sum,
                  const float* values);

@@ -137,15 +137,30 @@ float exp_of(float x) {
   return lanes[0];
 }
 
-void merge(float* maximum, float* sum, float* values, float m, float s, const float* v, int64_t value_size) {
-  const float top = *maximum > m ? *maximum : m;
-  const F32 old_weight = set1(exp_of(*maximum - top)), weight = set1(exp_of(m - top));
-  for (int64_t i = 0; i < value_size; i += kLanes)
-    store(values + i, fma(load(v + i), weight, load(values + i) * old_weight));
-  float lanes[kLanes];
-  store(lanes, fma(set1(s), weight, set1(*sum) * old_weight));
-  *sum = lanes[0];
-  *maximum = top;
+// Of two weights the higher maximum's is 1.
+void merge(float* maximum, float* sum, float* values, const float* m, const float* s, const float* v,
+           int64_t value_size, int64_t rows) {
+  const int64_t stride = value_stride(value_size);
+  for (int64_t row = 0; row < rows; row += kLanes) {
+    const int n = static_cast<int>(smaller(rows - row, kLanes));
+    const F32 old_top = load_partial(maximum + row, n), new_top = load_partial(m + row, n);
+    const F32 top = max(old_top, new_top), one = set1(1.0f), less = exp(-abs(new_top - old_top));
+    const F32 old_weights = select_greater(new_top, old_top, less, one),
+              weights = select_greater(new_top, old_top, one, less);
+    float old_weight[kLanes], weight[kLanes];
+    store(old_weight, old_weights);
+    store(weight, weights);
+    store_partial(maximum + row, top, n);
+    store_partial(sum + row, fma(load_partial(s + row, n), weights, load_partial(sum + row, n) * old_weights),
+                  n);
+    for (int64_t r = 0; r < n; ++r) {
+      float* to = values + (row + r) * stride;
+      const float* from = v + (row + r) * stride;
+      const F32 w = set1(weight[r]), old = set1(old_weight[r]);
+      for (int64_t i = 0; i < value_size; i += kLanes)
+        store(to + i, fma(load(from + i), w, load(to + i) * old));
+    }
+  }
 }
 
 template <typename T>

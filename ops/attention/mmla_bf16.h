@@ -5,42 +5,10 @@
 #pragma once
 
 #include "attention/arm.h"
+#include "attention/weights_bf16.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
-
-// Weights as bfloat16 bits.  A weight is 2.96665 · 2^(t − n − 49): six bits of exponent and ten of fraction are cut
-// out of the rounded sum, the fraction goes through a parabola in float16 (within 2.2e-3), and what is left of it
-// after eight bits is cut off.  The row's sum is taken of what is left, so that only what cutting does differently to
-// different keys is seen: 1.9e-3 of a weight on average, where rounding exact weights would do 1.7e-3.
-struct Bf16Weights {
-  static constexpr float kOffset = 32.8767778f;  // 49 ln 2 − ln 2.96665
-  float16x8_t a = vdupq_n_f16(static_cast<float16_t>(-0.0488f)),
-              b = vdupq_n_f16(static_cast<float16_t>(2.0205f));
-  uint16x8_t fraction = vdupq_n_u16(0x3ff), ones = vdupq_n_u16(0x3f80);
-
-  Bf16Weights() {
-    __asm__("" : "+w"(fraction));  // or the bits are cleared in a copy
-    __asm__("" : "+w"(ones));      // GCC 12 would take it for a constant of float16
-  }
-  // The low halves of two pairs of columns, row by row.
-  ARMLLM_INLINE static uint16x8_t rows_of(uint16x8_t x, uint16x8_t y) {
-    const uint8x16_t rows = {0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15};
-    return vreinterpretq_u16_u8(vqtbl1q_u8(vreinterpretq_u8_u16(vuzp1q_u16(x, y)), rows));
-  }
-  ARMLLM_INLINE uint16x8_t operator()(const float* scores, const Reference& r) const {
-    const float32x4_t x = vmaxq_f32(vld1q_f32(scores), r.lowest),
-                      y = vmaxq_f32(vld1q_f32(scores + 4), r.lowest);
-    const uint16x8_t z = rows_of(vreinterpretq_u16_f32(vfmaq_f32(r.rounder, x, r.factor)),
-                                 vreinterpretq_u16_f32(vfmaq_f32(r.rounder, y, r.factor)));
-    const float16x8_t h = vreinterpretq_f16_u16(vorrq_u16(vandq_u16(z, fraction), vdupq_n_u16(0x3c00)));
-    const float16x8_t p = vaddq_f16(vmulq_f16(vaddq_f16(h, a), h), b);  // 2.96665 · 2^(h − 1)
-    return vsraq_n_u16(vshrq_n_u16(vreinterpretq_u16_f16(p), 3), vandq_u16(z, vdupq_n_u16(0xfc00)), 3);
-  }
-  ARMLLM_INLINE float32x4_t add(float32x4_t sum, uint16x8_t w) const {
-    return vbfdotq_f32(sum, vreinterpretq_bf16_u16(w), vreinterpretq_bf16_u16(ones));
-  }
-};
 
 struct MmlaBf16 {
   using Sum = float32x4_t;
@@ -173,17 +141,16 @@ struct MmlaBf16 {
   static void soften(Pair& pair, float factor, Span group, uint16_t* weights, int64_t step, float* maximum,
                      float* sum) {
     const Reference reference = pair.reference(factor, 4, maximum);
-    const Bf16Weights weight;
     float32x4_t total = vdupq_n_f32(0.0f);
     const auto none = [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i += 4)
         vst1q_u16(weights + (i - group.begin) / 4 * step, vdupq_n_u16(0));
     };
     const auto edge = [&](int64_t begin, int64_t end) {
+      const Bf16Weights weight(reference);
       for (int64_t i = begin; i < end; i += 4) {
-        const uint16x8_t seen = Bf16Weights::rows_of(vreinterpretq_u16_u32(pair.seen(i)),
-                                                     vreinterpretq_u16_u32(pair.seen(i + 2)));
-        const uint16x8_t w = vandq_u16(seen, weight(pair.scores + i * 2, reference));
+        const uint16x8_t seen = Bf16Weights::rows_of(pair.seen(i), pair.seen(i + 2));
+        const uint16x8_t w = vandq_u16(seen, weight(pair.scores + i * 2));
         vst1q_u16(weights + (i - group.begin) / 4 * step, w);
         total = weight.add(total, w);
       }
@@ -191,8 +158,9 @@ struct MmlaBf16 {
     none(group.begin, smaller(pair.all.begin, group.end));
     edge(pair.all.begin, pair.inner.begin);
     uint16_t* to = weights + (pair.inner.begin - group.begin) / 4 * step;
+    const Bf16Weights weight(reference);
     for (int64_t i = pair.inner.begin; i < pair.inner.end; i += 4, to += step) {
-      const uint16x8_t w = weight(pair.scores + i * 2, reference);
+      const uint16x8_t w = weight(pair.scores + i * 2);
       vst1q_u16(to, w);
       total = weight.add(total, w);
     }
@@ -200,10 +168,8 @@ struct MmlaBf16 {
     none(larger(pair.all.end, group.begin), group.end);
     sum[0] = total[0] + total[1];
     sum[1] = total[2] + total[3];
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < 2; ++r)
       if (maximum[r] != maximum[r]) sum[r] = maximum[r];
-      if (maximum[r] != kNothing) maximum[r] += Bf16Weights::kOffset;
-    }
   }
 
   static uint16_t* query(const AttentionArgs& args, const AttentionTile& t, int pair) {
@@ -314,12 +280,11 @@ struct MmlaBf16 {
   }
 
   static void score(const AttentionArgs& args, const AttentionTile& t, const Split& split,
-                    const Groups& groups) {
+                    const Groups& groups, const Span* seen) {
     const int64_t depth = ceil_div(args.head_size, 4);
     for (int64_t chunk = split.all.begin / kChunk * kChunk; chunk < split.all.end; chunk += kChunk)
       for (int g = 0; g < groups.groups; ++g) {
-        Span span = groups.seen(t, g);
-        span = {larger(span.begin, chunk), smaller(span.end, chunk + kChunk)};
+        const Span span = {larger(seen[g].begin, chunk), smaller(seen[g].end, chunk + kChunk)};
         if (span.empty()) continue;
         const int first = groups.first(g);
         by_pairs(groups.count(g), [&](auto p) {
@@ -331,7 +296,9 @@ struct MmlaBf16 {
 
   static void attend(const AttentionArgs& args, const AttentionTile& t, const Split& split) {
     const Groups groups(t.rows);
-    score(args, t, split, groups);
+    Span seen[kMostGroups];
+    for (int g = 0; g < groups.groups; ++g) seen[g] = groups.seen(t, g);
+    score(args, t, split, groups, seen);
     const bool shaped = args.softcap > 0.0f || !(args.scale > 0.0f);
     const float factor = shaped ? kLog2E : args.scale * kLog2E;
     Part parts[kMostGroups][kSplit / kKeyLanes + 2];
@@ -340,8 +307,8 @@ struct MmlaBf16 {
     bool alike = true;  // all rows see the same
     for (int g = 0; g < groups.groups; ++g) {
       const int first = groups.first(g), pairs = groups.count(g);
-      const Span seen = groups.seen(t, g), quads{seen.begin / 4 * 4, round_up(seen.end, 4)};
-      counts[g] = seen.empty() ? 0 : value_parts(args, t, split, seen, parts[g]);
+      const Span quads{seen[g].begin / 4 * 4, round_up(seen[g].end, 4)};
+      counts[g] = seen[g].empty() ? 0 : value_parts(args, t, split, seen[g], parts[g]);
       for (int p = first; p < first + pairs; ++p) {
         Pair pair(t, p, 4);
         const int rows = 2 * p + 1 < t.rows ? 2 : 1;

@@ -1,4 +1,6 @@
 // One split of keys for a run of query rows, and writing keys and values to the cache.
+#include <algorithm>
+
 #include "attention/attention.h"
 #include "kernel_test.h"
 
@@ -145,11 +147,19 @@ void test_ends(const AttentionKernels& tested, const AttentionKernels& truth, co
   for (DType type : kTypes)
     for (int64_t size : {16, 40, 128})
       for (int kind = 0; kind < 3; ++kind) {
-        Values sinks(DType::f32, kHeads, random), part(DType::f32, value_stride(size), random);
-        Values values(DType::f32, value_stride(size), random), merged[2] = {values, values};
-        Values out[2] = {Values(type, 2 * kHeads * size), Values(type, 2 * kHeads * size)};
-        float maximum[2] = {kind == 2 ? kNothing : 1.5f, kind == 2 ? kNothing : 1.5f};
-        float sum[2] = {kind == 2 ? 0.0f : 3.0f, kind == 2 ? 0.0f : 3.0f};
+        constexpr int64_t rows = kLanes + 1;
+        const int64_t width = value_stride(size);
+        Values sinks(DType::f32, kHeads, random), part(DType::f32, rows * width, random);
+        Values values(DType::f32, rows * width, random), merged[2] = {values, values};
+        Values out[2] = {Values(type, rows * kHeads * size), Values(type, rows * kHeads * size)};
+        float maximum[2][rows], sum[2][rows], m[rows], s[rows];
+        for (int64_t r = 0; r < rows; ++r) {  // lower than the split's, the same, higher
+          maximum[0][r] = maximum[1][r] =
+              kind == 2 ? kNothing : 2.25f + 0.75f * static_cast<float>(r % 3 - 1);
+          sum[0][r] = sum[1][r] = kind == 2 ? 0.0f : 3.0f;
+          m[r] = 2.25f;
+          s[r] = kind == 2 ? 0.0f : 1.25f;
+        }
         for (int i = 0; i < 2; ++i) {
           const AttentionKernels& kernels = i ? truth : tested;
           AttentionArgs args;
@@ -157,13 +167,14 @@ void test_ends(const AttentionKernels& tested, const AttentionKernels& truth, co
           args.head_size = args.value_size = size;
           args.scale = 0.3f;
           args.sinks = kind == 1 ? static_cast<const float*>(sinks.data()) : nullptr;
-          float* row = static_cast<float*>(merged[i].data());
-          kernels.merge(&maximum[i], &sum[i], row, 2.25f, kind == 2 ? 0.0f : 1.25f,
-                        static_cast<const float*>(part.data()), size);
-          kernels.finish(args, 1, 1, maximum[i], sum[i], row);
+          float* totals = static_cast<float*>(merged[i].data());
+          kernels.merge(maximum[i], sum[i], totals, m, s, static_cast<const float*>(part.data()), size, rows);
+          for (int64_t r = 0; r < rows; ++r)
+            kernels.finish(args, r, 1, maximum[i][r], sum[i][r], totals + r * width);
         }
         report.expect(
-            merged[0].same(merged[1]) && sum[0] == sum[1] && maximum[0] == maximum[1] && out[0].same(out[1]),
+            merged[0].same(merged[1]) && std::equal(sum[0], sum[0] + rows, sum[1]) &&
+                std::equal(maximum[0], maximum[0] + rows, maximum[1]) && out[0].same(out[1]),
             text("%s merge and finish type %d size %ld kind %d", name, int(type), long(size), kind));
       }
 }
