@@ -151,8 +151,9 @@ void test_empty_split(const AttentionKernels& kernels, const char* name, Report&
   constexpr int64_t size = 40;
   Values row(DType::f32, value_stride(size), random), merged = row;
   const std::vector<float> nothing(size_t(value_stride(size)));
+  const float lowest = kNothing, none = 0.0f;
   float maximum = 1.5f, sum = 3.0f;
-  kernels.merge(&maximum, &sum, static_cast<float*>(merged.data()), kNothing, 0.0f, nothing.data(), size);
+  kernels.merge(&maximum, &sum, static_cast<float*>(merged.data()), &lowest, &none, nothing.data(), size, 1);
   report.expect(merged.same(row) && maximum == 1.5f && sum == 3.0f, text("%s merge of nothing", name));
 }
 
