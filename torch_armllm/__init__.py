@@ -6,14 +6,19 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Report", "is_patched", "patch", "quantize", "unpatch"]
+__all__ = ["ArmInt4Config", "Report", "is_patched", "patch", "quantize", "unpatch"]
 
 # In a checkout, `ops` and `passes` lie beside this package; an installed package holds them itself.
 _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "ops" / "library.cpp").exists():
     __path__.append(str(_checkout))
 
+from torch_armllm.hf.registration import when_transformers_is_there as _when_transformers_is_there  # noqa: E402
+
+_when_transformers_is_there()
+
 if TYPE_CHECKING:
+    from torch_armllm.hf.config import ArmInt4Config
     from torch_armllm.patching import is_patched, patch, unpatch
     from torch_armllm.quant import quantize
     from torch_armllm.report import Report
@@ -23,6 +28,7 @@ _HOMES = {
     "unpatch": "torch_armllm.patching",
     "is_patched": "torch_armllm.patching",
     "quantize": "torch_armllm.quant",
+    "ArmInt4Config": "torch_armllm.hf.config",
     "Report": "torch_armllm.report",
 }
 

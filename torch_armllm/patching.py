@@ -19,7 +19,7 @@ from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.match import is_op, value
 from torch_armllm.patched import PatchedForward, with_gradients_by_modules
 from torch_armllm.plan import make_plan
-from torch_armllm.report import Report
+from torch_armllm.report import LayerRecord, Report
 
 _STATE = "_armllm"
 _CACHES = {
@@ -59,7 +59,7 @@ def _check_model(model: nn.Module) -> None:
     foreign = getattr(model, "quantization_method", None) or getattr(
         model.config, "quantization_config", None
     )
-    if foreign is not None or getattr(model, "is_quantized", False):
+    if not quant.is_packed(model) and (foreign is not None or getattr(model, "is_quantized", False)):
         raise ValueError(
             f"this {kind} has weights quantised by {foreign}; load it in BF16 or FP32 to patch it"
         )
@@ -137,7 +137,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
 
 
 def patch(
-    model: nn.Module,
+    model: Any,
     quantize: str | None = "int4",
     *,
     head: str | None = "int8",
@@ -177,12 +177,10 @@ def patch(
     _check_model(model)
     if kv_cache is not None and kv_cache not in _CACHES:
         raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
-    report = Report(variant=isa.machine().selected, bytes_before=_bytes(model))
-    if quantize is None:
-        report.layers = quant.describe(model, "quantisation is off")
-    else:
-        scheme = "g32i" if quantize == "int4" else quantize
-        report.layers = quant.quantize(
+    scheme = "g32i" if quantize == "int4" or quantize is None else quantize
+    records = None
+    if quantize is not None and not quant.is_packed(model):
+        records = quant.quantize(
             model,
             scheme,
             head=head,
@@ -191,8 +189,32 @@ def patch(
             progress=progress,
             importance=importance,
         )
-    base: Any = model.base_model
-    state = model.__dict__[_STATE] = _PatchState(base, None, quantize is not None)
+    elif quantize is not None and scheme != (own := model.config.quantization_config.scheme):
+        raise ValueError(
+            f"the weights are packed as {own!r} already; to have them as {scheme!r}, load the original model"
+        )
+    report = fuse(model, kv_cache, records)
+    model.__dict__[_STATE].quantized = quantize is not None
+    if hasattr(model, "hf_quantizer"):
+        model.config.quantization_config.kv_cache = kv_cache
+    return report
+
+
+def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) -> Report:
+    """Rewrites a model to fused ops, its weights as they are.
+
+    Args:
+        model: a causal language model, quantised or not.
+        kv_cache: see `patch`.
+        records: of its layers, or None to look.
+
+    Returns:
+        The report; where the model cannot be captured, with the reason.
+    """
+    report = Report(variant=isa.machine().selected)
+    report.layers = quant.describe(model, "quantisation is off") if records is None else records
+    report.bytes_before = quant.float_bytes(model, _bytes(model))
+    state = model.__dict__[_STATE] = _PatchState(model.base_model, None, quant.is_packed(model))
     try:
         with torch.no_grad():
             state.forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])

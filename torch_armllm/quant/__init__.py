@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from torch_armllm.quant.description import describe, float_bytes, is_packed
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
-from torch_armllm.quant.quantizer import describe, quantize, restore
+from torch_armllm.quant.quantizer import quantize, restore
 from torch_armllm.quant.scheme import Quantised, Scheme
 from torch_armllm.quant.schemes import SCHEMES, scheme_named
 
@@ -14,6 +15,8 @@ __all__ = [
     "Quantised",
     "Scheme",
     "describe",
+    "float_bytes",
+    "is_packed",
     "quantize",
     "restore",
     "scheme_named",

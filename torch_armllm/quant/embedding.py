@@ -33,14 +33,17 @@ class TiedEmbedding(nn.Module):
     weight_packed: Tensor
     rest: Tensor
 
-    def __init__(self, embedding: nn.Embedding, head: QuantLinear) -> None:
+    def __init__(self, embedding: nn.Embedding, head: QuantLinear, rest: Tensor | None = None) -> None:
+        """Takes ``rest`` from the embedding's weight, unless it is given."""
         super().__init__()
         self.num_embeddings = embedding.num_embeddings
         self.embedding_dim = embedding.embedding_dim
         self.padding_idx = embedding.padding_idx
         self.float_dtype = embedding.weight.dtype
-        self.register_buffer("weight_packed", head.weight_packed)
-        self.register_buffer("rest", split_rest(embedding.weight.detach(), head.weight_packed))
+        self.register_buffer("weight_packed", head.weight_packed, persistent=False)
+        if rest is None:
+            rest = split_rest(embedding.weight.detach(), head.weight_packed)
+        self.register_buffer("rest", rest)
         # In a tuple: shells are no submodules, their parameters are not the model's any more.
         self._shells = (embedding, head.shell)
 

@@ -49,6 +49,13 @@ class ExpertLayout:
         halves = self._halves(_parameter(module, "gate_up_proj_bias"))
         return torch.stack(halves, dim=1), _parameter(module, "down_proj_bias")
 
+    def store_biases(self, module: nn.Module, gate_up: Tensor | None, down: Tensor | None) -> None:
+        """Gives a module that has none its biases back, from (E, 2, I) and (E, H)."""
+        if gate_up is not None and down is not None and module.gate_up_proj_bias.is_meta:
+            rows = gate_up.transpose(1, 2) if self.interleaved else gate_up
+            for name, bias in (("gate_up_proj_bias", rows.flatten(1)), ("down_proj_bias", down)):
+                setattr(module, name, nn.Parameter(bias, requires_grad=False))
+
     def store(self, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
         """Brings (E, 2·I, H), gate first, and (E, H, I) into the module's own layout."""
         if self.interleaved:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from torch_armllm.quant.embedding import TiedEmbedding
 from torch_armllm.quant.experts import WEIGHTS, ExpertLayout, is_experts, read_layout
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 
@@ -62,18 +63,21 @@ def weight_of(module: nn.Module) -> Tensor:
     return weight
 
 
-def find_layers(model: nn.Module, ignore: Sequence[str] = ()) -> list[Layer]:
+def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = False) -> list[Layer]:
     """Lists every module that has a weight matrix of its own, embeddings and quantised ones left out.
 
     Args:
         model: a transformers model on the CPU.
         ignore: shell-style patterns of names that must stay as they are, such as ``*.down_proj``.
+        loading: the model is still on the meta device.
 
     Raises:
         ValueError: a weight is not on the CPU, not a float, or quantised already; or a pattern fits no layer.
     """
     found = [
-        _classify(model, name, module) for name, module in model.named_modules() if _holds_matrix(module)
+        _classify(model, name, module, loading)
+        for name, module in model.named_modules()
+        if _holds_matrix(module)
     ]
     for pattern in ignore:
         if not any(fnmatchcase(layer.name, pattern) for layer in found):
@@ -105,7 +109,7 @@ class Places:
 
 
 def _holds_matrix(module: nn.Module) -> bool:
-    if isinstance(module, (nn.Embedding, QuantLinear, QuantExperts)):
+    if isinstance(module, (nn.Embedding, TiedEmbedding, QuantLinear, QuantExperts)):
         return False
     own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
     if any(name in _PACKED for name in own):
@@ -116,9 +120,9 @@ def _holds_matrix(module: nn.Module) -> bool:
     return any(p.dim() >= 2 for p in module.parameters(recurse=False))
 
 
-def _classify(model: nn.Module, name: str, module: nn.Module) -> Layer:
+def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> Layer:
     for weight in module.parameters(recurse=False):
-        _check(name, weight)
+        _check(name, weight, loading)
     parent_name, _, attribute = name.rpartition(".")
     if is_experts(module):
         layout = read_layout(module)
@@ -156,8 +160,8 @@ def _outputs(linear: nn.Module) -> int:
     return weight_of(linear).shape[1 if isinstance(linear, Conv1D) else 0]
 
 
-def _check(name: str, weight: Tensor) -> None:
-    if weight.device.type != "cpu":
+def _check(name: str, weight: Tensor, loading: bool) -> None:
+    if weight.device.type != ("meta" if loading else "cpu"):
         raise ValueError(
             f"{name} is on {weight.device}; move the model to the CPU with model.to('cpu') first"
         )

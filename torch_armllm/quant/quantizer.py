@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from torch_armllm.hf.config import ArmInt4Config
+from torch_armllm.hf.quantizer import attach, detach
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.embedding import TiedEmbedding, can_share
@@ -58,49 +61,56 @@ def quantize(
     Raises:
         ValueError: there is no such scheme; or a weight is not on the CPU, not finite, or quantised already.
     """
-    body = scheme_named(scheme)
-    if scheme == "int8":
-        raise ValueError("scheme 'int8' is for the head; the other layers take g32i, row, g32 and the like")
-    last = scheme_named(head) if head is not None else None
     if any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules()):
         raise ValueError(
             "the model is quantised already; take it back with torch_armllm.unpatch(model) first"
         )
-    layers = find_layers(model, ignore)
-    if last is None:
-        layers = [
-            Layer(x.name, x.module, x.kind, "left out on request") if x.kind == "head" and not x.reason else x
-            for x in layers
-        ]
-    tied = {id(module.weight): module for module in model.modules() if isinstance(module, nn.Embedding)}
-    _refuse_damaged(layers)
+    layers, handlers = choose_layers(model, scheme, head, ignore)
+    refuse_damaged(layers)
     energies = input_energies(model, layers) if importance else {}
     spool = Spool()
-    made: list[tuple[Layer, _Replacement | None]] = []
+    made: list[tuple[Layer, Replacement | None]] = []
     for layer in tqdm(layers, desc="Quantising", unit="layer", disable=not progress):
         if layer.reason is not None:
             made.append((layer, None))
             continue
-        handler = last if layer.kind == "head" and last else body
-        try:
-            new, op = _quantize_layer(layer, handler, energies.get(id(layer.module)))
-        except ValueError as error:
-            raise ValueError(f"{layer.name}: {error}") from error
-        embedding = next((tied[id(weight)] for weight in layer.weights() if id(weight) in tied), None)
-        sharing = (
-            not keep_original and isinstance(new, QuantLinear) and embedding and can_share(embedding, new)
-        )
-        keep = keep_original or (embedding is not None and not sharing)
-        spool.store(new)
-        made.append((layer, _Replacement(new, op, embedding if sharing else None, keep)))
+        energy = energies.get(id(layer.module))
+        found = replacement(model, layer, handlers[layer.kind], energy, keep_original)
+        spool.store(found.module)
+        made.append((layer, found))
         release_free_memory()
-    del tied
     hung = Places(model)
-    return [_left(layer) if found is None else _commit(layer, found, spool, hung) for layer, found in made]
+    records = [untouched(layer) if new is None else commit(layer, new, spool, hung) for layer, new in made]
+    if isinstance(model, PreTrainedModel):
+        attach(model, ArmInt4Config(scheme, head, ignore))
+    return records
+
+
+def choose_layers(
+    model: nn.Module, scheme: str, head: str | None, ignore: Sequence[str], loading: bool = False
+) -> tuple[list[Layer], dict[str, Scheme]]:
+    """The layers of a model, those to be left marked with the reason, and the scheme for each kind of layer.
+
+    Raises:
+        ValueError: there is no such scheme; or a layer is not on the CPU or quantised by other means.
+    """
+    body = scheme_named(scheme)
+    if scheme == "int8":
+        raise ValueError("scheme 'int8' is for the head; the other layers take g32i, row, g32 and the like")
+    last = scheme_named(head) if head is not None else None
+    layers = find_layers(model, ignore, loading)
+    if last is None:
+        layers = [
+            replace(layer, reason="left out on request")
+            if layer.kind == "head" and not layer.reason
+            else layer
+            for layer in layers
+        ]
+    return layers, {"linear": body, "experts": body, "head": last or body}
 
 
 @dataclass(frozen=True)
-class _Replacement:
+class Replacement:
     """What will stand in a layer's place.
 
     Attributes:
@@ -112,11 +122,41 @@ class _Replacement:
 
     module: QuantLinear | QuantExperts
     op: str
-    sharer: nn.Embedding | None
-    keep: bool
+    sharer: nn.Embedding | None = None
+    keep: bool = False
+
+    def record(self, layer: Layer) -> LayerRecord:
+        """What the report says of the layer; to be called while it still has its float weights."""
+        weights = layer.weights()
+        count, before = sum(w.numel() for w in weights), sum(w.nbytes for w in weights)
+        new = self.module
+        after = sum(buffer.nbytes for buffer in new.buffers())
+        return LayerRecord(layer.name, layer.kind, self.op, new.scheme, count, before, after, new.error)
 
 
-def _refuse_damaged(layers: Sequence[Layer]) -> None:
+def replacement(
+    model: nn.Module, layer: Layer, scheme: Scheme, importance: Tensor | None, keep: bool
+) -> Replacement:
+    """Makes what is to stand in a layer's place; nothing changes yet.
+
+    Args:
+        model: the model, for embeddings that are tied to the layer.
+        layer: the layer.
+        scheme: its scheme.
+        importance: see `quantize`.
+        keep: its float weights are to be kept.
+    """
+    try:
+        new, op = quantize_layer(layer, scheme, importance)
+    except ValueError as error:
+        raise ValueError(f"{layer.name}: {error}") from error
+    own = {id(weight) for weight in layer.weights()}
+    tied = [m for m in model.modules() if isinstance(m, nn.Embedding) and id(m.weight) in own]
+    share = bool(tied) and not keep and isinstance(new, QuantLinear) and can_share(tied[0], new)
+    return Replacement(new, op, tied[0] if share else None, keep or (bool(tied) and not share))
+
+
+def refuse_damaged(layers: Sequence[Layer]) -> None:
     """Raises ValueError for the first weight to be quantised that is not finite: before anything is done."""
     for layer in layers:
         if layer.reason is not None:
@@ -131,13 +171,11 @@ def _refuse_damaged(layers: Sequence[Layer]) -> None:
                 )
 
 
-def _commit(layer: Layer, found: _Replacement, spool: Spool, hung: Places) -> LayerRecord:
+def commit(layer: Layer, found: Replacement, spool: Spool, hung: Places) -> LayerRecord:
     """Hangs a replacement into the model and frees the float weights."""
     new = found.module
-    parameters = layer.weights()
-    before, count = sum(w.nbytes for w in parameters), sum(w.numel() for w in parameters)
-    del parameters
     spool.load(new)
+    record = found.record(layer)
     if found.sharer is not None:
         assert isinstance(new, QuantLinear)
         hung.replace(found.sharer, TiedEmbedding(found.sharer, new))
@@ -147,8 +185,7 @@ def _commit(layer: Layer, found: _Replacement, spool: Spool, hung: Places) -> La
         for name in WEIGHTS if layer.kind == "experts" else ("weight",):
             setattr(layer.module, name, None)
     release_free_memory()
-    after = sum(buffer.nbytes for buffer in new.buffers())
-    return LayerRecord(layer.name, layer.kind, found.op, new.scheme, count, before, after, new.error)
+    return record
 
 
 @torch.no_grad()
@@ -188,12 +225,17 @@ def restore(model: nn.Module) -> list[str]:
             rounded.append(name)
         if isinstance(module, QuantLinear) and module.bias is not None:
             shell.bias = module.bias
+        elif isinstance(module, QuantExperts) and module.layout is not None:
+            module.layout.store_biases(shell, module.gate_up_bias, module.down_bias)
         shell.train(module.training)
         hung.replace(module, shell)
+    if isinstance(model, PreTrainedModel):
+        detach(model)
     return rounded
 
 
-def _left(layer: Layer) -> LayerRecord:
+def untouched(layer: Layer) -> LayerRecord:
+    """The record of a layer that is left as it is."""
     weights = layer.weights()
     size = sum(weight.nbytes for weight in weights)
     dtype = str(weights[0].dtype).removeprefix("torch.")
@@ -201,7 +243,7 @@ def _left(layer: Layer) -> LayerRecord:
     return LayerRecord(layer.name, layer.kind, "torch", dtype, count, size, size, None, layer.reason)
 
 
-def _quantize_layer(
+def quantize_layer(
     layer: Layer, scheme: Scheme, importance: Tensor | None
 ) -> tuple[QuantLinear | QuantExperts, str]:
     """Makes the module that replaces a layer, and names its op; the layer is left as it is."""
@@ -254,13 +296,3 @@ def _quantize_experts(layer: Layer, scheme: Scheme, importance: Tensor | None) -
 
 def _give(shell: nn.Module, name: str, value: Tensor, module: QuantLinear | QuantExperts) -> None:
     setattr(shell, name, nn.Parameter(value.to(module.float_dtype), requires_grad=False))
-
-
-def describe(model: nn.Module, reason: str) -> list[LayerRecord]:
-    """Records of all layers of a model that is left as it is.
-
-    Args:
-        model: a transformers model on the CPU.
-        reason: why nothing is quantised.
-    """
-    return [_left(replace(layer, reason=layer.reason or reason)) for layer in find_layers(model)]

@@ -34,7 +34,7 @@ class Spool:
 
     def load(self, module: nn.Module) -> None:
         """Gives a module its buffers back."""
-        for name, held in self._held.pop(module).items():
+        for name, held in self._held.pop(module, {}).items():
             module._buffers[name] = held if isinstance(held, Tensor) else self._read(*held)
 
     def _put(self, tensor: Tensor) -> Tensor | tuple[int, Tensor]:

@@ -1,0 +1,83 @@
+"""How a model is to be quantised, or was: what transformers' ``quantization_config`` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from torch_armllm.hf.registration import METHOD
+
+FORMAT = 1
+_CACHES = ("int8", "bfloat16", "float16", "float32")
+
+
+class ArmInt4Config(QuantizationConfigMixin):
+    """Quantises a model to INT4 while it is loaded, and patches it.
+
+        AutoModelForCausalLM.from_pretrained(name, quantization_config=ArmInt4Config())
+
+    Attributes:
+        scheme, head, ignore, kv_cache: as `torch_armllm.patch` takes them.
+        importance: quantises with regard to what each input channel carries, which needs the whole float
+            model at once: it is loaded first.  Without, each layer is quantised as soon as it is read, and
+            the peak memory is that of the quantised model and one layer.
+        fuse: patches the model when it is loaded; else its quantised modules run until ``patch`` is called.
+        modules: of a saved model: the name of each packed module, its scheme and its round-trip error.
+        format: version of the saved layout.
+    """
+
+    def __init__(
+        self,
+        scheme: str = "g32i",
+        head: str | None = "int8",
+        ignore: Sequence[str] = (),
+        kv_cache: str | None = None,
+        importance: bool = False,
+        fuse: bool = True,
+        modules: dict[str, dict[str, Any]] | None = None,
+        format: int = FORMAT,
+        quant_method: str = METHOD,
+        **unknown: Any,
+    ) -> None:
+        """See the class.
+
+        Raises:
+            ValueError: there is no such scheme, cache or option, or the format is a newer one.
+        """
+        from torch_armllm.quant.schemes import scheme_named
+
+        if unknown:
+            raise ValueError(
+                f"quantization_config of {METHOD!r} has no option {', '.join(map(repr, unknown))}"
+            )
+        if quant_method != METHOD:
+            raise ValueError(f"quant_method must be {METHOD!r}, not {quant_method!r}")
+        if format != FORMAT:
+            raise ValueError(
+                f"the model was saved in format {format!r} and this torch_armllm reads format {FORMAT}: "
+                "upgrade torch_armllm, or quantise the original model again"
+            )
+        if kv_cache is not None and kv_cache not in _CACHES:
+            raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
+        if scheme == "int8":
+            raise ValueError(
+                "scheme 'int8' is for the head; the other layers take g32i, row, g32 and the like"
+            )
+        for name in (scheme, head, *(saved.get("scheme") for saved in (modules or {}).values())):
+            if name is not None and name != TIED:
+                scheme_named(name)
+        self.quant_method = METHOD  # type: ignore[assignment]  # transformers' enumeration has its own only
+        self.scheme = scheme
+        self.head = head
+        self.ignore = list(ignore)
+        self.kv_cache = kv_cache
+        self.importance = importance
+        self.fuse = fuse
+        self.modules = modules
+        self.format = format
+
+
+TIED = "tied"
+"""Stands for a scheme where an embedding shares the head's weights."""

@@ -1,0 +1,63 @@
+"""Makes the quantiser known to transformers, as soon as transformers is there and no sooner."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+METHOD = "armllm"
+"""``quant_method`` of a saved configuration."""
+_REGISTRY = "transformers.quantizers.auto"
+
+
+def when_transformers_is_there() -> None:
+    """Registers now, or when transformers' registry is imported: importing it here would take seconds."""
+    registry = sys.modules.get(_REGISTRY)
+    if registry is not None:
+        _register(registry)
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+def _register(registry: ModuleType) -> None:
+    if METHOD in registry.AUTO_QUANTIZER_MAPPING:
+        return
+    from torch_armllm.hf.config import ArmInt4Config
+    from torch_armllm.hf.quantizer import ArmInt4Quantizer
+
+    registry.register_quantization_config(METHOD)(ArmInt4Config)
+    registry.register_quantizer(METHOD)(ArmInt4Quantizer)
+
+
+class _Watch(MetaPathFinder):
+    """Finds the registry by the other finders, once, and has it registered in after its own code ran."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _REGISTRY:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Registering(spec.loader)
+        return spec
+
+
+class _Registering(Loader):
+    """A loader that registers after the module was executed."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _register(module)
