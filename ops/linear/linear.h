@@ -41,10 +41,10 @@ struct LinearKernels {
   void (*gemv)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                float* out);
 
-  // Unpacks gemm_panels panels (fewer at the end: `panels`) to INT8 in the variant's own order.  `offsets` gets
-  // what gemm adds to each row's sum, 16 int32 a panel.  Float group scales are folded (kFoldOne); `row_scales` gets
-  // the 16 row scales of each panel.
-  // `w` holds gemm_panels · 16 · groups · 32 bytes.  Missing panels need not be written.
+  // Unpacks gemm_panels panels (fewer at the end: `panels`) to what the variant multiplies, INT8 in its own order.
+  // `offsets` gets what gemm has to know besides, such as what it adds to each row's sum: 16 int32 a panel.  Float
+  // group scales are folded (kFoldOne); `row_scales` gets the 16 row scales of each panel.
+  // `w` holds gemm_panels · groups · gemm_group_bytes bytes.  Missing panels need not be written.
   void (*unpack)(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
                  int32_t* offsets, float* row_scales);
 
@@ -61,6 +61,9 @@ struct LinearKernels {
 
   // Most tokens that go through gemv, kGemvTokens at a time from a panel in the cache, rather than pay for unpacking.
   int64_t gemv_tokens = kGemvTokens;
+
+  // Of a panel unpacked, a group: INT8, if no more.
+  int64_t gemm_group_bytes = kPanel * kGroup;
 };
 
 // One block holds all tokens, in pairs; or a token is a block.

@@ -113,7 +113,7 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
     return;
   }
 
-  const int64_t step = kernels.gemm_panels, panel_values = kPanel * x.groups * kGroup;
+  const int64_t step = kernels.gemm_panels, panel_values = x.groups * kernels.gemm_group_bytes;
   const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // gate and up stay together
   char* memory = thread_memory(wide * (panel_values + kPanel * 8) + kernels.gemm_tokens * stride * 4);
   int8_t* w = reinterpret_cast<int8_t*>(memory);

@@ -69,7 +69,7 @@ std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
     const uint8_t* pointers[64];
     const int count = int(std::min<int64_t>(kernels.gemm_panels, int64_t(panels.size()) - p));
     for (int i = 0; i < count; ++i) pointers[i] = panels[size_t(p + i)].data();
-    std::vector<int8_t> w(size_t(kernels.gemm_panels * kPanel * rows.groups * kGroup));
+    std::vector<int8_t> w(size_t(kernels.gemm_panels * rows.groups * kernels.gemm_group_bytes));
     std::vector<int32_t> offsets(size_t(kernels.gemm_panels * kPanel));
     std::vector<float> scales(size_t(kernels.gemm_panels * kPanel));
     kernels.unpack(scheme, pointers, count, rows.groups, w.data(), offsets.data(), scales.data());
@@ -84,7 +84,7 @@ std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
 void test_gemm(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(3);
   for (const auto& [scheme, scheme_name] : kSchemeNames)
-    for (int64_t groups : {1, 2, 5})
+    for (int64_t groups : {1, 2, 19})
       for (int64_t panels : {int64_t(1), tested.gemm_panels + 1})
         for (int64_t tokens : {int64_t(1), int64_t(2), int64_t(3), int64_t(5), int64_t(7), int64_t(8),
                                int64_t(11), tested.gemm_tokens + 1})

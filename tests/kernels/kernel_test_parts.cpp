@@ -57,7 +57,7 @@ struct Product {
   void run(int64_t panel, int64_t count, int64_t first, int64_t tokens, float* out, int64_t out_stride) {
     std::vector<const uint8_t*> pointers;
     for (int64_t p = 0; p < count; ++p) pointers.push_back(&panels[size_t((panel + p) * stride)]);
-    std::vector<int8_t> w(size_t(kernels.gemm_panels * kPanel * x.groups * kGroup));
+    std::vector<int8_t> w(size_t(kernels.gemm_panels * x.groups * kernels.gemm_group_bytes));
     std::vector<int32_t> offsets(size_t(kernels.gemm_panels * kPanel));
     std::vector<float> scales(size_t(kernels.gemm_panels * kPanel));
     kernels.unpack(scheme, pointers.data(), int(count), x.groups, w.data(), offsets.data(), scales.data());
