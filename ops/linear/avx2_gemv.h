@@ -16,7 +16,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   const int32_t* offsets = x.group_offsets + first_token * groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
-  PanelPrefetch<4> prefetch(panel, layout);
+  PanelStream<4, (T == 1)> stream(panel, layout);
   __m256i total[2][2][T];  // [h][low, high]
   __m256 total_f[2][T];
   int32_t offset[T] = {};  // since the last scale
@@ -31,7 +31,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   int64_t left = step;  // groups of this scale
   for (int64_t g = 0; g < groups; ++g, w += 256) {
     const int8_t* xg = values + g * kGroup;
-    prefetch.group();
+    stream.group();
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) offset[t] += offsets[t * groups + g];
 #pragma GCC unroll 2
@@ -106,14 +106,14 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int64_t row_bytes = x.groups * kGroup;
   const int8_t* values = x.values + first_token * row_bytes;
   const uint8_t* w = panel + layout.values;
-  PanelPrefetch<8> prefetch(panel, layout);
+  PanelStream<8, (T == 1)> stream(panel, layout);
   __m256i total[2][T];
 #pragma GCC unroll 4
   for (int h = 0; h < 2; ++h)
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) total[h][t] = _mm256_setzero_si256();
   for (int64_t g = 0; g < x.groups; ++g) {
-    prefetch.group();
+    stream.group();
     for (int j = 0; j < 8; ++j, w += 64) {
 #pragma GCC unroll 4
       for (int h = 0; h < 2; ++h) {

@@ -18,7 +18,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
   // The offset of a symmetric scheme belongs to one of the two lanes of each row.
   const __mmask16 offset_lanes = zero_points ? 0 : 0x5555;
   const __m512i ones = _mm512_set1_epi16(1);
-  PanelPrefetch<4> prefetch(panel, layout);
+  PanelStream<4, (T <= 2)> stream(panel, layout);
   __m512i total[T];
   __m512 total_f[T];
   int32_t offset[T];  // since the last scale
@@ -37,7 +37,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
       if constexpr (!multiplied) offset[t] += offsets[t * groups + g];
     }
     const int8_t* xg = values + g * kGroup;
-    prefetch.group();
+    stream.group();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j, w += 64) {
       const __m512i line = load(w), low = low_rows(line), high = high_rows(line);
@@ -101,13 +101,13 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int8_t* values = x.values + first_token * row_bytes;
   const int32_t* offsets = x.group_offsets + first_token * groups;
   const uint8_t* w = panel + layout.values;
-  PanelPrefetch<4> prefetch(panel, layout);
+  PanelStream<4, (T <= 2)> stream(panel, layout);
   __m512i low_acc[T], high_acc[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) low_acc[t] = high_acc[t] = _mm512_setzero_si512();
   for (int64_t g = 0; g < groups; ++g) {
     const int8_t* xg = values + g * kGroup;
-    prefetch.group();
+    stream.group();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j, w += 64) {
       const __m512i line = load(w), low = low_rows(line), high = high_rows(line);
@@ -140,7 +140,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int32_t* offsets = x.group_offsets + first_token * groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
-  PanelPrefetch<8> prefetch(panel, layout);
+  PanelStream<8, (T <= 2)> stream(panel, layout);
   __m512i even[T], odd[T];  // two chains each
   int32_t offset[T];
 #pragma GCC unroll 8
@@ -150,7 +150,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   }
   for (int64_t g = 0; g < groups; ++g) {
     const int8_t* xg = values + g * kGroup;
-    prefetch.group();
+    stream.group();
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) offset[t] += offsets[t * groups + g];
 #pragma GCC unroll 4

@@ -59,19 +59,30 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
   return x.values + (token / x.block) * x.block * x.groups * kGroup + (token % x.block) * 8;
 }
 
-// Runs ahead of gemv through the bytes of this panel and the next in order, group by group: a weight is read once, and
-// the CPU's own prefetcher loses its way between two streams, values here and scales or multipliers there.  In two
-// steps, since the first-level cache can wait for fewer lines than the memory needs under way.
-template <int kLines>  // of values a group
-struct PanelPrefetch {
+// How gemv comes by the bytes of this panel and the next, each of which is read once.
+//
+// Where the CPU has time to run ahead (`kAhead`), by its own prefetcher: as long as that sees one stream, it fetches
+// faster than any prefetches of ours.  It would lose it between values here and scales or multipliers there, so these
+// are read first, in order.
+//
+// More tokens keep the CPU too busy: prefetches run ahead, group by group, through all bytes in order.  In two steps,
+// since the first-level cache can wait for fewer lines than the memory needs under way.
+template <int kLines, bool kAhead>  // kLines: of values a group
+struct PanelStream {
   static constexpr int64_t kNear = 4096, kFar = 12288;  // bytes ahead
   const uint8_t* at;
   int64_t step;  // all bytes of a panel, a group
 
-  PanelPrefetch(const uint8_t* panel, const PanelLayout& layout)
-      : at(panel + layout.values), step(ceil_div(layout.bytes, layout.groups)) {}
+  PanelStream(const uint8_t* panel, const PanelLayout& layout)
+      : at(panel + layout.values), step(ceil_div(layout.bytes, layout.groups)) {
+    for (int64_t i = 0; kAhead && i < layout.values; i += 64) {
+      const uint8_t byte = panel[i];
+      asm volatile("" ::"r"(byte));
+    }
+  }
 
   inline void group() {
+    if (kAhead) return;
 #pragma GCC unroll 9
     for (int i = 0; i <= kLines; ++i) {
       __builtin_prefetch(at + kNear + i * 64, 0, 3);
