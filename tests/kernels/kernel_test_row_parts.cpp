@@ -74,16 +74,16 @@ void test_heads(const RopeKernels& kernels, const char* name, Report& report) {
   constexpr int64_t heads = 7;
   for (DType type : kTypes)
     for (int64_t head_size : {24, 64})
-      for (bool interleaved : {false, true})
+      for (RopePairs pairs : {RopePairs::halves, RopePairs::neighbours, RopePairs::unzipped})
         for (int round = 0; round <= kRounds; ++round) {
           const int64_t rotary = head_size / 2;
           Values whole(type, heads * head_size, random), parts = whole,
                                                          angles(DType::f32, rotary, random, 1.0f);
           const float *cos = floats(angles), *sin = cos + rotary / 2;
-          kernels.rotate(whole.data(), type, heads, head_size, rotary, cos, sin, interleaved);
+          kernels.rotate(whole.data(), type, heads, head_size, rotary, cos, sin, pairs);
           cut(heads, round, random, [&](int64_t begin, int64_t end) {
             kernels.rotate(at(parts, begin * head_size), type, end - begin, head_size, rotary, cos, sin,
-                           interleaved);
+                           pairs);
           });
           report.expect(whole.same(parts), text("%s rotate heads in parts, type %d head %ld round %d", name,
                                                 int(type), long(head_size), round));

@@ -53,18 +53,17 @@ void test_rope(const RopeKernels& tested, const RopeKernels& truth, const char* 
     for (int64_t head_size : {8, 64, 72, 128})
       for (int64_t rotary : {head_size, head_size / 2, int64_t(2)})
         for (int64_t heads : {1, 3})
-          for (bool interleaved : {false, true}) {
+          for (RopePairs pairs : {RopePairs::halves, RopePairs::neighbours, RopePairs::unzipped}) {
             const Values x(type, heads * head_size, random);
             Values angles(DType::f32, rotary, random, 1.0f);
             const float* cos = static_cast<const float*>(angles.data());
             Values turned[2] = {x, x};
             for (int i = 0; i < 2; ++i)
               (i ? truth : tested)
-                  .rotate(turned[i].data(), type, heads, head_size, rotary, cos, cos + rotary / 2,
-                          interleaved);
+                  .rotate(turned[i].data(), type, heads, head_size, rotary, cos, cos + rotary / 2, pairs);
             report.expect(turned[0].same(turned[1]),
-                          text("%s rotate type %d head %ld rotary %ld heads %ld interleaved %d", name,
-                               int(type), long(head_size), long(rotary), long(heads), interleaved));
+                          text("%s rotate type %d head %ld rotary %ld heads %ld pairs %d", name, int(type),
+                               long(head_size), long(rotary), long(heads), int(pairs)));
           }
 }
 
