@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
 from torch_armllm.engine.block_pool import CacheShape
+from torch_armllm.huge_pages import collapse_packed
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import isa
 from torch_armllm.passes import PassContext, run_passes
@@ -222,6 +223,7 @@ def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) ->
         report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
         report.captured = False
     release_free_memory()
+    collapse_packed(model)
     report.bytes_after = _bytes(model)
     return report
 
