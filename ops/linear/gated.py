@@ -1,0 +1,90 @@
+"""Gate and up projections with INT4 or INT8 weights and what joins them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.linear.products import dtype_name
+
+__all__ = ["int4_gated_linear", "int4_gated_linear_q"]
+
+
+def int4_gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str = "g32i",
+    activation: str = "silu",
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    """``act(x · Wgᵀ + bg) · (x · Wuᵀ + bu)``: a gated MLP's first half in one op.
+
+    Args:
+        x: ``(..., K)``, float32, bfloat16 or float16.
+        weight: uint8 ``(2 · panels, panel_bytes)``, gate and up panels alternating; see
+            :func:`interleave_panels`.
+        out_features: N of gate alone.
+        scheme: as in :func:`int4_linear`; ``i8`` works too.
+        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or
+            ``silu_clamped`` (both with limit 7).
+        gate_bias: ``(N,)``, any of the float types.
+        up_bias: ``(N,)``, in the dtype of ``gate_bias``.
+
+    Returns:
+        ``(..., N)`` in the dtype of ``x``; everything before the last rounding is float32.
+
+    Raises:
+        RuntimeError: shapes, dtypes, scheme or activation do not fit.
+    """
+    result: Tensor = torch.ops.armllm.int4_gated_linear(
+        x, weight, out_features, scheme, activation, gate_bias, up_bias
+    )
+    return result
+
+
+def int4_gated_linear_q(
+    q: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str = "g32i",
+    activation: str = "silu",
+    dtype: torch.dtype = torch.bfloat16,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    """:func:`int4_gated_linear` of activations that are quantised already; see :func:`int4_linear_q`."""
+    result: Tensor = torch.ops.armllm.int4_gated_linear_q(
+        q, scales, weight, out_features, scheme, activation, dtype_name(dtype), gate_bias, up_bias
+    )
+    return result
+
+
+@torch.library.register_fake("armllm::int4_gated_linear")
+def _int4_gated_linear_fake(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    activation: str,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("armllm::int4_gated_linear_q")
+def _int4_gated_linear_q_fake(
+    q: Tensor,
+    scales: Tensor,
+    weight: Tensor,
+    out_features: int,
+    scheme: str,
+    activation: str,
+    dtype: str,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+) -> Tensor:
+    return q.new_empty((*q.shape[:-1], out_features), dtype=getattr(torch, dtype))

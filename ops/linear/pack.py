@@ -1,0 +1,87 @@
+"""Packing weights into panels, and unpacking them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.linear.layout import panel_count, panel_layout
+
+__all__ = ["interleave_panels", "pack_int4", "pack_int8", "unpack_weight"]
+
+
+def interleave_panels(gate: Tensor, up: Tensor) -> Tensor:
+    """Gate and up panels alternating, as :func:`int4_gated_linear` and the experts take them.
+
+    Args:
+        gate: uint8 ``(..., panels, panel_bytes)``.
+        up: of the same shape.
+
+    Returns:
+        uint8 ``(..., 2 · panels, panel_bytes)``.
+
+    Raises:
+        ValueError: the two differ in shape.
+    """
+    if gate.shape != up.shape:
+        raise ValueError(f"gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}: they must agree")
+    return torch.stack((gate, up), -2).flatten(-3, -2)
+
+
+def pack_int4(
+    q: Tensor,
+    multipliers: Tensor | None,
+    scales: Tensor,
+    scheme: str = "g32i",
+    zeros: Tensor | None = None,
+) -> Tensor:
+    """Packs plain INT4 weights into panels.
+
+    Args:
+        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7, or 0..15 where there are zero points.
+        multipliers: uint8 ``(..., N, ceil(K / 32))`` in 1..16 for scheme ``g32i``, else ``None``.
+        scales: ``(..., N)``, or ``(..., N, ceil(K / span))`` for float groups of ``span`` columns; float32,
+            or bfloat16 for schemes that end in ``b``.
+        scheme: as in :func:`int4_linear`.
+        zeros: uint8 in 0..15 and of the shape of ``scales``, for schemes with zero points, else ``None``: the
+            weight is ``scale · (q - zero)``.
+
+    Returns:
+        uint8 ``(..., ceil(N / 16), panel_bytes)``.
+
+    Raises:
+        RuntimeError: a value, shape or dtype does not fit the scheme.
+    """
+    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros)
+    return result
+
+
+def pack_int8(q: Tensor, scales: Tensor) -> Tensor:
+    """Packs INT8 weights ``(N, K)`` or ``(E, N, K)`` and float32 row scales; see :func:`pack_int4`."""
+    result: Tensor = torch.ops.armllm.pack_int8(q, scales)
+    return result
+
+
+def unpack_weight(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
+    """The float32 weight ``(..., N, K)`` that a packed one stands for."""
+    result: Tensor = torch.ops.armllm.unpack_weight(weight, out_features, in_features, scheme)
+    return result
+
+
+@torch.library.register_fake("armllm::pack_int4")
+def _pack_int4_fake(
+    q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str, zeros: Tensor | None = None
+) -> Tensor:
+    layout = panel_layout(scheme, int(q.shape[-1]))
+    return q.new_empty((*q.shape[:-2], panel_count(int(q.shape[-2])), layout.bytes), dtype=torch.uint8)
+
+
+@torch.library.register_fake("armllm::pack_int8")
+def _pack_int8_fake(q: Tensor, scales: Tensor) -> Tensor:
+    packed: Tensor = _pack_int4_fake(q, None, scales, "i8")
+    return packed
+
+
+@torch.library.register_fake("armllm::unpack_weight")
+def _unpack_weight_fake(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
+    return weight.new_empty((*weight.shape[:-2], out_features, in_features), dtype=torch.float32)
