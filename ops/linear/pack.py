@@ -73,7 +73,7 @@ def _pack_int4_fake(
     q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str, zeros: Tensor | None = None
 ) -> Tensor:
     layout = panel_layout(scheme, int(q.shape[-1]))
-    return q.new_empty((*q.shape[:-2], panel_count(int(q.shape[-2])), layout.bytes), dtype=torch.uint8)
+    return q.new_empty((*q.shape[:-2], panel_count(q.shape[-2]), layout.bytes), dtype=torch.uint8)
 
 
 @torch.library.register_fake("armllm::pack_int8")

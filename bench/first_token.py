@@ -1,0 +1,96 @@
+"""From the start of a process to the first token of a saved model of one billion parameters.
+
+    python -m bench.first_token [--folder DIR] [--layers 16] [--profile]
+
+Makes a model of Llama 3.2 1B's shape with random weights, quantises and saves it to DIR (a temporary folder,
+or one that holds such a model already), then starts processes that load it and read eight tokens.  Prints one
+JSON line for each: seconds of the imports, of ``from_pretrained``, of the first token, and of both without
+the imports, on the clock and of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_VOCABULARY = 128256
+
+
+def save(folder: Path, layers: int) -> None:
+    """Quantises and saves the model."""
+    import torch_armllm
+    from bench.patch_memory import random_model
+
+    model = random_model(_VOCABULARY, layers)
+    torch_armllm.quantize(model, importance=False)
+    model.save_pretrained(folder)
+
+
+def answer(folder: str, profile: bool) -> None:
+    """Loads the model and reads a prompt, in a process of its own."""
+    start = time.perf_counter()
+    import torch
+    import torch.export
+    from transformers import AutoModelForCausalLM
+    from transformers.models.llama import modeling_llama  # noqa: F401  # of the imports, not of the load
+
+    import torch_armllm.hf.quantizer
+    import torch_armllm.patching
+    import torch_armllm.quant.loading  # noqa: F401
+
+    imported = time.perf_counter()
+    cpu = time.process_time()
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    loaded = time.perf_counter()
+    with torch.no_grad():
+        token = int(model(torch.arange(100, 108)[None]).logits[0, -1].argmax())
+    answered = time.perf_counter()
+    if profile:
+        profiler.disable()
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(70)
+    figures = {
+        "imports_s": imported - start,
+        "load_s": loaded - imported,
+        "first_token_s": answered - loaded,
+        "without_imports_s": answered - imported,
+        "cpu_without_imports_s": time.process_time() - cpu,
+    }
+    rounded = {name: round(value, 2) for name, value in figures.items()}
+    print(json.dumps({**rounded, "token": token, "captured": model.hf_quantizer.report.captured}))
+
+
+def main() -> None:
+    """Runs the measurement."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.answer:
+        answer(str(options.folder), options.profile)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        if not (folder / "config.json").exists():
+            save(folder, options.layers)
+        command = [sys.executable, "-m", "bench.first_token", "--answer", "--folder", str(folder)]
+        for _ in range(options.repeats):
+            subprocess.run(command + ["--profile"] * options.profile, check=True)
+
+
+if __name__ == "__main__":
+    main()
