@@ -9,7 +9,19 @@ from torch import fx
 import torch_armllm.hf.attention
 import torch_armllm.hf.experts  # (the marker ops that the passes look for)
 import torch_armllm.ops  # noqa: F401  (the operators that they insert)
-from torch_armllm.passes import add_norm, attention, clean, dense, gated, int4, norm, qkv, rope, route
+from torch_armllm.passes import (
+    add_norm,
+    attention,
+    clean,
+    dense,
+    every_expert,
+    gated,
+    int4,
+    norm,
+    qkv,
+    rope,
+    route,
+)
 from torch_armllm.passes.match import PassContext
 
 Pass = Callable[[fx.GraphModule, PassContext], int]
@@ -21,6 +33,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("rope", rope.run),
     ("gated", gated.run),
     ("qkv", qkv.run),
+    ("every_expert", every_expert.run),
     ("route", route.run),
     ("dense", dense.run),
     ("add_norm", add_norm.run),

@@ -22,7 +22,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.attention import kv_cache_shapes
-from torch_armllm.passes.match import PassContext, aten, call, fake_mode, is_op, value
+from torch_armllm.passes.match import PassContext, aten, call, constant, fake_mode, is_op, new_constant, value
 
 INPUTS = ("slots", "block_table", "query_start", "seq_lens", "max_seq_len", "k_cache", "v_cache")
 SCALES = ("k_scales", "v_scales")
@@ -90,6 +90,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     given = _add_inputs(module, nodes[0], len(order), context.cache_dtype)
     for node in nodes:
         q, k, v, layer, scale, window, softcap, sinks = node.args
+        own = constant(module, sinks)
+        if own is not None and own.dtype != torch.float32:
+            sinks = new_constant(module, node, "sinks", own.float())
         with graph.inserting_before(node):
             k_cache, v_cache, *scales = (
                 call(graph, aten.select.int, given[name], 0, order[layer])

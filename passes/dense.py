@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from torch_armllm.passes.match import PassContext, aten, call, constant, is_op
+from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, unwidened
 
 MOST_WEIGHTS = 1 << 22
 """Above this many weights the library's own matrix product is the better one."""
@@ -22,11 +22,15 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for node in list(graph.nodes):
         if not is_op(node, aten.linear.default):
             continue
-        weight = constant(module, node.args[1])
+        x, *weights = (unwidened(argument) for argument in node.args)
+        weight = constant(module, weights[0])
         if weight is None or weight.numel() > MOST_WEIGHTS:
             continue
+        weights += [None] * (2 - len(weights))
         with graph.inserting_before(node):
-            node.replace_all_uses_with(call(graph, torch.ops.armllm.dense_linear.default, *node.args))
+            wide = x is not node.args[0]
+            made = call(graph, torch.ops.armllm.dense_linear.default, x, *weights, wide)
+        node.replace_all_uses_with(made)
         graph.erase_node(node)
         found += 1
     return found

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.hf.experts import layout_of
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.passes.match import (
     CONVERSIONS,
@@ -26,6 +27,8 @@ from torch_armllm.passes.match import (
 )
 
 _VIEWS = (aten.view, aten.reshape, aten.slice, aten.select, aten.unsqueeze, aten.squeeze, *CONVERSIONS)
+_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, False)
+"""Of the marker op's last arguments."""
 _CHOICES = (aten.softmax, aten.sigmoid, aten.topk, torch.ops.armllm.moe_route)
 
 
@@ -81,23 +84,31 @@ def _quantise_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
     from torch_armllm.quant.packing import quantize_matrices
     from torch_armllm.quant.schemes import scheme_named
 
-    x, ids, shares, gate_up_node, down_node, activation = node.args
+    arguments: list[Any] = list(node.args)
+    x, ids, shares, gate_up_node, down_node, activation, *further = arguments
     gate_up, down = _float_matrix(module, gate_up_node, 3), _float_matrix(module, down_node, 3)
     if gate_up is None or down is None:
         return False
     assert isinstance(gate_up_node, Node)
     assert isinstance(down_node, Node)
-    handler, size = scheme_named(scheme), down.shape[2]
-    gate, _ = quantize_matrices(list(gate_up[:, :size]), handler)
-    up, _ = quantize_matrices(list(gate_up[:, size:]), handler)
-    packed_down, _ = quantize_matrices(list(down), handler)
-    first = new_constant(module, node, f"{gate_up_node.target}_packed", interleave_panels(gate, up))
-    second = new_constant(module, node, f"{down_node.target}_packed", packed_down)
+    limit, bias_node, down_bias, gated, transposed, interleaved = (*further, *_DEFAULTS[len(further) :])
+    bias = constant(module, bias_node)
+    layout = layout_of(activation, limit, bias, gated, transposed, interleaved)
+    handler = scheme_named(scheme)
+    parts = [quantize_matrices(part, handler)[0] for part in layout.inner(gate_up)]
+    downs = layout.outer(down)
+    packed = interleave_panels(*parts) if gated else parts[0]
+    first = new_constant(module, node, f"{gate_up_node.target}_packed", packed)
+    second = new_constant(module, node, f"{down_node.target}_packed", quantize_matrices(downs, handler)[0])
+    if bias is not None:
+        assert isinstance(bias_node, Node)
+        bias_node = new_constant(module, node, f"{bias_node.target}_halves", layout.inner_bias(bias))
     with module.graph.inserting_before(node):
         made = call(
             module.graph,
             torch.ops.armllm.int4_moe.default,
-            *(x, ids, shares, first, second, size, scheme, activation),
+            *(x, ids, shares, first, second, downs[0].shape[1], scheme, activation, limit),
+            *(bias_node, down_bias, gated),
         )
     node.replace_all_uses_with(made)
     drop_unused(module, str(gate_up_node.target), str(down_node.target))

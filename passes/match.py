@@ -125,6 +125,18 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     return node
 
 
+def unwidened(node: Any) -> Any:
+    """What a node is a float32 copy of; the node itself where it is none."""
+    while (
+        is_op(node, *CONVERSIONS)
+        and value(node).dtype == torch.float32
+        and value(node.args[0]).is_floating_point()
+        and value(node.args[0]).dtype.itemsize <= 4
+    ):
+        node = node.args[0]
+    return node
+
+
 def strip(node: Any, *targets: Any) -> Any:
     """Follows first arguments through the given operators."""
     while is_op(node, *targets):

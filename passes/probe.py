@@ -74,8 +74,8 @@ class Region:
 
     def erase(self, graph: fx.Graph) -> None:
         """Removes what nobody outside reads any more, the writes in place to what is then dead included."""
-        inside = set(self.nodes)
-        pending = [n for n in self.nodes if any(user not in inside for user in n.users)]
+        inside = set(self.nodes) & set(graph.nodes)
+        pending = [n for n in inside if any(user not in inside for user in n.users)]
         alive: set[Node] = set()
         while pending:
             node = pending.pop()
@@ -83,7 +83,7 @@ class Region:
             around = {*node.all_input_nodes, *(user for user in node.users if _writes_to(user, node))}
             pending += (around & inside) - alive
         for node in reversed(self.nodes):
-            if node not in alive:
+            if node in inside and node not in alive:
                 graph.erase_node(node)
 
 

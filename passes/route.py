@@ -7,7 +7,7 @@ random logits, and a setting of ``moe_route`` that gives the same choice and wei
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.moe import SCORINGS, reference_moe_route
-from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, call, constant, is_op, value
+from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, unwidened, value
 from torch_armllm.passes.probe import Region, regions
 
 _EXPERTS = (torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default)
@@ -65,11 +65,31 @@ def _by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return weights.float().gather(-1, order), ids.gather(-1, order)
 
 
-def _recognise(module: fx.GraphModule, region: Region, experts: int) -> tuple[Route, int] | None:
-    """The setting that chooses and weighs as a region does, and its top_k."""
+Choice = Callable[[list[Tensor]], tuple[Tensor, Tensor]]
+"""Makes ids and weights, ``(rows, top_k)``, of a region's results."""
+
+
+def recognise(
+    module: fx.GraphModule, results: tuple[Node, ...], experts: int, choice: Choice
+) -> tuple[Region, Route, int] | None:
+    """The part of a graph that makes ``results`` from logits, the setting that does the same, and top_k."""
+    for region in regions(results):
+        entry = region.entry.meta.get("val")
+        # the size of the tokens may stand behind a 1: it is run on plain rows all the same
+        if not isinstance(entry, Tensor) or entry.shape[-1] != experts or not entry.is_floating_point():
+            continue
+        found = _setting_of(module, region, experts, choice)
+        if found is not None:
+            return region, *found
+    return None
+
+
+def _setting_of(
+    module: fx.GraphModule, region: Region, experts: int, choice: Choice
+) -> tuple[Route, int] | None:
     logits = _probe(experts)
     try:
-        ids, weights = region.run(module, logits)
+        ids, weights = choice(region.run(module, logits))
     except Exception:  # noqa: BLE001 - not a router, if it cannot be run on logits
         return None
     shapes_fit = ids.shape == weights.shape and ids.dim() == 2 and ids.shape[0] == _ROWS
@@ -92,39 +112,27 @@ def _recognise(module: fx.GraphModule, region: Region, experts: int) -> tuple[Ro
     return None
 
 
-def _find(module: fx.GraphModule, node: Node) -> tuple[Region, Route, int] | None:
-    ids, weights, gate_up = node.args[1:4]
-    assert isinstance(gate_up, Node)
-    experts = int(value(gate_up).shape[0])
-    if not (isinstance(ids, Node) and isinstance(weights, Node)):
-        return None
-    for region in regions((ids, weights)):
-        entry = region.entry.meta.get("val")
-        if not isinstance(entry, Tensor) or entry.shape[-1] != experts or not entry.is_floating_point():
-            continue
-        # the same size under another name: a graph of (1, T, experts) is run on (rows, experts) as well
-        found = _recognise(module, region, experts)
-        if found is not None:
-            return region, *found
-    return None
-
-
 def _logits(graph: fx.Graph, entry: Node) -> Node:
     """The entry as rows, in the type in which it was made."""
-    while is_op(entry, *CONVERSIONS) and _widens(entry):
-        assert isinstance(entry.args[0], Node)
-        entry = entry.args[0]
-    return (
-        entry
-        if value(entry).dim() == 2
-        else call(graph, aten.reshape.default, entry, [-1, value(entry).shape[-1]])
-    )
+    entry = unwidened(entry)
+    flat = value(entry).dim() == 2
+    return entry if flat else call(graph, aten.reshape.default, entry, [-1, value(entry).shape[-1]])
 
 
-def _widens(node: Node) -> bool:
-    source = node.args[0]
-    assert isinstance(source, Node)
-    return value(node).dtype == torch.float32 and value(source).is_floating_point()
+def insert(graph: fx.Graph, before: Node, entry: Node, route: Route, top_k: int) -> tuple[Node, Node]:
+    """Puts a ``moe_route`` in front of a node; returns its ids and weights."""
+    with graph.inserting_before(before):
+        bias = route.bias
+        if bias is not None and value(bias).dtype != torch.float32:
+            bias = call(graph, aten.to.dtype, bias, torch.float32)
+        routed = call(
+            graph,
+            torch.ops.armllm.moe_route.default,
+            *(_logits(graph, entry), top_k, route.scoring, route.renormalize),
+            *(route.scale, bias, route.groups, route.top_k_groups),
+        )
+        weights = call(graph, operator.getitem, routed, 0)
+        return call(graph, operator.getitem, routed, 1), weights
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -136,26 +144,17 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     graph = module.graph
     found = 0
     for node in list(graph.nodes):
-        if not is_op(node, *_EXPERTS):
+        if not is_op(node, *_EXPERTS) or not all(isinstance(argument, Node) for argument in node.args[1:3]):
             continue
-        match = _find(module, node)
+        ids, weights, gate_up = node.args[1:4]
+        match = recognise(
+            module, (ids, weights), int(value(gate_up).shape[0]), lambda made: (made[0], made[1])
+        )
         if match is None:
             continue
         region, route, top_k = match
-        with graph.inserting_before(node):
-            bias = route.bias
-            if bias is not None and value(bias).dtype != torch.float32:
-                bias = call(graph, aten.to.dtype, bias, torch.float32)
-            routed = call(
-                graph,
-                torch.ops.armllm.moe_route.default,
-                *(_logits(graph, region.entry), top_k, route.scoring, route.renormalize),
-                *(route.scale, bias, route.groups, route.top_k_groups),
-            )
-            weights = call(graph, operator.getitem, routed, 0)
-            ids = call(graph, operator.getitem, routed, 1)
-        node.update_arg(1, ids)
-        node.update_arg(2, weights)
+        for position, made in enumerate(insert(graph, node, region.entry, route, top_k), 1):
+            node.update_arg(position, made)
         region.erase(graph)
         found += 1
     graph.eliminate_dead_code()

@@ -27,7 +27,7 @@ def test_unquantised_logits_are_the_models_own(family: str, dtype: torch.dtype) 
     close(chunked(model, ids, [36, 1, 1, 1, 1, 1]), expected, dtype)
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma3_text", "gpt2", "phi3"])
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma3_text", "gpt2", "phi3", "gpt_oss"])
 def test_other_families_agree_too(family: str) -> None:
     ids = token_ids(1, 41)  # longer than the sliding windows
     with torch.no_grad():
@@ -49,7 +49,7 @@ def test_tied_embeddings_run_natively_from_the_heads_weights() -> None:
         close_quantised(model(ids).logits, plain(ids).logits, torch.bfloat16)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
 def test_quantised_steps_run_natively_and_repeat_their_bits(family: str) -> None:
     model = patched(family)
     assert isinstance(model.base_model.forward.plan, NativePlan)
@@ -71,7 +71,7 @@ def test_a_row_does_not_depend_on_its_batch(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
 def test_quantised_logits_are_those_of_the_emulation(family: str, dtype: torch.dtype) -> None:
     model = tiny(family, dtype)
     quant.quantize(model, progress=False)

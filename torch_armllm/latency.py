@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from torch_armllm.quant import QuantExperts
-from torch_armllm.quant.experts import WEIGHTS, is_experts
+from torch_armllm.quant.recognise import is_experts
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def step_bytes(model: PreTrainedModel, tokens: int) -> int:
     chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None) or 1
     for module in model.modules():
         if isinstance(module, QuantExperts) or is_experts(module):
-            names = ("gate_up_packed", "down_packed") if isinstance(module, QuantExperts) else WEIGHTS
+            names = ("gate_up_packed", "down_packed", "gate_up_proj", "up_proj", "down_proj")
             weights = [w for name in names if isinstance(w := getattr(module, name, None), Tensor)]
             if weights:
                 idle = (1 - min(chosen / weights[0].shape[0], 1.0)) ** tokens

@@ -2,65 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_armllm.quant.experts import ExpertLayout
+from torch_armllm.quant.recognise import ACTIVATIONS, read_layout
 
 IMPLEMENTATION = "armllm"
+_THEIRS = "grouped_mm"
+"""transformers' own implementation that can be captured, for experts that the marker op cannot express."""
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
-    "experts(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, str activation)"
-    " -> Tensor"
+    "experts(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, str activation,"
+    " float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True,"
+    " bool transposed=False, bool interleaved=False) -> Tensor"
 )
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
-class UnsupportedExperts(RuntimeError):
-    """The experts have a layout or gate that the marker op cannot express."""
 
 
 def float_experts(
-    x: Tensor, expert_ids: Tensor, expert_weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    limit: float = 7.0,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    gated: bool = True,
+    transposed: bool = False,
+    interleaved: bool = False,
 ) -> Tensor:
-    """Weighted sum of gated experts, one expert after the other.
+    """Weighted sum of experts, one expert after the other.
 
     Args:
         x: tokens, ``(T, hidden)``.
         expert_ids: ``(T, top_k)`` integers.
         expert_weights: ``(T, top_k)``.
-        gate_up: ``(experts, 2 * intermediate, hidden)``, gate rows first.
+        gate_up: ``(experts, 2 * intermediate, hidden)``, gate rows first; without a gate, up alone.
         down: ``(experts, hidden, intermediate)``.
-        activation: ``silu``, ``gelu``, ``gelu_tanh`` or ``relu``.
+        activation: one of the gated activations that the ops know.
+        limit: of those that clamp.
+        gate_up_bias: ``(experts, 2 * intermediate)``, as the rows of ``gate_up``.
+        down_bias: ``(experts, hidden)``.
+        gated: whether there is a gate; without, ``act(up) · up`` goes down.
+        transposed: the last two dimensions of the weights have changed places.
+        interleaved: gate and up rows alternate.
 
     Returns:
         ``(T, hidden)`` in the dtype of ``x``.
     """
-    act = _ACTIVATIONS[activation]
+    layout = layout_of(activation, limit, gate_up_bias, gated, transposed, interleaved)
+    parts, downs = layout.inner(gate_up), layout.outer(down)
+    biases = None if gate_up_bias is None else layout.inner_bias(gate_up_bias)
     out = torch.zeros_like(x)
-    for expert in range(gate_up.shape[0]):
+    for expert, outer in enumerate(downs):
         token, slot = torch.where(expert_ids == expert)
         if token.numel() == 0:
             continue
-        gate, up = F.linear(x[token], gate_up[expert]).chunk(2, dim=-1)
-        part = F.linear(act(gate) * up, down[expert])
+        rows = [F.linear(x[token], part[expert]) for part in parts]
+        if biases is not None:
+            rows = [row + bias for row, bias in zip(rows, biases[expert].view(len(rows), -1), strict=True)]
+        inner = ACTIVATIONS[activation](rows[0], rows[-1], limit)
+        part = F.linear(inner, outer, None if down_bias is None else down_bias[expert])
         part = part * expert_weights[token, slot, None]
         out.index_add_(0, token, part.to(out.dtype))
     return out
 
 
-def _fake(
-    x: Tensor, expert_ids: Tensor, expert_weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
-) -> Tensor:
+def layout_of(
+    activation: str,
+    limit: float = 7.0,
+    gate_up_bias: Tensor | None = None,
+    gated: bool = True,
+    transposed: bool = False,
+    interleaved: bool = False,
+) -> ExpertLayout:
+    """The layout that the marker op's arguments name."""
+    return ExpertLayout(transposed, interleaved, gate_up_bias is not None, activation, limit, gated)
+
+
+def _fake(x: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -68,45 +95,24 @@ _library.impl("experts", float_experts, "CompositeExplicitAutograd")
 torch.library.register_fake("armllm::experts", _fake, lib=_library)
 
 
-def activation_name(module: nn.Module) -> str | None:
-    """The kernel's name of the activation of an MLP or experts module, or None if no kernel has it."""
-    act = getattr(module, "act_fn", None)
-    name = type(act).__name__
-    if name in ("SiLUActivation", "SiLU"):
-        return "silu"
-    if name in ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation", "FastGELUActivation"):
-        return "gelu_tanh"
-    if name in ("GELUActivation", "GELU"):
-        return "gelu_tanh" if getattr(act, "approximate", "none") == "tanh" else "gelu"
-    if name == "ReLU":
-        return "relu"
-    return None
-
-
-def has_plain_layout(module: nn.Module) -> bool:
-    """Whether an experts module is the plain one: [gate; up] rows, act(gate) · up, no biases."""
-    from transformers.integrations.moe import _default_apply_gate
-
-    return (
-        bool(getattr(module, "has_gate", False))
-        and bool(getattr(module, "is_concatenated", False))
-        and not getattr(module, "is_transposed", False)
-        and not getattr(module, "has_bias", False)
-        and not getattr(module, "has_post_expert_norm", False)
-        and getattr(type(module), "_apply_gate", None) is _default_apply_gate
-        and activation_name(module) is not None
-    )
-
-
 def experts_function(
     module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Any:
-    """What transformers calls in place of its own experts while a model is captured."""
-    name = activation_name(module)
-    if name is None or not has_plain_layout(module):
-        raise UnsupportedExperts(f"{type(module).__name__} has a layout or gate of its own")
+    """What transformers calls in place of its own experts while a model is captured.
+
+    Experts that the marker op cannot express run as transformers computes them, inside the captured graph.
+    """
+    with _disable_current_modes():  # recognising runs the module's activation: that is no part of the graph
+        layout = read_layout(module)
+    if isinstance(layout, str):
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+        return ALL_EXPERTS_FUNCTIONS[_THEIRS](module, hidden_states, top_k_index, top_k_weights)
+    inner, outer = (getattr(module, name) for name in layout.weights)
+    biases = (getattr(module, f"{name}_bias") if layout.biased else None for name in layout.weights)
     return torch.ops.armllm.experts(
-        hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj, name
+        *(hidden_states, top_k_index, top_k_weights, inner, outer, layout.activation, layout.limit, *biases),
+        *(layout.gated, layout.transposed, layout.interleaved),
     )
 
 

@@ -1,15 +1,11 @@
-"""Reading the weights of transformers' experts modules, whatever their layout."""
+"""How experts modules store their weights, and reading them whatever the layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-WEIGHTS: tuple[str, ...] = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -19,9 +15,12 @@ class ExpertLayout:
     Attributes:
         transposed: weights are (E, in, out) and not (E, out, in).
         interleaved: gate and up rows alternate instead of following one another.
-        biased: there are ``gate_up_proj_bias`` and ``down_proj_bias``.
+        biased: every weight has one, named after it.
         activation: name of the gated activation, as the ops know it.
-        limit: clamp of ``swiglu_clamped``.
+        limit: of the activations that clamp.
+        gated: there is a gate; without, ``up_proj`` stands alone and the activation is ``act(up) · up``.
+        batched: the module takes rows for each of its experts, one expert's behind the other's (Llama 4), and
+            not a choice of experts for each row.
     """
 
     transposed: bool
@@ -29,109 +28,64 @@ class ExpertLayout:
     biased: bool
     activation: str
     limit: float = 7.0
+    gated: bool = True
+    batched: bool = False
 
-    def gate_up(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of the gate and the up matrices (I, H), one an expert."""
-        weight = _parameter(module, "gate_up_proj")
+    @property
+    def weights(self) -> tuple[str, str]:
+        """Names of the parameters."""
+        return ("gate_up_proj" if self.gated else "up_proj"), "down_proj"
+
+    def inner(self, weight: Tensor) -> tuple[list[Tensor], ...]:
+        """Views of the gate and the up matrices (I, H), one an expert; of the latter alone without a gate."""
+        weight = weight.detach()
         weight = weight.transpose(1, 2) if self.transposed else weight
-        gate, up = self._halves(weight)
-        return list(gate), list(up)
+        return tuple(list(part) for part in self._parts(weight))
 
-    def down(self, module: nn.Module) -> list[Tensor]:
+    def outer(self, weight: Tensor) -> list[Tensor]:
         """Views of the down matrices (H, I), one an expert."""
-        weight = _parameter(module, "down_proj")
+        weight = weight.detach()
         return list(weight.transpose(1, 2) if self.transposed else weight)
 
+    def inner_bias(self, bias: Tensor) -> Tensor:
+        """Biases (E, 2, I), gate first; (E, I) without a gate."""
+        return torch.stack(self._parts(bias.detach()), dim=1) if self.gated else bias.detach()
+
     def biases(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-        """Biases (E, 2, I), gate first, and (E, H)."""
+        """The module's biases as the op takes them, (E, 2, I) or (E, I), and (E, H)."""
         if not self.biased:
             return None, None
-        halves = self._halves(_parameter(module, "gate_up_proj_bias"))
-        return torch.stack(halves, dim=1), _parameter(module, "down_proj_bias")
+        inner, outer = (parameter(module, f"{name}_bias") for name in self.weights)
+        return self.inner_bias(inner), outer
 
-    def store_biases(self, module: nn.Module, gate_up: Tensor | None, down: Tensor | None) -> None:
-        """Gives a module that has none its biases back, from (E, 2, I) and (E, H)."""
-        if gate_up is not None and down is not None and module.gate_up_proj_bias.is_meta:
-            rows = gate_up.transpose(1, 2) if self.interleaved else gate_up
-            for name, bias in (("gate_up_proj_bias", rows.flatten(1)), ("down_proj_bias", down)):
+    def store_biases(self, module: nn.Module, inner: Tensor | None, outer: Tensor | None) -> None:
+        """Gives a module that has none its biases back, from (E, 2, I) or (E, I) and (E, H)."""
+        names = [f"{name}_bias" for name in self.weights]
+        if inner is not None and outer is not None and getattr(module, names[0]).is_meta:
+            rows = inner.transpose(1, 2) if self.interleaved and self.gated else inner
+            for name, bias in zip(names, (rows.flatten(1), outer), strict=True):
                 setattr(module, name, nn.Parameter(bias, requires_grad=False))
 
-    def store(self, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        """Brings (E, 2·I, H), gate first, and (E, H, I) into the module's own layout."""
-        if self.interleaved:
-            gate_up = torch.stack(gate_up.chunk(2, dim=1), dim=2).flatten(1, 2)
+    def store(self, inner: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
+        """Brings (E, 2·I, H), gate first, or (E, I, H) and (E, H, I) into the module's own layout."""
+        if self.interleaved and self.gated:
+            inner = torch.stack(inner.chunk(2, dim=1), dim=2).flatten(1, 2)
         if self.transposed:
-            gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
-        return gate_up.contiguous(), down.contiguous()
+            inner, outer = inner.transpose(1, 2), outer.transpose(1, 2)
+        return inner.contiguous(), outer.contiguous()
 
-    def _halves(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate and up of (E, 2·I) or (E, 2·I, H)."""
+    def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Gate and up of (E, 2·I) or (E, 2·I, H); without a gate, what is given."""
+        if not self.gated:
+            return (rows,)
         if self.interleaved:
             return rows[:, 0::2], rows[:, 1::2]
         half = rows.shape[1] // 2
         return rows[:, :half], rows[:, half:]
 
 
-def is_experts(module: nn.Module) -> bool:
-    """Whether transformers' ``use_experts_implementation`` made the module's class."""
-    flags = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
-    return hasattr(type(module), "_apply_gate") and all(hasattr(module, flag) for flag in flags)
-
-
-def read_layout(module: nn.Module) -> ExpertLayout | str:
-    """The layout of an experts module, or the reason why the fused op cannot compute it."""
-    if getattr(module, "_is_expert_parallel", False):
-        return "its experts are spread over several processes"
-    if not module.has_gate:
-        return "experts without a gate have no fused op"
-    if getattr(module, "has_post_expert_norm", False):
-        return "experts followed by a norm of their own have no fused op"
-    missing = [name for name in WEIGHTS if not isinstance(getattr(module, name, None), Tensor)]
-    if missing:
-        return f"it has no parameter {missing[0]}"
-    interleaved = not module.is_concatenated
-    found = _recognise(module, interleaved)
-    if found is None:
-        return "its activation has no fused op"
-    return ExpertLayout(bool(module.is_transposed), interleaved, bool(module.has_bias), *found)
-
-
-def _parameter(module: nn.Module, name: str) -> Tensor:
+def parameter(module: nn.Module, name: str) -> Tensor:
+    """A parameter of a module, detached."""
     value = getattr(module, name)
     assert isinstance(value, Tensor)
     return value.detach()
-
-
-def _swiglu_clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "silu": lambda gate, up, limit: F.silu(gate) * up,
-    "gelu": lambda gate, up, limit: F.gelu(gate) * up,
-    "gelu_tanh": lambda gate, up, limit: F.gelu(gate, approximate="tanh") * up,
-    "relu": lambda gate, up, limit: F.relu(gate) * up,
-    "swiglu_clamped": _swiglu_clamped,
-}
-
-
-def _recognise(module: nn.Module, interleaved: bool) -> tuple[str, float] | None:
-    """Finds the gated activation by what it computes: class names say too little."""
-    limit = next(
-        (v for n in ("limit", "swiglu_limit") if isinstance(v := getattr(module, n, None), (int, float))), 7.0
-    )
-    points = torch.linspace(-12.0, 12.0, 97)
-    gate, up = (axis.flatten() for axis in torch.meshgrid(points, points, indexing="ij"))
-    joined = torch.stack([gate, up], dim=-1)
-    assert joined.shape[-1] == 2, "one pair a row: interleaved and concatenated are the same"
-    gated: Callable[[Tensor], Tensor] = module._apply_gate  # type: ignore[assignment]
-    try:
-        with torch.no_grad():
-            got = gated(joined)[..., 0]
-    except Exception:  # noqa: BLE001 - a gate of another signature is one that the op cannot compute
-        return None
-    for name, function in ACTIVATIONS.items():
-        if torch.allclose(got, function(gate, up, limit), rtol=1e-5, atol=1e-5):
-            return name, limit
-    return None

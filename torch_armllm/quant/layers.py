@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.quant.embedding import TiedEmbedding
-from torch_armllm.quant.experts import WEIGHTS, ExpertLayout, is_experts, read_layout
+from torch_armllm.quant.experts import ExpertLayout
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.recognise import is_experts, read_layout
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NARROW = 16
@@ -45,7 +46,7 @@ class Layer:
     def weights(self) -> list[Tensor]:
         """The parameters that quantising would replace."""
         if self.kind == "experts" and self.layout is not None:
-            return [getattr(self.module, name) for name in WEIGHTS]
+            return [getattr(self.module, name) for name in self.layout.weights]
         if is_linear(self.module):
             return [weight_of(self.module)]
         return [p for p in self.module.parameters(recurse=False) if p.dim() >= 2]

@@ -12,7 +12,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from torch_armllm.memory import release_free_memory
-from torch_armllm.quant.experts import WEIGHTS
 from torch_armllm.quant.layers import Layer, Places
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.quantizer import (
@@ -111,7 +110,7 @@ class LayerLoader:
 
 
 def _names(layer: Layer) -> tuple[str, ...]:
-    return WEIGHTS if layer.kind == "experts" else ("weight",)
+    return layer.layout.weights if layer.layout is not None else ("weight",)
 
 
 def _take_biases(new: QuantLinear | QuantExperts, layer: Layer) -> None:

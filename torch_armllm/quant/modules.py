@@ -75,12 +75,12 @@ class QuantExperts(nn.Module):
     """All experts of a layer with packed INT4 weights; called as transformers calls its experts modules.
 
     Attributes:
-        gate_up_packed: uint8 (E, 2·⌈I/16⌉, bytes); panels of gate and up alternate.
+        gate_up_packed: uint8 (E, 2·⌈I/16⌉, bytes); panels of gate and up alternate; without a gate, up alone.
         down_packed: uint8 (E, ⌈H/16⌉, bytes).
-        gate_up_bias: (E, 2, I), gate first, or None.  down_bias: (E, H), or None.
+        gate_up_bias: (E, 2, I), gate first, (E, I) without a gate, or None.  down_bias: (E, H), or None.
         num_experts, hidden_dim, intermediate_dim: E, H, I.
         activation: name of the gated activation, as the ops know it.
-        limit: clamp of ``swiglu_clamped``.
+        limit: of the activations that clamp.
         scheme, error, shell, float_dtype: as in `QuantLinear`.
         layout: how the module it replaced stores its weights.
     """
@@ -127,17 +127,29 @@ class QuantExperts(nn.Module):
         """The module that this one replaced."""
         return self._shell[0]
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate."""
+        return self.layout is None or self.layout.gated
+
+    def forward(
+        self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
+    ) -> Tensor:
         """Sums the chosen experts of each token.
 
         Args:
             hidden_states: (T, H), bfloat16, float16 or float32.
-            top_k_index: integers (T, k) in 0 … E − 1.
-            top_k_weights: floats (T, k).
+            top_k_index: integers (T, k) in 0 … E − 1; None where every expert has an equal part of the rows,
+                one behind the other.
+            top_k_weights: floats (T, k), or None likewise.
 
         Returns:
             (T, H) of the type of `hidden_states`.
         """
+        if top_k_index is None or top_k_weights is None:
+            experts = torch.arange(self.num_experts, dtype=torch.int32)[:, None]
+            top_k_index = experts.expand(-1, hidden_states.shape[0] // self.num_experts).reshape(-1, 1)
+            top_k_weights = torch.ones(top_k_index.shape)
         return moe.int4_moe(
             hidden_states,
             top_k_index,
@@ -150,12 +162,14 @@ class QuantExperts(nn.Module):
             self.limit,
             self.gate_up_bias,
             self.down_bias,
+            self.gated,
         )
 
     def dequantize(self) -> tuple[Tensor, Tensor]:
-        """The float32 weights (E, 2·I, H), gate first, and (E, H, I) that the integers stand for."""
+        """The float32 weights (E, 2·I, H), gate first, or (E, I, H), and (E, H, I): what the integers say."""
         sizes = (self.intermediate_dim, self.hidden_dim, self.scheme)
-        halves = [dequantize_matrix(half, *sizes) for half in split_panels(self.gate_up_packed)]
+        parts = split_panels(self.gate_up_packed) if self.gated else (self.gate_up_packed,)
+        halves = [dequantize_matrix(half, *sizes) for half in parts]
         down = dequantize_matrix(self.down_packed, self.hidden_dim, self.intermediate_dim, self.scheme)
         return torch.cat(halves, dim=1), down
 

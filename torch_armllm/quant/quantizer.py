@@ -16,7 +16,7 @@ from torch_armllm.hf.quantizer import attach, detach
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.embedding import TiedEmbedding, can_share
-from torch_armllm.quant.experts import WEIGHTS
+from torch_armllm.quant.experts import parameter
 from torch_armllm.quant.importance import input_energies
 from torch_armllm.quant.layers import Layer, Places, find_layers, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
@@ -182,7 +182,7 @@ def commit(layer: Layer, found: Replacement, spool: Spool, hung: Places) -> Laye
         found.sharer._parameters["weight"] = None
     hung.replace(layer.module, new)
     if not found.keep:
-        for name in WEIGHTS if layer.kind == "experts" else ("weight",):
+        for name in layer.layout.weights if layer.layout is not None else ("weight",):
             setattr(layer.module, name, None)
     release_free_memory()
     return record
@@ -217,11 +217,9 @@ def restore(model: nn.Module) -> list[str]:
                     shell, "weight", weight.t().contiguous() if isinstance(shell, Conv1D) else weight, module
                 )
                 rounded.append(name)
-        elif shell.gate_up_proj is None:
-            assert module.layout is not None
-            gate_up, down = module.layout.store(*module.dequantize())
-            _give(shell, "gate_up_proj", gate_up, module)
-            _give(shell, "down_proj", down, module)
+        elif (layout := module.layout) is not None and getattr(shell, layout.weights[0]) is None:
+            for attribute, value in zip(layout.weights, layout.store(*module.dequantize()), strict=True):
+                _give(shell, attribute, value, module)
             rounded.append(name)
         if isinstance(module, QuantLinear) and module.bias is not None:
             shell.bias = module.bias
@@ -270,15 +268,15 @@ def _quantize_linear(module: nn.Module, scheme: Scheme, importance: Tensor | Non
 def _quantize_experts(layer: Layer, scheme: Scheme, importance: Tensor | None) -> QuantExperts:
     module, layout = layer.module, layer.layout
     assert layout is not None
-    gates, ups = layout.gate_up(module)
-    downs = layout.down(module)
-    gate, gate_error = quantize_matrices(gates, scheme, importance)
-    up, up_error = quantize_matrices(ups, scheme, importance)
+    inner, outer = (parameter(module, name) for name in layout.weights)
+    made = [quantize_matrices(part, scheme, importance) for part in layout.inner(inner)]
+    downs = layout.outer(outer)
     down, down_error = quantize_matrices(downs, scheme)
     hidden, intermediate = downs[0].shape
     biases = layout.biases(module)
+    errors = [*(error for _, error in made), down_error]
     return QuantExperts(
-        interleave_panels(gate, up),
+        interleave_panels(made[0][0], made[1][0]) if layout.gated else made[0][0],
         down,
         intermediate,
         hidden,
@@ -286,10 +284,10 @@ def _quantize_experts(layer: Layer, scheme: Scheme, importance: Tensor | None) -
         layout.activation,
         layout.limit,
         *biases,
-        # The three matrices have the same number of weights and nearly the same norm.
-        error=((gate_error**2 + up_error**2 + down_error**2) / 3) ** 0.5,
+        # The matrices have the same number of weights and nearly the same norm.
+        error=(sum(error**2 for error in errors) / len(errors)) ** 0.5,
         shell=module,
-        float_dtype=downs[0].dtype,
+        float_dtype=outer.dtype,
         layout=layout,
     )
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.ops.linear import reference_int4_linear, reference_int8_linear
-from torch_armllm.quant.experts import ACTIVATIONS
 from torch_armllm.quant.layers import Places
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.recognise import ACTIVATIONS
 
 
 class ReferenceLinear(nn.Module):
@@ -35,8 +35,14 @@ class ReferenceExperts(nn.Module):
         super().__init__()
         self.source = source
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
+    ) -> Tensor:
         """(T, H) to (T, H); the chosen experts are summed in the order of `top_k_index`."""
+        if top_k_index is None or top_k_weights is None:
+            own = hidden_states.float().chunk(self.source.num_experts)
+            made = [self._expert(expert, rows) for expert, rows in enumerate(own)]
+            return torch.cat(made).to(hidden_states.dtype)
         parts = hidden_states.new_zeros((*top_k_index.shape, self.source.hidden_dim), dtype=torch.float32)
         for expert in range(self.source.num_experts):
             tokens, slots = torch.where(top_k_index == expert)
@@ -50,10 +56,10 @@ class ReferenceExperts(nn.Module):
     def _expert(self, expert: int, rows: Tensor) -> Tensor:
         source = self.source
         packed, size = source.gate_up_packed[expert], source.intermediate_dim
-        gate = reference_int4_linear(rows, packed[0::2], size, source.scheme)
-        up = reference_int4_linear(rows, packed[1::2], size, source.scheme)
+        panels = (packed[0::2], packed[1::2]) if source.gated else (packed, packed)
+        gate, up = (reference_int4_linear(rows, part, size, source.scheme) for part in panels)
         if source.gate_up_bias is not None:
-            bias = source.gate_up_bias[expert].float()
+            bias = source.gate_up_bias[expert].float().expand(2, -1)
             gate, up = gate + bias[0], up + bias[1]
         inner = ACTIVATIONS[source.activation](gate, up, source.limit)
         packed = source.down_packed[expert]

@@ -11,9 +11,10 @@ from transformers.pytorch_utils import Conv1D
 from torch_armllm.hf.config import TIED
 from torch_armllm.ops import linear
 from torch_armllm.quant.embedding import TiedEmbedding
-from torch_armllm.quant.experts import WEIGHTS, is_experts, read_layout
+from torch_armllm.quant.experts import parameter
 from torch_armllm.quant.layers import Places, is_linear, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.recognise import is_experts, read_layout
 
 if TYPE_CHECKING:
     from torch_armllm.hf.config import ArmInt4Config
@@ -93,10 +94,10 @@ def _empty(name: str, shell: nn.Module, scheme: str, error: float) -> nn.Module:
         made = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype)
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):
-        downs = layout.down(shell)
+        downs = layout.outer(parameter(shell, "down_proj"))
         hidden, intermediate = downs[0].shape
         made = QuantExperts(
-            _panels((len(downs),), intermediate, hidden, scheme, 2),
+            _panels((len(downs),), intermediate, hidden, scheme, 2 if layout.gated else 1),
             _panels((len(downs),), hidden, intermediate, scheme),
             intermediate,
             hidden,
@@ -109,13 +110,13 @@ def _empty(name: str, shell: nn.Module, scheme: str, error: float) -> nn.Module:
             float_dtype=downs[0].dtype,
             layout=layout,
         )
-        names = WEIGHTS
+        names = layout.weights
     else:
         raise ValueError(
             f"quantization_config says that {name} is packed, but {type(shell).__name__} is no layer to pack"
         )
-    for parameter in names:
-        shell._parameters[parameter] = None
+    for attribute in names:
+        shell._parameters[attribute] = None
     if is_linear(shell):
         made.__dict__["weight"] = placeholder(weight)
     return made.train(shell.training)
