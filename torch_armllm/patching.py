@@ -49,6 +49,12 @@ def _check_model(model: nn.Module) -> None:
     from transformers import PreTrainedModel
 
     kind = type(model).__name__
+    adapted = [name for name, module in model.named_modules() if _is_adapted(module)]
+    if adapted:
+        raise ValueError(
+            f"this {kind} has adapters that are not merged ({adapted[0]} is the first of {len(adapted)}); "
+            "a patched model would not see them change: merge them first, model = model.merge_and_unload()"
+        )
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"patch takes a transformers model; it got a {kind}")
     if model.get_output_embeddings() is None or model.base_model is model or not model.can_generate():
@@ -69,6 +75,11 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError(
             f"this {kind} is on {', '.join(sorted(elsewhere))}; move it to the CPU with model.to('cpu')"
         )
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    """Whether a module is PEFT's wrapper of a layer."""
+    return hasattr(module, "base_layer") and hasattr(module, "active_adapters")
 
 
 def _bytes(model: nn.Module) -> int:
