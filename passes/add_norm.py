@@ -39,6 +39,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             for operand in both.all_input_nodes:
                 if operand.op == "get_attr" and operand not in (a, b):
                     both.prepend(operand)
+        with graph.inserting_before(both.next):
             normed = call(graph, operator.getitem, both, 0)
             total = call(graph, operator.getitem, both, 1)
         norm.replace_all_uses_with(normed)

@@ -34,6 +34,8 @@ class _RmsNorm:
     offset: float
     eps: float
     last: Node
+    centred: bool
+    """Whether the mean is subtracted first: a LayerNorm without bias."""
 
 
 def _scaled_by_weight(node: Node) -> tuple[Node, Node, float] | None:
@@ -55,6 +57,27 @@ def _skip_conversion(node: Node) -> Node:
     return user if user is not None and is_op(user, *CONVERSIONS) else node
 
 
+def _centred(wide: Any) -> Node | None:
+    """``x − mean(x)`` → x."""
+    if not is_op(wide, aten.sub.Tensor):
+        return None
+    x, mean = wide.args[:2]
+    if (
+        is_op(mean, aten.mean.dim)
+        and mean.args[0] is x
+        and list(mean.args[1]) == [-1]
+        and mean.args[2] is True
+    ):
+        assert isinstance(x, Node)
+        return x
+    return None
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two nodes are one, or subtract the same mean."""
+    return a is b or (_centred(a) is not None and _centred(a) is _centred(b))
+
+
 def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     add = rsqrt.args[0]
     if not is_op(add, aten.add.Tensor) or not isinstance(add.args[1], float):
@@ -67,9 +90,12 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
         return None
     wide: Any = square.args[0]
     product = only_user(rsqrt)
-    if product is None or not is_op(product, aten.mul.Tensor) or other_operand(product, rsqrt) is not wide:
+    if product is None or not is_op(product, aten.mul.Tensor):
         return None
-    x = strip(wide, *CONVERSIONS)
+    if not _is_same(other_operand(product, rsqrt), wide):
+        return None
+    centred = _centred(wide)
+    x = strip(wide if centred is None else centred, *CONVERSIONS)
     scaled = _scaled_by_weight(_skip_conversion(product))
     if scaled is None:
         return None
@@ -78,7 +104,9 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
         last = _skip_conversion(last)
     if value(last).dtype != value(x).dtype:
         return None
-    return _RmsNorm(x, weight, offset, float(add.args[1]), last)
+    if centred is not None and offset:
+        return None
+    return _RmsNorm(x, weight, offset, float(add.args[1]), last, centred is not None)
 
 
 def _replace(module: fx.GraphModule, last: Node, target: Any, *args: Any) -> None:
@@ -98,15 +126,12 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             match = _match_rms(node)
             if match is None:
                 continue
-            _replace(
-                module,
-                match.last,
-                torch.ops.armllm.rms_norm.default,
-                match.x,
-                match.weight,
-                match.eps,
-                match.offset,
-            )
+            if match.centred:
+                layer_norm = torch.ops.armllm.layer_norm.default
+                _replace(module, match.last, layer_norm, match.x, match.weight, None, match.eps)
+            else:
+                rms_norm = torch.ops.armllm.rms_norm.default
+                _replace(module, match.last, rms_norm, match.x, match.weight, match.eps, match.offset)
         elif is_op(node, aten.rms_norm.default) and len(node.args) >= 3 and len(node.args[1]) == 1:
             eps = node.args[3] if len(node.args) > 3 else None
             if eps is None:

@@ -64,11 +64,11 @@ class Region:
             tensor = constant(module, node)
             if tensor is not None:
                 return tensor.float() if tensor.is_floating_point() else tensor
-            return _number(node.meta["val"], rows)
+            return number(node.meta["val"], rows)
 
         for node in self.nodes:
-            args = fx.node.map_aggregate(fx.map_arg(node.args, read), _in_float32)
-            kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), _in_float32)
+            args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
+            kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
             known[node] = node.target(*args, **kwargs)  # type: ignore[operator,misc]
         return [known[node] for node in self.results]
 
@@ -123,7 +123,7 @@ def _is_number(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _number(val: Any, rows: int) -> Any:
+def number(val: Any, rows: int) -> Any:
     """A size of the graph where its one dynamic dimension is ``rows``."""
     if not isinstance(val, torch.SymInt):
         return val
@@ -131,5 +131,6 @@ def _number(val: Any, rows: int) -> Any:
     return int(expression.xreplace(dict.fromkeys(expression.free_symbols, rows)))
 
 
-def _in_float32(argument: Any) -> Any:
+def in_float32(argument: Any) -> Any:
+    """A dtype among arguments as float32 where it is a float, anything else as it is."""
     return torch.float32 if argument in _FLOATS and isinstance(argument, torch.dtype) else argument

@@ -21,6 +21,7 @@ from torch_armllm.passes.match import (
     strip,
     value,
 )
+from torch_armllm.passes.rotation import Rotation, Rotations
 
 
 @dataclass
@@ -147,7 +148,7 @@ class _Tables:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
-        self.made: dict[tuple[Node, Node], tuple[Node, Node]] = {}
+        self.made: dict[Any, tuple[Node, Node]] = {}
 
     def get(self, of: _Rotated, before: Node) -> tuple[Node, Node]:
         if (of.cos, of.sin) not in self.made:
@@ -161,6 +162,21 @@ class _Tables:
             half = value(cos).shape[-1] // (1 if halved else 2)
             with graph.inserting_before(before):
                 return self._half(cos, half), self._half(sin, half)
+        return self._table(angles, before)
+
+    def get_probed(self, rotation: Rotation, before: Node) -> tuple[Node, Node]:
+        """The table of a rotation whose frequencies are a constant."""
+        key = (rotation.inv_freq, rotation.scaling)
+        if key not in self.made:
+            inv_freq = constant(self.module, rotation.inv_freq)
+            positions = [n for n in self.module.graph.nodes if n.name == "position_ids"]
+            assert inv_freq is not None and positions
+            angles = _Angles(positions[0], inv_freq.float().flatten().contiguous(), rotation.scaling)
+            self.made[key] = self._table(angles, before)
+        return self.made[key]
+
+    def _table(self, angles: _Angles, before: Node) -> tuple[Node, Node]:
+        graph = self.module.graph
         frequencies = new_constant(self.module, before, "rope_inv_freq", angles.inv_freq)
         with graph.inserting_before(before):
             table = call(
@@ -180,28 +196,48 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites the rotation of every attention's queries and keys.
 
     The rotation is done in place: queries and keys are results of a linear layer or a norm, and nothing else
-        reads
-    them.  Where something does, the attention is left alone.
+    reads them.  Where something does, the attention is left alone.  Rotations that are spelt in another way
+    are found by `torch_armllm.passes.rotation`.
 
     Returns:
         The number of attentions rewritten.
     """
     graph = module.graph
     tables = _Tables(module)
+    rotations = Rotations(module)
     found = 0
     for node in list(graph.nodes):
-        if not is_op(node, torch.ops.armllm.attention.default):
-            continue
-        q, k = (_match(operand) for operand in node.args[:2])
-        if q is None or k is None or q.cos is not k.cos or q.sin is not k.sin:
-            continue
-        if not all(_is_private(side, operand) for side, operand in zip((q, k), node.args[:2], strict=True)):
-            continue
-        cos, sin = tables.get(q, node)
-        with graph.inserting_before(node):
-            call(graph, torch.ops.armllm.rope_.default, q.x, k.x, cos, sin, False)
-            for position, side in ((0, q), (1, k)):
-                node.update_arg(position, call(graph, aten.transpose.int, side.x, 1, 2))
-        found += 1
+        if is_op(node, torch.ops.armllm.attention.default):
+            found += _rewrite(module, node, tables) or _rewrite_probed(module, node, tables, rotations)
     graph.eliminate_dead_code()
     return found
+
+
+def _rewrite(module: fx.GraphModule, node: Node, tables: _Tables) -> bool:
+    q, k = (_match(operand) for operand in node.args[:2])
+    if q is None or k is None or q.cos is not k.cos or q.sin is not k.sin:
+        return False
+    if not all(_is_private(side, operand) for side, operand in zip((q, k), node.args[:2], strict=True)):
+        return False
+    _turn(module, node, q.x, k.x, tables.get(q, node))
+    return True
+
+
+def _rewrite_probed(module: fx.GraphModule, node: Node, tables: _Tables, rotations: Rotations) -> bool:
+    q, k = (rotations.find(operand) for operand in node.args[:2])  # type: ignore[arg-type]
+    if q is None or k is None or q[1] != k[1]:
+        return False
+    rotation = q[1]
+    table = tables.get_probed(rotation, node)
+    _turn(module, node, q[0], k[0], table, rotation.interleaved, rotation.unzip)
+    return True
+
+
+def _turn(
+    module: fx.GraphModule, node: Node, q: Node, k: Node, table: tuple[Node, Node], *layout: bool
+) -> None:
+    graph = module.graph
+    with graph.inserting_before(node):
+        call(graph, torch.ops.armllm.rope_.default, q, k, *table, *(layout or (False,)))
+        for position, side in ((0, q), (1, k)):
+            node.update_arg(position, call(graph, aten.transpose.int, side, 1, 2))

@@ -93,6 +93,11 @@ class Lowering:
             tensor = tensor.contiguous()
         return self.program.constant(tensor)
 
+    def constant_value(self, node: Any) -> float:
+        """A number, given as such or as a constant of one value."""
+        tensor = constant(self.module, node)
+        return float(node) if tensor is None else float(tensor.item())
+
     def new(self, node: Node, val: Tensor | None = None) -> Operand:
         """Rows for what a node makes."""
         val = node.meta["val"] if val is None else val

@@ -29,10 +29,18 @@ void Embedding::tile(int, int64_t index) {
 int64_t Add::tiles(int) const { return ceil_div(args.rows, kRowsPerTile); }
 
 void Add::tile(int, int64_t index) {
-  const auto add = variant().activation->add;
+  const ActivationKernels& kernels = *variant().activation;
+  const bool plain = args.a.data != nullptr && args.by.data == nullptr && args.factor == 1.0f;
   const int64_t end = std::min(args.rows, (index + 1) * kRowsPerTile);
-  for (int64_t r = index * kRowsPerTile; r < end; ++r)
-    add(args.a.row(r), args.b.row(r), args.out.row(r), args.out.type, args.width);
+  for (int64_t r = index * kRowsPerTile; r < end; ++r) {
+    const void* a = args.a.data == nullptr ? nullptr : args.a.row(r);
+    if (plain) {
+      kernels.add(a, args.b.row(r), args.out.row(r), args.out.type, args.width);
+    } else {
+      const void* by = args.by.data == nullptr ? nullptr : args.by.row(r);
+      add_scaled(a, args.b.row(r), by, args.factor, args.out.row(r), args.out.type, args.width);
+    }
+  }
 }
 
 }  // namespace armllm

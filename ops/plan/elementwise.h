@@ -1,4 +1,4 @@
-// Embedding look-up and plain addition, for the plan alone: outside it torch's own operators do these.
+// Embedding look-up, scaling and addition, for the plan alone: outside it torch's own operators do these.
 #pragma once
 
 #include "common/tasks.h"
@@ -21,10 +21,15 @@ class Embedding final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
+// out = a + factor · by · b, where a may be missing, and by is one value a row or missing.
 struct AddArgs {
-  Rows a, b, out;
+  Rows a, b, out, by;
+  float factor = 1.0f;
   int64_t rows = 0, width = 0;
 };
+
+// out = a + factor · by · b of one row, rounded to type; without a: the product alone; without by: 1.
+void add_scaled(const void* a, const void* b, const void* by, float factor, void* out, DType type, int64_t n);
 
 class Add final : public TaskSet {
  public:

@@ -374,11 +374,13 @@ Instruction gated_act(Reader& in) {
 
 Instruction add(Reader& in) {
   auto task = std::make_unique<Add>();
-  const View a = in.view(), b = in.view(), out = in.view();
+  const View a = in.view(), b = in.view(), out = in.view(), by = in.view();
   task->args.width = in.integer();
+  task->args.factor = in.real();
   return simple(std::move(task), [=](Add& t, const Frame& f) {
     t.args.a = f.rows(a);
     t.args.b = f.rows(b);
+    t.args.by = f.rows(by);
     t.args.out = f.rows(out);
     t.args.rows = f.tokens;
   });

@@ -41,6 +41,24 @@ def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
     return low.known[source][index]
 
 
+def _split(low: Lowering, node: Node, source: Any, *_: Any) -> tuple[Operand, ...]:
+    """Parts of the last dimension, side by side."""
+    rows = low.rows(source)
+    parts = node.meta["val"]
+    val = source.meta["val"]
+    if any(tuple(part.shape[:-1]) != tuple(val.shape[:-1]) for part in parts) or len(rows.inner) > 2:
+        raise Unlowerable(f"{node} splits another dimension than the last")
+    made, column = [], rows.column
+    for part in parts:
+        inner = (*rows.inner[:-1], int(part.shape[-1]))
+        apart = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
+        made.append(
+            Operand(rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, apart)
+        )
+        column += inner[-1]
+    return tuple(made)
+
+
 _VIEWS = (
     aten.view.default,
     aten.reshape.default,
@@ -53,5 +71,8 @@ WRITERS: dict[Any, Writer] = {
     **dict.fromkeys(_VIEWS, _view),
     aten.select.int: _select,
     aten.slice.Tensor: _slice,
+    aten.chunk.default: _split,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
     operator.getitem: _getitem,
 }

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from torch_armllm.hf.body import body_of
 from torch_armllm.quant.layers import Layer
 
 TOKENS = 512
@@ -39,7 +38,7 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Tenso
     """
     if not isinstance(model, PreTrainedModel):
         return {}
-    base = body_of(model)
+    base: Any = model.base_model
     sums: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
 

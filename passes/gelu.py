@@ -1,0 +1,53 @@
+"""GELU by tanh that is spelt out, as GPT-2 and Phi do, becomes ``aten.gelu``."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.match import PassContext, aten, call, is_op, only_user, value
+from torch_armllm.passes.probe import regions
+
+_POINTS = torch.linspace(-6.0, 6.0, 96)
+
+
+def _last(tanh: Node) -> Node | None:
+    """``… · (1 + tanh(…))``, and what is multiplied behind it by a constant."""
+    plus = only_user(tanh)
+    if plus is None or not is_op(plus, aten.add.Tensor):
+        return None
+    product = only_user(plus)
+    return product if product is not None and is_op(product, aten.mul.Tensor) else None
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites what computes GELU by tanh.
+
+    Returns:
+        The number of activations rewritten.
+    """
+    graph = module.graph
+    found = 0
+    for node in list(graph.nodes):
+        if not is_op(node, aten.tanh.default):
+            continue
+        last = _last(node)
+        if last is None:
+            continue
+        for region in regions((last,)):
+            entry = region.entry
+            if tuple(value(entry).shape) != tuple(value(last).shape):
+                continue
+            try:
+                (got,) = region.run(module, _POINTS.view(1, 1, -1))
+            except Exception:  # noqa: BLE001 - what cannot be run on three dimensions is something else
+                break
+            if torch.allclose(got.flatten(), F.gelu(_POINTS, approximate="tanh"), atol=1e-4):
+                with graph.inserting_before(last):
+                    last.replace_all_uses_with(call(graph, aten.gelu.default, entry, approximate="tanh"))
+                found += 1
+                break
+    graph.eliminate_dead_code()
+    return found
