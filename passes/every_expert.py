@@ -11,6 +11,9 @@ from torch.fx.node import Node
 from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, is_op, only_user, strip, value
 from torch_armllm.passes.route import insert, recognise
 
+_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False)
+"""Of int4_moe's arguments after the activation: limit, biases, gated, weigh_input."""
+
 
 def _scaled_tokens(moe: Node, experts: int) -> tuple[Node, Node] | None:
     """``h.repeat(E, 1) * scores.T.reshape(-1, 1)`` in front of the experts → h and scores (T, E)."""
@@ -55,9 +58,12 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     graph = module.graph
     found = 0
     for node in list(graph.nodes):
-        if not is_op(node, torch.ops.armllm.int4_moe.default) or any(b is not None for b in node.args[9:11]):
+        if not is_op(node, torch.ops.armllm.int4_moe.default):
             continue
-        experts = int(value(node.args[3]).shape[0])
+        arguments: list[Any] = [*node.args, *_DEFAULTS[len(node.args) - 8 :]]
+        if arguments[9] is not None or arguments[10] is not None:
+            continue
+        experts = int(value(arguments[3]).shape[0])
         source, total = _scaled_tokens(node, experts), _sum_over_experts(node, experts)
         if source is None or total is None or value(source[0]).dim() != 2:
             continue
@@ -66,8 +72,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         region, route, top_k = match
         ids, weights = insert(graph, node, region.entry, route, top_k)
-        gated = node.args[11] if len(node.args) > 11 else True
-        node.args = (source[0], ids, weights, *node.args[3:9], None, None, gated, True)
+        node.args = (source[0], ids, weights, *arguments[3:12], True)
         node.meta["val"] = value(source[0])
         total.replace_all_uses_with(node)
         graph.eliminate_dead_code()

@@ -124,6 +124,35 @@ def test_positions_beyond_the_models_are_refused_before_anything_is_stored() -> 
     assert model(token_ids(1, 40)).logits.isfinite().all()
 
 
+@torch.no_grad()
+def test_adapters_must_be_merged() -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny("llama")
+    options = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, **options)).eval()
+    expected = adapted(token_ids()).logits
+    for unmerged in (adapted, model):
+        with pytest.raises(ValueError, match=r"not merged \(.*q_proj is the first of 4\).*merge_and_unload"):
+            torch_armllm.patch(unmerged, progress=False)
+    merged = adapted.merge_and_unload()
+    torch_armllm.patch(merged, quantize=None, progress=False)
+    torch.testing.assert_close(merged(token_ids()).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_wrapped_layers_are_named_without_peft_too() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, base_layer: nn.Module) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+            self.active_adapters = ["default"]
+
+    model = tiny("llama")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = Wrapper(attention.o_proj)
+    with pytest.raises(ValueError, match=r"not merged \(model.layers.1.self_attn.o_proj is the first of 1\)"):
+        torch_armllm.patch(model, progress=False)
+
+
 @pytest.mark.parametrize("in_memory", [0, 100, 1 << 20])
 @pytest.mark.parametrize("disk", ["roomy", "full", "read-only"])
 def test_the_spool_gives_back_what_it_took(

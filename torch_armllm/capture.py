@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.hf import attention, experts
+from torch_armllm.hf.body import body_of
 from torch_armllm.tokenwise import tokens_meet
 
 
@@ -124,7 +125,7 @@ def capture(model: nn.Module) -> Captured:
     Raises:
         CaptureError: the model cannot be exported, with the exporter's own reason.
     """
-    base = getattr(model, "base_model", model)
+    base = body_of(model)
     tokens = torch.export.Dim("tokens", min=2, max=1 << 24)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]

@@ -66,11 +66,14 @@ class SparePools:
 class PatchedForward:
     """``forward`` of a base model: the plan on a paged cache, or the modules where it cannot serve a call."""
 
-    def __init__(self, base: nn.Module, plan: Plan, shape: CacheShape, vocabulary: int) -> None:
+    def __init__(
+        self, base: nn.Module, plan: Plan, shape: CacheShape, vocabulary: int, longest: int | None = None
+    ) -> None:
         self.base = base
         self.plan = plan
         self.shape = shape
         self.vocabulary = vocabulary
+        self.longest = longest
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
         self._modules_only: str | None = None
@@ -164,6 +167,8 @@ class PatchedForward:
     def _step(self, cache: PagedCache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
         batch, length = ids.shape
         past = cache.padded_length
+        if self.longest is not None and past + length > self.longest:
+            raise _Unserved(f"texts of more than {self.longest} tokens need attention in chunks")
         kept = _kept_tokens(cache, mask, past, length)
         if positions is None:
             positions = torch.arange(past, past + length)[None]

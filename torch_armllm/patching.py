@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
 from torch_armllm.engine.block_pool import CacheShape
+from torch_armllm.hf.body import body_of, longest_of
 from torch_armllm.huge_pages import collapse_packed
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import isa
@@ -49,9 +50,15 @@ def _check_model(model: nn.Module) -> None:
     from transformers import PreTrainedModel
 
     kind = type(model).__name__
+    adapted = [name for name, module in model.named_modules() if _is_adapted(module)]
+    if adapted:
+        raise ValueError(
+            f"this {kind} has adapters that are not merged ({adapted[0]} is the first of {len(adapted)}); "
+            "a patched model would not see them change: merge them first, model = model.merge_and_unload()"
+        )
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"patch takes a transformers model; it got a {kind}")
-    if model.get_output_embeddings() is None or model.base_model is model or not model.can_generate():
+    if model.get_output_embeddings() is None or body_of(model) is model or not model.can_generate():
         raise ValueError(f"{kind} is not a causal language model; load it with AutoModelForCausalLM")
     if is_patched(model):
         raise ValueError(f"this {kind} is patched already; call torch_armllm.unpatch(model) first")
@@ -69,6 +76,11 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError(
             f"this {kind} is on {', '.join(sorted(elsewhere))}; move it to the CPU with model.to('cpu')"
         )
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    """Whether a module is PEFT's wrapper of a layer."""
+    return hasattr(module, "base_layer") and hasattr(module, "active_adapters")
 
 
 def _bytes(model: nn.Module) -> int:
@@ -114,7 +126,7 @@ def _count_ops(module: fx.GraphModule) -> dict[str, int]:
 
 def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
     """Captures the model and puts a plan in the place of its base model's forward."""
-    base = model.base_model
+    base = body_of(model)
     try:
         captured = capture(model)
         shape = _cache_shape(captured.graph_module, cache_dtype)
@@ -129,7 +141,11 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     plan, why_not_native = make_plan(graph_module)
     if why_not_native is not None:
         report.notes.append(f"the graph runs node by node: {why_not_native}")
-    forward = PatchedForward(base, plan, shape, model.get_input_embeddings().num_embeddings)
+    longest = longest_of(base)
+    if longest is not None:
+        report.notes.append(f"texts of more than {longest} tokens run module by module: attention is chunked")
+    vocabulary = model.get_input_embeddings().num_embeddings
+    forward = PatchedForward(base, plan, shape, vocabulary, longest)
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.ops = _count_ops(graph_module)
@@ -215,7 +231,7 @@ def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) ->
     report = Report(variant=isa.machine().selected)
     report.layers = quant.describe(model, "quantisation is off") if records is None else records
     report.bytes_before = quant.float_bytes(model, _bytes(model))
-    state = model.__dict__[_STATE] = _PatchState(model.base_model, None, quant.is_packed(model))
+    state = model.__dict__[_STATE] = _PatchState(body_of(model), None, quant.is_packed(model))
     try:
         with torch.no_grad():
             state.forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])

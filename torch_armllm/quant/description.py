@@ -50,8 +50,8 @@ def float_bytes(model: Any, size: int) -> int:
 def _weights(module: QuantLinear | QuantExperts) -> int:
     if isinstance(module, QuantLinear):
         return module.in_features * module.out_features
-    # gate, up and down
-    return 3 * module.num_experts * module.hidden_dim * module.intermediate_dim
+    matrices = 3 if module.gated else 2
+    return matrices * module.num_experts * module.hidden_dim * module.intermediate_dim
 
 
 def _packed(model: Any, name: str, module: QuantLinear | QuantExperts) -> LayerRecord:

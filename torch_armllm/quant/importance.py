@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from torch_armllm.hf.body import body_of
 from torch_armllm.quant.layers import Layer
 
 TOKENS = 512
@@ -38,7 +39,7 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Tenso
     """
     if not isinstance(model, PreTrainedModel):
         return {}
-    base: Any = model.base_model
+    base = body_of(model)
     sums: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
 

@@ -1,0 +1,31 @@
+"""A checkpoint saved on one processor gives the same bits on another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.arm import saved
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the machine that built this wrote; anywhere else, what this one writes."""
+    given = os.environ.get("ARMLLM_SAVED")
+    made = Path(given) if given else tmp_path_factory.mktemp("saved")
+    if not given:
+        saved.save(made)
+    return made
+
+
+@pytest.mark.parametrize("family", saved.FAMILIES)
+def test_a_saved_model_gives_the_same_bits_on_every_processor(folder: Path, family: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / family)
+    assert model.hf_quantizer.report.captured
+    found, expected = saved.answers(model), saved.expected(folder, family)
+    for name, logits in expected.items():
+        assert torch.equal(found[name], logits), name

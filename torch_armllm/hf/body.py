@@ -1,0 +1,27 @@
+"""The part of a causal language model that a plan replaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+
+def body_of(model: Any) -> Any:
+    """What turns token ids into hidden states; the model itself where it has no such part.
+
+    It is ``base_model``, but for models whose prefix names an attribute that they lack (Llama 4's).
+    """
+    base = getattr(model, "base_model", model)
+    if base is not model:
+        return base
+    parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    return parts[0] if len(parts) == 1 else model
+
+
+def longest_of(base: Any) -> int | None:
+    """Positions after which attention starts anew, in chunks, which paged attention does not do; or None."""
+    config = base.config.get_text_config()
+    chunk = getattr(config, "attention_chunk_size", None)
+    kinds = getattr(config, "layer_types", None) or ["chunked_attention"]
+    return int(chunk) if chunk and "chunked_attention" in kinds else None
