@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from tests.ops.packed_weights import error, packed, run, same_bits
 from torch_armllm.ops import isa, linear
 
 VARIANTS = isa.machine().distinct("linear", "activation")
@@ -26,42 +26,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def packed(rows: int, columns: int, scheme: str) -> Tensor:
-    """A random weight."""
-    span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
-    if scheme == "i8":
-        return linear.pack_int8(
-            torch.randint(-128, 128, (rows, columns), dtype=torch.int8), torch.rand(rows) / 50
-        )
-    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8) + (8 if zero_points else 0)
-    if scheme == "g32i":
-        multipliers = torch.randint(1, 17, (rows, -(-columns // 32)), dtype=torch.uint8)
-        return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
-    shape = (rows, -(-columns // span)) if span else (rows,)
-    scales = torch.rand(shape) / 5
-    zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if zero_points else None
-    return linear.pack_int4(
-        q, None, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, scheme, zeros
-    )
-
-
-def run(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None) -> Tensor:
-    if scheme == "i8":
-        return linear.int8_linear(x, weight, rows, *more)
-    return linear.int4_linear(x, weight, rows, scheme, *more)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, and NaN where NaN."""
-    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
-    nans = torch.equal(a.isnan(), b.isnan())
-    return a.dtype == b.dtype and nans and torch.equal(a.nan_to_num(0).view(kind), b.nan_to_num(0).view(kind))
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    return float((a.float() - b.float()).norm() / (b.float().norm() + 1e-20))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -246,41 +210,6 @@ def test_strided_and_many_dimensional_inputs(tokens: int) -> None:
     assert same_bits(linear.int4_linear(turned, weight, 24), plain.view(2, tokens // 2, 24).transpose(0, 1))
     assert same_bits(linear.int4_linear(x[0], weight, 24), plain[0])
     assert linear.int4_linear(x[:0].expand(3, 0, 40), weight, 24).shape == (3, 0, 24)
-
-
-@pytest.mark.parametrize("scheme", EXACT)
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"])
-def test_gated_linear(scheme: str, activation: str) -> None:
-    torch.manual_seed(0)
-    rows, columns = 70, 100
-    both = linear.interleave_panels(packed(rows, columns, scheme), packed(rows, columns, scheme))
-    gate_bias, up_bias = torch.randn(rows), torch.randn(rows)
-    for tokens in (0, 1, 8, 30):
-        for dtype in DTYPES:
-            x = torch.randn(tokens, columns).to(dtype)
-            options = (x, both, rows, scheme, activation, gate_bias, up_bias)
-            expected = linear.reference_int4_gated_linear(*options)
-            results = []
-            for variant in VARIANTS:
-                with isa.use(variant):
-                    results.append(linear.int4_gated_linear(*options))
-            assert all(same_bits(r, results[0]) for r in results)
-            close = 2e-6 if dtype == torch.float32 else 4e-3
-            assert results[0].shape == (tokens, rows)
-            assert error(results[0], expected) < close
-
-
-def test_gated_linear_without_biases_and_in_any_batch() -> None:
-    torch.manual_seed(0)
-    both = linear.interleave_panels(packed(300, 64, "g32i"), packed(300, 64, "g32i"))
-    x = torch.randn(40, 64)
-    for variant in VARIANTS:
-        with isa.use(variant):
-            whole = linear.int4_gated_linear(x, both, 300)
-            assert error(whole, linear.reference_int4_gated_linear(x, both, 300, "g32i", "silu")) < 2e-6
-            assert same_bits(linear.int4_gated_linear(x[:3], both, 300), whole[:3])
-            one_sided = linear.int4_gated_linear(x, both, 300, gate_bias=torch.zeros(300))
-            assert same_bits(one_sided, whole)
 
 
 @pytest.mark.parametrize("tokens", [3, 20])

@@ -1,0 +1,44 @@
+"""Random packed weights for the tests of linear layers, and how results are compared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops import linear
+
+
+def packed(rows: int, columns: int, scheme: str) -> Tensor:
+    """A random weight."""
+    span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
+    if scheme == "i8":
+        return linear.pack_int8(
+            torch.randint(-128, 128, (rows, columns), dtype=torch.int8), torch.rand(rows) / 50
+        )
+    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8) + (8 if zero_points else 0)
+    if scheme == "g32i":
+        multipliers = torch.randint(1, 17, (rows, -(-columns // 32)), dtype=torch.uint8)
+        return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
+    shape = (rows, -(-columns // span)) if span else (rows,)
+    scales = torch.rand(shape) / 5
+    zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if zero_points else None
+    return linear.pack_int4(
+        q, None, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, scheme, zeros
+    )
+
+
+def run(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None) -> Tensor:
+    if scheme == "i8":
+        return linear.int8_linear(x, weight, rows, *more)
+    return linear.int4_linear(x, weight, rows, scheme, *more)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit, and NaN where NaN."""
+    kind = torch.int32 if a.dtype == torch.float32 else torch.int16
+    nans = torch.equal(a.isnan(), b.isnan())
+    return a.dtype == b.dtype and nans and torch.equal(a.nan_to_num(0).view(kind), b.nan_to_num(0).view(kind))
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a.float() - b.float()).norm() / (b.float().norm() + 1e-20))

@@ -1,0 +1,58 @@
+"""Gated linears: bits against the reference, on every kernel variant, in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.ops.packed_weights import error, packed, same_bits
+from torch_armllm.ops import isa, linear
+
+VARIANTS = isa.machine().distinct("linear", "activation")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads have their own test; elsewhere, on a busy machine, they would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("scheme", linear.EXACT)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"])
+def test_gated_linear(scheme: str, activation: str) -> None:
+    torch.manual_seed(0)
+    rows, columns = 70, 100
+    both = linear.interleave_panels(packed(rows, columns, scheme), packed(rows, columns, scheme))
+    gate_bias, up_bias = torch.randn(rows), torch.randn(rows)
+    for tokens in (0, 1, 8, 30):
+        for dtype in DTYPES:
+            x = torch.randn(tokens, columns).to(dtype)
+            options = (x, both, rows, scheme, activation, gate_bias, up_bias)
+            expected = linear.reference_int4_gated_linear(*options)
+            results = []
+            for variant in VARIANTS:
+                with isa.use(variant):
+                    results.append(linear.int4_gated_linear(*options))
+            assert all(same_bits(r, results[0]) for r in results)
+            close = 2e-6 if dtype == torch.float32 else 4e-3
+            assert results[0].shape == (tokens, rows)
+            assert error(results[0], expected) < close
+
+
+def test_gated_linear_without_biases_and_in_any_batch() -> None:
+    torch.manual_seed(0)
+    both = linear.interleave_panels(packed(300, 64, "g32i"), packed(300, 64, "g32i"))
+    x = torch.randn(40, 64)
+    for variant in VARIANTS:
+        with isa.use(variant):
+            whole = linear.int4_gated_linear(x, both, 300)
+            assert error(whole, linear.reference_int4_gated_linear(x, both, 300, "g32i", "silu")) < 2e-6
+            assert same_bits(linear.int4_gated_linear(x[:3], both, 300), whole[:3])
+            one_sided = linear.int4_gated_linear(x, both, 300, gate_bias=torch.zeros(300))
+            assert same_bits(one_sided, whole)

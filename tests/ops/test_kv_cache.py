@@ -1,0 +1,46 @@
+"""kv_write against its reference, and the memory of caches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from torch_armllm.ops import attention, isa
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+RUNNABLE = isa.machine().distinct("attention")
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("cache", [*FLOATS, torch.int8])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_kv_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
+    wide = torch.randn(19, 200).to(dtype)
+    wide[2, 7] = math.nan
+    wide[3, 90] = math.inf
+    wide[5] = 0.0
+    k, v = wide[:, 1:101].unflatten(1, (2, 50)), wide[:, 101:143].unflatten(1, (2, 21))
+    slots = torch.randperm(48)[:19]
+    slots[4] = -1
+    caches, expected = (attention.new_kv_cache(3, 2, 50, 21, 16, cache) for _ in range(2))
+    with isa.use(variant):
+        attention.kv_write(k, v, caches.k, caches.v, slots, caches.k_scales, caches.v_scales)
+    attention.reference_kv_write(k, v, expected.k, expected.v, slots, expected.k_scales, expected.v_scales)
+    for result, wanted in zip(caches, expected, strict=True):
+        if result is None or wanted is None:
+            continue
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_large_cache_is_zero_and_lives_as_long_as_its_views() -> None:
+    keys, values, *_ = attention.new_kv_cache(40, 2, 256, 128, 64, torch.float16)
+    assert keys.nbytes > attention.HUGE_PAGE
+    assert keys.shape == (40, 2, 256, 64)
+    assert values.shape == (40, 2, 64, 128)
+    assert not keys.any()
+    last = keys[-1]
+    last.fill_(3.0)
+    del keys
+    assert (last == 3.0).all()
