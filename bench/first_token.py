@@ -66,7 +66,8 @@ def answer(folder: str, profile: bool) -> None:
         "cpu_without_imports_s": time.process_time() - cpu,
     }
     rounded = {name: round(value, 2) for name, value in figures.items()}
-    print(json.dumps({**rounded, "token": token, "captured": model.hf_quantizer.report.captured}))
+    reason = model.hf_quantizer.report.capture_reason
+    print(json.dumps({**rounded, "token": token, "not_captured": reason}))
 
 
 def main() -> None:

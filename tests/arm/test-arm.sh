@@ -34,6 +34,15 @@ cp -r "$root/ops" "$site/torch_armllm/ops"
 [ -d "$root/passes" ] && cp -r "$root/passes" "$site/torch_armllm/passes"
 cp -r "$root/tests" "$root/pyproject.toml" "$site/"
 
+echo "== a checkpoint saved here, to be loaded there"
+rm -rf "$build/saved"
+mkdir -p "$build/saved"
+if PYTHONPATH=$root HF_HUB_OFFLINE=1 python "$root/tests/arm/saved.py" "$build/saved" >"$logs/saved.log" 2>&1; then
+  export ARMLLM_SAVED=$build/saved
+else
+  echo "   none, so the emulated runs load their own: $(tail -1 "$logs/saved.log")"
+fi
+
 names=()
 pids=()
 run() {  # run NAME COMMAND…: in the background, as soon as fewer than $jobs are running
