@@ -23,8 +23,6 @@ PY    := $(BIN)/python
 PIP   := $(PY) -m pip install --disable-pip-version-check --quiet --constraint .ci/constraints.txt $(PIP_ARGS)
 READY := $(VENV)/.installed
 MODEL := $(VENV)/.model
-# Where the install built the library: build/{wheel_tag} (pyproject.toml).
-BUILT  = $(dir $(firstword $(wildcard build/py3-none-*/CMakeCache.txt)))
 
 CPP     := $(wildcard ops/*.cpp ops/*/*.cpp ops/*/*.h)
 CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
@@ -57,8 +55,8 @@ demo: $(READY) $(MODEL)
 	$(BIN)/torch-armllm demo $(ARGS)
 
 test: $(READY) $(MODEL)
-	$(BIN)/cmake --build $(BUILT) --target kernel_test
-	$(BUILT)kernel_test
+	$(BIN)/cmake --build build/py3-none-* --target kernel_test  # where the install builds: build/{wheel_tag}
+	build/py3-none-*/kernel_test
 	$(PY) -m pytest $(ARGS)
 
 test-arm: $(READY)
