@@ -40,11 +40,13 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   }
 }
 
-// 2 · kPairs tokens × 8 rows over all of K.
+// Products of 2 · kPairs tokens and 8 rows over all of K.
 template <int kPairs>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens, float* out,
-               int64_t out_stride) {
-  int32x4_t sums[kPairs][4] = {};
+ARMLLM_INLINE void multiply(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
+#pragma GCC unroll 4
+  for (int q = 0; q < kPairs; ++q)
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) sums[q][r] = vdupq_n_s32(0);
 #pragma GCC unroll 2
   for (int64_t s = 0; s < steps; ++s, w += kStepBytes, x += kStepBytes) {
     int8x16_t rows[4], columns[kPairs];
@@ -57,6 +59,57 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* sca
 #pragma GCC unroll 4
       for (int r = 0; r < 4; ++r) sums[q][r] = vmmlaq_s32(sums[q][r], columns[q], rows[r]);
   }
+}
+
+// A whole tile, a group of 32 k a turn.  In assembly because GCC 12 takes three instructions for a load of 64 bytes.
+template <>
+ARMLLM_INLINE void multiply<4>(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
+#define ARMLLM_PAIR(x, a, b, c, d) \
+  "smmla v" #a ".4s, v" #x         \
+  ".16b, v24.16b\n"                \
+  "smmla v" #b ".4s, v" #x         \
+  ".16b, v25.16b\n"                \
+  "smmla v" #c ".4s, v" #x         \
+  ".16b, v26.16b\n"                \
+  "smmla v" #d ".4s, v" #x ".16b, v27.16b\n"
+#define ARMLLM_STEP                                                                     \
+  "ld1 {v24.16b, v25.16b, v26.16b, v27.16b}, [%[w]], #64\n"                             \
+  "ld1 {v28.16b, v29.16b, v30.16b, v31.16b}, [%[x]], #64\n" ARMLLM_PAIR(28, 0, 1, 2, 3) \
+      ARMLLM_PAIR(29, 4, 5, 6, 7) ARMLLM_PAIR(30, 8, 9, 10, 11) ARMLLM_PAIR(31, 12, 13, 14, 15)
+#define ARMLLM_SUM(i) register int32x4_t sum##i __asm__("v" #i);
+  ARMLLM_SUM(0)
+  ARMLLM_SUM(1) ARMLLM_SUM(2) ARMLLM_SUM(3) ARMLLM_SUM(4) ARMLLM_SUM(5) ARMLLM_SUM(6) ARMLLM_SUM(7)
+      ARMLLM_SUM(8) ARMLLM_SUM(9) ARMLLM_SUM(10) ARMLLM_SUM(11) ARMLLM_SUM(12) ARMLLM_SUM(13) ARMLLM_SUM(14)
+          ARMLLM_SUM(15) __asm__ volatile(
+              "movi v0.4s, #0\n movi v1.4s, #0\n movi v2.4s, #0\n movi v3.4s, #0\n"
+              "movi v4.4s, #0\n movi v5.4s, #0\n movi v6.4s, #0\n movi v7.4s, #0\n"
+              "movi v8.4s, #0\n movi v9.4s, #0\n movi v10.4s, #0\n movi v11.4s, #0\n"
+              "movi v12.4s, #0\n movi v13.4s, #0\n movi v14.4s, #0\n movi v15.4s, #0\n"
+              "1:\n" ARMLLM_STEP ARMLLM_STEP "subs %[steps], %[steps], #4\n" ARMLLM_STEP ARMLLM_STEP
+              "b.ne 1b\n" : "=w"(sum0),
+              "=w"(sum1), "=w"(sum2), "=w"(sum3), "=w"(sum4), "=w"(sum5), "=w"(sum6), "=w"(sum7), "=w"(sum8),
+              "=w"(sum9), "=w"(sum10), "=w"(sum11), "=w"(sum12), "=w"(sum13), "=w"(sum14),
+              "=w"(sum15), [w] "+r"(w), [x] "+r"(x), [steps] "+r"(steps) : : "v24", "v25", "v26", "v27",
+              "v28", "v29", "v30", "v31", "cc", "memory");
+#undef ARMLLM_PAIR
+#undef ARMLLM_STEP
+#undef ARMLLM_SUM
+  const int32x4_t all[4][4] = {{sum0, sum1, sum2, sum3},
+                               {sum4, sum5, sum6, sum7},
+                               {sum8, sum9, sum10, sum11},
+                               {sum12, sum13, sum14, sum15}};
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q)
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) sums[q][r] = all[q][r];
+}
+
+// 2 · kPairs tokens × 8 rows over all of K.
+template <int kPairs>
+void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens, float* out,
+               int64_t out_stride) {
+  int32x4_t sums[kPairs][4];
+  multiply<kPairs>(w, x, steps, sums);
 #pragma GCC unroll 4
   for (int q = 0; q < kPairs; ++q) {
     float* first = out + 2 * q * out_stride;
