@@ -1,6 +1,9 @@
 #include "linear/dense.h"
 
 #include "common/blocks.h"
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include "linear/dense_bfmmla.h"
+#endif
 
 namespace armllm::ARMLLM_VARIANT {
 
@@ -21,6 +24,8 @@ struct Tile {
   float x[kDenseTokens][kBlock];
   float sums[kDenseTokens][kDenseOutputs][kLanes];
 };
+
+using Products = float[kDenseTokens][kDenseOutputs];
 
 template <typename T>
 void widen_as(const T* x, int64_t n, float* out) {
@@ -70,7 +75,8 @@ void accumulate_block(Tile& tile, int tokens, int outputs, const W* const* weigh
 
 template <typename W>
 void sum_products(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
-                  int outputs, Tile& tile) {
+                  int outputs, Products& out) {
+  Tile tile;
   for (auto& row : tile.sums)
     for (auto& sum : row) store(sum, zero());
   for (int64_t k = 0; k < args.in_features; k += kBlock) {
@@ -85,31 +91,37 @@ void sum_products(const DenseLinearArgs& args, int64_t first_token, int tokens, 
           reinterpret_cast<const W*>(args.weight.at(first_output + (o < outputs ? o : outputs - 1), k));
     accumulate_block(tile, tokens, outputs, weight, n);
   }
+  for (int t = 0; t < tokens; ++t)
+    for (int o = 0; o < outputs; ++o) out[t][o] = reduce_add(load(tile.sums[t][o]));
 }
 
 template <typename T>
-void write(const Tile& tile, const float* bias, int tokens, int outputs, const Rows& out, int64_t first_token,
-           int64_t first_output) {
-  for (int t = 0; t < tokens; ++t) {
-    float y[kLanes] = {};
-    for (int o = 0; o < outputs; ++o) y[o] = reduce_add(load(tile.sums[t][o])) + bias[o];
-    store_partial(reinterpret_cast<T*>(out.at(first_token + t, first_output)), load(y), outputs);
+void write(const Products& products, const float* bias, int tokens, int outputs, const Rows& out,
+           int64_t first_token, int64_t first_output) {
+  for (int t = 0; t < tokens; ++t)
+    store_partial(reinterpret_cast<T*>(out.at(first_token + t, first_output)), load(products[t]) + load(bias),
+                  outputs);
+}
+
+void multiply(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output, int outputs,
+              Products& out) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  if (args.x.type == DType::bf16 && args.weight.type == DType::bf16)
+    return sum_bf16_products(args, first_token, tokens, first_output, outputs, out);
+#endif
+  switch (args.weight.type) {
+    case DType::f32:
+      return sum_products<float>(args, first_token, tokens, first_output, outputs, out);
+    case DType::bf16:
+      return sum_products<bf16>(args, first_token, tokens, first_output, outputs, out);
+    case DType::f16:
+      return sum_products<f16>(args, first_token, tokens, first_output, outputs, out);
   }
 }
 
 void tile(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output, int outputs) {
-  Tile tile;
-  switch (args.weight.type) {
-    case DType::f32:
-      sum_products<float>(args, first_token, tokens, first_output, outputs, tile);
-      break;
-    case DType::bf16:
-      sum_products<bf16>(args, first_token, tokens, first_output, outputs, tile);
-      break;
-    case DType::f16:
-      sum_products<f16>(args, first_token, tokens, first_output, outputs, tile);
-      break;
-  }
+  Products products = {};
+  multiply(args, first_token, tokens, first_output, outputs, products);
   float bias[kDenseOutputs] = {};
   if (args.bias != nullptr) {
     const Rows row{const_cast<void*>(args.bias), args.out_features, args.bias_type};
@@ -117,11 +129,11 @@ void tile(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t 
   }
   switch (args.out.type) {
     case DType::f32:
-      return write<float>(tile, bias, tokens, outputs, args.out, first_token, first_output);
+      return write<float>(products, bias, tokens, outputs, args.out, first_token, first_output);
     case DType::bf16:
-      return write<bf16>(tile, bias, tokens, outputs, args.out, first_token, first_output);
+      return write<bf16>(products, bias, tokens, outputs, args.out, first_token, first_output);
     case DType::f16:
-      return write<f16>(tile, bias, tokens, outputs, args.out, first_token, first_output);
+      return write<f16>(products, bias, tokens, outputs, args.out, first_token, first_output);
   }
 }
 

@@ -70,6 +70,21 @@ class Values {
            0;
   }
 
+  // The largest difference; infinite if one is no number, or if what lies behind the values differs.  Of float32.
+  float distance(const Values& other) const {
+    float most = 0.0f;
+    for (int64_t i = 0; i < n_ + kGuard; ++i) {
+      const uint32_t words[2] = {word(i), other.word(i)};
+      float x[2];
+      std::memcpy(x, words, 8);
+      if (words[0] == words[1]) continue;
+      const float between = std::fabs(x[0] - x[1]);
+      if (i >= n_ || !(between < INFINITY)) return INFINITY;
+      most = std::max(most, between);
+    }
+    return most;
+  }
+
  private:
   static constexpr int64_t kGuard = 32;
 
