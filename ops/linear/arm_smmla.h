@@ -1,6 +1,7 @@
 // 2 to 8 tokens against one panel with SMMLA.
 #pragma once
 
+#include "linear/arm_smmla_four.h"
 #include "linear/arm_smmla_multiplied.h"
 
 namespace armllm::ARMLLM_VARIANT {
@@ -32,7 +33,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_unpacked(const uint8_t* panel, const PanelLay
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       float* to = out + 8 * kHigh + 4 * i;
-      store_pairs(sums[p][2 * i], sums[p][2 * i + 1], scales + 4 * i, to + 2 * p * kPanel, x.second(to, p));
+      store_pairs(sums[p][2 * i], sums[p][2 * i + 1], scales + 4 * i, to + 2 * p * x.stride, x.second(to, p));
     }
 }
 
@@ -64,7 +65,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_row(const uint8_t* panel, const PanelLayout& 
       for (int i = 0; i < kVectors; i += 2) {
         const int row = 2 * (first + i);
         const float* scales = panel_scales(panel) + row;
-        float* to = out + 2 * p * kPanel + row;
+        float* to = out + 2 * p * x.stride + row;
         float* second = x.second(out + row, p);
         int32x4_t low[2], high[2];
 #pragma GCC unroll 2
@@ -136,12 +137,12 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayou
     }
     for (int p = 0; p < kPairs; ++p)
       for (int v = 0; v < kVectors; ++v) {
-        float* to = out + 2 * p * kPanel + 2 * (first + v);
+        float* to = out + 2 * p * x.stride + 2 * (first + v);
         vst1_f32(to, vget_low_f32(low_total[p][v]));
         vst1_f32(to + 8, vget_low_f32(high_total[p][v]));
         if (2 * p + 1 == x.tokens) continue;
-        vst1_f32(to + kPanel, vget_high_f32(low_total[p][v]));
-        vst1_f32(to + kPanel + 8, vget_high_f32(high_total[p][v]));
+        vst1_f32(to + x.stride, vget_high_f32(low_total[p][v]));
+        vst1_f32(to + x.stride + 8, vget_high_f32(high_total[p][v]));
       }
   }
 }
@@ -175,26 +176,25 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_int8(const uint8_t* panel, const PanelLayout&
 #pragma GCC unroll 4
       for (int i = 0; i < kQuads; ++i) {
         float* to = out + 4 * (first + i);
-        store_pairs(sums[p][2 * i], sums[p][2 * i + 1], scales + 4 * i, to + 2 * p * kPanel, x.second(to, p));
+        store_pairs(sums[p][2 * i], sums[p][2 * i + 1], scales + 4 * i, to + 2 * p * x.stride,
+                    x.second(to, p));
       }
   }
 }
 
-// `tokens` tokens in one block, the first of them `first`; kPairs = ceil(tokens / 2).
+// One panel; kPairs = ceil(tokens / 2).
 template <int kPairs>
-void smmla_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
-                  float* out) {
-  const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  const TokenPairs pairs(x, first, tokens);
+void smmla_tokens(const PanelLayout& layout, const uint8_t* panel, const TokenPairs& pairs, float* out) {
+  const Scheme scheme = layout.scheme;
   constexpr int kVectors = kPairs <= 2 ? 4 : 2;
   if (scheme == Scheme::i8) return smmla_int8<kPairs, kVectors>(panel, layout, pairs, out);
   if (scheme == Scheme::row || scheme == Scheme::rowz)
     return smmla_row<kPairs, kVectors>(panel, layout, pairs, out);
   if (has_zero_points(scheme)) return smmla_scaled<kPairs, true>(panel, layout, pairs, out);
   if (has_float_groups(scheme)) return smmla_scaled<kPairs, false>(panel, layout, pairs, out);
-  if constexpr (kPairs <= 2) {
+  if constexpr (kPairs == 1) {
     smmla_multiplied<kPairs>(panel, layout, pairs, out);
-  } else {
+  } else if constexpr (kPairs > 2) {
     smmla_unpacked<false, kPairs>(panel, layout, pairs, out);
     smmla_unpacked<true, kPairs>(panel, layout, pairs, out);
   }

@@ -9,6 +9,8 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
+constexpr int64_t kSegment = 256;  // groups of g32i whose sums times 16 · 16 fit 32 bits
+
 // The two tokens of a pair, scaled, from sums of rows 0, 1 and of rows 2, 3.
 ARMLLM_INLINE void store_pairs(int32x4_t rows01, int32x4_t rows23, const float* scale, float* first,
                                float* second) {
@@ -57,19 +59,21 @@ struct TokenPairs {
   const int32_t* offsets;  // −8 · Σ x, token by token
   int64_t groups;
   int tokens;
+  int64_t stride;  // floats from one token's results to the next's
 
-  ARMLLM_INLINE TokenPairs(const Activations& x, int64_t first, int count)
+  ARMLLM_INLINE TokenPairs(const Activations& x, int64_t first, int count, int64_t out_stride)
       : values(x.values + first * x.groups * kGroup),
         offsets(x.group_offsets + first * x.groups),
         groups(x.groups),
-        tokens(count) {}
+        tokens(count),
+        stride(out_stride) {}
 
   // An odd last token stands in for the missing one.
   ARMLLM_INLINE const int32_t* offsets_of(int token) const {
     return offsets + (token < tokens ? token : tokens - 1) * groups;
   }
   float* second(float* out, int pair) const {
-    return 2 * pair + 1 < tokens ? out + (2 * pair + 1) * kPanel : nullptr;
+    return 2 * pair + 1 < tokens ? out + (2 * pair + 1) * stride : nullptr;
   }
 };
 

@@ -64,6 +64,12 @@ struct LinearKernels {
 
   // Of a panel unpacked, a group: INT8, if no more.
   int64_t gemm_group_bytes = kPanel * kGroup;
+
+  // gemv of `panels` panels that lie `panel_stride` bytes apart: out[t · out_stride + 16·p + r].  Where it is nullptr,
+  // gemv is called for each of them.
+  void (*gemv_panels)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
+                      const Activations& x, int64_t first_token, int tokens, float* out,
+                      int64_t out_stride) = nullptr;
 };
 
 // One block holds all tokens, in pairs; or a token is a block.

@@ -25,19 +25,34 @@ struct PairOrder {
   }
 };
 
+void gemv_panel(const PanelLayout& layout, const uint8_t* panel, const Activations& x, int64_t first_token,
+                const TokenPairs& pairs, float* out) {
+  if (pairs.tokens == 1) return sdot_tokens<1>(layout.scheme, panel, x, first_token, out);
+  switch ((pairs.tokens + 1) / 2) {
+    case 1:
+      return smmla_tokens<1>(layout, panel, pairs, out);
+    case 2:
+      return smmla_tokens<2>(layout, panel, pairs, out);
+    case 3:
+      return smmla_tokens<3>(layout, panel, pairs, out);
+    default:
+      return smmla_tokens<4>(layout, panel, pairs, out);
+  }
+}
+
+void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
+                 const Activations& x, int64_t first_token, int tokens, float* out, int64_t out_stride) {
+  const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
+  const TokenPairs pairs(x, first_token, tokens, out_stride);
+  if (scheme == Scheme::g32i && (tokens + 1) / 2 == 2)
+    return smmla_four(panel, panel_stride, panels, layout, pairs, out);
+  for (int64_t p = 0; p < panels; ++p)
+    gemv_panel(layout, panel + p * panel_stride, x, first_token, pairs, out + p * kPanel);
+}
+
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
           float* out) {
-  if (tokens == 1) return sdot_tokens<1>(scheme, panel, x, first_token, out);
-  switch ((tokens + 1) / 2) {
-    case 1:
-      return smmla_tokens<1>(scheme, panel, x, first_token, tokens, out);
-    case 2:
-      return smmla_tokens<2>(scheme, panel, x, first_token, tokens, out);
-    case 3:
-      return smmla_tokens<3>(scheme, panel, x, first_token, tokens, out);
-    default:
-      return smmla_tokens<4>(scheme, panel, x, first_token, tokens, out);
-  }
+  gemv_panels(scheme, panel, 0, 1, x, first_token, tokens, out, kPanel);
 }
 
 // Products of 2 · kPairs tokens and 8 rows over all of K.
@@ -78,8 +93,10 @@ ARMLLM_INLINE void multiply<4>(const int8_t* w, const int8_t* x, int64_t steps, 
       ARMLLM_PAIR(29, 4, 5, 6, 7) ARMLLM_PAIR(30, 8, 9, 10, 11) ARMLLM_PAIR(31, 12, 13, 14, 15)
 #define ARMLLM_SUM(i) register int32x4_t sum##i __asm__("v" #i);
   ARMLLM_SUM(0)
-  ARMLLM_SUM(1) ARMLLM_SUM(2) ARMLLM_SUM(3) ARMLLM_SUM(4) ARMLLM_SUM(5) ARMLLM_SUM(6) ARMLLM_SUM(7)
-      ARMLLM_SUM(8) ARMLLM_SUM(9) ARMLLM_SUM(10) ARMLLM_SUM(11) ARMLLM_SUM(12) ARMLLM_SUM(13) ARMLLM_SUM(14)
+  ARMLLM_SUM(1)
+  ARMLLM_SUM(2)
+  ARMLLM_SUM(3) ARMLLM_SUM(4) ARMLLM_SUM(5) ARMLLM_SUM(6) ARMLLM_SUM(7) ARMLLM_SUM(8) ARMLLM_SUM(9)
+      ARMLLM_SUM(10) ARMLLM_SUM(11) ARMLLM_SUM(12) ARMLLM_SUM(13) ARMLLM_SUM(14)
           ARMLLM_SUM(15) __asm__ volatile(
               "movi v0.4s, #0\n movi v1.4s, #0\n movi v2.4s, #0\n movi v3.4s, #0\n"
               "movi v4.4s, #0\n movi v5.4s, #0\n movi v6.4s, #0\n movi v7.4s, #0\n"
@@ -144,7 +161,8 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens, kCallTokens,   kCallPanels, linear_quantize, gemv, unpack<PairOrder>,
-                              gemm,    linear_finish, true};
+const LinearKernels linear = {
+    kTokens,       kCallTokens, kCallPanels, linear_quantize, gemv,       unpack<PairOrder>, gemm,
+    linear_finish, true,        kGemvTokens, kPanel * kGroup, gemv_panels};
 
 }  // namespace armllm::i8mm

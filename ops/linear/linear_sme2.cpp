@@ -212,10 +212,16 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   i8mm::linear.gemv(scheme, panel, x, first_token, tokens, out);
 }
 
+void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
+                 const Activations& x, int64_t first_token, int tokens, float* out, int64_t out_stride) {
+  i8mm::linear.gemv_panels(scheme, panel, panel_stride, panels, x, first_token, tokens, out, out_stride);
+}
+
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kCallTokens,   kCallPanels, linear_quantize, gemv, unpack,
-                              gemm,   linear_finish, true};
+const LinearKernels linear = {
+    kBlock,        kCallTokens, kCallPanels, linear_quantize, gemv,       unpack, gemm,
+    linear_finish, true,        kGemvTokens, kPanel * kGroup, gemv_panels};
 
 }  // namespace armllm::sme2

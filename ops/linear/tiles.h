@@ -101,12 +101,19 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
         reinterpret_cast<float*>(thread_memory(grid.tokens * panels * kPanel * 4 + kGemvTokens * kPanel * 4));
     float* rows = acc + kGemvTokens * kPanel;
     const int64_t calls = ceil_div(grid.tokens, kGemvTokens), most = ceil_div(grid.tokens, calls);
-    for (int64_t p = 0; p < panels; ++p) {
-      for (int64_t first = 0; first < grid.tokens; first += most) {
-        const int64_t count = std::min(most, grid.tokens - first);
-        kernels.gemv(scheme, panel + p * panel_stride, x, first, int(count), acc);
-        for (int64_t t = 0; t < count; ++t)
-          std::memcpy(rows + ((first + t) * panels + p) * kPanel, acc + t * kPanel, kPanel * 4);
+    if (kernels.gemv_panels != nullptr) {
+      for (int64_t first = 0; first < grid.tokens; first += most)
+        kernels.gemv_panels(scheme, panel, panel_stride, panels, x, first,
+                            int(std::min(most, grid.tokens - first)), rows + first * panels * kPanel,
+                            panels * kPanel);
+    } else {
+      for (int64_t p = 0; p < panels; ++p) {
+        for (int64_t first = 0; first < grid.tokens; first += most) {
+          const int64_t count = std::min(most, grid.tokens - first);
+          kernels.gemv(scheme, panel + p * panel_stride, x, first, int(count), acc);
+          for (int64_t t = 0; t < count; ++t)
+            std::memcpy(rows + ((first + t) * panels + p) * kPanel, acc + t * kPanel, kPanel * 4);
+        }
       }
     }
     for (int64_t t = 0; t < grid.tokens; ++t) finish(t, first_panel, panels, rows + t * panels * kPanel);

@@ -59,6 +59,37 @@ void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const ch
         }
 }
 
+// Three panels a call are what they are one by one.
+void test_gemv_panels(const LinearKernels& tested, const char* name, Report& report) {
+  if (tested.gemv_panels == nullptr) return;
+  constexpr int64_t kPanels = 3, kGap = 64, kStride = kPanels * kPanel + 5;
+  Random random(5);
+  for (const auto& [scheme, scheme_name] : kSchemeNames)
+    for (int64_t groups : {1, 3, 4, 9, 16, 262})
+      for (int tokens = 1; tokens <= kGemvTokens; ++tokens) {
+        std::vector<uint8_t> panels;
+        int64_t bytes = 0;
+        for (int64_t p = 0; p < kPanels; ++p) {
+          const std::vector<uint8_t> panel = random_panel(scheme, groups, false, random);
+          panels.insert(panels.end(), panel.begin(), panel.end());
+          bytes = int64_t(panel.size()) + kGap;
+          panels.resize(size_t(bytes * (p + 1)));
+        }
+        QuantisedRows rows(tokens, groups, false, random);
+        const Activations x = rows.in_blocks(gemv_block_of(tested, tokens));
+        std::vector<float> out(size_t(tokens * kStride), -7.0f), expected = out;
+        tested.gemv_panels(scheme, panels.data(), bytes, kPanels, x, 0, tokens, out.data(), kStride);
+        for (int64_t p = 0; p < kPanels; ++p) {
+          std::vector<float> one(size_t(tokens * kPanel));
+          tested.gemv(scheme, panels.data() + p * bytes, x, 0, tokens, one.data());
+          for (int64_t t = 0; t < tokens; ++t)
+            std::copy_n(&one[size_t(t * kPanel)], kPanel, &expected[size_t(t * kStride + p * kPanel)]);
+        }
+        report.expect(same_floats(out, expected), text("%s gemv of panels, scheme %s groups %ld tokens %d",
+                                                       name, scheme_name, long(groups), tokens));
+      }
+}
+
 std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
                             const std::vector<std::vector<uint8_t>>& panels, QuantisedRows& rows,
                             int64_t first, int tokens) {
@@ -123,6 +154,7 @@ void test_finish(const LinearKernels& tested, const LinearKernels& truth, const 
 void test_linear(const Variant& tested, const Variant& truth, Report& report) {
   test_quantize(*tested.linear, *truth.linear, tested.name, report);
   test_gemv(*tested.linear, *truth.linear, tested.name, report);
+  test_gemv_panels(*tested.linear, tested.name, report);
   test_gemm(*tested.linear, *truth.linear, tested.name, report);
   test_finish(*tested.linear, *truth.linear, tested.name, report);
 }
