@@ -91,23 +91,34 @@ ARMLLM_INLINE void multiply<4>(const int8_t* w, const int8_t* x, int64_t steps, 
   "ld1 {v24.16b, v25.16b, v26.16b, v27.16b}, [%[w]], #64\n"                             \
   "ld1 {v28.16b, v29.16b, v30.16b, v31.16b}, [%[x]], #64\n" ARMLLM_PAIR(28, 0, 1, 2, 3) \
       ARMLLM_PAIR(29, 4, 5, 6, 7) ARMLLM_PAIR(30, 8, 9, 10, 11) ARMLLM_PAIR(31, 12, 13, 14, 15)
-#define ARMLLM_SUM(i) register int32x4_t sum##i __asm__("v" #i);
-  ARMLLM_SUM(0)
-  ARMLLM_SUM(1)
-  ARMLLM_SUM(2)
-  ARMLLM_SUM(3) ARMLLM_SUM(4) ARMLLM_SUM(5) ARMLLM_SUM(6) ARMLLM_SUM(7) ARMLLM_SUM(8) ARMLLM_SUM(9)
-      ARMLLM_SUM(10) ARMLLM_SUM(11) ARMLLM_SUM(12) ARMLLM_SUM(13) ARMLLM_SUM(14)
-          ARMLLM_SUM(15) __asm__ volatile(
-              "movi v0.4s, #0\n movi v1.4s, #0\n movi v2.4s, #0\n movi v3.4s, #0\n"
-              "movi v4.4s, #0\n movi v5.4s, #0\n movi v6.4s, #0\n movi v7.4s, #0\n"
-              "movi v8.4s, #0\n movi v9.4s, #0\n movi v10.4s, #0\n movi v11.4s, #0\n"
-              "movi v12.4s, #0\n movi v13.4s, #0\n movi v14.4s, #0\n movi v15.4s, #0\n"
-              "1:\n" ARMLLM_STEP ARMLLM_STEP "subs %[steps], %[steps], #4\n" ARMLLM_STEP ARMLLM_STEP
-              "b.ne 1b\n" : "=w"(sum0),
-              "=w"(sum1), "=w"(sum2), "=w"(sum3), "=w"(sum4), "=w"(sum5), "=w"(sum6), "=w"(sum7), "=w"(sum8),
-              "=w"(sum9), "=w"(sum10), "=w"(sum11), "=w"(sum12), "=w"(sum13), "=w"(sum14),
-              "=w"(sum15), [w] "+r"(w), [x] "+r"(x), [steps] "+r"(steps) : : "v24", "v25", "v26", "v27",
-              "v28", "v29", "v30", "v31", "cc", "memory");
+#define ARMLLM_SUM(i) register int32x4_t sum##i __asm__("v" #i)
+  ARMLLM_SUM(0);
+  ARMLLM_SUM(1);
+  ARMLLM_SUM(2);
+  ARMLLM_SUM(3);
+  ARMLLM_SUM(4);
+  ARMLLM_SUM(5);
+  ARMLLM_SUM(6);
+  ARMLLM_SUM(7);
+  ARMLLM_SUM(8);
+  ARMLLM_SUM(9);
+  ARMLLM_SUM(10);
+  ARMLLM_SUM(11);
+  ARMLLM_SUM(12);
+  ARMLLM_SUM(13);
+  ARMLLM_SUM(14);
+  ARMLLM_SUM(15);
+  __asm__ volatile(
+      "movi v0.4s, #0\n movi v1.4s, #0\n movi v2.4s, #0\n movi v3.4s, #0\n"
+      "movi v4.4s, #0\n movi v5.4s, #0\n movi v6.4s, #0\n movi v7.4s, #0\n"
+      "movi v8.4s, #0\n movi v9.4s, #0\n movi v10.4s, #0\n movi v11.4s, #0\n"
+      "movi v12.4s, #0\n movi v13.4s, #0\n movi v14.4s, #0\n movi v15.4s, #0\n"
+      "1:\n" ARMLLM_STEP ARMLLM_STEP "subs %[steps], %[steps], #4\n" ARMLLM_STEP ARMLLM_STEP "b.ne 1b\n"
+      : "=w"(sum0), "=w"(sum1), "=w"(sum2), "=w"(sum3), "=w"(sum4), "=w"(sum5), "=w"(sum6), "=w"(sum7),
+        "=w"(sum8), "=w"(sum9), "=w"(sum10), "=w"(sum11), "=w"(sum12), "=w"(sum13), "=w"(sum14),
+        "=w"(sum15), [w] "+r"(w), [x] "+r"(x), [steps] "+r"(steps)
+      :
+      : "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "cc", "memory");
 #undef ARMLLM_PAIR
 #undef ARMLLM_STEP
 #undef ARMLLM_SUM

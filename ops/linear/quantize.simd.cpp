@@ -57,40 +57,39 @@ float quantize_row(const T* x, int64_t n, int64_t groups, int8_t* q, int64_t chu
   return amax / 127.0f;
 }
 
-inline F32 load_as(const void* p, DType type, int64_t i, int64_t n) {
-  const int count = int(n - i);
+inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
   switch (type) {
-    case DType::bf16: {
-      const bf16* x = static_cast<const bf16*>(p) + i;
-      return count >= kLanes ? load(x) : load_partial(x, count);
-    }
-    case DType::f16: {
-      const f16* x = static_cast<const f16*>(p) + i;
-      return count >= kLanes ? load(x) : load_partial(x, count);
-    }
-    default: {
-      const float* x = static_cast<const float*>(p) + i;
-      return count >= kLanes ? load(x) : load_partial(x, count);
-    }
+    case DType::bf16:
+      return load_lanes(static_cast<const bf16*>(p) + i, lanes);
+    case DType::f16:
+      return load_lanes(static_cast<const f16*>(p) + i, lanes);
+    default:
+      return load_lanes(static_cast<const float*>(p) + i, lanes);
   }
+}
+
+// y[i] = add(acc[i] · x_scale, i, lanes)
+template <typename T, typename Add>
+ARMLLM_INLINE inline void finish_with(const float* acc, int64_t n, float x_scale, T* y, Add add) {
+  const F32 scale = set1(x_scale);
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE {
+    store_lanes(y + i, add(load_lanes(acc + i, lanes) * scale, i, lanes), lanes);
+  });
 }
 
 template <typename T>
 void finish_row(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                 const T* residual, T* y) {
-  const F32 scale = set1(x_scale);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int count = int(n - i);
-    F32 v = (count >= kLanes ? load(acc + i) : load_partial(acc + i, count)) * scale;
-    if (bias != nullptr) v = v + load_as(bias, bias_type, i, n);
-    if (residual != nullptr)
-      v = v + (count >= kLanes ? load(residual + i) : load_partial(residual + i, count));
-    if (count >= kLanes) {
-      store(y + i, v);
-    } else {
-      store_partial(y + i, v, count);
-    }
-  }
+  if (bias == nullptr && residual == nullptr)
+    return finish_with(acc, n, x_scale, y, [](F32 v, int64_t, int) ARMLLM_INLINE { return v; });
+  if (bias == nullptr)
+    return finish_with(acc, n, x_scale, y, [=](F32 v, int64_t i, int lanes) ARMLLM_INLINE {
+      return v + load_lanes(residual + i, lanes);
+    });
+  finish_with(acc, n, x_scale, y, [=](F32 v, int64_t i, int lanes) ARMLLM_INLINE {
+    v = v + load_as(bias, bias_type, i, lanes);
+    return residual == nullptr ? v : v + load_lanes(residual + i, lanes);
+  });
 }
 
 }  // namespace

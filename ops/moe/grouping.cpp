@@ -8,7 +8,7 @@ namespace armllm {
 namespace {
 
 constexpr int64_t kTilesPerThread = 8;
-constexpr int64_t kMostGemvPanels = 16;
+constexpr int64_t kMostGemvPanels = 32;
 constexpr int64_t kMostGemmSteps = 4;  // gemm_panels of a tile
 constexpr int64_t kMostRows = 256;     // rows of a gemm tile: their INT8 values stay in L2 beside the weights
 constexpr int64_t kFewestRows = 64;    // unpacking is a few per cent of a tile of so many rows
@@ -16,13 +16,25 @@ constexpr int64_t kPassBytes = int64_t{4}
                                << 20;  // of `down`: two passes fit the last cache beside the weights
 constexpr int64_t kPassPanels = 24;  // passes are a multiple of it, and it one of every variant's gemm_panels
 
-// Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
-int64_t most_rows(const MoeArgs& a) {
+int64_t largest_block() {
   int64_t block = 1;
   for (const Variant& v : all_variants()) block = std::max(block, v.linear->gemm_block);
+  return block;
+}
+
+// Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
+int64_t most_rows(const MoeArgs& a) {
+  static const int64_t block = largest_block();
   const int64_t pairs = a.tokens * a.top_k;
   const int64_t long_ones = std::min(a.experts, pairs / (kGemvTokens + 1));
   return pairs + long_ones * (block - 1) + std::min(a.experts, pairs / 2);  // gemv may pad to an even number
+}
+
+DownPasses passes_of(const MoeArgs& a, int64_t rows) {
+  const int64_t panels = ceil_div(a.hidden, kPanel), column_bytes = rows * kPanel * int64_t(sizeof(float));
+  if (column_bytes * panels <= kPassBytes) return {panels, panels};
+  return {panels,
+          std::min(panels, std::max<int64_t>(kPassBytes / column_bytes / kPassPanels, 1) * kPassPanels)};
 }
 
 class Carver {
@@ -95,13 +107,7 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
 
 }  // namespace
 
-DownPasses down_passes(const MoeArgs& a) {
-  const int64_t panels = ceil_div(a.hidden, kPanel),
-                column_bytes = most_rows(a) * kPanel * int64_t(sizeof(float));
-  if (column_bytes * panels <= kPassBytes) return {panels, panels};
-  return {panels,
-          std::min(panels, std::max<int64_t>(kPassBytes / column_bytes / kPassPanels, 1) * kPassPanels)};
-}
+DownPasses down_passes(const MoeArgs& a) { return passes_of(a, most_rows(a)); }
 
 MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   const int64_t pairs = a.tokens * a.top_k, rows = most_rows(a);
@@ -115,14 +121,14 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.row_expert = carve.take<int32_t>(rows);
   m.intermediate = carve.take_rows(rows, a.intermediate);
   m.gated_stride = round_up(a.intermediate, kPanel);
-  const DownPasses passes = down_passes(a);
-  m.down_stride = passes.step * kPanel;
+  m.passes = passes_of(a, rows);
+  m.down_stride = m.passes.step * kPanel;
   // Long prompts take tens of megabytes here.  When `down` is written, `hidden` and `gated` have been read.
   const int64_t shared = carve.used();
   m.hidden = carve.take_rows(rows, a.hidden);
   m.gated = carve.take<float>(rows * m.gated_stride);
   carve.back_to(shared);
-  for (int64_t p = 0; p < 2 && p < passes.count(); ++p) m.down[p] = carve.take<float>(rows * m.down_stride);
+  for (int64_t p = 0; p < 2 && p < m.passes.count(); ++p) m.down[p] = carve.take<float>(rows * m.down_stride);
   m.bytes = carve.most_used();
   return m;
 }
@@ -131,7 +137,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   const LinearKernels& kernels = *variant().linear;
   const int64_t pairs = a.tokens * a.top_k;
   const int64_t gate_up_panels = (a.gated ? 2 : 1) * ceil_div(a.intermediate, kPanel);
-  const DownPasses passes = down_passes(a);
+  const DownPasses& passes = m.passes;
   const auto known = [&](int32_t id) { return id >= 0 && id < a.experts; };
 
   std::fill(m.count, m.count + a.experts, 0);

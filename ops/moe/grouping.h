@@ -56,6 +56,7 @@ struct MoeMemory {
   float* gated;    // [rows][gated_stride]: act(gate) · up
   float* down[2];  // [rows][down_stride] of passes in turn; they lie over `hidden` and `gated`
   int64_t gated_stride, down_stride;
+  DownPasses passes;
   int64_t bytes;
 
   static MoeMemory at(const MoeArgs& args, void* scratch);

@@ -27,7 +27,12 @@ void put_row(const Activations& x, int64_t m, const int8_t* values) {
   if (x.block == 1) {
     std::memcpy(to, values, x.groups * kGroup);
   } else {
-    for (int64_t c = 0; c < x.groups * 4; ++c) std::memcpy(to + c * x.block * 8, values + c * 8, 8);
+    const int64_t stride = x.block * 8;
+    const int8_t* const end = values + x.groups * kGroup;
+    for (; values < end; values += 16, to += 2 * stride) {
+      std::memcpy(to, values, 8);
+      std::memcpy(to + stride, values + 8, 8);
+    }
   }
 }
 
@@ -108,13 +113,13 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
                 });
 }
 
-int64_t down_tiles(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
-  return pass + 1 == down_passes(a).count() ? m.grouping->down_rest_tiles : m.grouping->down_tiles;
+int64_t down_tiles(const MoeMemory& m, int64_t pass) {
+  return pass + 1 == m.passes.count() ? m.grouping->down_rest_tiles : m.grouping->down_tiles;
 }
 
 void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index) {
   const LinearKernels& kernels = *variant().linear;
-  const DownPasses passes = down_passes(a);
+  const DownPasses& passes = m.passes;
   const bool rest = pass + 1 == passes.count();
   const auto first_tile = rest ? &ExpertRows::down_rest_tile : &ExpertRows::down_tile;
   const ExpertRows& e = expert_of_tile(m, first_tile, index);
@@ -138,7 +143,7 @@ struct Combine {
   int64_t chunks, tiles;
 
   Combine(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
-    const DownPasses passes = down_passes(a);
+    const DownPasses& passes = m.passes;
     first_column = pass * passes.step * kPanel;
     columns = std::min(passes.step * kPanel, a.hidden - first_column);
     const bool few = a.tokens < 2 * m.grouping->threads;
@@ -168,12 +173,12 @@ void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t in
 
 // Phase kDown + p: pass p of `down`, and the weighted sums of the pass before.
 int64_t down_phase_tiles(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
-  const int64_t down = pass < down_passes(a).count() ? down_tiles(a, m, pass) : 0;
+  const int64_t down = pass < m.passes.count() ? down_tiles(m, pass) : 0;
   return down + (pass > 0 ? Combine(a, m, pass - 1).tiles : 0);
 }
 
 void down_phase_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index) {
-  const int64_t down = pass < down_passes(a).count() ? down_tiles(a, m, pass) : 0;
+  const int64_t down = pass < m.passes.count() ? down_tiles(m, pass) : 0;
   if (index < down) return down_tile(a, m, pass, index);
   combine_tile(a, m, pass - 1, index - down);
 }

@@ -176,13 +176,32 @@ void route(const RouteArgs& args, int64_t token) {
   for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] * args.scale;
 }
 
-template <typename T>
-void combine_as(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
+// kCount rows, or `count` where kCount is 0: a number that is known spares fetching weights for every block.
+template <int kCount, typename T>
+void combine_rows(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
+  F32 weight[kCount + 1];
+  const float* from[kCount + 1];
+  for (int j = 0; j < kCount; ++j) weight[j] = set1(weights[j]), from[j] = x[j];
   for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE {
     F32 sum = zero();
-    for (int64_t j = 0; j < count; ++j) sum = fma(set1(weights[j]), load_lanes(x[j] + i, lanes), sum);
+    for (int j = 0; j < kCount; ++j) sum = fma(weight[j], load_lanes(from[j] + i, lanes), sum);
+    for (int64_t j = kCount; j < count; ++j) sum = fma(set1(weights[j]), load_lanes(x[j] + i, lanes), sum);
     store_lanes(y + i, sum, lanes);
   });
+}
+
+template <typename T>
+void combine_as(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
+  switch (count) {
+    case 2:
+      return combine_rows<2>(x, weights, 2, n, y);
+    case 4:
+      return combine_rows<4>(x, weights, 4, n, y);
+    case 8:
+      return combine_rows<8>(x, weights, 8, n, y);
+    default:
+      return combine_rows<0>(x, weights, count, n, y);
+  }
 }
 
 void combine(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type) {
