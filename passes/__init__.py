@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import fx
 
 import torch_armllm.hf.attention
-import torch_armllm.hf.experts  # (the marker ops that the passes look for)
+import torch_armllm.hf.experts
+import torch_armllm.hf.mla  # (the marker ops that the passes look for)
 import torch_armllm.ops  # noqa: F401  (the operators that they insert)
 from torch_armllm.passes import (
     add_norm,
@@ -20,6 +21,7 @@ from torch_armllm.passes import (
     gelu,
     int4,
     layout,
+    mla,
     norm,
     qkv,
     rope,
@@ -34,6 +36,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("int4", int4.run),
     ("gelu", gelu.run),
     ("norm", norm.run),
+    ("mla", mla.run),
     ("fold", fold.run),
     ("layout", layout.run),
     ("rope", rope.run),

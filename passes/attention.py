@@ -24,7 +24,6 @@ from torch.fx.node import Node
 from torch_armllm.ops.attention import kv_cache_shapes
 from torch_armllm.passes.match import PassContext, aten, call, constant, fake_mode, is_op, new_constant, value
 
-INPUTS = ("slots", "block_table", "query_start", "seq_lens", "max_seq_len", "k_cache", "v_cache")
 SCALES = ("k_scales", "v_scales")
 BLOCK_SIZE = 32
 
@@ -38,39 +37,55 @@ def _by_token(graph: fx.Graph, node: Any) -> Node:
     return call(graph, aten.select.int, tokens_first, 0, 0)
 
 
-def _add_inputs(
-    module: fx.GraphModule, first: Node, layers: int, cache_dtype: torch.dtype | None
+def add_inputs(
+    module: fx.GraphModule, near: Node, tokens: Any, caches: dict[str, tuple[torch.dtype, tuple[Any, ...]]]
 ) -> dict[str, Node]:
+    """Adds the inputs of a paged step to a graph.
+
+    Args:
+        module: the graph's module.
+        near: a node with the graph's fake tensors.
+        tokens: their number, as the graph knows it.
+        caches: dtype and shape of each of the cache's tensors.
+    """
     graph = module.graph
-    k, v = value(first.args[1]), value(first.args[2])  # type: ignore[arg-type]
-    last_input = [n for n in graph.nodes if n.op == "placeholder"][-1]
-    mode = fake_mode(first)
-    dtype = cache_dtype or k.dtype
-    sizes = (int(k.shape[1]), int(k.shape[3]), int(v.shape[3]))
-    keys, values, scales = kv_cache_shapes(8, *sizes, BLOCK_SIZE, dtype, layers)
-    shapes: dict[str, tuple[torch.dtype, tuple[Any, ...]]] = {
-        "slots": (torch.int64, (k.shape[2],)),
+    mode = fake_mode(near)
+    shapes: dict[str, tuple[torch.dtype, tuple[Any, ...]] | None] = {
+        "slots": (torch.int64, (tokens,)),
         "block_table": (torch.int32, (2, 4)),
         "query_start": (torch.int32, (3,)),
         "seq_lens": (torch.int32, (2,)),
+        "max_seq_len": None,
+        **caches,
+    }
+    made: dict[str, Node] = {}
+    after = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    for name, tensor in shapes.items():
+        with graph.inserting_after(after):
+            node = graph.placeholder(name)
+        if tensor is None:
+            node.meta["val"] = 64
+        else:
+            with mode:
+                node.meta["val"] = torch.empty(tensor[1], dtype=tensor[0])
+        made[name] = after = node
+    return made
+
+
+def _add_inputs(
+    module: fx.GraphModule, first: Node, layers: int, cache_dtype: torch.dtype | None
+) -> dict[str, Node]:
+    k, v = value(first.args[1]), value(first.args[2])  # type: ignore[arg-type]
+    dtype = cache_dtype or k.dtype
+    sizes = (int(k.shape[1]), int(k.shape[3]), int(v.shape[3]))
+    keys, values, scales = kv_cache_shapes(8, *sizes, BLOCK_SIZE, dtype, layers)
+    caches: dict[str, tuple[torch.dtype, tuple[Any, ...]]] = {
         "k_cache": (dtype, keys),
         "v_cache": (dtype, values),
     }
     if scales is not None:
-        shapes["k_scales"] = shapes["v_scales"] = (torch.float32, scales)
-    made: dict[str, Node] = {}
-    after = last_input
-    for name in INPUTS if scales is None else (*INPUTS, *SCALES):
-        with graph.inserting_after(after):
-            node = graph.placeholder(name)
-        if name == "max_seq_len":
-            node.meta["val"] = 64
-        else:
-            kind, shape = shapes[name]
-            with mode:
-                node.meta["val"] = torch.empty(shape, dtype=kind)
-        made[name] = after = node
-    return made
+        caches["k_scales"] = caches["v_scales"] = (torch.float32, scales)
+    return add_inputs(module, first, k.shape[2], caches)
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:

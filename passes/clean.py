@@ -21,7 +21,7 @@ def _is_identity(node: fx.Node) -> bool:
     if is_op(node, aten.mul.Tensor):
         one = node.args[1]
         return isinstance(one, float) and one == 1.0 and value(node).dtype.is_floating_point
-    if is_op(node, aten.slice.Tensor) and len(node.args) >= 4:
+    if is_op(node, aten.slice.Tensor) and len(node.args) >= 4 and node.args[4:] in ((), (1,)):
         source = node.args[0]
         assert isinstance(source, fx.Node)
         begin, end, step = (*node.args[2:5], 1)[:3]

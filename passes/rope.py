@@ -25,7 +25,9 @@ from torch_armllm.passes.rotation import Rotation, Rotations
 
 
 @dataclass
-class _Rotated:
+class Rotated:
+    """What a rotation turned, and by which angles."""
+
     x: Node
     """Before rotation, ``(1, T, heads, head_size)``."""
     cos: Node
@@ -34,7 +36,7 @@ class _Rotated:
     """Whether cos and sin hold each angle once, not twice."""
 
 
-def _rotates_half(node: Any, x: Node) -> bool:
+def rotates_half(node: Any, x: Node) -> bool:
     """Whether ``node`` is ``cat([-x[..., h:], x[..., :h]])``."""
     if not is_op(node, aten.cat.default) or len(node.args[0]) != 2:
         return False
@@ -53,18 +55,18 @@ def _rotates_half(node: Any, x: Node) -> bool:
     )
 
 
-def _products(node: Any, op: Any) -> tuple[Any, ...]:
+def products(node: Any, op: Any) -> tuple[Any, ...]:
     """The four factors of ``a·b ± c·d``."""
     if not is_op(node, op) or not all(is_op(side, aten.mul.Tensor) for side in node.args[:2]):
         return ()
     return (*node.args[0].args[:2], *node.args[1].args[:2])
 
 
-def _match_halves(node: Any) -> _Rotated | None:
+def _match_halves(node: Any) -> Rotated | None:
     """``cat([a·cos − b·sin, b·cos + a·sin])`` of the halves a and b: gpt-oss."""
     if not is_op(node, aten.cat.default) or len(node.args[0]) != 2 or node.args[1:] not in ((-1,), (3,)):
         return None
-    first, second = _products(node.args[0][0], aten.sub.Tensor), _products(node.args[0][1], aten.add.Tensor)
+    first, second = products(node.args[0][0], aten.sub.Tensor), products(node.args[0][1], aten.add.Tensor)
     if not first or not second:
         return None
     a, cos, b, sin = first
@@ -80,10 +82,10 @@ def _match_halves(node: Any) -> _Rotated | None:
         return None
     if not (is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default)):
         return None
-    return _Rotated(x.args[0], cos.args[0], sin.args[0], halved=True)
+    return Rotated(x.args[0], cos.args[0], sin.args[0], halved=True)
 
 
-def _match(node: Any) -> _Rotated | None:
+def _match(node: Any) -> Rotated | None:
     if not is_op(node, aten.add.Tensor):
         return _match_halves(node)
     for straight, turned in (node.args[:2], node.args[1::-1]):
@@ -91,14 +93,14 @@ def _match(node: Any) -> _Rotated | None:
             continue
         x, cos = straight.args[:2]
         rotated, sin = turned.args[:2]
-        if not _rotates_half(rotated, x) or not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
+        if not rotates_half(rotated, x) or not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
             continue
         if is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default):
-            return _Rotated(x.args[0], cos.args[0], sin.args[0])
+            return Rotated(x.args[0], cos.args[0], sin.args[0])
     return None
 
 
-def _is_private(side: _Rotated, rotated: Any) -> bool:
+def _is_private(side: Rotated, rotated: Any) -> bool:
     """Whether nothing but the rotation reads x, and nothing but the attention reads the result."""
     return len(side.x.users) == 1 and len(rotated.users) == 1
 
@@ -143,14 +145,15 @@ def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) ->
     return _Angles(positions, inv_freq.float().contiguous(), scaling)
 
 
-class _Tables:
+class Tables:
     """Angle tables of a graph, each made once, at the place of its first use."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
         self.made: dict[Any, tuple[Node, Node]] = {}
 
-    def get(self, of: _Rotated, before: Node) -> tuple[Node, Node]:
+    def get(self, of: Rotated, before: Node) -> tuple[Node, Node]:
+        """Cosines and sines of a rotation, float32 ``(T, half)``."""
         if (of.cos, of.sin) not in self.made:
             self.made[of.cos, of.sin] = self._make(of.cos, of.sin, of.halved, before)
         return self.made[of.cos, of.sin]
@@ -203,7 +206,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         The number of attentions rewritten.
     """
     graph = module.graph
-    tables = _Tables(module)
+    tables = Tables(module)
     rotations = Rotations(module)
     found = 0
     for node in list(graph.nodes):
@@ -213,7 +216,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     return found
 
 
-def _rewrite(module: fx.GraphModule, node: Node, tables: _Tables) -> bool:
+def _rewrite(module: fx.GraphModule, node: Node, tables: Tables) -> bool:
     q, k = (_match(operand) for operand in node.args[:2])
     if q is None or k is None or q.cos is not k.cos or q.sin is not k.sin:
         return False
@@ -223,7 +226,7 @@ def _rewrite(module: fx.GraphModule, node: Node, tables: _Tables) -> bool:
     return True
 
 
-def _rewrite_probed(module: fx.GraphModule, node: Node, tables: _Tables, rotations: Rotations) -> bool:
+def _rewrite_probed(module: fx.GraphModule, node: Node, tables: Tables, rotations: Rotations) -> bool:
     q, k = (rotations.find(operand) for operand in node.args[:2])  # type: ignore[arg-type]
     if q is None or k is None or q[1] != k[1]:
         return False

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from torch_armllm.hf import attention, experts
+from torch_armllm.hf import attention, experts, mla
 from torch_armllm.hf.body import body_of
 from torch_armllm.tokenwise import tokens_meet
 
@@ -56,7 +56,8 @@ def _seams(model: nn.Module) -> Iterator[None]:
         for config, _, _ in before:
             config._attn_implementation = attention.IMPLEMENTATION
             config._experts_implementation = experts.IMPLEMENTATION
-        yield
+        with mla.latents_left_in_graph(model):
+            yield
     finally:
         for config, attn, expert in before:
             config._attn_implementation = attn

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from torch_armllm.engine.block_pool import BlockPool, CacheShape
+from torch_armllm.engine.block_pool import BlockPool
+from torch_armllm.engine.cache_shape import Shape
 from torch_armllm.engine.sequence import Sequence
 from torch_armllm.hf.cache import PagedCache
 from torch_armllm.plan import Plan, StepInputs
@@ -47,7 +48,7 @@ class SparePools:
     Memory that the system hands out anew has to be zeroed page by page: several per cent of a short prompt.
     """
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self._lent: list[tuple[weakref.ref[PagedCache], BlockPool]] = []
 
@@ -67,7 +68,7 @@ class PatchedForward:
     """``forward`` of a base model: the plan on a paged cache, or the modules where it cannot serve a call."""
 
     def __init__(
-        self, base: nn.Module, plan: Plan, shape: CacheShape, vocabulary: int, longest: int | None = None
+        self, base: nn.Module, plan: Plan, shape: Shape, vocabulary: int, longest: int | None = None
     ) -> None:
         self.base = base
         self.plan = plan

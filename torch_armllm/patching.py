@@ -12,13 +12,15 @@ from torch import Tensor, fx, nn
 
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
-from torch_armllm.engine.block_pool import CacheShape
+from torch_armllm.engine.cache_shape import CacheShape, LatentShape, Shape
 from torch_armllm.hf.body import body_of, longest_of
+from torch_armllm.hf.mla import expands_latents
 from torch_armllm.huge_pages import collapse_packed
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import isa
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.match import is_op, value
+from torch_armllm.passes.mla import find_latent, why_not_absorbed
 from torch_armllm.patched import PatchedForward, with_gradients_by_modules
 from torch_armllm.plan import make_plan
 from torch_armllm.report import LayerRecord, Report
@@ -88,17 +90,34 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _cache_shape(module: fx.GraphModule, dtype: torch.dtype | None) -> CacheShape | None:
+def _cache_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> Shape:
     """Sizes of the paged cache, from the graph's attentions before they are rewritten."""
+    latent = _latent_shape(base, module, dtype)
+    if latent is not None:
+        return latent
     nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
     shapes = {
         (value(n.args[1]).shape[1::2], value(n.args[2]).shape[3], value(n.args[1]).dtype) for n in nodes
     }
     if len(shapes) != 1:
-        return None
+        raise CaptureError("its layers differ in the shape of their keys and values")
     ((kv_heads, head_size), value_size, own) = shapes.pop()
     layers = len({n.args[3] for n in nodes})
     return CacheShape(layers, int(kv_heads), int(head_size), int(value_size), dtype or own)
+
+
+def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> LatentShape | None:
+    """Sizes of a cache of latents; None where the model's layers have none."""
+    if not any(expands_latents(part) for part in base.modules()):
+        return None
+    found = find_latent(module)
+    reason = why_not_absorbed(module) if found else "its latents are expanded in a way that is not known"
+    if reason is not None:
+        raise CaptureError(reason)
+    layers = {latent.attention.args[3]: latent for latent in found}
+    own = value(found[0].expansion.args[0]).dtype  # type: ignore[arg-type]
+    expanded = sum(latent.expanded for latent in layers.values())
+    return LatentShape(len(layers), *found[0].sizes, dtype or own, expanded=expanded)
 
 
 def _weight_owner(base: nn.Module, captured: Captured) -> Callable[[str, Tensor], None]:
@@ -129,9 +148,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     base = body_of(model)
     try:
         captured = capture(model)
-        shape = _cache_shape(captured.graph_module, cache_dtype)
-        if shape is None:
-            raise CaptureError("its layers differ in the shape of their keys and values")
+        shape = _cache_shape(base, captured.graph_module, cache_dtype)
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
@@ -148,6 +165,10 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     forward = PatchedForward(base, plan, shape, vocabulary, longest)
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
+    report.kv_bytes = shape.bytes_per_token
+    report.kv_bytes_expanded = (
+        shape.expanded * shape.dtype.itemsize if isinstance(shape, LatentShape) else None
+    )
     report.ops = _count_ops(graph_module)
     base.forward, model.forward = forward, by_plan
     return forward
@@ -194,6 +215,11 @@ def patch(
     _check_model(model)
     if kv_cache is not None and kv_cache not in _CACHES:
         raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
+    if kv_cache == "int8" and any(expands_latents(module) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} caches latents, which are not stored as int8; "
+            "kv_cache takes bfloat16, float16 or float32 for it"
+        )
     scheme = "g32i" if quantize == "int4" or quantize is None else quantize
     records = None
     if quantize is not None and not quant.is_packed(model):

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, fx
 
+from torch_armllm.engine.cache_shape import Cache
 from torch_armllm.lower import lower
 from torch_armllm.lowering import Unlowerable
-from torch_armllm.ops.attention import KvCache
 
 
 @dataclass
@@ -31,8 +31,8 @@ class StepInputs:
     seq_lens: Tensor
     """int32 ``(B,)``: positions of each sequence, this step's tokens included"""
     max_seq_len: int
-    cache: KvCache
-    """keys and values of all layers, layers as first dimension"""
+    cache: Cache
+    """keys and values, or latents, of all layers, layers as first dimension"""
 
     @property
     def caches(self) -> list[Tensor]:

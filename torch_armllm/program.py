@@ -33,6 +33,10 @@ class Opcode(IntEnum):
     SPLIT_EMBED = 14
     NORM_LINEAR = 15
     NORM_GATED_LINEAR = 16
+    INT8_HEADS = 17
+    DENSE_HEADS = 18
+    MLA_WRITE = 19
+    MLA_ATTENTION = 20
 
 
 class Space(IntEnum):

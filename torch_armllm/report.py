@@ -13,7 +13,7 @@ class LayerRecord:
 
     Attributes:
         name: of the module, from the model's root.
-        kind: ``linear``, ``head``, ``experts``, ``router`` or ``other``.
+        kind: ``linear``, ``latent`` (what expands latents), ``head``, ``experts``, ``router`` or ``other``.
         op: the op that computes it now, or ``torch`` where it stayed as it was.
         scheme: how its weight is stored now, or its dtype where it was left.
         parameters: number of weights.
@@ -49,6 +49,8 @@ class Report:
         variant: kernel variant in use, such as ``i8mm``.
         ops: how often a step calls each op.
         bytes_before, bytes_after: all parameters and buffers of the model.
+        kv_bytes: bytes of keys and values, or latents, that a token takes in the cache; 0 where not captured.
+        kv_bytes_expanded: what latents would take as keys and values; None where the cache holds no latents.
         notes: anything else that the user should know.
     """
 
@@ -59,6 +61,8 @@ class Report:
     ops: dict[str, int] = field(default_factory=dict)
     bytes_before: int = 0
     bytes_after: int = 0
+    kv_bytes: int = 0
+    kv_bytes_expanded: int | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -102,6 +106,9 @@ class Report:
             ratio = self.bytes_before / max(self.bytes_after, 1)
             sizes = f"{_size(self.bytes_before)} -> {_size(self.bytes_after)} ({ratio:.2f}x smaller)"
             yield f"size           {sizes}; {100 * self.share:.1f} % of the weight bytes quantised"
+        if self.kv_bytes:
+            expanded = f" as latents ({self.kv_bytes_expanded} expanded)" if self.kv_bytes_expanded else ""
+            yield f"KV cache       {self.kv_bytes} bytes a token{expanded}"
         yield from _table(self.layers)
         worst = self.worst()
         if worst:

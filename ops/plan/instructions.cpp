@@ -11,6 +11,7 @@
 #include "linear/linear.h"
 #include "moe/moe.h"
 #include "norm/norm.h"
+#include "plan/build.h"
 #include "plan/elementwise.h"
 #include "plan/plan.h"
 #include "rope/rope.h"
@@ -36,25 +37,11 @@ enum Opcode : int64_t {
   kSplitEmbed,
   kNormLinear,
   kNormGatedLinear,
+  kInt8Heads,
+  kDenseHeads,
+  kMlaWrite,
+  kMlaAttention,
 };
-
-template <class Task, class Bind>
-Instruction simple(std::unique_ptr<Task> task, Bind bind) {
-  Task* raw = task.get();
-  Instruction made;
-  made.task = std::move(task);
-  made.bind = [raw, bind](const Frame& frame) { bind(*raw, frame); };
-  return made;
-}
-
-template <class Task, class Bind, class Bytes>
-Instruction with_scratch(std::unique_ptr<Task> task, Bind bind, Bytes bytes) {
-  Task* raw = task.get();
-  Instruction made = simple(std::move(task), bind);
-  made.scratch_bytes = [raw, bytes] { return bytes(raw->args); };
-  made.set_scratch = [raw](void* scratch) { raw->args.scratch = scratch; };
-  return made;
-}
 
 void check_ids(const int64_t* ids, int64_t tokens, int64_t vocabulary) {
   for (int64_t t = 0; t < tokens; ++t)
@@ -424,6 +411,14 @@ Instruction decode(int64_t opcode, Reader& in) {
       return add(in);
     case kSplitEmbed:
       return split_embed(in);
+    case kInt8Heads:
+      return int8_heads_linear(in);
+    case kDenseHeads:
+      return dense_heads_linear(in);
+    case kMlaWrite:
+      return mla_write(in);
+    case kMlaAttention:
+      return mla_attention(in);
     default:
       STD_TORCH_CHECK(false, "plan: unknown opcode ", opcode);
   }

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from torch_armllm.engine.cache_shape import Cache, CacheShape, LatentShape, Shape
 
-import torch
-
-from torch_armllm.ops.attention import KvCache, new_kv_cache
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """What one layer's keys and values look like; the same for all layers."""
-
-    layers: int
-    kv_heads: int
-    head_size: int
-    value_size: int
-    dtype: torch.dtype
-    block_size: int = 32
-    """Positions a block; a multiple of 16 that divides 256."""
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of all layers' keys and values of one position."""
-        scales = 2 * torch.float32.itemsize if self.dtype == torch.int8 else 0
-        one = (self.head_size + self.value_size) * self.dtype.itemsize + scales
-        return self.layers * self.kv_heads * one
+__all__ = ["BlockPool", "CacheShape", "LatentShape"]
 
 
 class BlockPool:
     """Reference-counted blocks over tensors that grow by doubling.
 
-    ``cache`` holds those of :func:`torch_armllm.ops.attention.new_kv_cache`, with layers as first dimension.
+    ``cache`` holds those of `Shape.tensors`, with layers as first dimension.
     """
 
-    def __init__(self, shape: CacheShape, blocks: int = 64) -> None:
+    def __init__(self, shape: Shape, blocks: int = 64) -> None:
         self.shape = shape
-        self.cache = self._tensors(blocks)
+        self.cache = shape.tensors(blocks)
         self._references = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
 
@@ -49,20 +27,14 @@ class BlockPool:
         """Blocks that nobody holds."""
         return len(self._free)
 
-    def _tensors(self, blocks: int) -> KvCache:
-        s = self.shape
-        return new_kv_cache(
-            blocks, s.kv_heads, s.head_size, s.value_size, s.block_size, s.dtype, layers=s.layers
-        )
-
-    def layer(self, index: int) -> KvCache:
+    def layer(self, index: int) -> Cache:
         """The tensors of one layer, views of all."""
-        return KvCache(*(None if t is None else t[index] for t in self.cache))  # type: ignore[arg-type]
+        return type(self.cache)(*(None if t is None else t[index] for t in self.cache))  # type: ignore[arg-type]
 
     def _grow(self, least: int) -> None:
         before = len(self)
         after = max(2 * before, before + least)
-        grown = self._tensors(after)
+        grown = self.shape.tensors(after)
         for new, old in zip(grown, self.cache, strict=True):
             if new is not None and old is not None:
                 new[:, :before] = old

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from torch_armllm.engine.block_pool import BlockPool, CacheShape
+from torch_armllm.engine.block_pool import BlockPool
+from torch_armllm.engine.cache_shape import Shape
 from torch_armllm.engine.sequence import Sequence
-from torch_armllm.ops.attention import keys_by_token, values_by_token
 
 
 class PagedCache(DynamicCache):
@@ -55,7 +55,7 @@ class PagedCache(DynamicCache):
     # what the paged step needs
 
     @property
-    def shape(self) -> CacheShape:
+    def shape(self) -> Shape:
         """Sizes of the layers."""
         return self.pool.shape
 
@@ -74,20 +74,14 @@ class PagedCache(DynamicCache):
             taken = row.append(count) if new else row.slots()[-count:] if count else []
             slots = torch.tensor(taken, dtype=torch.int64)
             cache = self.pool.layer(layer)
-            torch.ops.armllm.kv_write(
-                *(x[number].transpose(0, 1).contiguous() for x in (keys, values)),
-                *(cache.k, cache.v, slots, cache.k_scales, cache.v_scales),
-            )
+            self.shape.write(cache, keys[number], values[number], slots)
 
     def _read_dense(self, layer: int) -> tuple[Tensor, Tensor]:
         total, cache = self.padded_length, self.pool.layer(layer)
         found = []
         for row in self.rows:
             blocks = torch.tensor(row.blocks, dtype=torch.int64)
-            scales = [None if t is None else t[blocks] for t in (cache.k_scales, cache.v_scales)]
-            keys = keys_by_token(cache.k[blocks], scales[0])[..., : self.shape.head_size]
-            values = values_by_token(cache.v[blocks], scales[1])
-            keys, values = (x.transpose(0, 1).flatten(1, 2) for x in (keys, values))
+            keys, values = self.shape.read(cache, blocks)
             padding = total - row.length
             found.append(
                 [torch.nn.functional.pad(x[:, : row.length], (0, 0, padding, 0)) for x in (keys, values)]

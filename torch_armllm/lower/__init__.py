@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from torch_armllm.fuse import fuse_norms
-from torch_armllm.lower import attention, elementwise, embedding, linear, moe, norm, views
+from torch_armllm.lower import attention, elementwise, embedding, latent, linear, moe, norm, views
 from torch_armllm.lowering import Lowering, Writer
 from torch_armllm.program import Program
 
@@ -21,6 +21,7 @@ WRITERS: dict[Any, Writer] = {
     **linear.WRITERS,
     **moe.WRITERS,
     **attention.WRITERS,
+    **latent.WRITERS,
     **elementwise.WRITERS,
 }
 """What writes the instruction of each operator."""

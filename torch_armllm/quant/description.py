@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from torch_armllm.quant.embedding import TiedEmbedding
-from torch_armllm.quant.layers import find_layers
+from torch_armllm.quant.layers import find_layers, is_up_projection
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.quantizer import untouched
 from torch_armllm.report import LayerRecord
@@ -58,7 +58,9 @@ def _packed(model: Any, name: str, module: QuantLinear | QuantExperts) -> LayerR
     if isinstance(module, QuantExperts):
         kind, op = "experts", "int4_moe"
     else:
-        kind = "head" if module is model.get_output_embeddings() else "linear"
+        parent, _, attribute = name.rpartition(".")
+        latent = is_up_projection(model.get_submodule(parent), attribute)
+        kind = "head" if module is model.get_output_embeddings() else "latent" if latent else "linear"
         op = "int8_linear" if module.scheme == "int8" else "int4_linear"
     count = _weights(module)
     after = sum(buffer.nbytes for buffer in module.buffers())

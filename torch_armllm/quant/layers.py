@@ -32,7 +32,7 @@ class Layer:
     Attributes:
         name: from the model's root.
         module: the module itself.
-        kind: ``linear``, ``head``, ``experts``, ``router`` or ``other``.
+        kind: ``linear``, ``latent``, ``head``, ``experts``, ``router`` or ``other``.
         reason: why it must stay as it is, or None.
         layout: of experts that can be quantised.
     """
@@ -135,16 +135,21 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
     if not is_linear(module):
         return Layer(name, module, "other", f"{type(module).__name__} is not a kind of layer with a fused op")
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    kind = "head" if module is head else "linear"
+    parent = model.get_submodule(parent_name)
+    kind = "head" if module is head else "latent" if is_up_projection(parent, attribute) else "linear"
     if min(weight_of(module).shape) < NARROW:
         return Layer(
             name, module, kind, f"it is too narrow to gain anything: {tuple(weight_of(module).shape)}"
         )
-    parent = model.get_submodule(parent_name)
     code = _source(type(parent))  # type: ignore[arg-type]  # mypy doubts that a type can be hashed
     if re.search(rf"\bself\.{re.escape(attribute)}\.(weight|bias)\b", code):
         return Layer(name, module, kind, f"{type(parent).__name__} reads its weight without calling it")
     return Layer(name, module, kind)
+
+
+def is_up_projection(parent: nn.Module, attribute: str) -> bool:
+    """Whether a layer is the up-projection of transformers' latent attention."""
+    return attribute == "kv_b_proj" and hasattr(parent, "expand_kv")
 
 
 def _is_router(model: nn.Module, attribute: str, module: nn.Module) -> bool:

@@ -41,9 +41,10 @@ def quantize(
 
     All or nothing: what replaces the layers is made one by one and waits in a `Spool`, and the float weights
     are freed when all of it is there, so that an error leaves the model as it was and the peak memory is that
-    of the model and one layer.  Norms and routers stay as they are, and so do embeddings, except that one
-    which is tied to an INT8 head shares the head's weights and keeps the eight bits that they leave: see
-    `TiedEmbedding`.
+    of the model and one layer.  What expands the latents of latent attention becomes INT8: it is a few per
+    cent of the weights, and used along both of its axes.  Norms and routers stay as they are, and so do
+    embeddings, except that one which is tied to an INT8 head shares the head's weights and keeps the eight
+    bits that they leave: see `TiedEmbedding`.
 
     Args:
         model: a transformers model on the CPU with bfloat16, float16 or float32 weights.
@@ -106,7 +107,12 @@ def choose_layers(
             else layer
             for layer in layers
         ]
-    return layers, {"linear": body, "experts": body, "head": last or body}
+    return layers, {
+        "linear": body,
+        "latent": scheme_named("int8"),
+        "experts": body,
+        "head": last or body,
+    }
 
 
 @dataclass(frozen=True)

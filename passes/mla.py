@@ -1,0 +1,232 @@
+"""Latent attention, absorbed: the cache keeps latents, and queries and results take the up-projections.
+
+An expanded key of head h is ``[W_k[h] · latent, k_rope]`` and its value ``W_v[h] · latent``, so
+
+    q · k = (q_nope · W_k[h]) · latent + q_rope · k_rope        Σ w · v = W_v[h] · Σ w · latent
+
+and what `expand_kv` would make of every position is done once a token.  The graph gets the inputs of
+``torch_armllm.passes.attention``, with ``k_cache`` as the latents of all layers: (layers, blocks, block size,
+rank + rope size).
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.hf.mla import float_weight
+from torch_armllm.ops.linear import pack_int8
+from torch_armllm.passes.attention import BLOCK_SIZE, add_inputs
+from torch_armllm.passes.match import (
+    PassContext,
+    aten,
+    call,
+    constant,
+    drop_unused,
+    is_op,
+    new_constant,
+    value,
+)
+from torch_armllm.passes.mla_rope import TurnTables, match
+
+armllm = torch.ops.armllm
+
+
+@dataclass(frozen=True)
+class Latent:
+    """An attention on expanded latents."""
+
+    attention: Node
+    expansion: Node
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Elements of a latent and of a rotated key."""
+        latent, k_rope = self.expansion.args[:2]
+        return int(value(latent).shape[-1]), int(value(k_rope).shape[-1])  # type: ignore[arg-type]
+
+    @property
+    def expanded(self) -> int:
+        """Elements a token that the expanded keys and values have."""
+        heads, nope_size, value_size = self.up
+        return heads * (nope_size + self.sizes[1] + value_size)
+
+    @property
+    def up(self) -> tuple[int, int, int]:
+        """Heads, and elements of their keys without position and of their values."""
+        heads, nope_size, value_size = self.expansion.args[3:6]
+        return int(heads), int(nope_size), int(value_size)  # type: ignore[arg-type]
+
+
+def find_latent(module: fx.GraphModule) -> list[Latent]:
+    """All attentions on expanded latents of a graph."""
+    found = []
+    for node in module.graph.nodes:
+        if not is_op(node, armllm.attention.default):
+            continue
+        sides = node.args[1:3]
+        if all(is_op(s, operator.getitem) and is_op(s.args[0], armllm.expand_kv.default) for s in sides):
+            found.append(Latent(node, sides[0].args[0]))
+    return found
+
+
+def why_not_absorbed(module: fx.GraphModule) -> str | None:
+    """Why this graph's latent attention cannot run absorbed; None if it can, or has none."""
+    found = find_latent(module)
+    if not found:
+        return None
+    if sum(is_op(n, armllm.attention.default) for n in module.graph.nodes) != len(found):
+        return "some layers attend to latents and others do not"
+    if len({latent.sizes for latent in found}) > 1:
+        return "its layers differ in the sizes of their latents"
+    if any(latent.attention.args[5] or latent.attention.args[6] for latent in found):
+        return "its attention to latents has a sliding window or a softcap"
+    if any(latent.attention.args[7] is not None for latent in found):
+        return "its attention to latents has sinks"
+    return None
+
+
+def _by_token(graph: fx.Graph, node: Any) -> Node:
+    """``(1, heads, T, size)`` → ``(T, heads, size)``, as slices of what the projection gave."""
+    if is_op(node, aten.transpose.int) and tuple(node.args[1:]) == (1, 2):
+        return call(graph, aten.select.int, node.args[0], 0, 0)
+    if is_op(node, operator.getitem) and is_op(node.args[0], aten.split_with_sizes.default):
+        source, sizes, *dim = node.args[0].args
+        if dim in ([-1], [3]):
+            begin = sum(sizes[: node.args[1]])
+            return call(
+                graph, aten.slice.Tensor, _by_token(graph, source), -1, begin, begin + sizes[node.args[1]]
+            )
+    return call(graph, aten.select.int, call(graph, aten.transpose.int, node, 1, 2), 0, 0)
+
+
+def _single(graph: fx.Graph, node: Any) -> Node:
+    """``(1, 1, T, size)`` → ``(T, size)``."""
+    if is_op(node, aten.view.default, aten.reshape.default):
+        source = value(node.args[0])
+        if source.dim() == 3 and source.shape[-1] == value(node).shape[-1]:
+            return call(graph, aten.select.int, node.args[0], 0, 0)
+    return call(graph, aten.select.int, _by_token(graph, node), 1, 0)
+
+
+def _leads_only_to(x: Node, end: Node) -> bool:
+    """Whether whatever reads x is computed on the way to ``end``."""
+    waiting, seen = [x], {end}
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op == "output" or len(seen) > 16:
+                return False
+            if user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return True
+
+
+def _split_query(graph: fx.Graph, node: Any, nope_size: int) -> tuple[Node, Any]:
+    """The part without position ``(T, heads, nope_size)``, and the other ``(1, heads, T, rope_size)``."""
+    if is_op(node, aten.cat.default) and len(node.args[0]) == 2 and node.args[1:] in ((-1,), (3,)):
+        nope, rope = node.args[0]
+        if value(nope).shape[-1] == nope_size:
+            return _by_token(graph, nope), rope
+    size = int(value(node).shape[-1])
+    nope = call(graph, aten.slice.Tensor, _by_token(graph, node), -1, 0, nope_size)
+    return nope, call(graph, aten.slice.Tensor, node, -1, nope_size, size)
+
+
+def _heads_int8(weight: Tensor) -> Tensor:
+    """Packs floats (heads, N, K), one scale a row."""
+    scales = weight.abs().amax(-1).clamp_(min=1e-30) / 127
+    q = torch.round(weight / scales[..., None]).clamp_(-127, 127).to(torch.int8)
+    return pack_int8(q, scales)
+
+
+class _Absorption:
+    """Rewrites the attentions of one graph."""
+
+    def __init__(self, module: fx.GraphModule, given: dict[str, Node]) -> None:
+        self.module = module
+        self.graph = module.graph
+        self.given = given
+        self.tables = TurnTables(module)
+
+    def _heads(self, before: Node, x: Node, weight: Tensor, name: str, packed: bool) -> Node:
+        """``x · weightᵀ``, head by head."""
+        if not packed:
+            own = new_constant(self.module, before, name, weight.contiguous())
+            with self.graph.inserting_before(before):
+                return call(self.graph, armllm.dense_heads_linear.default, x, own)
+        own = new_constant(self.module, before, name, _heads_int8(weight))
+        with self.graph.inserting_before(before):
+            return call(self.graph, armllm.int8_heads_linear.default, x, own, int(weight.shape[1]))
+
+    def _turned(self, before: Node, q_rope: Any, k_rope: Any) -> tuple[Node, Node]:
+        """``(T, heads, rope_size)`` and ``(T, rope_size)``, rotated in place where it is clear how."""
+        q, k = match(q_rope), match(k_rope)
+        graph = self.graph
+        private = q and k and _leads_only_to(q.x, q_rope) and _leads_only_to(k.x, k_rope)
+        table = self.tables.get(q, before) if q and k and private and q.how == k.how else None
+        with graph.inserting_before(before):
+            if q is None or k is None or table is None:
+                return _by_token(graph, q_rope), _single(graph, k_rope)
+            queries, keys = _by_token(graph, q.x), _single(graph, k.x)
+            one_head = call(graph, aten.unsqueeze.default, keys, 1)
+            call(graph, armllm.rope_.default, queries, one_head, *table, q.interleaved, q.unzip)
+            return queries, keys
+
+    def absorb(self, latent: Latent, layer: int) -> None:
+        """Puts the absorbed form of one attention in its place."""
+        graph, node = self.graph, latent.attention
+        latents, k_rope, weight_node, *_, scheme = latent.expansion.args
+        heads, nope_size, value_size = latent.up
+        outputs = heads * (nope_size + value_size)
+        stored = constant(self.module, weight_node)
+        assert stored is not None
+        weight = float_weight(stored, latent.sizes[0], outputs, str(scheme))
+        keys, values = weight.view(heads, -1, latent.sizes[0]).split([nope_size, value_size], 1)
+        with graph.inserting_before(node):
+            q_nope, q_rope = _split_query(graph, node.args[0], nope_size)
+        queries, rotated = self._turned(node, q_rope, k_rope)
+        packed = bool(scheme)
+        q_latent = self._heads(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
+        with graph.inserting_before(node):
+            cache = call(graph, aten.select.int, self.given["k_cache"], 0, layer)
+            rows = _single(graph, latents)
+            call(graph, armllm.mla_write.default, rows, rotated, cache, self.given["slots"])
+            mixed = call(
+                graph,
+                armllm.mla_attention.default,
+                *(q_latent, queries, cache, self.given["block_table"], self.given["query_start"]),
+                *(self.given["seq_lens"], self.given["max_seq_len"], node.args[4]),
+            )
+        out = self._heads(node, mixed, values, "mla_values", packed)
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
+        graph.erase_node(node)
+        drop_unused(self.module, str(weight_node.target))
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites all attentions, or none if the pass is off or something in them is not covered.
+
+    Returns:
+        The number of attentions rewritten.
+    """
+    found = find_latent(module)
+    if not context.paged or not found or why_not_absorbed(module) is not None:
+        return 0
+    first = found[0]
+    latents: Any = first.expansion.args[0]
+    order = {layer: i for i, layer in enumerate(sorted({f.attention.args[3] for f in found}))}  # type: ignore[type-var]
+    shape = (len(order), 8, BLOCK_SIZE, sum(first.sizes))
+    caches = {"k_cache": (context.cache_dtype or value(latents).dtype, shape)}
+    given = add_inputs(module, latents, value(latents).shape[2], caches)
+    absorption = _Absorption(module, given)
+    for latent in found:
+        absorption.absorb(latent, order[latent.attention.args[3]])
+    module.graph.eliminate_dead_code()
+    return len(found)

@@ -1,0 +1,101 @@
+"""What one position of a paged cache looks like: keys and values of heads, or a latent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.attention import KvCache, keys_by_token, new_kv_cache, values_by_token
+from torch_armllm.ops.mla import new_latent_cache
+
+
+class LatentCache(NamedTuple):
+    """Latents of one layer ``(blocks, block_size, rank + rope_size)``, or of several with layers in front."""
+
+    latents: Tensor
+
+
+Cache = KvCache | LatentCache
+"""The tensors of a paged cache."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one layer's keys and values look like; the same for all layers."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    dtype: torch.dtype
+    block_size: int = 32
+    """Positions a block; a multiple of 16 that divides 256."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of all layers' keys and values of one position."""
+        scales = 2 * torch.float32.itemsize if self.dtype == torch.int8 else 0
+        one = (self.head_size + self.value_size) * self.dtype.itemsize + scales
+        return self.layers * self.kv_heads * one
+
+    def tensors(self, blocks: int) -> Cache:
+        """Empty blocks of all layers."""
+        sizes = (self.kv_heads, self.head_size, self.value_size)
+        return new_kv_cache(blocks, *sizes, self.block_size, self.dtype, layers=self.layers)
+
+    def write(self, layer: Cache, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Stores keys ``(heads, T, head_size)`` and values of one row in a layer's blocks."""
+        assert isinstance(layer, KvCache)
+        torch.ops.armllm.kv_write(
+            *(x.transpose(0, 1).contiguous() for x in (keys, values)),
+            *(layer.k, layer.v, slots, layer.k_scales, layer.v_scales),
+        )
+
+    def read(self, layer: Cache, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys ``(heads, positions, head_size)`` and values of a row's blocks, as floats."""
+        assert isinstance(layer, KvCache)
+        scales = [None if t is None else t[blocks] for t in (layer.k_scales, layer.v_scales)]
+        keys = keys_by_token(layer.k[blocks], scales[0])[..., : self.head_size]
+        values = values_by_token(layer.v[blocks], scales[1])
+        return keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """What one layer's latents look like; transformers sees keys of one head, and values."""
+
+    layers: int
+    rank: int
+    rope_size: int
+    dtype: torch.dtype
+    block_size: int = 32
+    expanded: int = 0
+    """Elements that all layers' keys and values of one position would have if they were expanded."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of all layers' latents of one position."""
+        return self.layers * (self.rank + self.rope_size) * self.dtype.itemsize
+
+    def tensors(self, blocks: int) -> Cache:
+        """Empty blocks of all layers."""
+        sizes = (self.rank, self.rope_size, self.block_size)
+        every = new_latent_cache(self.layers * blocks, *sizes, self.dtype)
+        return LatentCache(every.unflatten(0, (self.layers, blocks)))
+
+    def write(self, layer: Cache, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Stores latents ``(1, T, rank)`` and rotated keys ``(1, T, rope_size)`` in a layer's blocks."""
+        assert isinstance(layer, LatentCache)
+        torch.ops.armllm.mla_write(keys[0], values[0], layer.latents, slots)
+
+    def read(self, layer: Cache, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Latents ``(1, positions, rank)`` and rotated keys ``(1, positions, rope_size)`` of blocks."""
+        assert isinstance(layer, LatentCache)
+        latents, k_rope = layer.latents[blocks].flatten(0, 1)[None].split([self.rank, self.rope_size], -1)
+        return latents, k_rope
+
+
+Shape = CacheShape | LatentShape
