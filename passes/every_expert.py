@@ -71,7 +71,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if match is None:
             continue
         region, route, top_k = match
-        ids, weights = insert(graph, node, region.entry, route, top_k)
+        ids, weights = insert(module, node, region.entry, route, top_k)
         node.args = (source[0], ids, weights, *arguments[3:12], True)
         node.meta["val"] = value(source[0])
         total.replace_all_uses_with(node)

@@ -107,7 +107,8 @@ def regions(results: tuple[Node, ...]) -> Iterator[Region]:
 
 def _has_weight(node: Node) -> bool:
     """Whether a node multiplies by a matrix of constants, as layers do and choices do not."""
-    return any(n.op == "get_attr" and n.meta["val"].dim() >= 2 for n in node.all_input_nodes)
+    shapes = (n.meta["val"].shape for n in node.all_input_nodes if n.op == "get_attr")
+    return any(sum(size > 1 for size in shape) >= 2 for shape in shapes)
 
 
 def _writes_to(node: Node, target: Node) -> bool:

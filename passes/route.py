@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.moe import SCORINGS, reference_moe_route
-from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, unwidened, value
+from torch_armllm.passes.match import PassContext, aten, call, constant, is_op, new_constant, unwidened, value
 from torch_armllm.passes.probe import Region, regions
 
 _EXPERTS = (torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default)
@@ -96,10 +96,10 @@ def _setting_of(
     if not shapes_fit or ids.is_floating_point() or not 0 < (top_k := ids.shape[1]) <= experts:
         return None
     weights, ids = _by_id(weights, ids)
-    biases = [n for n in region.constants(module) if value(n).shape == (experts,)]
+    biases = [n for n in region.constants(module) if value(n).numel() == experts]
     for setting in _settings(region, biases, experts, top_k):
         bias = None if setting.bias is None else constant(module, setting.bias)
-        options = (None if bias is None else bias.float(), setting.groups, setting.top_k_groups)
+        options = (None if bias is None else bias.float().flatten(), setting.groups, setting.top_k_groups)
         own, own_ids = _by_id(
             *reference_moe_route(logits, top_k, setting.scoring, setting.renormalize, 1.0, *options)
         )
@@ -119,12 +119,13 @@ def _logits(graph: fx.Graph, entry: Node) -> Node:
     return entry if flat else call(graph, aten.reshape.default, entry, [-1, value(entry).shape[-1]])
 
 
-def insert(graph: fx.Graph, before: Node, entry: Node, route: Route, top_k: int) -> tuple[Node, Node]:
+def insert(module: fx.GraphModule, before: Node, entry: Node, route: Route, top_k: int) -> tuple[Node, Node]:
     """Puts a ``moe_route`` in front of a node; returns its ids and weights."""
+    graph, bias = module.graph, route.bias
+    own = constant(module, bias)
+    if own is not None and (own.dtype != torch.float32 or own.dim() != 1):
+        bias = new_constant(module, before, "correction_bias", own.float().flatten())
     with graph.inserting_before(before):
-        bias = route.bias
-        if bias is not None and value(bias).dtype != torch.float32:
-            bias = call(graph, aten.to.dtype, bias, torch.float32)
         routed = call(
             graph,
             torch.ops.armllm.moe_route.default,
@@ -153,7 +154,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if match is None:
             continue
         region, route, top_k = match
-        for position, made in enumerate(insert(graph, node, region.entry, route, top_k), 1):
+        for position, made in enumerate(insert(module, node, region.entry, route, top_k), 1):
             node.update_arg(position, made)
         region.erase(graph)
         found += 1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.passes.graphs import export, ops
 from torch_armllm.hf import experts  # noqa: F401  (registers the marker op)
-from torch_armllm.passes import clean, route
+from torch_armllm.passes import clean, dense, route
 from torch_armllm.passes.match import PassContext
 
 EXPERTS, TOP_K = 12, 3
@@ -213,3 +213,41 @@ def test_scores_that_are_read_elsewhere_stay() -> None:
     graph.recompile()
     assert "div_" in ops(graph)
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_correction_bias_of_another_shape_and_type() -> None:
+    """ERNIE 4.5 keeps (1, experts), and what is cast to bfloat16 is bfloat16."""
+    layer = Layer(lambda logits, bias: corrected_softmax(logits, bias.squeeze()))
+    layer.bias = layer.bias[None].bfloat16()
+    graph, x = captured(layer)
+    expected = graph(x)
+    assert route.run(graph, PassContext()) == 1
+    graph.recompile()
+    (node,) = (n for n in graph.graph.nodes if "moe_route" in str(n.target))
+    assert node.args[5].op == "get_attr" and node.args[5].meta["val"].shape == (EXPERTS,)
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_router_of_float32_in_a_model_of_sixteen_bits_is_one_layer() -> None:
+    class Wide(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.view(-1, 16)
+            logits = F.linear(flat.float(), self.gate.weight.float())
+            weights, ids = corrected_sigmoid(logits, self.bias)
+            gate_up, down = self.gate_up.bfloat16(), self.down.bfloat16()
+            return torch.ops.armllm.experts(flat, ids, weights, gate_up, down, "silu").view(x.shape)
+
+    layer = Wide(corrected_sigmoid)
+    layer.gate.bfloat16()
+    x = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    graph = export(layer, x)
+    clean.run(graph, PassContext())
+    expected = graph(x)
+    assert (route.run(graph, PassContext()), dense.run(graph, PassContext())) == (1, 1)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    (node,) = (n for n in graph.graph.nodes if "dense_linear" in str(n.target))
+    assert node.args[3] is True
+    assert node.meta["val"].dtype == torch.float32
+    assert node.args[0].meta["val"].dtype == node.args[1].meta["val"].dtype == torch.bfloat16
+    torch.testing.assert_close(graph(x), expected, atol=2e-2, rtol=2e-2)
