@@ -28,6 +28,7 @@ struct Place {
 struct Sequence {
   int64_t first_token, tokens, length;
   int64_t first_split, splits;  // that any of the tokens sees
+  int64_t rows;                 // (token, head) pairs of a kv head
   int64_t row_tiles;            // a kv head
   bool spread;
   int64_t splits_a_tile;  // of spread sequences: neighbours, so that a tile can fetch the next one's keys
@@ -53,7 +54,8 @@ Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   if (a.window > 0 && s.length - s.tokens - a.window + 1 > 0) first = s.length - s.tokens - a.window + 1;
   s.first_split = first / kSplit;
   s.splits = s.tokens > 0 ? ceil_div(s.length, kSplit) - s.first_split : 0;
-  s.row_tiles = ceil_div(s.tokens * group_of(a), tile_rows(a));
+  s.rows = s.tokens * group_of(a);
+  s.row_tiles = ceil_div(s.rows, tile_rows(a));
   s.spread = s.splits > 1 && s.row_tiles <= kSpreadTiles &&
              at.partial + s.tokens * a.q_heads * s.splits * partial_width(a) <= kPartialFloats;
   const int64_t all = a.sequences * a.kv_heads * s.row_tiles * s.splits;
@@ -112,33 +114,46 @@ struct Partials {
   float* values;
 
   Partials(const AttentionArgs& a, const Found& f, int64_t kv_head, int64_t split, int64_t row) {
-    const int64_t rows = f.sequence.tokens * group_of(a);
+    const int64_t rows = f.sequence.rows, width = value_stride(a.value_size);
     const int64_t all = a.kv_heads * f.sequence.splits * rows;
     const int64_t at = (kv_head * f.sequence.splits + split) * rows + row;
     float* base = reinterpret_cast<float*>(static_cast<char*>(a.scratch) + index_bytes(a)) + f.place.partial;
-    values = base + at * value_stride(a.value_size);
-    maximum = base + all * value_stride(a.value_size) + at;
-    sum = base + all * (value_stride(a.value_size) + 1) + at;
+    values = base + at * width;
+    maximum = base + all * width + at;
+    sum = base + all * (width + 1) + at;
   }
 };
 
-// Query rows of one tile: (token, head of the group) pairs, tokens outermost.
+// A row: a token and one of the heads that share a kv head, and the positions that they see.
+struct Row {
+  const AttentionArgs& a;
+  int64_t token, head, end_head;
+  int64_t position;
+
+  int64_t first() const { return a.window > 0 && position >= a.window ? position + 1 - a.window : 0; }
+  int64_t last() const { return position + 1; }
+  void next() {  // counted on: a division a row is felt
+    if (++head < end_head) return;
+    head -= group_of(a);
+    ++token;
+    ++position;
+  }
+};
+
+// Query rows of one tile, tokens outermost.
 struct Run {
   const AttentionArgs& a;
   const Found& f;
   int64_t kv_head, row, rows;
 
-  int64_t token(int64_t r) const { return f.sequence.first_token + (row + r) / group_of(a); }
-  int64_t head(int64_t r) const { return kv_head * group_of(a) + (row + r) % group_of(a); }
-  int64_t last(int64_t r) const {
-    return f.sequence.length - f.sequence.tokens + (row + r) / group_of(a) + 1;
+  Row at(int64_t r) const {
+    const Sequence& s = f.sequence;
+    const int64_t group = group_of(a), token = (row + r) / group, head = (row + r) % group;
+    return {a, s.first_token + token, kv_head * group + head, (kv_head + 1) * group,
+            s.length - s.tokens + token};
   }
-  int64_t first(int64_t r) const {
-    const int64_t first = a.window > 0 ? last(r) - a.window : 0;
-    return first > 0 ? first : 0;
-  }
-  int64_t first_split() const { return first(0) / kSplit; }
-  int64_t end_split() const { return ceil_div(last(rows - 1), kSplit); }
+  int64_t first_split() const { return at(0).first() / kSplit; }
+  int64_t end_split() const { return ceil_div(at(rows - 1).last(), kSplit); }
   // Those rows that see something of a split.
   struct Range {
     int64_t begin, end;
@@ -199,16 +214,11 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   tile.last = w.last;
   tile.blocks = a.block_table + run.f.index * a.block_table_stride;
   tile.kv_head = run.kv_head;
-  const int64_t past = run.f.sequence.length - run.f.sequence.tokens - run.f.sequence.first_token;
-  int64_t token = run.token(0), head = run.head(0);
-  for (int64_t r = 0; r < run.rows; ++r) {  // counted on: a division a row is felt
-    variant().attention->load_query(a, token, head, tile, r);
-    w.last[r] = past + token + 1;
-    w.first[r] = a.window > 0 && w.last[r] > a.window ? w.last[r] - a.window : 0;
-    if (++head == (run.kv_head + 1) * group_of(a)) {
-      head -= group_of(a);
-      ++token;
-    }
+  Row row = run.at(0);
+  for (int64_t r = 0; r < run.rows; ++r, row.next()) {
+    variant().attention->load_query(a, row.token, row.head, tile, r);
+    w.first[r] = row.first();
+    w.last[r] = row.last();
   }
   return tile;
 }
@@ -230,7 +240,7 @@ void attend_rows(const Run& run) {
   kernels.attend(a, start);
   for (int64_t s = first_split + 1; s < end_split; ++s) {
     tile.split_begin = s * kSplit;
-    tile.next_split_follows = s + 1 < run.end_split();
+    tile.next_split_follows = s + 1 < end_split;
     kernels.attend(a, tile);
     tile.keys_are_near = true;
     const Run::Range rows = run.seeing(s);
@@ -238,9 +248,9 @@ void attend_rows(const Run& run) {
                   tile.maximum + rows.begin, tile.sum + rows.begin, tile.values + rows.begin * width,
                   a.value_size, rows.end - rows.begin);
   }
-  for (int64_t r = 0; r < run.rows; ++r)
-    kernels.finish(a, run.token(r), run.head(r), w.total_maximum[r], w.total_sum[r],
-                   w.total_values + r * width);
+  Row row = run.at(0);
+  for (int64_t r = 0; r < run.rows; ++r, row.next())
+    kernels.finish(a, row.token, row.head, w.total_maximum[r], w.total_sum[r], w.total_values + r * width);
 }
 
 // Splits [begin, end) of a tile of rows, left for merge_rows.
@@ -264,24 +274,26 @@ void attend_splits(const Run& run, int64_t begin, int64_t end) {
 void merge_rows(const Run& run) {
   const AttentionArgs& a = run.a;
   const AttentionKernels& kernels = *variant().attention;
-  const int64_t width = value_stride(a.value_size);
-  const Workspace w(a, run.rows);
-  std::fill_n(w.total_maximum, run.rows, kNothing);
-  std::fill_n(w.total_sum, run.rows, 0.0f);
-  std::fill_n(w.total_values, run.rows * width, 0.0f);
-  for (int64_t s = run.first_split(); s < run.end_split(); ++s) {
+  // What the first split gives is where merging starts, for rows that see nothing of it as well.
+  const int64_t first_split = run.first_split(), end_split = run.end_split(),
+                width = value_stride(a.value_size);
+  const auto part = [&](int64_t split, int64_t row) {
+    return Partials(a, run.f, run.kv_head, split - run.f.sequence.first_split, run.row + row);
+  };
+  const Partials total = part(first_split, 0);
+  for (int64_t s = first_split + 1; s < end_split; ++s) {
     const Run::Range rows = run.seeing(s);
-    const Partials from(a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row + rows.begin);
-    kernels.merge(w.total_maximum + rows.begin, w.total_sum + rows.begin, w.total_values + rows.begin * width,
+    const Partials from = part(s, rows.begin);
+    kernels.merge(total.maximum + rows.begin, total.sum + rows.begin, total.values + rows.begin * width,
                   from.maximum, from.sum, from.values, a.value_size, rows.end - rows.begin);
   }
-  for (int64_t r = 0; r < run.rows; ++r)
-    kernels.finish(a, run.token(r), run.head(r), w.total_maximum[r], w.total_sum[r],
-                   w.total_values + r * width);
+  Row row = run.at(0);
+  for (int64_t r = 0; r < run.rows; ++r, row.next())
+    kernels.finish(a, row.token, row.head, total.maximum[r], total.sum[r], total.values + r * width);
 }
 
 Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
-  const int64_t most = tile_rows(a), rows = f.sequence.tokens * group_of(a);
+  const int64_t most = tile_rows(a), rows = f.sequence.rows;
   // The last rows of a prompt see the most keys: they go first, so that no long tile ends a phase.
   const int64_t row = (f.sequence.row_tiles - 1 - index / a.kv_heads) * most;
   return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};

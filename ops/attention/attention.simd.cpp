@@ -20,6 +20,10 @@
 #define ARMLLM_FMA_F16 1
 #include "attention/fma_f16.h"
 #endif
+#if defined(__ARM_FEATURE_MATMUL_INT8) || defined(__ARM_FEATURE_DOTPROD)
+#define ARMLLM_DOT_I8 1
+#include "attention/dot_i8.h"
+#endif
 #include "common/math.h"
 #include "common/simd.h"
 
@@ -37,6 +41,10 @@ int64_t tile_rows(const AttentionArgs& args) {
 #if defined(ARMLLM_FMA_F16)
   static_assert(FmaF16::kRows <= kMostTileRows, "latents have room for the rows of a tile");
   if (args.cache_type == CacheType::f16) return FmaF16::kRows;
+#endif
+#if defined(ARMLLM_DOT_I8)
+  static_assert(DotI8::kRows <= kMostTileRows, "latents have room for the rows of a tile");
+  if (args.cache_type == CacheType::i8) return DotI8::kRows;
 #endif
   (void)args;
   return kTile;
@@ -92,6 +100,9 @@ void attend_cache(const AttentionArgs& args, const AttentionTile& t) {
 #if defined(ARMLLM_FMA_F16)
   if (args.cache_type == CacheType::f16 && FmaF16::takes(args)) return attend_with<FmaF16>(args, t);
 #endif
+#if defined(ARMLLM_DOT_I8)
+  if (args.cache_type == CacheType::i8 && DotI8::takes(args)) return attend_with<DotI8>(args, t);
+#endif
   switch (args.cache_type) {
     case CacheType::f32:
       return attend_by<F32Products>(args, t);
@@ -118,6 +129,10 @@ void load_query(const AttentionArgs& args, int64_t token, int64_t head, const At
 #if defined(ARMLLM_FMA_F16)
   if (args.cache_type == CacheType::f16 && FmaF16::takes(args))
     return FmaF16::load_query(args, token, head, t, row);
+#endif
+#if defined(ARMLLM_DOT_I8)
+  if (args.cache_type == CacheType::i8 && DotI8::takes(args))
+    return DotI8::load_query(args, token, head, t, row);
 #endif
   switch (args.cache_type) {
     case CacheType::f32:

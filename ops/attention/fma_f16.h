@@ -5,7 +5,7 @@
 // float16 sums lose is about 5e-4 of a score's or a value's typical size, a third of what a bfloat16 cache loses.
 #pragma once
 
-#include "attention/arm.h"
+#include "attention/rows_arm.h"
 
 // CPUs with the INT8 matrix product have the widening multiply-add of float16 as well (common/variants.cpp asks).
 #if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__GNUC__) && !defined(__clang__)
@@ -156,102 +156,27 @@ struct FmaF16 {
     if (column < end) value_tile<R, 1>(weights, split, value_size, span, column, values);
   }
 
-  // Weights of four scores: 23.0381 · 2^(t − n − 11), with a cubic within 4.1e-4.
-  struct Weight {
-    static constexpr float kOffset = 4.48746802f;  // 11 ln 2 − ln 23.0381
-    static constexpr float kRounder = 12582912.0f;
-    float32x4_t a = vdupq_n_f32(2.78338261f), b = vdupq_n_f32(8.27720894f), factor, rounder, lowest;
-    int32x4_t exponent = vdupq_n_s32(1 << 23);
-    Weight(float of_scores, float n)
-        : factor(vdupq_n_f32(of_scores)),
-          rounder(vdupq_n_f32(kRounder - 11.0f - n)),
-          lowest(vdupq_n_f32((n - 100.0f) / of_scores)) {
-      __asm__("" : "+w"(exponent));  // or the multiplication becomes a shift and an addition
-    }
-    ARMLLM_INLINE float32x4_t operator()(float32x4_t score) const {
-      score = vmaxq_f32(score, lowest);
-      const float32x4_t z = vfmaq_f32(rounder, score, factor);
-      const float32x4_t f = vfmaq_f32(vsubq_f32(rounder, z), score, factor);
-      const float32x4_t u = vaddq_f32(f, a);
-      const float32x4_t y = vmulq_f32(vaddq_f32(vmulq_f32(u, f), b), u);  // (f + a) (f² + a f + b)
-      return vreinterpretq_f32_s32(vmlaq_s32(vreinterpretq_s32_f32(y), vreinterpretq_s32_f32(z), exponent));
-    }
-  };
-
-  // Lanes of the scores at `i` that are in the span.
-  static uint32x4_t inside(Span span, int64_t i) {
-    static const int32_t kLane[4] = {0, 1, 2, 3};
-    const int32x4_t c = vaddq_s32(vld1q_s32(kLane), vdupq_n_s32(static_cast<int32_t>(i)));
-    return vandq_u32(vcgeq_s32(c, vdupq_n_s32(static_cast<int32_t>(span.begin))),
-                     vcltq_s32(c, vdupq_n_s32(static_cast<int32_t>(span.end))));
-  }
-
   // Scores of a row to float16 weights, zero wherever its group sees what it does not.
   static void soften(float* scores, Span span, Span group, float factor, uint16_t* weights, float* maximum,
                      float* sum) {
-    group = {group.begin / 8 * 8, round_up(group.end, 8)};
-    const float32x4_t nothing = vdupq_n_f32(-__builtin_inff());
-    if (span.empty()) span = {group.begin, group.begin};
-    const Span all{span.begin / 8 * 8, round_up(span.end, 8)},
-        inner{round_up(span.begin, 8), span.end / 8 * 8};
-    float32x4_t top[4] = {nothing, nothing, nothing, nothing};
-    const auto part = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i += 4)
-        top[0] = vmaxq_f32(top[0], vbslq_f32(inside(span, i), vld1q_f32(scores + i), nothing));
-    };
-    const bool has_inner = inner.begin < inner.end;
-    part(all.begin, has_inner ? inner.begin : all.end);
-    if (has_inner) {
-      int64_t i = inner.begin;
-      for (; i + 32 <= inner.end; i += 32)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j)
-          top[j] =
-              vmaxq_f32(top[j], vmaxq_f32(vld1q_f32(scores + i + 8 * j), vld1q_f32(scores + i + 8 * j + 4)));
-      for (; i < inner.end; i += 4) top[1] = vmaxq_f32(top[1], vld1q_f32(scores + i));
-      part(inner.end, all.end);
-    }
-    const float highest = vmaxvq_f32(vmaxq_f32(vmaxq_f32(top[0], top[1]), vmaxq_f32(top[2], top[3])));
-    const float t = highest * factor;
-    float n = __builtin_ceilf(t);
+    Eights row(span);
+    const RowReference reference(row, scores, factor);
+    *maximum = reference.maximum;
     *sum = 0.0f;
-    *maximum = kNothing;
-    const auto none = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i += 8) vst1q_u16(weights + i, vdupq_n_u16(0));
-    };
-    if (highest == -__builtin_inff()) return none(group.begin, group.end);
-    *maximum = n * kLn2 + Weight::kOffset;
-    if (!(__builtin_fabsf(t) < Reference::kLimit)) {
-      for (int64_t i = all.begin; i < all.end; ++i) scores[i] = __builtin_fmaf(scores[i], factor, -t);
-      *maximum = t < __builtin_inff() ? t * kLn2 + Weight::kOffset : __builtin_nanf("");
-      factor = 1.0f;
-      n = 0.0f;
-    }
-    const Weight weight(factor, n);
+    if (!reference.has_weight()) row = Eights();
+    row.outside(group, [&](int64_t i) { vst1q_u16(weights + i, vdupq_n_u16(0)); });
+    if (!reference.has_weight()) return;
+    const RowWeight weight(reference);
     float32x4_t total[2] = {vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
     const auto put = [&](int64_t i, float32x4_t a, float32x4_t b) {
       total[0] = vaddq_f32(total[0], a);
       total[1] = vaddq_f32(total[1], b);
       vst1q_u16(weights + i, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(a), b)));
     };
-    const auto edge = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i += 8) {
-        float32x4_t w[2];
-        for (int j = 0; j < 2; ++j)
-          w[j] = vreinterpretq_f32_u32(vandq_u32(
-              inside(span, i + 4 * j), vreinterpretq_u32_f32(weight(vld1q_f32(scores + i + 4 * j)))));
-        put(i, w[0], w[1]);
-      }
-    };
-    none(group.begin, all.begin);
-    edge(all.begin, has_inner ? inner.begin : all.end);
-    if (has_inner) {
-      for (int64_t i = inner.begin; i < inner.end; i += 8)
-        put(i, weight(vld1q_f32(scores + i)), weight(vld1q_f32(scores + i + 4)));
-      edge(inner.end, all.end);
-    }
-    none(all.end, group.end);
-    *sum = *maximum == *maximum ? vaddvq_f32(vaddq_f32(total[0], total[1])) : *maximum;
+    const auto at = [&](int64_t i) { return weight(vld1q_f32(scores + i)); };
+    row.each([&](int64_t i) { put(i, row.kept(i, at(i)), row.kept(i + 4, at(i + 4))); },
+             [&](int64_t i) { put(i, at(i), at(i + 4)); });
+    *sum = reference.sum_of(total[0], total[1]);
   }
 
   // A row of queries: head size float16 values, and at its end the power of two that they lack.
@@ -305,27 +230,13 @@ struct FmaF16 {
     return static_cast<uint16_t*>(t.weights) + row * kSplit;
   }
 
-  template <typename F>
-  ARMLLM_INLINE static void by_rows(int64_t rows, F f) {
-    switch (rows) {
-      case 1:
-        return f(Constant<1>());
-      case 2:
-        return f(Constant<2>());
-      case 3:
-        return f(Constant<3>());
-      default:
-        return f(Constant<4>());
-    }
-  }
-
   static void attend(const AttentionArgs& args, const AttentionTile& t, const Split& split) {
     for (int64_t chunk = split.all.begin / kChunk * kChunk; chunk < split.all.end; chunk += kChunk)
       for (int64_t row = 0; row < t.rows; row += 4) {
         Span span = visible(t, row, smaller(4, t.rows - row));
         span = {larger(span.begin, chunk), smaller(span.end, chunk + kChunk)};
         if (span.empty()) continue;
-        by_rows(t.rows - row, [&](auto r) {
+        by_count<4>(t.rows - row, [&](auto r) {
           score_rows<decltype(r)::value>(query(args, t, row), query_stride(args), split, args.head_size, span,
                                          t.scores + row * kScoreStride);
         });
@@ -338,7 +249,7 @@ struct FmaF16 {
       alike = alike && span.begin == split.all.begin && span.end == split.all.end;
       const float power = *lacking(args, query(args, t, row));
       float* scores = t.scores + row * kScoreStride;
-      if (shaped) shape_row(args, power, scores, span);
+      if (shaped) shape_row(args.scale * power, args.softcap, scores, span);
       if (group.empty()) {
         t.maximum[row] = kNothing;
         t.sum[row] = 0.0f;
@@ -350,24 +261,13 @@ struct FmaF16 {
     for (int64_t column = 0; column < args.value_size; column += kColumns)
       for (int64_t row = 0; row < t.rows; row += 4) {
         const Span span = visible(t, row, smaller(4, t.rows - row));
-        by_rows(t.rows - row, [&](auto r) {
+        by_count<4>(t.rows - row, [&](auto r) {
           value_rows<decltype(r)::value>(weights(t, row), split, args.value_size, span, column,
                                          smaller(column + kColumns, args.value_size),
                                          t.values + row * value_stride(args.value_size));
         });
       }
     if (!alike) keep_apart(args, t);
-  }
-
-  static void shape_row(const AttentionArgs& args, float power, float* scores, Span span) {
-    for (int64_t i = span.begin / kLanes * kLanes; i < span.end; i += kLanes) {
-      F32 x = load(scores + i) * set1(args.scale * power);
-      if (args.softcap > 0.0f) {
-        const F32 cap = set1(args.softcap);
-        x = cap * tanh(x / cap);
-      }
-      store(scores + i, x);
-    }
   }
 
   // As MmlaBf16's.

@@ -35,6 +35,7 @@ inline Span visible(const AttentionTile& t, int64_t row, int64_t rows) {
 struct Split {
   Span all;  // what any row of the tile sees
   int64_t block_size;
+  int shift;                          // block_size = 2^shift: a division a block is felt
   const char* k[kSplit / kKeyLanes];  // the head's part of each block
   const char* v[kSplit / kKeyLanes];
   const char* next_k[kSplit / kKeyLanes];  // of the next split, if it follows
@@ -46,6 +47,7 @@ struct Split {
   Split(const AttentionArgs& args, const AttentionTile& t)
       : all(visible(t, 0, t.rows)),
         block_size(args.block_size),
+        shift(__builtin_ctzll(static_cast<unsigned long long>(args.block_size))),
         next_blocks(0),
         k_scales(nullptr),
         v_scales(nullptr) {
@@ -53,17 +55,16 @@ struct Split {
     const int64_t group = group_of(args.cache_type), size = size_of(args.cache_type);
     key_bytes = round_up(args.head_size, group) * block_size * size;
     value_bytes = block_size * args.value_size * size;
-    const int32_t* table = t.blocks + t.split_begin / block_size;
-    const int64_t low = all.begin / block_size, high = (all.end - 1) / block_size,
-                  blocks = kSplit / block_size;
+    const int32_t* table = t.blocks + (t.split_begin >> shift);
+    const int64_t low = all.begin >> shift, high = (all.end - 1) >> shift, blocks = kSplit >> shift;
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t head = table[clamp(b, low, high)] * args.kv_heads + t.kv_head;
       k[b] = static_cast<const char*>(args.k_cache) + head * key_bytes;
       v[b] = static_cast<const char*>(args.v_cache) + head * value_bytes;
     }
     if (t.next_split_follows) {
-      next_blocks = static_cast<int>(
-          smaller(ceil_div(t.last[t.rows - 1] - t.split_begin - kSplit, block_size), blocks));
+      const int64_t left = t.last[t.rows - 1] - t.split_begin - kSplit;
+      next_blocks = static_cast<int>(smaller((left + block_size - 1) >> shift, blocks));
       for (int b = 0; b < next_blocks; ++b)
         next_k[b] = static_cast<const char*>(args.k_cache) +
                     (table[blocks + b] * args.kv_heads + t.kv_head) * key_bytes;
@@ -75,19 +76,23 @@ struct Split {
     float* scales = reinterpret_cast<float*>(t.edges + round_up(16 * args.value_size, 64));
     k_scales = scales;
     v_scales = scales + kSplit;
-    for (int64_t i = all.begin / kLanes * kLanes; i < all.end; i += kLanes) {
-      const int64_t b = i / block_size,
-                    at = (table[b] * args.kv_heads + t.kv_head) * block_size + i % block_size;
-      const int end = static_cast<int>(smaller(all.end - i, kLanes)),
-                begin = static_cast<int>(larger(all.begin - i, 0));
-      for (int side = 0; side < 2; ++side) {
-        const F32 x = load((side ? args.v_scales : args.k_scales) + at);
-        store(scales + side * kSplit + i, select_first(begin, zero(), select_first(end, x, zero())));
+    const int64_t begin = all.begin / kLanes * kLanes, end = round_up(all.end, kLanes);
+    for (int64_t stop, i = begin; i < end; i = stop) {
+      stop = smaller(((i >> shift) + 1) << shift, end);
+      const int64_t head = table[i >> shift] * args.kv_heads + t.kv_head,
+                    at = (head << shift) - (i >> shift << shift);
+      for (; i < stop; i += kLanes) {
+        store(scales + i, load(args.k_scales + at + i));
+        store(scales + kSplit + i, load(args.v_scales + at + i));
       }
+    }
+    for (int64_t side = 0; side < 2 * kSplit; side += kSplit) {
+      for (int64_t i = begin; i < all.begin; ++i) scales[side + i] = 0.0f;
+      for (int64_t i = all.end; i < end; ++i) scales[side + i] = 0.0f;
     }
     for (int b = 0; b < next_blocks; ++b)
       for (int64_t i = 0; i < block_size; i += 16) {
-        const int64_t at = (table[kSplit / block_size + b] * args.kv_heads + t.kv_head) * block_size + i;
+        const int64_t at = ((table[(kSplit >> shift) + b] * args.kv_heads + t.kv_head) << shift) + i;
         __builtin_prefetch(args.k_scales + at);
         __builtin_prefetch(args.v_scales + at);
       }
@@ -102,11 +107,11 @@ struct Split {
   // Of the cache's elements; `position` in a block that is seen.
   template <typename T>
   const T* keys(int64_t position) const {
-    return reinterpret_cast<const T*>(k[position / block_size]);
+    return reinterpret_cast<const T*>(k[position >> shift]);
   }
   template <typename T>
   const T* values(int64_t position) const {
-    return reinterpret_cast<const T*>(v[position / block_size]);
+    return reinterpret_cast<const T*>(v[position >> shift]);
   }
 };
 

@@ -1,6 +1,5 @@
 // Attention kernels on parts of the rows of a tile, in any order of the splits: the parts have the bits of the whole.
-#include "attention/attention.h"
-#include "kernel_test.h"
+#include "kernel_test_cache.h"
 
 namespace armllm_test {
 namespace {
@@ -8,35 +7,7 @@ namespace {
 using namespace armllm;
 
 constexpr int kRounds = 3;  // ways to cut, after one row at a time
-constexpr int64_t kBlock = 16, kBlocks = 20, kHeads = 2, kLength = kBlock * kBlocks - 7;
-
-struct Cache {
-  std::vector<char> k, v;
-  std::vector<float> k_scales, v_scales;
-  std::vector<int32_t> blocks;
-
-  Cache(const AttentionArgs& a, Random& random) {
-    const int64_t group = group_of(a.cache_type), heads = a.latent ? 1 : kHeads;
-    const int64_t padded = a.latent ? a.head_size : round_up(a.head_size, group);
-    fill(k, kBlocks * heads * kBlock * padded, a.cache_type, random);
-    fill(v, kBlocks * heads * kBlock * a.value_size, a.cache_type, random);
-    for (int64_t i = 0; i < kBlocks * heads * kBlock; ++i) {
-      k_scales.push_back(random.uniform(0.005f, 0.02f));
-      v_scales.push_back(random.uniform(0.005f, 0.02f));
-    }
-    for (int64_t b = 0; b < kBlocks; ++b) blocks.push_back(int32_t((b * 7 + 3) % kBlocks));
-  }
-
-  static void fill(std::vector<char>& bytes, int64_t n, CacheType type, Random& random) {
-    if (type == CacheType::i8) {
-      for (int64_t i = 0; i < n; ++i) bytes.push_back(char(random.below(255) - 127));
-      return;
-    }
-    Values values(static_cast<DType>(type), n, random, 2.0f);
-    const char* first = static_cast<const char*>(values.data());
-    bytes.assign(first, first + n * size_of(type));
-  }
-};
+constexpr int64_t kLength = kBlock * kBlocks - 7;
 
 struct Results {
   std::vector<float> maximum, sum, values;
@@ -110,11 +81,8 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
         args.softcap = kind == 1 ? 5.0f : 0.0f;
         Values q(DType::f32, rows * args.q_heads * head_size, random, 2.0f);
         args.q = q.rows(args.q_heads * head_size);
-        const Cache cache(args, random);
-        args.k_cache = cache.k.data();
-        args.v_cache = cache.v.data();
-        args.k_scales = type == CacheType::i8 ? cache.k_scales.data() : nullptr;
-        args.v_scales = type == CacheType::i8 ? cache.v_scales.data() : nullptr;
+        const Cache cache(args, random, 2.0f);
+        cache.give_to(args);
         // Tokens of a prompt, and the last of them sees all.
         std::vector<int64_t> first, last;
         for (int64_t r = 0; r < rows; ++r) {

@@ -1,0 +1,48 @@
+// A paged cache of random keys and values.
+#pragma once
+
+#include "attention/attention.h"
+#include "kernel_test.h"
+
+namespace armllm_test {
+
+constexpr int64_t kBlock = 16, kBlocks = 20, kHeads = 2;
+
+// Dimensions and positions that the layout pads included.
+struct Cache {
+  std::vector<char> k, v;
+  std::vector<float> k_scales, v_scales;  // of int8 caches; values up to about `size`
+  std::vector<int32_t> blocks;
+
+  Cache(const armllm::AttentionArgs& a, Random& random, float size) {
+    const int64_t group = group_of(a.cache_type), heads = a.latent ? 1 : kHeads;
+    const int64_t padded = a.latent ? a.head_size : armllm::round_up(a.head_size, group);
+    fill(k, kBlocks * heads * kBlock * padded, a.cache_type, random, size);
+    fill(v, kBlocks * heads * kBlock * a.value_size, a.cache_type, random, size);
+    for (int64_t i = 0; i < kBlocks * heads * kBlock; ++i) {
+      k_scales.push_back(random.uniform(0.3f, 1.0f) * size / 127.0f);
+      v_scales.push_back(random.uniform(0.3f, 1.0f) * size / 127.0f);
+    }
+    for (int64_t b = 0; b < kBlocks; ++b) blocks.push_back(int32_t((b * 7 + 3) % kBlocks));
+  }
+
+  void give_to(armllm::AttentionArgs& a) const {
+    a.k_cache = k.data();
+    a.v_cache = v.data();
+    a.k_scales = a.cache_type == armllm::CacheType::i8 ? k_scales.data() : nullptr;
+    a.v_scales = a.cache_type == armllm::CacheType::i8 ? v_scales.data() : nullptr;
+  }
+
+ private:
+  static void fill(std::vector<char>& bytes, int64_t n, armllm::CacheType type, Random& random, float size) {
+    if (type == armllm::CacheType::i8) {
+      for (int64_t i = 0; i < n; ++i) bytes.push_back(char(random.below(255) - 127));
+      return;
+    }
+    Values values(static_cast<DType>(type), n, random, size);
+    const char* first = static_cast<const char*>(values.data());
+    bytes.assign(first, first + n * armllm::size_of(type));
+  }
+};
+
+}  // namespace armllm_test
