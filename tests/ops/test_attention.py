@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 CACHE_TOLERANCE = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 1e-2, torch.int8: 2e-4}
 if "dotprod" in isa.machine().runnable:
     CACHE_TOLERANCE[torch.float16] = 5e-3  # Arm CPUs sum 32 products in float16
-    CACHE_TOLERANCE[torch.int8] = 2e-3  # and have a shorter polynomial for the weights
+    CACHE_TOLERANCE[torch.int8] = 4e-3  # and have a shorter polynomial for the weights
 RUNNABLE = isa.machine().distinct("attention")
 
 
