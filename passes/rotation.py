@@ -67,7 +67,8 @@ class Rotations:
                 found.add(node)
             elif node.op == "call_function" and isinstance(node.meta.get("val"), (Tensor, tuple, list)):
                 inputs = [n for n in node.all_input_nodes if n.op != "get_attr" and not _is_size(n)]
-                if inputs and all(n in found for n in inputs):
+                # What has no row a token depends on the longest of them: frequencies that change with length.
+                if inputs and _by_token(node) and all(n in found for n in inputs):
                     found.add(node)
         return found
 
@@ -188,6 +189,12 @@ def _explain(
         if float((expected - turned).abs().max()) < _TOLERANCE * float(x.abs().max()):
             return Rotation(frequencies, scaling, interleaved, unzip)
     return None
+
+
+def _by_token(node: Node) -> bool:
+    made = node.meta["val"]
+    parts = made if isinstance(made, (tuple, list)) else [made]
+    return all(any(isinstance(s, torch.SymInt) for s in part.shape) for part in parts)
 
 
 def _is_plain(node: Node) -> bool:

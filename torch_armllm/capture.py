@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from torch_armllm.hf import attention, experts, mla
+from torch_armllm.hf import attention, experts, mla, sdpa
 from torch_armllm.hf.body import body_of
 from torch_armllm.tokenwise import tokens_meet
 
@@ -46,7 +46,7 @@ class _Body(nn.Module):
 
 
 @contextlib.contextmanager
-def _seams(model: nn.Module) -> Iterator[None]:
+def _seams(model: nn.Module, implementation: str) -> Iterator[None]:
     attention.register()
     experts.register()
     found: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -54,7 +54,7 @@ def _seams(model: nn.Module) -> Iterator[None]:
     before = [(c, c._attn_implementation, getattr(c, "_experts_implementation", None)) for c in configs]
     try:
         for config, _, _ in before:
-            config._attn_implementation = attention.IMPLEMENTATION
+            config._attn_implementation = implementation
             config._experts_implementation = experts.IMPLEMENTATION
         with mla.latents_left_in_graph(model):
             yield
@@ -72,14 +72,31 @@ def _vocabulary(base: nn.Module) -> int:
         raise CaptureError(f"{type(base).__name__} has no token embedding of its own") from None
 
 
-def _check_attentions(base: nn.Module, module: fx.GraphModule) -> None:
-    layers = [n.args[3] for n in module.graph.nodes if n.target is torch.ops.armllm.attention.default]
+def _attentions(captured: Captured) -> list[Any]:
+    """The layer of each attention."""
+    nodes = captured.graph_module.graph.nodes
+    return [n.args[3] for n in nodes if n.target is torch.ops.armllm.attention.default]
+
+
+@torch.no_grad()
+def _compare(base: nn.Module, captured: Captured) -> None:
+    """Refuses a graph that lost what the model adds to its masks, such as ALiBi."""
+    ids = torch.arange(3, 9)[None] % _vocabulary(base)
+    positions = torch.arange(6)[None]
+    wanted = base(input_ids=ids, use_cache=False, return_dict=True).last_hidden_state.float()
+    apart = (captured.graph_module(ids, positions).float() - wanted).abs().max()
+    if float(apart) > 3e-2 * float(wanted.abs().max()):
+        raise CaptureError(f"{type(base).__name__} adds something to its attention's mask")
+
+
+def _check_attentions(base: nn.Module, captured: Captured) -> None:
+    layers = _attentions(captured)
     kind = type(base).__name__
     if not layers:
         raise CaptureError(f"{kind} does not use transformers' attention interface")
     if len(set(layers)) != len(layers):
         raise CaptureError(f"{kind} calls one layer's attention several times")
-    if tokens_meet(module, _vocabulary(base)):
+    if tokens_meet(captured.graph_module, _vocabulary(base)):
         raise CaptureError(f"{kind} mixes or counts tokens outside of its attention")
 
 
@@ -127,11 +144,23 @@ def capture(model: nn.Module) -> Captured:
         CaptureError: the model cannot be exported, with the exporter's own reason.
     """
     base = body_of(model)
+    if sdpa.calls_it(base):
+        with sdpa.marked():
+            captured = _export(base, sdpa.IMPLEMENTATION)
+        _check_attentions(base, captured)
+        _compare(base, captured)
+        return captured
+    captured = _export(base, attention.IMPLEMENTATION)
+    _check_attentions(base, captured)
+    return captured
+
+
+def _export(base: nn.Module, implementation: str) -> Captured:
     tokens = torch.export.Dim("tokens", min=2, max=1 << 24)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]
     try:
-        with torch.no_grad(), _seams(base), warnings.catch_warnings():
+        with torch.no_grad(), _seams(base, implementation), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(
                 _Body(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
@@ -139,6 +168,4 @@ def capture(model: nn.Module) -> Captured:
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
-    captured = weights_as_attributes(program)
-    _check_attentions(base, captured.graph_module)
-    return captured
+    return weights_as_attributes(program)

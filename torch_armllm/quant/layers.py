@@ -54,7 +54,23 @@ class Layer:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes ``x · Wᵀ + b`` from plain parameters: ``nn.Linear`` or GPT-2's ``Conv1D``."""
-    return type(module).forward in (nn.Linear.forward, Conv1D.forward)
+    if type(module).forward in (nn.Linear.forward, Conv1D.forward):
+        return True
+    return isinstance(module, nn.Linear) and _computes_linear(module)
+
+
+def _computes_linear(module: nn.Linear) -> bool:
+    """Whether a subclass that spells its forward out, as Falcon's does, still computes ``x · Wᵀ + b``."""
+    if module.weight is None or module.weight.device.type != "cpu":
+        return False
+    x = torch.linspace(-1.0, 1.0, 2 * module.in_features).view(1, 2, -1).to(module.weight.dtype)
+    try:
+        with torch.no_grad():
+            got = type(module).forward(module, x)
+            wanted = nn.functional.linear(x, module.weight, module.bias)
+    except Exception:  # noqa: BLE001 - what takes other arguments is no linear layer
+        return False
+    return got.shape == wanted.shape and torch.allclose(got.float(), wanted.float(), rtol=2e-2, atol=1e-3)
 
 
 def weight_of(module: nn.Module) -> Tensor:
