@@ -70,18 +70,20 @@ def quantize(
     refuse_damaged(layers)
     energies = input_energies(model, layers) if importance else {}
     spool = Spool()
-    made: list[tuple[Layer, Replacement | None]] = []
-    for layer in tqdm(layers, desc="Quantising", unit="layer", disable=not progress):
-        if layer.reason is not None:
-            made.append((layer, None))
-            continue
+    made: dict[str, Replacement] = {}
+    # The head first: it is the largest, and nothing else waits in memory yet.
+    wanted = sorted((x for x in layers if x.reason is None), key=lambda x: x.kind != "head")
+    for layer in tqdm(wanted, desc="Quantising", unit="layer", disable=not progress):
         energy = energies.get(id(layer.module))
         found = replacement(model, layer, handlers[layer.kind], energy, keep_original)
         spool.store(found.module)
-        made.append((layer, found))
+        made[layer.name] = found
         release_free_memory()
     hung = Places(model)
-    records = [untouched(layer) if new is None else commit(layer, new, spool, hung) for layer, new in made]
+    records = [
+        commit(layer, made[layer.name], spool, hung) if layer.name in made else untouched(layer)
+        for layer in layers
+    ]
     if isinstance(model, PreTrainedModel):
         attach(model, ArmInt4Config(scheme, head, ignore))
     return records
