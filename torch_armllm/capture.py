@@ -80,13 +80,14 @@ def _attentions(captured: Captured) -> list[Any]:
 
 @torch.no_grad()
 def _compare(base: nn.Module, captured: Captured) -> None:
-    """Refuses a graph that lost what the model adds to its masks, such as ALiBi."""
+    """Refuses a graph that lost what the model does by itself: ALiBi in its masks, positions of its own."""
     ids = torch.arange(3, 9)[None] % _vocabulary(base)
     positions = torch.arange(6)[None]
     wanted = base(input_ids=ids, use_cache=False, return_dict=True).last_hidden_state.float()
-    apart = (captured.graph_module(ids, positions).float() - wanted).abs().max()
-    if float(apart) > 3e-2 * float(wanted.abs().max()):
-        raise CaptureError(f"{type(base).__name__} adds something to its attention's mask")
+    apart = (captured.graph_module(ids, positions).float() - wanted).abs().amax(-1).flatten()
+    # rounding may send a few tokens to other experts
+    if int((apart > 0.1 * wanted.abs().max()).sum()) > 3:
+        raise CaptureError(f"{type(base).__name__} counts positions or masks attention in a way of its own")
 
 
 def _check_attentions(base: nn.Module, captured: Captured) -> None:
@@ -152,6 +153,7 @@ def capture(model: nn.Module) -> Captured:
         return captured
     captured = _export(base, attention.IMPLEMENTATION)
     _check_attentions(base, captured)
+    _compare(base, captured)
     return captured
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_armllm.coverage.overrides import COUNTS, EXACT, OVERRIDES
 
 VOCABULARY = 97
+MOST_PARAMETERS = 10**8
 MOST_KINDS = 4
 """A list with more different entries does not say what kind of layer each is."""
 
@@ -112,9 +113,17 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
         dtype: of the parameters.
         seed: the same seed gives the same model, whatever was drawn before.
         overrides: configuration values.
+
+    Raises:
+        ValueError: the family's values have names that are not known here, and its model would be large.
     """
     from transformers import AutoModelForCausalLM
 
+    with torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+    count = sum(parameter.numel() for parameter in outline.parameters())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"its smallest known configuration has {count / 1e6:.0f} million parameters")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
