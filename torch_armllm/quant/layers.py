@@ -70,7 +70,8 @@ def _computes_linear(module: nn.Linear) -> bool:
             wanted = nn.functional.linear(x, module.weight, module.bias)
     except Exception:  # noqa: BLE001 - what takes other arguments is no linear layer
         return False
-    return got.shape == wanted.shape and torch.allclose(got.float(), wanted.float(), rtol=2e-2, atol=1e-3)
+    same = isinstance(got, Tensor) and got.shape == wanted.shape
+    return same and torch.allclose(got.float(), wanted.float(), rtol=2e-2, atol=1e-3)
 
 
 def weight_of(module: nn.Module) -> Tensor:
