@@ -87,5 +87,5 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             with graph.inserting_before(node):
                 node.replace_all_uses_with(call(graph, torch.ops.armllm.gated_act.default, gate, up, name))
         found += 1
-        graph.eliminate_dead_code()
+    graph.eliminate_dead_code()
     return found

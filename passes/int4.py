@@ -131,4 +131,5 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             found += _quantise_linear(module, node, context.scheme)
         elif is_op(node, torch.ops.armllm.experts.default):
             found += _quantise_experts(module, node, context.scheme)
+    module.graph.eliminate_dead_code()
     return found

@@ -88,12 +88,23 @@ def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor
     return node
 
 
+def _erase_where_unused(node: Node) -> None:
+    for user in list(node.users):
+        _erase_where_unused(user)
+    if not node.users and not node.is_impure():
+        node.graph.erase_node(node)
+
+
 def drop_unused(module: fx.GraphModule, *attributes: str) -> None:
-    """Removes dead code, and those of the given constants that it was the last to read."""
-    module.graph.eliminate_dead_code()
-    used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    """Removes those of the given constants whose readers serve nothing any more, with these.
+
+    Memory is freed so one layer after the other; what else is dead is left to a pass over the whole graph.
+    """
+    graph = module.graph
     for attribute in attributes:
-        if attribute not in used:
+        for node in graph.find_nodes(op="get_attr", target=attribute, sort=False):
+            _erase_where_unused(node)
+        if not any(n.target == attribute for n in graph.find_nodes(op="get_attr", sort=False)):
             delattr(module, attribute)
 
 

@@ -89,4 +89,5 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     groups = _groups(module)
     for nodes in groups:
         _merge(module, context, nodes)
+    module.graph.eliminate_dead_code()
     return len(groups)

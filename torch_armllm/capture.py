@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from torch_armllm.hf import attention, experts, mla, sdpa
 from torch_armllm.hf.body import body_of
+from torch_armllm.repeats import Folded, NotAlike
 from torch_armllm.tokenwise import tokens_meet
 
 
@@ -97,8 +98,11 @@ def _check_attentions(base: nn.Module, captured: Captured) -> None:
         raise CaptureError(f"{kind} does not use transformers' attention interface")
     if len(set(layers)) != len(layers):
         raise CaptureError(f"{kind} calls one layer's attention several times")
+
+
+def _check_tokens(base: nn.Module, captured: Captured) -> None:
     if tokens_meet(captured.graph_module, _vocabulary(base)):
-        raise CaptureError(f"{kind} mixes or counts tokens outside of its attention")
+        raise CaptureError(f"{type(base).__name__} mixes or counts tokens outside of its attention")
 
 
 def weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
@@ -148,12 +152,25 @@ def capture(model: nn.Module) -> Captured:
     if sdpa.calls_it(base):
         with sdpa.marked():
             captured = _export(base, sdpa.IMPLEMENTATION)
-        _check_attentions(base, captured)
-        _compare(base, captured)
-        return captured
-    captured = _export(base, attention.IMPLEMENTATION)
+        _check_tokens(base, captured)
+    else:
+        try:
+            captured = _export_each_kind_of_layer(base)
+        except NotAlike:
+            captured = _export(base, attention.IMPLEMENTATION)
+            _check_tokens(base, captured)
     _check_attentions(base, captured)
     _compare(base, captured)
+    return captured
+
+
+def _export_each_kind_of_layer(base: nn.Module) -> Captured:
+    """The same graph as exporting every layer gives, in a fraction of the time."""
+    folded = Folded(base)
+    with folded.fold():
+        captured = _export(base, attention.IMPLEMENTATION)
+    _check_tokens(base, captured)
+    folded.unfold(captured.graph_module, captured.names)
     return captured
 
 
@@ -167,6 +184,8 @@ def _export(base: nn.Module, implementation: str) -> Captured:
             program = torch.export.export(
                 _Body(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
             )
+    except NotAlike:
+        raise
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error

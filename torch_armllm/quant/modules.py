@@ -23,6 +23,9 @@ class QuantLinear(nn.Module):
         float_dtype: type of the weight before it was quantised.
     """
 
+    NOT_COMPUTED_WITH = frozenset({"error", "_shell"})
+    """Attributes that may differ between two modules that compute the same from their weights."""
+
     weight_packed: Tensor
     bias: nn.Parameter | None
 
@@ -84,6 +87,8 @@ class QuantExperts(nn.Module):
         scheme, error, shell, float_dtype: as in `QuantLinear`.
         layout: how the module it replaced stores its weights.
     """
+
+    NOT_COMPUTED_WITH = QuantLinear.NOT_COMPUTED_WITH
 
     gate_up_packed: Tensor
     down_packed: Tensor
