@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 
-import torch_armllm.passes  # noqa: F401  (registers the marker ops too)
+import torch_armllm.capture  # noqa: F401  (registers the marker ops too)
 from torch_armllm.ops import attention, linear, mla
 from torch_armllm.ops.embedding import split_rest
 from torch_armllm.quant import scheme_named
@@ -109,6 +109,15 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *(0, 0.25, 0, 0.0, None),
     ),
     "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
+    "expand_kv": lambda t: (
+        torch.randn(1, 1, t, 16),
+        torch.randn(1, 1, t, 4),
+        torch.randn(24, 16),
+        *(2, 8, 4, ""),
+    ),
+    "layer_begin": lambda t: (torch.randn(t, 16), 0),
+    "layer_end": lambda t: (torch.randn(t, 16), 0),
+    "layer_again": lambda t: (torch.randn(t, 16), 1, 0),
 }
 """Arguments for ``t`` tokens; those tensors that change their shape with ``t`` are dynamic."""
 
