@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.patched_models import chunked
 from torch_armllm.coverage.tiny import tiny_ids
+from torch_armllm.hf.body import first_position_of
 
 CAPTURED = [
     "llama", "llama4_text", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
@@ -36,7 +37,7 @@ def steps(model: Any) -> dict[str, Tensor]:
     """The same by a patched model, in one step, in chunks, token by token, and batched with padding."""
     mask = torch.ones_like(ROWS)
     mask[0, :PADDING] = 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0) + first_position_of(model.base_model)
     together = model(input_ids=ROWS, attention_mask=mask, position_ids=positions).logits
     return {
         "prefill": model(input_ids=IDS).logits,
@@ -45,6 +46,20 @@ def steps(model: Any) -> dict[str, Tensor]:
         "shorter row": together[:1, PADDING:],
         "longer row": together[1:],
     }
+
+
+@torch.no_grad()
+def apart_in_own_forward(model: Any, twin: Any) -> dict[str, tuple[float, float]]:
+    """Differences between two models that run by their own forward: a text, and two steps of generation."""
+    got, wanted = (m(input_ids=IDS).logits for m in (model, twin))
+    found = differences({"prefill": got}, [wanted] * 3)
+    options: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
+    try:
+        own = twin.generate(IDS, output_logits=True, **options).logits
+    except Exception:  # noqa: BLE001 - a tiny model that never could generate
+        return found
+    ours = model.generate(IDS, output_logits=True, **options).logits
+    return {**found, **differences({"first token": ours[0]}, [own[0]] * 3)}
 
 
 def differences(got: dict[str, Tensor], wanted: list[Tensor]) -> dict[str, tuple[float, float]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from torch_armllm.hf import attention, experts, mla, sdpa
-from torch_armllm.hf.body import body_of
+from torch_armllm.hf.body import body_of, first_position_of
 from torch_armllm.repeats import Folded, NotAlike
 from torch_armllm.tokenwise import tokens_meet
 
@@ -57,7 +57,7 @@ def _seams(model: nn.Module, implementation: str) -> Iterator[None]:
         for config, _, _ in before:
             config._attn_implementation = implementation
             config._experts_implementation = experts.IMPLEMENTATION
-        with mla.latents_left_in_graph(model):
+        with mla.latents_left_in_graph(model), experts.batched_left_in_graph(model):
             yield
     finally:
         for config, attn, expert in before:
@@ -83,7 +83,7 @@ def _attentions(captured: Captured) -> list[Any]:
 def _compare(base: nn.Module, captured: Captured) -> None:
     """Refuses a graph that lost what the model does by itself: ALiBi in its masks, positions of its own."""
     ids = torch.arange(3, 9)[None] % _vocabulary(base)
-    positions = torch.arange(6)[None]
+    positions = first_position_of(base) + torch.arange(6)[None]
     wanted = base(input_ids=ids, use_cache=False, return_dict=True).last_hidden_state.float()
     apart = (captured.graph_module(ids, positions).float() - wanted).abs().amax(-1).flatten()
     # rounding may send a few tokens to other experts

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from torch_armllm.engine.block_pool import BlockPool
 from torch_armllm.engine.cache_shape import Shape
 from torch_armllm.engine.sequence import Sequence
+from torch_armllm.hf.body import first_position_of
 from torch_armllm.hf.cache import PagedCache
 from torch_armllm.plan import Plan, StepInputs
 
@@ -36,6 +37,7 @@ class StepOutput(MoeModelOutputWithPast):
     """A base model's output with every field that some model's head looks for."""
 
     cross_attentions: tuple[Tensor, ...] | None = None
+    image_hidden_states: Tensor | None = None
 
 
 class _Unserved(Exception):
@@ -75,6 +77,7 @@ class PatchedForward:
         self.shape = shape
         self.vocabulary = vocabulary
         self.longest = longest
+        self.first_position = first_position_of(base)
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
         self._modules_only: str | None = None
@@ -172,7 +175,10 @@ class PatchedForward:
             raise _Unserved(f"texts of more than {self.longest} tokens need attention in chunks")
         kept = _kept_tokens(cache, mask, past, length)
         if positions is None:
-            positions = torch.arange(past, past + length)[None]
+            first = self.first_position
+            if first and bool((ids == first - 1).any()):
+                raise _Unserved("tokens of padding are counted in a way of their own")
+            positions = torch.arange(first + past, first + past + length)[None]
         positions = positions.expand(batch, length)
         counts = [length] * batch if kept is None else kept.sum(1).tolist()
         if kept is None:

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
 from torch_armllm.engine.cache_shape import CacheShape, LatentShape, Shape
-from torch_armllm.hf.body import body_of, longest_of
+from torch_armllm.hf.body import body_of, indexer_of, longest_of
 from torch_armllm.hf.mla import expands_latents
 from torch_armllm.huge_pages import collapse_packed
 from torch_armllm.memory import release_free_memory
@@ -147,6 +147,9 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     """Captures the model and puts a plan in the place of its base model's forward."""
     base = body_of(model)
     try:
+        indexer = indexer_of(base)
+        if indexer is not None:
+            raise CaptureError(f"{indexer} chooses which tokens are attended to")
         captured = capture(model)
         shape = _cache_shape(base, captured.graph_module, cache_dtype)
     except CaptureError as error:

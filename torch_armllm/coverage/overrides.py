@@ -91,10 +91,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4_text": {"moe_layers": [1], "interleave_moe_layer_step": 2},
+    "llama4_text": {"moe_layers": [1], "interleave_moe_layer_step": 2, "attention_chunk_size": 64},
     "mamba2": {"num_heads": 8},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "nemotron": {"num_key_value_heads": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
-    "xmod": {"default_language": "en_XX"},
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
 }
 """What a family needs beyond that, by model type."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_armllm.coverage.reach import ATTENTION, reach_of
 from torch_armllm.coverage.tiny import families, tiny_model
 from torch_armllm.report import Report
 
@@ -31,6 +33,7 @@ class Family:
         why: what stands in the way of the next better one; empty for a plan.
         ops: the fused ops of a step, the most frequent first.
         share: share of the weight bytes that are quantised.
+        reach: what kind of model it is, as `reach_of` says.
     """
 
     family: str
@@ -38,6 +41,7 @@ class Family:
     why: str
     ops: tuple[str, ...]
     share: float
+    reach: str
 
     @property
     def captured(self) -> bool:
@@ -55,7 +59,11 @@ def describe(family: str, report: Report) -> Family:
     runs = _MODULES if not report.captured else _GRAPH if node_by_node else _NATIVE
     why = report.capture_reason or "".join(node_by_node).removeprefix("the graph runs node by node: ")
     ops = tuple(op for op, _ in Counter(report.ops).most_common() if op != "aten.linear")
-    return Family(family, runs, _one_line(why), ops, round(report.share, 2))
+    return Family(family, runs, _one_line(why), ops, round(report.share, 2), reach_of(family))
+
+
+def _untried(family: str, why: str) -> Family:
+    return Family(family, _NONE, _one_line(why), (), 0.0, reach_of(family))
 
 
 def survey(family: str) -> Family:
@@ -67,11 +75,11 @@ def survey(family: str) -> Family:
         try:
             model: nn.Module = tiny_model(family)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
-            return Family(family, _NONE, _one_line(f"{type(error).__name__}: {error}"), (), 0.0)
+            return _untried(family, f"{type(error).__name__}: {error}")
         try:
             return describe(family, patch(model, importance=False, progress=False))
         except ValueError as error:
-            return Family(family, _NONE, _one_line(str(error)), (), 0.0)
+            return _untried(family, str(error))
 
 
 def _quiet() -> None:
@@ -119,13 +127,37 @@ def summary(rows: Sequence[Family]) -> str:
     )
 
 
+def goal(rows: Sequence[Family]) -> str:
+    """How many of the families that attend by transformers' interface are captured."""
+    reached = [row for row in rows if row.reach == ATTENTION]
+    captured = sum(row.captured for row in reached)
+    share = 100 * captured / len(reached) if reached else 0.0
+    return (
+        f"{captured} of {len(reached)} families that use the attention interface are captured ({share:.0f} %)"
+    )
+
+
+def _not_captured(rows: Sequence[Family]) -> str:
+    """Those of the goal that are missing, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reach == ATTENTION and not row.captured:
+            by_reason.setdefault(_without_names(row.why), []).append(f"`{row.family}`")
+    return "\n".join(f"* {', '.join(names)}: {why}" for why, names in by_reason.items()) or "* none"
+
+
+def _without_names(why: str) -> str:
+    """A reason without the name of the class that it is about."""
+    return re.sub(r"^(Unsupported\w+: )?[A-Z]\w+(Model|Attention|Experts|Indexer) ", "it ", why)
+
+
 def as_text(rows: Sequence[Family]) -> str:
     """A table for the terminal."""
     lines = [
         f"{row.family:<26}{row.runs:<9}{100 * row.share:4.0f} %  {row.why or ', '.join(row.ops)}"
         for row in rows
     ]
-    return "\n".join([*lines, summary(rows)])
+    return "\n".join([*lines, f"{summary(rows)}; {goal(rows)}"])
 
 
 _PAGE = """# Models
@@ -143,6 +175,12 @@ that is installed.
 
 {summary}.
 
+**{goal}.**
+They are those that transformers marks as ready for other attention, less those whose layers carry a recurrent
+state and wrappers of several modalities.  Not captured are
+
+{missing}
+
 {table}
 """
 
@@ -152,7 +190,13 @@ def as_page(rows: Sequence[Family]) -> str:
     import transformers
 
     version = transformers.__version__
-    return _PAGE.format(version=version, summary=summary(rows), table=as_markdown(rows)).rstrip()
+    return _PAGE.format(
+        version=version,
+        summary=summary(rows),
+        goal=goal(rows),
+        missing=_not_captured(rows),
+        table=as_markdown(rows),
+    ).rstrip()
 
 
 def as_markdown(rows: Sequence[Family]) -> str:

@@ -25,3 +25,16 @@ def longest_of(base: Any) -> int | None:
     chunk = getattr(config, "attention_chunk_size", None)
     kinds = getattr(config, "layer_types", None) or ["chunked_attention"]
     return int(chunk) if chunk and "chunked_attention" in kinds else None
+
+
+def first_position_of(base: Any) -> int:
+    """Position of a text's first token where none is given: RoBERTa and its kin count from behind padding."""
+    table: Any = getattr(base, "embeddings", None)
+    counts = callable(getattr(table, "create_position_ids_from_input_ids", None))
+    return int(table.padding_idx) + 1 if counts and getattr(table, "padding_idx", None) is not None else 0
+
+
+def indexer_of(base: Any) -> str | None:
+    """The class that chooses the tokens to attend to (sparse attention as in DeepSeek 3.2), or None."""
+    kinds = (type(module).__name__ for module in base.modules())
+    return next((kind for kind in kinds if kind.endswith("Indexer")), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_armllm.quant.experts import ExpertLayout
-from torch_armllm.quant.recognise import ACTIVATIONS, read_layout
+from torch_armllm.quant.recognise import ACTIVATIONS, is_experts, read_layout
 
 IMPLEMENTATION = "armllm"
 _THEIRS = "grouped_mm"
@@ -114,6 +116,38 @@ def experts_function(
         *(hidden_states, top_k_index, top_k_weights, inner, outer, layout.activation, layout.limit, *biases),
         *(layout.gated, layout.transposed, layout.interleaved),
     )
+
+
+def _of_all_rows(module: Any, layout: ExpertLayout) -> Callable[[Tensor], Tensor]:
+    """What stands in for the forward of experts that take rows for each of them."""
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        rows = hidden_states.view(-1, module.down_proj.shape[1 if not layout.transposed else 2])
+        count = module.down_proj.shape[0]
+        ids = torch.arange(count)[:, None].expand(count, rows.shape[0] // count).reshape(-1, 1)
+        found: Tensor = torch.ops.armllm.experts(
+            *(rows, ids, torch.ones_like(ids, dtype=rows.dtype), module.gate_up_proj, module.down_proj),
+            *(layout.activation, layout.limit, None, None, True, layout.transposed, layout.interleaved),
+        )
+        return found
+
+    return forward
+
+
+@contextlib.contextmanager
+def batched_left_in_graph(model: nn.Module) -> Iterator[None]:
+    """Replaces float experts that take rows for each of them (Llama 4) by the marker op."""
+    replaced: list[nn.Module] = []
+    try:
+        for module in model.modules():
+            layout = read_layout(module) if is_experts(module) else ""
+            if isinstance(layout, ExpertLayout) and layout.batched:
+                module.__dict__["forward"] = _of_all_rows(module, layout)
+                replaced.append(module)
+        yield
+    finally:
+        for module in replaced:
+            del module.__dict__["forward"]
 
 
 def register() -> None:
