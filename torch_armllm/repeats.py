@@ -175,11 +175,12 @@ class Folded:
             if isinstance(result, Tensor):
                 self._first[key] = (number, lambda out: out)
                 return torch.ops.armllm.layer_end(result, number)
-            others = result[1:] if isinstance(result, tuple) and isinstance(result[0], Tensor) else (result,)
-            # a list of rotary embeddings is no list of layers: they return two tensors
-            if not any(isinstance(other, Tensor) or other for other in others):
-                self._first[key] = (number, lambda out: (out, *others))
-                return (torch.ops.armllm.layer_end(result[0], number), *others)
+            if isinstance(result, tuple) and isinstance(result[0], Tensor):
+                others = result[1:]
+                # a list of rotary embeddings is no list of layers: they return two tensors
+                if not any(isinstance(other, Tensor) or other for other in others):
+                    self._first[key] = (number, lambda out: (out, *others))
+                    return (torch.ops.armllm.layer_end(result[0], number), *others)
             return result
 
         return forward
