@@ -22,6 +22,8 @@ from .targets import MODELLED, TIMED, Target
 DOCUMENT = Path(__file__).parents[1] / "docs/performance.md"
 ROW_HEADER = ["target", "figure", "wanted", "value", "met", "beside"]
 
+SVE_BITS = {"neoverse-v1": 256, "neoverse-v2": 128, "neoverse-n2": 128, "a64fx": 512, "sve512": 512}
+
 
 def targets(wanted: Iterable[Target], records: Sequence[Record]) -> str:
     """Every target with what was reached."""
@@ -32,14 +34,19 @@ def _unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
+def _variant(record: Record) -> str:
+    """SVE's with the vector length at which it was counted, which is the core's."""
+    name: str = record["variant"]
+    return f"{name}, {SVE_BITS[record['cpu']]} bits" if name.startswith("sve") else name
+
+
 def modelled(records: Sequence[Record], per: str, rate: str, unit: str) -> str:
     """Instructions and the model's rate: a line for each op, shape, type and variant; a column a core."""
     chosen = [r for r in records if per in r]
     cores = _unique(r["cpu"] for r in chosen if rate in r)
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for r in chosen:
-        # SVE was counted at several vector lengths: they share no core, so the count tells them apart.
-        key = (r["op"], r["shape"], r["dtype"], r["variant"], r[per])
+        key = (r["op"], r["shape"], r["dtype"], _variant(r), r[per])
         lines.setdefault(key, {})[r["cpu"]] = r.get(rate)
     names = [core.removeprefix("neoverse-").upper() for core in cores]
     rows = [[*key, *(line.get(core) for core in cores)] for key, line in lines.items()]

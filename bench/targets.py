@@ -77,7 +77,7 @@ MODELLED = (
     _arm("MoE, 16 tokens", "int4_moe", "^16 tokens", "g32i", PER_MAC, 0.075, "vLLM 0.161"),
     _arm("decode bf16, V2", PAGED, DECODE, "bf16", CYCLES, 0.10, "vLLM 0.10"),
     _arm("decode f16, V2", PAGED, DECODE, "f16", CYCLES, 0.15, "vLLM 0.45"),
-    _arm("decode int8, V2", PAGED, DECODE, "int8", CYCLES, 0.10),
+    _arm("decode int8, V2", PAGED, DECODE, "int8", CYCLES, 0.085),
     _arm("prefill bf16, V2", PAGED, PROMPT, "bf16", MACS, 50, "vLLM 43"),
     _arm("rms_norm, V2", "rms_norm", "", "bf16", CYCLES, 0.5, "vLLM 0.76"),
     _arm("add_rms_norm, V2", "add_rms_norm", "", "bf16", CYCLES, 0.7, "vLLM 1.04"),
