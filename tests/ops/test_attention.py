@@ -21,7 +21,10 @@ CACHE_TOLERANCE = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 1e-2,
 if "dotprod" in isa.machine().runnable:
     CACHE_TOLERANCE[torch.float16] = 5e-3  # Arm CPUs sum 32 products in float16
     CACHE_TOLERANCE[torch.int8] = 4e-3  # and have a shorter polynomial for the weights
-RUNNABLE = isa.machine().distinct("attention")
+MACHINE = isa.machine()
+RUNNABLE = MACHINE.distinct("attention")
+ROUND_QUERIES = {name for name in RUNNABLE if MACHINE.tables[name]["attention"] in ("dotprod", "i8mm")}
+"""Variants, by whatever name their kernels come here, that multiply INT8 caches by queries of eight bits."""
 
 
 def with_queries_of_int8(batch: Batch) -> Batch:
@@ -34,7 +37,7 @@ def check(batch: Batch) -> None:
     """Every variant gives the reference's values, and the same bits where all multiply in float32."""
     expected = exact = batch.reference()
     rounds_queries = batch.cache.k.dtype == torch.int8 and batch.cache.v.shape[3] % 8 == 0
-    if rounds_queries and "dotprod" in RUNNABLE:
+    if rounds_queries and ROUND_QUERIES:
         rounded = with_queries_of_int8(batch).reference().to(exact.dtype)
     results = []
     for name in RUNNABLE:
@@ -44,7 +47,7 @@ def check(batch: Batch) -> None:
         assert result.dtype == batch.q.dtype
         assert result.is_contiguous()
         error = max(TOLERANCE[result.dtype], CACHE_TOLERANCE[batch.cache.k.dtype])
-        expected = rounded if rounds_queries and name in ("dotprod", "i8mm") else exact
+        expected = rounded if rounds_queries and name in ROUND_QUERIES else exact
         torch.testing.assert_close(
             result, expected, rtol=error, atol=error, msg=lambda m, n=name: f"{n}: {m}"
         )
