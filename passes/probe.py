@@ -100,7 +100,7 @@ def regions(results: tuple[Node, ...]) -> Iterator[Region]:
         if last.op != "call_function" or _has_weight(last):
             return
         nodes.add(last)
-        around = {n for n in last.all_input_nodes if n.op != "get_attr" and not _is_number(n)}
+        around = {n for n in last.all_input_nodes if n.op != "get_attr" and not is_size(n)}
         writers = {user for user in last.users if _writes_to(user, last)}
         pending |= (around | writers) - nodes
 
@@ -120,7 +120,8 @@ def _written(node: Node) -> bool:
     return any(_writes_to(user, node) for user in node.users)
 
 
-def _is_number(node: Node) -> bool:
+def is_size(node: Node) -> bool:
+    """Whether a node is a plain number, such as a size of the graph."""
     return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 

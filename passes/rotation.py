@@ -13,7 +13,7 @@ from torch.fx.node import Node
 
 from torch_armllm.ops.rope import reference_rope, reference_rope_table
 from torch_armllm.passes.match import aten, constant, is_op, value
-from torch_armllm.passes.probe import in_float32, number
+from torch_armllm.passes.probe import in_float32, is_size, number
 
 MOST_NODES = 60
 _POSITIONS = (0, 1, 2, 3, 7, 33, 130, 511)
@@ -66,7 +66,7 @@ class Rotations:
             if node.op == "placeholder" and node.name == "position_ids":
                 found.add(node)
             elif node.op == "call_function" and isinstance(node.meta.get("val"), (Tensor, tuple, list)):
-                inputs = [n for n in node.all_input_nodes if n.op != "get_attr" and not _is_size(n)]
+                inputs = [n for n in node.all_input_nodes if n.op != "get_attr" and not is_size(n)]
                 # What has no row a token depends on the longest of them: frequencies that change with length.
                 if inputs and _by_token(node) and all(n in found for n in inputs):
                     found.add(node)
@@ -93,7 +93,7 @@ class Rotations:
             for source in last.all_input_nodes:
                 if source in self._positional:
                     turned = True
-                elif source.op != "get_attr" and not _is_size(source):
+                elif source.op != "get_attr" and not is_size(source):
                     pending.add(source)
         return None
 
@@ -199,7 +199,3 @@ def _by_token(node: Node) -> bool:
 
 def _is_plain(node: Node) -> bool:
     return node.target is operator.getitem or getattr(node.target, "namespace", "") == "aten"
-
-
-def _is_size(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))

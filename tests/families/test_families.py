@@ -21,10 +21,11 @@ ROWS = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if li
 
 NOT_RUN = {
     "blt": "transformers' own forward of it looks for num_hidden_layers, which its configuration lacks",
-    "rwkv": "its own forward rescales weights of its layers in place, and packed layers have none",
     "xlstm": "transformers' own forward of it takes whole chunks of tokens only",
 }
-"""Families whose quantised model is not run, and why: rwkv is a defect that stands open."""
+"""Families whose quantised model is not run, and why."""
+CHANGES_ITSELF = "rwkv"
+"""Its first forward rescales float weights in place; the run that `patch` does by default is that one."""
 
 
 def skip_what_cannot_run(family: str) -> None:
@@ -58,7 +59,7 @@ def test_quantised_steps_are_those_of_the_emulation(family: str) -> None:
     model = tiny_model(family)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quant.quantize(model, progress=False, importance=False)
+        quant.quantize(model, progress=False, importance=family == CHANGES_ITSELF)
         twin = emulate(model)
         report = torch_armllm.patch(model, progress=False)
     now = describe(family, report)
@@ -69,7 +70,7 @@ def test_quantised_steps_are_those_of_the_emulation(family: str) -> None:
         assert family not in CAPTURED, report.capture_reason
         found = apart_in_own_forward(model, twin)
     # absorbed latent attention rounds queries and what is attended to, the emulation rounds the latents
-    usual, worst = (3e-2, 1.0) if report.kv_bytes_expanded else (4e-3, 0.1)
+    usual, worst = 1e-3, 0.1
     for name, (most, largest) in found.items():
         # rounding may carry an activation over to the next integer, and a token to another expert
         assert most < usual, name
