@@ -33,6 +33,13 @@ class Scheduled(NamedTuple):
         """How many of the tokens are guesses: the last ones."""
         return max(0, self.end - len(self.answer.token_ids))
 
+    @property
+    def wanted(self) -> range:
+        """Positions whose logits are needed: those that tokens are drawn behind, or all of a prompt's."""
+        if self.answer.params.prompt_logprobs is not None and self.start < self.answer.prompt_length:
+            return range(self.start, self.end)
+        return range(self.end - 1 - self.draft_count, self.end) if self.draws else range(0)
+
 
 @dataclass
 class Step:

@@ -1,0 +1,42 @@
+"""How an engine is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+
+
+@dataclass
+class EngineConfig:
+    """Settings of an engine; names are vLLM's where it has them.
+
+    Attributes:
+        max_model_len: most tokens of a prompt and its answer; None: what the model was made for.
+        max_num_seqs: most answers that take part in a step.
+        max_num_batched_tokens: most tokens of a step.
+        enable_chunked_prefill: whether prompts may be read in pieces, over several steps.
+        enable_prefix_caching: whether blocks that are let go can be found again by what they hold.
+        kv_cache_memory: bytes, or a part of the memory that is free (0 … 1); None: a quarter of it at most,
+            and no more than `max_num_seqs` texts of `max_model_len` need.
+        kv_cache_dtype: ``auto`` is the model's own.
+        swap_space: bytes of ordinary memory for blocks of preempted answers; 0: they are computed again.
+        seed: from which the seeds of requests without one are drawn; None: another in every process.
+        speculative_config: how tokens are guessed: ``{"method": "ngram" | "draft_model", …}``.
+        disable_log_stats: no line of rates while requests run.
+        trace: a file for the timing of every step, in Chrome's trace format.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    kv_cache_memory: int | float | None = None
+    kv_cache_dtype: KvCacheDtype = "auto"
+    swap_space: int = 0
+    seed: int | None = 0
+    speculative_config: dict[str, Any] | None = None
+    disable_log_stats: bool = False
+    trace: str | None = None
