@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
+
+
+class RequestOutputKind(Enum):
+    """What a request's outputs hold."""
+
+    CUMULATIVE = 0
+    """Everything so far, after every step."""
+    DELTA = 1
+    """What is new, after every step."""
+    FINAL_ONLY = 2
+    """Everything, once, when the request has come to its end."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,7 @@ class SamplingParams:
         logit_bias: added to the logits of token ids, −100 … 100.
         allowed_token_ids: only these can be drawn.
         structured_outputs: what an answer must match.
+        output_kind: what the engine's outputs hold.
     """
 
     n: int = 1
@@ -78,6 +91,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     stop_texts: tuple[str, ...] = field(init=False, repr=False)
     """`stop` as a tuple."""
