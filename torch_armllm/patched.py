@@ -81,6 +81,7 @@ class PatchedForward:
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
         self._modules_only: str | None = None
+        self._given: Tensor | None = None
         self._pools = SparePools(shape)
         self._transient = PagedCache(BlockPool(shape))
 
@@ -95,6 +96,9 @@ class PatchedForward:
         **kwargs: Any,
     ) -> Any:
         """See the model's own ``forward``."""
+        if self._given is not None:
+            given = StepOutput(last_hidden_state=self._given)
+            return given.to_tuple() if kwargs.get("return_dict") is False else given
         try:
             if self._modules_only is not None:
                 raise _Unserved(self._modules_only)
@@ -116,6 +120,15 @@ class PatchedForward:
             )
         out = StepOutput(last_hidden_state=hidden, past_key_values=cache if keep else None)
         return out.to_tuple() if kwargs.get("return_dict") is False else out
+
+    @contextmanager
+    def returning(self, hidden: Tensor) -> Iterator[None]:
+        """Gives these hidden states ``(batch, T, hidden)`` in a block, for what lies behind."""
+        self._given = hidden
+        try:
+            yield
+        finally:
+            self._given = None
 
     @contextmanager
     def by_modules(self, reason: str) -> Iterator[None]:

@@ -48,6 +48,18 @@ def is_patched(model: nn.Module) -> bool:
     return _STATE in model.__dict__
 
 
+def patched_forward(model: nn.Module) -> PatchedForward | None:
+    """What stands for the forward of a patched model's body; None where the model could not be captured.
+
+    Raises:
+        ValueError: the model is not patched.
+    """
+    if not is_patched(model):
+        raise ValueError(f"this {type(model).__name__} is not patched")
+    state: _PatchState = model.__dict__[_STATE]
+    return state.forward
+
+
 def _check_model(model: nn.Module) -> None:
     from transformers import PreTrainedModel
 
@@ -282,9 +294,8 @@ def unpatch(model: nn.Module) -> list[str]:
     Raises:
         ValueError: the model is not patched.
     """
-    if not is_patched(model):
-        raise ValueError(f"this {type(model).__name__} is not patched")
+    forward = patched_forward(model)
     state: _PatchState = model.__dict__.pop(_STATE)
-    if state.forward is not None:
+    if forward is not None:
         del state.base.forward, model.forward
     return quant.restore(model) if state.quantized else []

@@ -1,0 +1,76 @@
+"""From hidden states to logits, as the model itself does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.ops.linear import dense_linear
+from torch_armllm.patched import PatchedForward
+
+_SCALES = (0.1, 1.0, 8.0, 64.0)
+_DENSE = (torch.float32, torch.bfloat16, torch.float16)
+"""What `dense_linear` multiplies; torch's own product rounds otherwise for every number of rows."""
+
+
+class Head:
+    """The logits of rows of hidden states.
+
+    What a model's ``forward`` does behind its body (scales, soft caps, further layers) is part of it, so that
+    ``forward`` is run on the rows.  Most do nothing but the output layer: where rows of very different sizes
+    show no difference, that layer is called alone.
+
+    Args:
+        model: a patched causal language model.
+        forward: what stands for the forward of its body.
+    """
+
+    def __init__(self, model: Any, forward: PatchedForward) -> None:
+        self._model = model
+        self._forward = forward
+        self._layer: nn.Module = model.get_output_embeddings()
+        self._by_layer = _exact(self._layer)
+        self._alone: bool | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits ``(R, vocabulary)`` of rows ``(R, hidden)``."""
+        if self._alone is None:
+            self._alone = self._is_alone(hidden)
+        return self._by_layer(hidden) if self._alone else self._by_model(hidden)
+
+    def _by_model(self, hidden: Tensor) -> Tensor:
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64)
+        with self._forward.returning(hidden[None]), _with_forward(self._layer, self._by_layer):
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
+        return logits[0]
+
+    def _is_alone(self, like: Tensor) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator)
+        rows = (rows * torch.tensor(_SCALES)[:, None]).to(like.dtype)
+        whole, alone = self._by_model(rows), self._by_layer(rows)
+        return whole.dtype == alone.dtype and torch.equal(whole, alone)
+
+
+def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A layer's forward whose result for a row has the same bits in every batch."""
+    if type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
+        return lambda x: dense_linear(x, layer.weight, layer.bias)
+    forward: Callable[[Tensor], Tensor] = layer.forward
+    return forward
+
+
+@contextmanager
+def _with_forward(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    before = layer.__dict__.get("forward")
+    layer.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del layer.forward
+        if before is not None:
+            layer.forward = before  # type: ignore[method-assign]

@@ -1,0 +1,91 @@
+"""Runs the steps of an engine: moves blocks of the cache, then computes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.cache_shape import Cache
+from torch_armllm.engine.head import Head
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.step_inputs import StepBuilder
+from torch_armllm.patching import patched_forward
+
+
+class ModelRunner:
+    """The tensors of an engine, and the plan that works on them.
+
+    The system gives memory to a block when it is first written, so that blocks never used cost nothing.
+
+    Args:
+        model: patched, and captured.
+        num_blocks: of keys and values.
+        swap_blocks: more of them, for answers that wait for their turn.
+
+    Raises:
+        ValueError: the model is not patched, or was not captured.
+    """
+
+    def __init__(self, model: Any, num_blocks: int, swap_blocks: int = 0) -> None:
+        forward = patched_forward(model)
+        if forward is None:
+            raise ValueError(f"this {type(model).__name__} runs module by module: it has no plan")
+        self.plan = forward.plan
+        self.shape = forward.shape
+        self.block_size = forward.shape.block_size
+        self.vocabulary = forward.vocabulary
+        self.longest = forward.longest
+        self.num_blocks = num_blocks
+        self.swap_blocks = swap_blocks
+        self.cache: Cache = self.shape.tensors(num_blocks)
+        self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
+        self._builder = StepBuilder(self.cache, self.block_size, forward.first_position)
+        self._head = Head(model, forward)
+
+    @torch.no_grad()
+    def execute(self, step: Step) -> Tensor:
+        """Computes a step.
+
+        Returns:
+            Logits ``(R, vocabulary)`` in the model's type: the rows of every `Scheduled.wanted`, in the order
+            of ``step.scheduled``.
+        """
+        self.move(step)
+        hidden = self.plan.run(self._builder.build(step))
+        rows = wanted_rows(step.scheduled)
+        if len(rows) != hidden.shape[0]:
+            hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
+        return self._head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
+
+    def move(self, step: Step) -> None:
+        """Copies the blocks that a step swaps out, swaps in, and makes an answer's own."""
+        if step.swaps_out:
+            assert self._swap is not None
+            _copy(self.cache, self._swap, step.swaps_out)
+        if step.swaps_in:
+            assert self._swap is not None
+            _copy(self._swap, self.cache, step.swaps_in)
+        if step.copies:
+            _copy(self.cache, self.cache, step.copies)
+
+
+def wanted_rows(scheduled: list[Scheduled]) -> list[int]:
+    """Which of a step's tokens need logits."""
+    rows: list[int] = []
+    at = 0
+    for s in scheduled:
+        shift = at - s.start
+        rows.extend([position + shift for position in s.wanted])
+        at += s.count
+    return rows
+
+
+def _copy(source: Cache, target: Cache, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copies whole blocks of all layers."""
+    origins, places = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+    for old, new in zip(source, target, strict=True):
+        if old is not None and new is not None:
+            new.index_copy_(1, places, old.index_select(1, origins))
