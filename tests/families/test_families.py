@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
 
-import torch_armllm
-from tests.parity import CAPTURED, apart_in_own_forward, differences, expected, steps
-from torch_armllm import quant
+from tests.parity import CAPTURED, check_quantised, check_unquantised
 from torch_armllm.coverage.table import describe
-from torch_armllm.coverage.tiny import families, tiny_model
-from torch_armllm.quant.reference import emulate
+from torch_armllm.coverage.tiny import families
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEST = ["plan", "graph", "modules", "-"]
@@ -24,8 +20,6 @@ NOT_RUN = {
     "xlstm": "transformers' own forward of it takes whole chunks of tokens only",
 }
 """Families whose quantised model is not run, and why."""
-CHANGES_ITSELF = "rwkv"
-"""Its first forward rescales float weights in place; the run that `patch` does by default is that one."""
 
 
 def skip_what_cannot_run(family: str) -> None:
@@ -45,33 +39,11 @@ def test_the_page_lists_every_family() -> None:
 
 @pytest.mark.parametrize("family", CAPTURED)
 def test_unquantised_steps_are_the_models_own(family: str) -> None:
-    model = tiny_model(family)
-    wanted = expected(model)
-    report = torch_armllm.patch(model, None, progress=False)
-    assert report.captured, report.capture_reason
-    for name, (_, largest) in differences(steps(model), wanted).items():
-        assert largest < 3e-4, name
+    check_unquantised(family)
 
 
 @pytest.mark.parametrize("family", families())
 def test_quantised_steps_are_those_of_the_emulation(family: str) -> None:
     skip_what_cannot_run(family)
-    model = tiny_model(family)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quant.quantize(model, progress=False, importance=family == CHANGES_ITSELF)
-        twin = emulate(model)
-        report = torch_armllm.patch(model, progress=False)
-    now = describe(family, report)
+    now = describe(family, check_quantised(family))
     assert BEST.index(now.runs) <= BEST.index(runs_on_page(family)), f"{now}; run make models"
-    if report.captured:
-        found = differences(steps(model), expected(twin))
-    else:
-        assert family not in CAPTURED, report.capture_reason
-        found = apart_in_own_forward(model, twin)
-    # absorbed latent attention rounds queries and what is attended to, the emulation rounds the latents
-    usual, worst = 1e-3, 0.1
-    for name, (most, largest) in found.items():
-        # rounding may carry an activation over to the next integer, and a token to another expert
-        assert most < usual, name
-        assert largest < worst, name
