@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 OPENMP = ("libgomp", "libiomp5", "libomp")
@@ -52,21 +53,56 @@ def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> fl
         root: where the groups are mounted.
         own: text in the format of ``/proc/self/cgroup``, which is read by default.
     """
-    limits = []
+    found = [limit for group in _groups("cpu", root, own) for limit in _limits(group)]
+    return min(found, default=None)
+
+
+def free_memory(
+    root: Path = Path("/sys/fs/cgroup"), own: str | None = None, meminfo: Path = Path("/proc/meminfo")
+) -> int:
+    """Bytes that this process may still take: what the system has to give, within its control groups' limits.
+
+    Args:
+        root: where control groups are mounted.
+        own: text in the format of ``/proc/self/cgroup``, which is read by default.
+        meminfo: where the system tells of its memory.
+    """
+    system = dict(line.split(":", 1) for line in _read(meminfo).splitlines() if ":" in line)
+    if "MemAvailable" in system:
+        free = 1024 * int(system["MemAvailable"].split()[0])
+    else:  # not Linux: nobody says what is free, so half of all
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return min([free, *(left for group in _groups("memory", root, own) for left in _left(group))])
+
+
+def _groups(controller: str, root: Path, own: str | None) -> Iterator[Path]:
+    """The control groups (version 1 or 2) that may limit this process: its own and all above."""
     for line in (_read(Path("/proc/self/cgroup")) if own is None else own).splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
             hierarchies = [root]
-        elif "cpu" in controllers.split(","):
-            hierarchies = [root / "cpu", root / controllers]
+        elif controller in controllers.split(","):
+            hierarchies = [root / controller, root / controllers]
         else:
             continue
-        # A limit of any group above counts; inside a container the path may start outside of what is mounted.
+        # Inside a container the path may start outside of what is mounted.
         parts = [part for part in path.split("/") if part]
-        for hierarchy in hierarchies:
+        for hierarchy in dict.fromkeys(hierarchies):
             for depth in range(len(parts) + 1):
-                limits += _limits(hierarchy.joinpath(*parts[:depth]))
-    return min(limits, default=None)
+                yield hierarchy.joinpath(*parts[:depth])
+
+
+def _left(group: Path) -> list[int]:
+    """Bytes until a group reaches its limit; pages of files that it can drop do not count."""
+    for limit, used, dropped in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, taken = _read(group / limit).strip(), _read(group / used).strip()
+        if most.isdigit() and taken.isdigit():
+            statistics = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+            return [max(0, int(most) - int(taken) + int(statistics.get(dropped, 0)))]
+    return []
 
 
 def _limits(group: Path) -> list[float]:
