@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from torch_armllm.engine import sampling_checks
 
 
 class RequestOutputKind(Enum):
@@ -36,6 +39,9 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
 
+    def __post_init__(self) -> None:
+        sampling_checks.check_structured(self)
+
 
 @dataclass
 class SamplingParams:
@@ -66,6 +72,9 @@ class SamplingParams:
         allowed_token_ids: only these can be drawn.
         structured_outputs: what an answer must match.
         output_kind: what the engine's outputs hold.
+
+    Raises:
+        ValueError: a setting is out of its range or contradicts another; the message has value and remedy.
     """
 
     n: int = 1
@@ -97,4 +106,13 @@ class SamplingParams:
     """`stop` as a tuple."""
 
     def __post_init__(self) -> None:
+        sampling_checks.check(self)
         self.stop_texts = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def check_for(self, vocab_size: int, prompt_token_ids: Sequence[int] = ()) -> None:
+        """Checks what depends on the model: the token ids of the settings and of a prompt.
+
+        Raises:
+            ValueError: an id is not below ``vocab_size``, or more log-probabilities than that are wanted.
+        """
+        sampling_checks.check_for(self, vocab_size, prompt_token_ids)
