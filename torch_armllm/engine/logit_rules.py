@@ -1,0 +1,106 @@
+"""What an answer may not, must or would rather hold: changes of a row of logits before a token is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.request import Answer
+
+_NEVER = float("-inf")
+
+
+class Matcher(Protocol):
+    """Follows an answer through a grammar."""
+
+    def forbidden(self, output: Sequence[int], ahead: Sequence[int]) -> Tensor | None:
+        """Which tokens may not follow, bool ``(V,)``, or None if ``ahead`` left the grammar already."""
+        ...
+
+
+class LogitRules:
+    """The rules of one answer: bias, allowed ids, bad words, least length, grammar."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        vocab_size: int,
+        end_token_ids: Sequence[int],
+        tokenizer: Any,
+        matcher: Matcher | None,
+    ) -> None:
+        params = answer.params
+        self.bias: tuple[Tensor, Tensor] | None = None
+        if params.logit_bias:
+            ids = [token for token in params.logit_bias if token < vocab_size]
+            self.bias = torch.tensor(ids), torch.tensor([float(params.logit_bias[i]) for i in ids])
+        self.forbidden: Tensor | None = None
+        if params.allowed_token_ids is not None:
+            allowed = torch.tensor([t for t in params.allowed_token_ids if t < vocab_size], dtype=torch.int64)
+            self.forbidden = torch.ones(vocab_size, dtype=torch.bool).index_fill_(0, allowed, False)
+        self.bad_words = bad_word_ids(params.bad_words or (), tokenizer)
+        self.min_tokens = params.min_tokens
+        self.end_token_ids = sorted({*end_token_ids, *(params.stop_token_ids or ())})
+        self.matcher = matcher
+        self._end_token = end_token_ids[0] if end_token_ids else 0
+        self._longest = max((len(word) for word in self.bad_words), default=0)
+        self._forbids = bool(self.forbidden is not None or self.bad_words or self.min_tokens or matcher)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is any rule at all."""
+        return self._forbids or self.bias is not None
+
+    def apply(self, row: Tensor, answer: Answer, ahead: Sequence[int]) -> None:
+        """Changes logits, float32 ``(V,)``, of the token behind ``ahead``, which follows the answer's."""
+        if self.bias is not None:
+            row.index_add_(0, *self.bias)
+        if not self._forbids:
+            return
+        if self.forbidden is not None:
+            row.masked_fill_(self.forbidden, _NEVER)
+        banned = self._banned(answer, ahead)
+        if banned:
+            row.index_fill_(0, torch.tensor(banned), _NEVER)
+        if self.matcher is not None:
+            forbidden = self.matcher.forbidden(answer.output_token_ids, ahead)
+            if forbidden is not None:
+                row.masked_fill_(forbidden, _NEVER)
+
+    def end(self, row: Tensor) -> None:
+        """Lets nothing but an end token follow: for where the rules, taken together, forbid everything."""
+        row[self._end_token] = 0.0
+
+    def _banned(self, answer: Answer, ahead: Sequence[int]) -> list[int]:
+        banned: list[int] = []
+        if self.bad_words:
+            begin = max(answer.prompt_length, len(answer.token_ids) - self._longest)
+            tail = [*answer.token_ids[begin:], *ahead]
+            for *before, last in self.bad_words:
+                if not before or tail[-len(before) :] == before:
+                    banned.append(last)
+        if answer.output_length + len(ahead) < self.min_tokens:
+            banned += self.end_token_ids
+        return banned
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """The token sequences that spell ``words``, at the begin of a text and behind a space.
+
+    Raises:
+        ValueError: there are words but no tokenizer, or a word has no tokens.
+    """
+    if words and tokenizer is None:
+        raise ValueError("bad_words need a tokenizer, and the engine has none; use logit_bias for token ids")
+    found: list[list[int]] = []
+    for word in words:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in found:
+                found.append(ids)
+            elif not ids:
+                raise ValueError(f"bad_words holds {word!r}, for which the tokenizer has no tokens")
+    return found

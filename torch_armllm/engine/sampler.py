@@ -1,0 +1,158 @@
+"""From logits to the next tokens of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.logit_rules import LogitRules, bad_word_ids
+from torch_armllm.engine.logprobs import token_logprobs
+from torch_armllm.engine.outputs import Logprobs
+from torch_armllm.engine.request import Answer
+from torch_armllm.engine.sampling_batch import SamplingBatch
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.token_history import TokenHistory
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn."""
+
+    token_id: int
+    logprobs: Logprobs | None
+
+
+class _Known(NamedTuple):
+    """What is kept of an answer from step to step."""
+
+    rules: LogitRules
+    history: TokenHistory
+
+
+class Sampler:
+    """Draws the next token of every answer, each by its own request's settings.
+
+    A row's token depends on its logits, its settings and its text alone, never on the other rows.
+    """
+
+    def __init__(self, vocab_size: int, end_token_ids: Sequence[int] = (), tokenizer: Any = None) -> None:
+        """Draws among ``vocab_size`` tokens.
+
+        Args:
+            vocab_size: ids from there on are never drawn: what a model has beyond its tokenizer.
+            end_token_ids: the model's own end tokens, which `min_tokens` keeps away.
+            tokenizer: transformers' tokenizer, for bad words and structured outputs; None: they are refused.
+        """
+        self.vocab_size = vocab_size
+        self.end_token_ids = tuple(end_token_ids)
+        self.tokenizer = tokenizer
+        # weak: an answer that nobody else knows any more takes what is kept of it along
+        self._known: WeakKeyDictionary[Answer, _Known] = WeakKeyDictionary()
+        self._batch = SamplingBatch((), ())
+        self._rules: list[tuple[int, LogitRules]] = []
+
+    def check(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
+        """Refuses at submission what could not be drawn later.
+
+        Raises:
+            ValueError: token ids that the model does not have, bad words without tokens, or a schema, regular
+                expression or grammar that cannot be followed.
+        """
+        params.check_for(self.vocab_size, prompt_token_ids)
+        bad_word_ids(params.bad_words or (), self.tokenizer)
+
+    def __call__(self, logits: Tensor, answers: Sequence[Answer]) -> list[Drawn]:
+        """One token an answer.
+
+        Args:
+            logits: ``(R, V)`` with a row for each of ``answers``, float32, bfloat16 or float16; float32 ones
+                may be changed.
+            answers: may not hold the same one twice.
+        """
+        return self._draw(logits, answers, None)
+
+    def verify(self, logits: Tensor, answer: Answer) -> list[Drawn]:
+        """The tokens that follow an answer, as many as its draft foretold, and one more.
+
+        Every token is drawn as it would be without a draft, with the same seed and step, and the draft only
+        tells for which texts logits are there: so drafts change no output.
+
+        Args:
+            logits: ``(1 + k, V)``, behind the last known token and behind each of the draft's first k.
+            answer: what is verified is ``answer.draft[:k]``.
+        """
+        return self.verify_all(logits, [answer], [logits.shape[0] - 1])[0]
+
+    def verify_all(
+        self, logits: Tensor, answers: Sequence[Answer], draft_counts: Sequence[int]
+    ) -> list[list[Drawn]]:
+        """`verify` for several answers in one go; those with no drafts get one token.
+
+        Args:
+            logits: ``(Σ (1 + k), V)``, the rows of all answers one behind the other.
+            answers: in the order of their rows.
+            draft_counts: k of each.
+        """
+        if not any(draft_counts):
+            return [[drawn] for drawn in self(logits, answers)]
+        rows = [a for a, k in zip(answers, draft_counts, strict=True) for _ in range(k + 1)]
+        aheads = [a.draft[:i] for a, k in zip(answers, draft_counts, strict=True) for i in range(k + 1)]
+        every = self._draw(logits, rows, aheads)
+        found, begin = [], 0
+        for answer, k in zip(answers, draft_counts, strict=True):
+            agreed = 0
+            while agreed < k and every[begin + agreed].token_id == answer.draft[agreed]:
+                agreed += 1
+            found.append(every[begin : begin + agreed + 1])
+            begin += k + 1
+        return found
+
+    def prompt_logprobs(self, logits: Tensor, token_ids: Sequence[int], count: int) -> list[Logprobs]:
+        """Of tokens of a prompt: ``token_ids[i]`` by row i of ``logits``, that of the token before it."""
+        return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids))
+
+    def _draw(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None) -> list[Drawn]:
+        assert logits.shape[0] == len(answers)
+        if not answers:
+            return []
+        if self._batch.answers != list(answers):
+            self._gather(answers)
+        logits = logits[:, : self.vocab_size]
+        counts = [(i, c) for i, a in enumerate(answers) if (c := a.params.logprobs) is not None]
+        changed = logits
+        if self._rules:
+            changed = logits.to(torch.float32, copy=bool(counts))
+            for row, rules in self._rules:
+                rules.apply(changed[row], answers[row], () if aheads is None else aheads[row])
+        ids = self._choose(changed, aheads)
+        if not counts:
+            return [Drawn(token, None) for token in ids]
+        which = [i for i, _ in counts]
+        wanted = logits if len(which) == len(ids) else logits[which]
+        probabilities = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts])
+        by_row = dict(zip(which, probabilities, strict=True))
+        return [Drawn(token, by_row.get(row)) for row, token in enumerate(ids)]
+
+    def _choose(self, logits: Tensor, aheads: list[list[int]] | None) -> list[int]:
+        try:
+            return self._batch.draw(logits, aheads).tolist()
+        except RuntimeError:
+            closed = [(row, rules) for row, rules in self._rules if not logits[row].amax() > float("-inf")]
+            if not closed:
+                raise
+        for row, rules in closed:
+            rules.end(logits[row])
+        return self._batch.draw(logits, aheads).tolist()
+
+    def _gather(self, answers: Sequence[Answer]) -> None:
+        known = [self._known.get(answer) or self._learn(answer) for answer in answers]
+        self._rules = [(i, k.rules) for i, k in enumerate(known) if k.rules.any]
+        self._batch = SamplingBatch(answers, [k.history for k in known])
+
+    def _learn(self, answer: Answer) -> _Known:
+        rules = LogitRules(answer, self.vocab_size, self.end_token_ids, self.tokenizer, None)
+        known = self._known[answer] = _Known(rules, TokenHistory(answer.request.prompt_token_ids))
+        return known
