@@ -1,0 +1,99 @@
+"""Counts and rates of steps, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.stats import EngineStats, Gauges
+from torch_armllm.engine.step import Scheduled, Step
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def answer(prompt: int, output: int = 0, draft: int = 0) -> Answer:
+    made = Request("r", list(range(prompt)), SamplingParams(), 0).answers[0]
+    made.token_ids += range(output)
+    made.draft = list(range(draft))
+    return made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def stats(clock: Clock) -> EngineStats:
+    return EngineStats(lambda: Gauges(3, 4, 0.125, 0.5), clock=clock)
+
+
+def run(stats: EngineStats, clock: Clock, seconds: float, *entries: tuple[Scheduled, list[int]]) -> None:
+    began = clock.now
+    clock.now += seconds
+    drawn = {scheduled.answer: tokens for scheduled, tokens in entries if tokens}
+    stats.record(Step([scheduled for scheduled, _ in entries]), drawn, began)
+
+
+def test_prompts_answers_and_guesses_are_told_apart(stats: EngineStats, clock: Clock) -> None:
+    reading, last, decoding, guessing = answer(100), answer(10), answer(5, 3), answer(4, 2, draft=3)
+    run(
+        stats,
+        clock,
+        1,
+        (Scheduled(reading, 16, 32), []),
+        (Scheduled(last, 4, 6), [7]),
+        (Scheduled(decoding, 7, 1), [8]),
+        (Scheduled(guessing, 5, 4), [1, 2]),
+    )
+    totals = stats.totals
+    assert (totals.steps, totals.prompt_tokens, totals.generation_tokens) == (1, 38, 4)
+    assert (totals.draft_rounds, totals.draft_tokens, totals.accepted_tokens) == (1, 3, 1)
+
+
+def test_a_line_every_ten_seconds(stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    some = Scheduled(answer(5, 3), 7, 1)
+    for _ in range(25):
+        run(stats, clock, 1, (Scheduled(answer(50), 0, 20), []), (some, [1]))
+    rates = (
+        "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 1.0 tokens/s, "
+        "Running: 3 reqs, Waiting: 4 reqs, KV cache usage: 12.5%, Prefix cache hit rate: 50.0%"
+    )
+    assert caplog.messages == [rates, rates]
+
+
+def test_guesses_are_in_the_line(stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run(stats, clock, 10, (Scheduled(answer(4, 2, draft=4), 5, 5), [1, 2, 3, 4]))
+    assert caplog.messages[0].endswith(", Draft acceptance rate: 75.0%, Mean acceptance length: 4.00")
+
+
+def test_pauses_are_no_part_of_the_rates_but_long_steps_are(
+    stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    some = Scheduled(answer(5, 3), 7, 1)
+    run(stats, clock, 4, (some, [1]))
+    clock.now += 1000
+    run(stats, clock, 4, (some, [1]))
+    assert not caplog.messages
+    run(stats, clock, 12, (some, [1]))
+    assert len(caplog.messages) == 1
+    assert "generation throughput: 0.1 tokens/s" in caplog.messages[0]  # 3 tokens in 20 s
+
+
+def test_no_lines_where_none_are_wanted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    stats = EngineStats(lambda: Gauges(0, 0, 0.0, 0.0), log=False, clock=clock)
+    run(stats, clock, 30, (Scheduled(answer(5), 0, 5), [1]))
+    assert not caplog.messages
+    assert stats.totals.generation_tokens == 1

@@ -1,0 +1,133 @@
+"""How fast an engine goes: totals since it began, and a line of rates in the log while requests run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch_armllm.engine.request import Answer
+from torch_armllm.engine.step import Step
+
+INTERVAL = 10.0
+"""Seconds between two lines."""
+_PAUSE = 1.0  # seconds without a step in which there was nothing to do: no part of the rates
+
+_logger = logging.getLogger(__name__)
+
+
+class Gauges(NamedTuple):
+    """What an engine holds at a moment."""
+
+    running: int
+    """Answers that take part in steps."""
+    waiting: int
+    """Answers that do not, preempted ones included."""
+    kv_usage: float
+    """Part of the blocks that answers hold, 0 … 1."""
+    hit_rate: float
+    """Part of the prompts' tokens that the prefix cache held, 0 … 1."""
+
+
+@dataclass
+class Totals:
+    """Counts since the engine began.
+
+    Attributes:
+        steps: that were computed.
+        prompt_tokens: that were computed: those found in the prefix cache are none of them.
+        generation_tokens: that were drawn.
+        draft_rounds: steps of answers that had guesses.
+        draft_tokens: that were guessed.
+        accepted_tokens: of those, that were right.
+        preemptions: answers that lost their blocks.
+    """
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    draft_rounds: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+
+
+class EngineStats:
+    """Counts what steps do, and tells it every few seconds.
+
+    Args:
+        gauges: asked when a line is due.
+        log: whether lines are written.
+        interval: seconds between them.
+        clock: in seconds.
+
+    Attributes:
+        totals: since the beginning.
+    """
+
+    def __init__(
+        self,
+        gauges: Callable[[], Gauges],
+        log: bool = True,
+        interval: float = INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.totals = Totals()
+        self._gauges = gauges
+        self._log = log
+        self._interval = interval
+        self._clock = clock
+        self._told = Totals()
+        self._since = self._last = clock()
+
+    def record(self, step: Step, drawn: Mapping[Answer, Sequence[int]], began: float) -> None:
+        """Counts a step that was computed; called before the scheduler completes it.
+
+        Args:
+            step: as it was scheduled.
+            drawn: the tokens of every answer that it brought forward.
+            began: when it was scheduled, by the clock.
+        """
+        totals = self.totals
+        if began - self._last > _PAUSE:
+            self._since += began - self._last
+        totals.steps += 1
+        totals.preemptions += len(step.preempted)
+        for answer, start, count in step.scheduled:
+            if start < answer.prompt_length:
+                totals.prompt_tokens += min(count, answer.prompt_length - start)
+            elif answer.draft and (drafted := start + count - len(answer.token_ids)) > 0:
+                totals.draft_rounds += 1
+                totals.draft_tokens += drafted
+                totals.accepted_tokens += len(drawn[answer]) - 1
+        for tokens in drawn.values():
+            totals.generation_tokens += len(tokens)
+        now = self._clock()
+        self._last = now
+        if now - self._since >= self._interval:
+            if self._log:
+                _logger.info("%s", self.line(now - self._since))
+            self._since, self._told = now, replace(totals)
+
+    def line(self, seconds: float) -> str:
+        """The rates since the last line, and what the engine holds."""
+        totals, told, gauges = self.totals, self._told, self._gauges()
+        prompt = (totals.prompt_tokens - told.prompt_tokens) / seconds
+        generation = (totals.generation_tokens - told.generation_tokens) / seconds
+        text = (
+            f"Avg prompt throughput: {prompt:.1f} tokens/s, "
+            f"Avg generation throughput: {generation:.1f} tokens/s, "
+            f"Running: {gauges.running} reqs, Waiting: {gauges.waiting} reqs, "
+            f"KV cache usage: {100 * gauges.kv_usage:.1f}%, "
+            f"Prefix cache hit rate: {100 * gauges.hit_rate:.1f}%"
+        )
+        if rounds := totals.draft_rounds - told.draft_rounds:
+            drafted = totals.draft_tokens - told.draft_tokens
+            accepted = totals.accepted_tokens - told.accepted_tokens
+            text += (
+                f", Draft acceptance rate: {100 * accepted / drafted:.1f}%, "
+                f"Mean acceptance length: {1 + accepted / rounds:.2f}"
+            )
+        return text
