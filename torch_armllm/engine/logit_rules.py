@@ -16,8 +16,8 @@ _NEVER = float("-inf")
 class Matcher(Protocol):
     """Follows an answer through a grammar."""
 
-    def forbidden(self, output: Sequence[int], ahead: Sequence[int]) -> Tensor | None:
-        """Which tokens may not follow, bool ``(V,)``, or None if ``ahead`` left the grammar already."""
+    def forbidden(self, answer: Answer, ahead: Sequence[int]) -> Tensor | None:
+        """Which tokens may not follow, bool ``(V,)``, or None where nothing will be drawn."""
         ...
 
 
@@ -66,7 +66,7 @@ class LogitRules:
         if banned:
             row.index_fill_(0, torch.tensor(banned), _NEVER)
         if self.matcher is not None:
-            forbidden = self.matcher.forbidden(answer.output_token_ids, ahead)
+            forbidden = self.matcher.forbidden(answer, ahead)
             if forbidden is not None:
                 row.masked_fill_(forbidden, _NEVER)
 

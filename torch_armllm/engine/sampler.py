@@ -15,6 +15,7 @@ from torch_armllm.engine.outputs import Logprobs
 from torch_armllm.engine.request import Answer
 from torch_armllm.engine.sampling_batch import SamplingBatch
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.structured import StructuredOutputs
 from torch_armllm.engine.token_history import TokenHistory
 
 
@@ -49,6 +50,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.end_token_ids = tuple(end_token_ids)
         self.tokenizer = tokenizer
+        self._structured = StructuredOutputs(tokenizer, vocab_size, self.end_token_ids)
         # weak: an answer that nobody else knows any more takes what is kept of it along
         self._known: WeakKeyDictionary[Answer, _Known] = WeakKeyDictionary()
         self._batch = SamplingBatch((), ())
@@ -60,9 +62,12 @@ class Sampler:
         Raises:
             ValueError: token ids that the model does not have, bad words without tokens, or a schema, regular
                 expression or grammar that cannot be followed.
+            ImportError: structured outputs are asked for and llguidance is not installed.
         """
         params.check_for(self.vocab_size, prompt_token_ids)
         bad_word_ids(params.bad_words or (), self.tokenizer)
+        if params.structured_outputs is not None:
+            self._structured.check(params.structured_outputs)
 
     def __call__(self, logits: Tensor, answers: Sequence[Answer]) -> list[Drawn]:
         """One token an answer.
@@ -153,6 +158,8 @@ class Sampler:
         self._batch = SamplingBatch(answers, [k.history for k in known])
 
     def _learn(self, answer: Answer) -> _Known:
-        rules = LogitRules(answer, self.vocab_size, self.end_token_ids, self.tokenizer, None)
+        asked = answer.params.structured_outputs
+        matcher = None if asked is None else self._structured.matcher(asked)
+        rules = LogitRules(answer, self.vocab_size, self.end_token_ids, self.tokenizer, matcher)
         known = self._known[answer] = _Known(rules, TokenHistory(answer.request.prompt_token_ids))
         return known
