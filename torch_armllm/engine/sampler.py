@@ -115,31 +115,40 @@ class Sampler:
             begin += k + 1
         return found
 
+    def draw_ahead(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]]) -> list[int]:
+        """The token that each answer would get by these logits, had it got ``aheads`` before."""
+        return self._tokens(logits[:, : self.vocab_size], answers, aheads, keep=False)
+
     def prompt_logprobs(self, logits: Tensor, token_ids: Sequence[int], count: int) -> list[Logprobs]:
         """Of tokens of a prompt: ``token_ids[i]`` by row i of ``logits``, that of the token before it."""
         return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids))
 
     def _draw(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None) -> list[Drawn]:
+        logits = logits[:, : self.vocab_size]
+        counts = [(i, c) for i, a in enumerate(answers) if (c := a.params.logprobs) is not None]
+        ids = self._tokens(logits, answers, aheads, keep=bool(counts))
+        if not counts:
+            return [Drawn(token, None) for token in ids]
+        which = [i for i, _ in counts]
+        wanted = logits if len(which) == len(ids) else logits[which]
+        found = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts])
+        by_row = dict(zip(which, found, strict=True))
+        return [Drawn(token, by_row.get(row)) for row, token in enumerate(ids)]
+
+    def _tokens(
+        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None, keep: bool
+    ) -> list[int]:
+        """Tokens a row; the logits are left as they are if they must be kept."""
         assert logits.shape[0] == len(answers)
         if not answers:
             return []
         if self._batch.answers != list(answers):
             self._gather(answers)
-        logits = logits[:, : self.vocab_size]
-        counts = [(i, c) for i, a in enumerate(answers) if (c := a.params.logprobs) is not None]
-        changed = logits
         if self._rules:
-            changed = logits.to(torch.float32, copy=bool(counts))
+            logits = logits.to(torch.float32, copy=keep)
             for row, rules in self._rules:
-                rules.apply(changed[row], answers[row], () if aheads is None else aheads[row])
-        ids = self._choose(changed, aheads)
-        if not counts:
-            return [Drawn(token, None) for token in ids]
-        which = [i for i, _ in counts]
-        wanted = logits if len(which) == len(ids) else logits[which]
-        probabilities = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts])
-        by_row = dict(zip(which, probabilities, strict=True))
-        return [Drawn(token, by_row.get(row)) for row, token in enumerate(ids)]
+                rules.apply(logits[row], answers[row], () if aheads is None else aheads[row])
+        return self._choose(logits, aheads)
 
     def _choose(self, logits: Tensor, aheads: list[list[int]] | None) -> list[int]:
         try:

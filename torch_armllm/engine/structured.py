@@ -125,8 +125,8 @@ class GrammarMatcher:
         """Which tokens may not follow the answer and ``ahead``.
 
         Returns:
-            bool ``(V,)``, valid until the next call; None where the grammar forbids ``ahead``, so that nothing will
-            be drawn there.
+            bool ``(V,)``, valid until the next call; None where the grammar forbids ``ahead``, so that
+            nothing will be drawn there.
         """
         new = answer.token_ids[answer.prompt_length + self._count :]
         self._count += len(new)

@@ -1,0 +1,95 @@
+"""Drafts for the engine's steps, and how many of them came true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from torch_armllm.engine.request import Answer, Status
+from torch_armllm.engine.sampler import Drawn, Sampler
+
+
+class Proposer(Protocol):
+    """What guesses tokens."""
+
+    def propose(self, answers: Sequence[Answer], counts: Sequence[int]) -> list[list[int]]:
+        """Tokens that may follow each answer, at most so many as its count, or none."""
+        ...
+
+
+@dataclass
+class Acceptance:
+    """How good the guesses are.
+
+    Attributes:
+        drafts: how many were verified.
+        drafted: their tokens.
+        accepted: those that were drawn indeed.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Part of the drafted tokens that were accepted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that a step with a draft brings, the one that it draws anyway included."""
+        return 1 + self.accepted / self.drafts if self.drafts else 1.0
+
+
+class Speculation:
+    """Gives running answers drafts, verifies them, and counts what becomes of them.
+
+    Args:
+        proposer: guesses the tokens.
+        sampler: draws those that are right.
+        most: tokens of a draft.
+    """
+
+    def __init__(self, proposer: Proposer, sampler: Sampler, most: int) -> None:
+        self.proposer = proposer
+        self.sampler = sampler
+        self.most = most
+        self.acceptance = Acceptance()
+
+    def propose(self, answers: Sequence[Answer]) -> None:
+        """Sets ``draft`` of answers that have just got a token; finished ones are left alone."""
+        going = [a for a in answers if a.status is not Status.FINISHED and a.finish_reason is None]
+        drafts = self.proposer.propose(going, [self._room(a) for a in going])
+        for answer, draft in zip(going, drafts, strict=True):
+            assert len(draft) <= self.most
+            answer.draft = draft
+
+    def verify(
+        self, logits: Tensor, answers: Sequence[Answer], draft_counts: Sequence[int]
+    ) -> list[list[Drawn]]:
+        """The tokens that follow answers: of each draft as many as it foretold, and one more.
+
+        Args:
+            logits: ``(Σ (1 + k), V)``: behind an answer's last known token and behind its draft's first k,
+                the rows of all answers one behind the other.
+            answers: in the order of their rows.
+            draft_counts: k of each; may be 0.
+        """
+        found = self.sampler.verify_all(logits, answers, draft_counts)
+        for drafted, drawn in zip(draft_counts, found, strict=True):
+            if drafted:
+                self.acceptance.drafts += 1
+                self.acceptance.drafted += drafted
+                self.acceptance.accepted += len(drawn) - 1
+        return found
+
+    def _room(self, answer: Answer) -> int:
+        """A draft longer than what is left, less the token that a step draws anyway, is of no use."""
+        limit = answer.params.max_tokens
+        if limit is None:
+            return self.most
+        return max(0, min(self.most, limit - answer.output_length - 1))
