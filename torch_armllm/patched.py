@@ -18,7 +18,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from torch_armllm.engine.block_pool import BlockPool
 from torch_armllm.engine.cache_shape import Shape
 from torch_armllm.engine.sequence import Sequence
-from torch_armllm.hf.body import first_position_of
+from torch_armllm.hf.body import first_position_of, position_limit
 from torch_armllm.hf.cache import PagedCache
 from torch_armllm.plan import Plan, StepInputs
 
@@ -230,7 +230,7 @@ class PatchedForward:
             raise IndexError(f"token ids must be in 0 … {self.vocabulary - 1}; the input has {_span(ids)}")
 
     def _check_positions(self, positions: Tensor) -> None:
-        limit = _position_limit(self.base.config)
+        limit = position_limit(self.base.config)
         if limit is not None and positions.numel() and int(positions.max()) >= limit:
             raise ValueError(
                 f"the input reaches position {int(positions.max())}, but max_position_embeddings is {limit}: "
@@ -255,15 +255,6 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
 
 def _span(ids: Tensor) -> str:
     return f"{int(ids.min())} … {int(ids.max())}"
-
-
-def _position_limit(config: Any) -> int | None:
-    """Positions that a model was made for; None where its rotary embedding grows with the text."""
-    text = config.get_text_config()
-    ropes = getattr(text, "rope_parameters", None) or {}
-    kinds = {r.get("rope_type") for r in (ropes, *ropes.values()) if isinstance(r, dict)}
-    limit = getattr(text, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and "dynamic" not in kinds else None
 
 
 def _is_whole(layer: Any) -> bool:

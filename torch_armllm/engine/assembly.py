@@ -10,11 +10,12 @@ from torch_armllm.engine.sampling_params import RequestOutputKind
 class Reported:
     """How much of an answer its outputs have held."""
 
-    __slots__ = ("text", "tokens")
+    __slots__ = ("finished", "text", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
         self.text = 0
+        self.finished = False
 
 
 class Assembler:
@@ -57,9 +58,10 @@ class Assembler:
         if delta:
             reported = self._reported.setdefault(answer, Reported())
             first, shown = reported.tokens, reported.text
-            if first == answer.output_length and shown == len(text) and not finished:
+            nothing_new = first == answer.output_length and shown == len(text)
+            if nothing_new and reported.finished == finished:
                 return None
-            reported.tokens, reported.text = answer.output_length, len(text)
+            reported.tokens, reported.text, reported.finished = answer.output_length, len(text), finished
         wants_logprobs = answer.params.logprobs is not None
         return CompletionOutput(
             index=answer.index,

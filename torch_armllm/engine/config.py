@@ -21,7 +21,8 @@ class EngineConfig:
         kv_cache_memory: bytes, or a part of the memory that is free (0 … 1); None: a quarter of it at most,
             and no more than `max_num_seqs` texts of `max_model_len` need.
         kv_cache_dtype: ``auto`` is the model's own.
-        swap_space: bytes of ordinary memory for blocks of preempted answers; 0: they are computed again.
+        swap_space: bytes of ordinary memory for blocks of preempted answers; 0, or where they do not fit:
+            they are computed again.
         seed: from which the seeds of requests without one are drawn; None: another in every process.
         speculative_config: how tokens are guessed: ``{"method": "ngram" | "draft_model", …}``.
         disable_log_stats: no line of rates while requests run.

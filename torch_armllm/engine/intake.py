@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -24,20 +24,20 @@ class Intake:
 
     Args:
         tokenizer: of the model; None where all prompts are tokens.
-        vocabulary: token ids that the model knows.
         max_model_len: most tokens of a prompt and its answer.
+        check: raises ValueError for parameters and prompts that do not fit the model; see `Sampler.check`.
         seed: from which requests without a seed of their own get one; None: from the system.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase | None,
-        vocabulary: int,
         max_model_len: int,
+        check: Callable[[SamplingParams, list[int]], None],
         seed: int | None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.vocabulary = vocabulary
+        self._check_params = check
         self.max_model_len = max_model_len
         self._seeds = random.Random(seed)
 
@@ -48,8 +48,8 @@ class Intake:
             ValueError: the prompt is empty, too long, holds unknown tokens, or the parameters do not fit.
         """
         text, tokens = self._tokens(prompt)
-        self._check(tokens)
-        params.check_for(self.vocabulary)
+        self._check_length(tokens)
+        self._check_params(params, tokens)
         seed = params.seed if params.seed is not None else self._seeds.randrange(_SEEDS)
         arrival = RequestMetrics(arrival_time=time.monotonic())
         return Request(request_id, tokens, params, seed, text, priority, arrival)
@@ -69,16 +69,11 @@ class Intake:
             raise ValueError("there is no tokenizer; give the prompt as prompt_token_ids")
         return prompt, list(self.tokenizer(prompt)["input_ids"])
 
-    def _check(self, tokens: list[int]) -> None:
+    def _check_length(self, tokens: list[int]) -> None:
         if not tokens:
             raise ValueError("the prompt holds no token")
         if len(tokens) >= self.max_model_len:
             raise ValueError(
-                f"the prompt has {len(tokens)} tokens, but max_model_len is {self.max_model_len} with the answer: "
-                "shorten the prompt, or raise max_model_len if the model allows it"
-            )
-        wrong = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < self.vocabulary), None)
-        if wrong is not None:
-            raise ValueError(
-                f"token ids must be integers in 0 … {self.vocabulary - 1}; the prompt has {wrong!r}"
+                f"the prompt has {len(tokens)} tokens, but max_model_len is {self.max_model_len}, the answer "
+                "included: shorten the prompt, or raise max_model_len if the model allows it"
             )

@@ -38,3 +38,12 @@ def indexer_of(base: Any) -> str | None:
     """The class that chooses the tokens to attend to (sparse attention as in DeepSeek 3.2), or None."""
     kinds = (type(module).__name__ for module in base.modules())
     return next((kind for kind in kinds if kind.endswith("Indexer")), None)
+
+
+def position_limit(config: Any) -> int | None:
+    """Positions that a model was made for; None where its rotary embedding grows with the text."""
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    kinds = {r.get("rope_type") for r in (ropes, *ropes.values()) if isinstance(r, dict)}
+    limit = getattr(text, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and "dynamic" not in kinds else None

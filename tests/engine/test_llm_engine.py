@@ -1,0 +1,174 @@
+"""The engine end to end on tiny models: what it gives back, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine.engines import answer_ids, drain, engine, submit
+from tests.models import token_ids
+from tests.patched_models import patched
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+LENGTHS = (5, 33, 1, 70, 17)
+
+
+def prompts() -> list[list[int]]:
+    return [token_ids(1, length, seed=length)[0].tolist() for length in LENGTHS]
+
+
+def at_rest(on: LLMEngine) -> bool:
+    blocks = on.scheduler.blocks
+    return blocks.free == blocks.num_blocks and not on.scheduler.has_unfinished
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_answers_are_those_of_generate(family: str) -> None:
+    model = patched(family)
+    on = engine(family)
+    for prompt, (answer,) in zip(prompts(), answer_ids(on, prompts(), GREEDY), strict=True):
+        own = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=9, min_new_tokens=9)
+        assert answer == own[0, len(prompt) :].tolist()
+    assert at_rest(on)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_answers_are_those_of_every_prompt_alone(family: str) -> None:
+    params = [GREEDY, *(SamplingParams(temperature=0.9, top_p=0.95, seed=s, max_tokens=12) for s in range(4))]
+    together = answer_ids(engine(family), prompts(), params)
+    alone = [answer_ids(engine(family), [p], q)[0] for p, q in zip(prompts(), params, strict=True)]
+    assert together == alone
+
+
+def test_several_answers_share_their_prompt_and_differ() -> None:
+    on = engine()
+    params = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
+    (answers,) = answer_ids(on, [prompts()[3]], params)
+    assert len(answers) == 3 and len({tuple(a) for a in answers}) == 3
+    assert on.scheduler.blocks.hit_rate == 0
+    assert at_rest(on)
+    one = answer_ids(engine(), [prompts()[3]], SamplingParams(seed=7, max_tokens=8, ignore_eos=True))
+    assert one[0][0] == answers[0]
+
+
+def test_the_prefix_cache_is_found_and_changes_nothing() -> None:
+    on = engine()
+    first = answer_ids(on, [prompts()[3]], GREEDY)
+    submit(on, [prompts()[3]], GREEDY)
+    (output,) = drain(on)
+    assert output.num_cached_tokens == 64
+    assert [[a.token_ids for a in output.outputs]] == first
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    model, prompt = patched("llama"), prompts()[1]
+    on = engine()
+    submit(on, [prompt], SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1))
+    (output,) = drain(on)
+    (answer,) = output.outputs
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + answer.token_ids])).logits[0]
+    expected = logits.float().log_softmax(-1)
+    assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(prompt)
+    for place, token in enumerate(prompt[1:]):
+        known = output.prompt_logprobs[place + 1]
+        assert known is not None
+        assert known[token].logprob == pytest.approx(float(expected[place, token]), abs=1e-4)
+    assert answer.logprobs is not None and len(answer.logprobs) == 3
+    for step, (token, known) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        assert known[token].rank == 1 and len(known) == 2
+        assert known[token].logprob == pytest.approx(float(expected[len(prompt) - 1 + step, token]), abs=1e-4)
+    total = sum(known[token].logprob for token, known in zip(answer.token_ids, answer.logprobs, strict=True))
+    assert answer.cumulative_logprob == pytest.approx(total)
+
+
+def test_outputs_of_all_kinds_say_the_same() -> None:
+    found = {}
+    for kind in RequestOutputKind:
+        on = engine()
+        params = SamplingParams(n=2, seed=3, max_tokens=6, ignore_eos=True, output_kind=kind)
+        on.add_request("a", prompts()[0], params)
+        outputs = []
+        while on.has_unfinished_requests():
+            outputs += on.step()
+        if kind is RequestOutputKind.DELTA:
+            parts = [[a.token_ids for o in outputs for a in o.outputs if a.index == i] for i in range(2)]
+            assert all(len(part) == 1 for own in parts for part in own)
+            found[kind] = [[t for part in own for t in part] for own in parts]
+            assert sum(a.finish_reason is not None for o in outputs for a in o.outputs) == 2
+        else:
+            found[kind] = [a.token_ids for a in outputs[-1].outputs]
+            assert len(outputs) == (1 if kind is RequestOutputKind.FINAL_ONLY else 6)
+    assert len({str(tokens) for tokens in found.values()}) == 1
+
+
+def test_what_is_aborted_frees_everything_and_disturbs_nobody() -> None:
+    expected = answer_ids(engine(), prompts(), GREEDY)
+    on = engine()
+    submit(on, prompts(), GREEDY)
+    for _ in range(3):
+        on.step()
+    (aborted,) = on.abort_request(["1", "unknown"])
+    assert aborted.finished and aborted.outputs[0].finish_reason == "abort"
+    assert on.abort_request("1") == []
+    others = [[a.token_ids for a in output.outputs] for output in drain(on)]
+    assert others == [answer for number, answer in enumerate(expected) if number != 1]
+    assert at_rest(on)
+
+
+def test_times_are_noted_in_order() -> None:
+    on = engine()
+    submit(on, prompts()[:1], GREEDY)
+    metrics = drain(on)[0].metrics
+    times = (metrics.arrival_time, metrics.scheduled_time, metrics.first_token_time, metrics.finished_time)
+    assert None not in times and list(times) == sorted(times)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], GREEDY, "no token"),
+        ([1, 97], GREEDY, "97"),
+        ("text", GREEDY, "tokenizer"),
+        ({"text": "x"}, GREEDY, "prompt_token_ids"),
+        ([1] * 600, GREEDY, "max_model_len"),
+        ([1], SamplingParams(stop_token_ids=[1000]), "1000"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_submission(prompt, params, message) -> None:  # type: ignore[no-untyped-def]
+    on = engine()
+    with pytest.raises(ValueError, match=message):
+        on.add_request("a", prompt, params)
+    assert not on.has_unfinished_requests() and at_rest(on)
+
+
+def test_a_name_is_taken_until_its_request_ends() -> None:
+    on = engine()
+    on.add_request("a", [1], GREEDY)
+    with pytest.raises(ValueError, match="'a'"):
+        on.add_request("a", [1], GREEDY)
+    drain_all(on)
+    on.add_request("a", [1], GREEDY)
+    drain_all(on)
+
+
+def drain_all(on: LLMEngine) -> None:
+    while on.has_unfinished_requests():
+        on.step()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_model_len": 10**6}, "1000000"),
+        ({"max_model_len": 1}, "at least 2"),
+        ({"kv_cache_memory": 1 << 60}, "free"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message):
+        engine(**settings)

@@ -1,0 +1,97 @@
+"""How an engine is put together for a model."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from torch_armllm.engine.block_manager import BlockManager
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.intake import Intake
+from torch_armllm.engine.kv_memory import size_kv_memory
+from torch_armllm.engine.limits import longest_text
+from torch_armllm.engine.llm_engine import LLMEngine, Runner
+from torch_armllm.engine.modules_runner import ModulesRunner
+from torch_armllm.engine.request import Answer
+from torch_armllm.engine.runner import ModelRunner
+from torch_armllm.engine.sampler import Sampler
+from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
+from torch_armllm.engine.stopping import AnswerText, end_tokens
+from torch_armllm.patching import patched_forward
+
+logger = logging.getLogger(__name__)
+
+
+def build_engine(
+    model: Any, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
+) -> LLMEngine:
+    """An engine for a patched model.
+
+    Args:
+        model: a causal language model that `torch_armllm.patch` was called on.
+        tokenizer: its tokenizer; None: prompts and answers are tokens.
+        config: see `EngineConfig`.
+
+    Raises:
+        ValueError: the model is not patched, or the settings do not fit it or the memory.
+    """
+    config = config or EngineConfig()
+    forward = patched_forward(model)
+    max_model_len = longest_text(model, config.max_model_len, forward.longest if forward else None)
+    runner: Runner
+    if forward is None:
+        runner, blocks = _by_modules(model, config, max_model_len)
+    else:
+        memory = size_kv_memory(
+            forward.shape,
+            max_model_len,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            memory=config.kv_cache_memory,
+            swap_space=config.swap_space,
+        )
+        logger.info("%s", memory)
+        max_model_len = memory.max_model_len
+        runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks)
+        blocks = BlockManager(
+            memory.num_blocks, memory.block_size, memory.swap_blocks, config.enable_prefix_caching
+        )
+    scheduler = Scheduler(_limits(config, max_model_len), blocks)
+    ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
+    sampler = Sampler(_drawable(model, tokenizer), ends, tokenizer)
+    intake = Intake(tokenizer, max_model_len, sampler.check, config.seed)
+
+    def begin_text(answer: Answer) -> AnswerText:
+        prompt = answer.request.prompt_token_ids
+        return AnswerText(tokenizer, answer.params, prompt, ends, max_model_len)
+
+    return LLMEngine(intake, scheduler, runner, sampler, begin_text)
+
+
+def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        preemption="swap" if config.swap_space else "recompute",
+    )
+
+
+def _by_modules(model: Any, config: EngineConfig, max_model_len: int) -> tuple[ModulesRunner, BlockManager]:
+    """For a model without a plan: its caches grow as they must, and blocks only count."""
+    logger.warning(
+        "%s has no plan: its texts run one after the other, by its own forward, without prefix caching",
+        type(model).__name__,
+    )
+    runner = ModulesRunner(model)
+    texts = config.max_num_seqs * -(-max_model_len // runner.block_size)
+    return runner, BlockManager(texts, runner.block_size, enable_prefix_caching=False)
+
+
+def _drawable(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """Token ids that may be drawn: those that both the model and its tokenizer know."""
+    known = int(model.get_input_embeddings().num_embeddings)
+    return known if tokenizer is None else min(known, max(tokenizer.get_vocab().values()) + 1)

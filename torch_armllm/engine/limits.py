@@ -1,0 +1,43 @@
+"""How long a model's texts may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_armllm.hf.body import body_of, position_limit
+
+UNLIMITED = 32768
+"""Tokens of texts of models that state no limit."""
+
+
+def longest_text(model: Any, wanted: int | None, longest: int | None) -> int:
+    """Most tokens of a prompt and its answer.
+
+    Args:
+        model: a causal language model.
+        wanted: what the user asks for, or None.
+        longest: most that the model's plan can attend to, or None.
+
+    Raises:
+        ValueError: more is asked for than the model was made for.
+    """
+    made_for = position_limit(body_of(model).config)
+    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
+    most = min(made_for or stated, longest or stated)
+    if wanted is None:
+        return most
+    if wanted < 2:
+        raise ValueError(
+            f"max_model_len = {wanted} leaves no room for a prompt and an answer: give at least 2"
+        )
+    if made_for is not None and wanted > made_for:
+        raise ValueError(
+            f"max_model_len = {wanted}, but this model was made for texts of {made_for} tokens: ask for "
+            "less, or load it with rope scaling"
+        )
+    if longest is not None and wanted > longest:
+        raise ValueError(
+            f"max_model_len = {wanted}, but behind {longest} tokens this model attends in chunks, which the "
+            f"engine does not do: ask for {longest} at most"
+        )
+    return wanted

@@ -1,0 +1,204 @@
+"""The engine: requests come in, steps run, outputs come out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from torch_armllm.engine.assembly import Assembler
+from torch_armllm.engine.intake import Intake, Prompt
+from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.sampler import Drawn, Sampler
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.scheduler import Scheduler
+from torch_armllm.engine.step import Step
+from torch_armllm.engine.stopping import AnswerText
+
+
+class Runner(Protocol):
+    """What computes a step's logits."""
+
+    def execute(self, step: Step) -> Tensor:
+        """Logits of all wanted positions, ``(R, vocabulary)``, in the order of ``step.scheduled``."""
+        ...
+
+
+class LLMEngine:
+    """Continuous batching over one model: what `LLM` and `AsyncLLM` run on.
+
+    Not for several threads at once.
+
+    Args:
+        intake: makes requests of prompts.
+        scheduler: decides what a step computes.
+        runner: computes it.
+        sampler: draws tokens of logits.
+        begin_text: makes an answer's text, which tells when it has come to its end.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        scheduler: Scheduler,
+        runner: Runner,
+        sampler: Sampler,
+        begin_text: Callable[[Answer], AnswerText],
+    ) -> None:
+        self.intake = intake
+        self.scheduler = scheduler
+        self.runner = runner
+        self.sampler = sampler
+        self._begin_text = begin_text
+        self._assembler = Assembler()
+        self._requests: dict[str, Request] = {}
+        self._texts: dict[Answer, AnswerText] = {}
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
+    ) -> None:
+        """Submits a request.
+
+        Args:
+            request_id: its name, which no other running request has.
+            prompt: a text or tokens; see `Prompt`.
+            params: how its tokens are drawn; default: `SamplingParams()`.
+            priority: lower ones are served first.
+
+        Raises:
+            ValueError: it can never be served, or its name is taken.
+        """
+        if request_id in self._requests:
+            raise ValueError(f"request {request_id!r} is running already; give every request its own name")
+        request = self.intake.request(request_id, prompt, params or SamplingParams(), priority)
+        self.scheduler.add(request)
+        self._requests[request_id] = request
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+        """Ends requests at once and frees what they hold; unknown names are ignored.
+
+        Returns:
+            What they had so far, with ``finish_reason`` ``abort`` for answers that were not finished.
+        """
+        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        aborted = [self._requests[name] for name in names if name in self._requests]
+        for request in aborted:
+            self._show_all(request)
+            self.scheduler.abort(request.request_id)
+        return self._outputs(aborted)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._requests)
+
+    def step(self) -> list[RequestOutput]:
+        """Computes one step and returns the outputs of requests that it changed."""
+        step = self.scheduler.schedule()
+        if not step.scheduled:
+            return []
+        self._note_start(step)
+        logits = self.runner.execute(step)
+        drawn = {answer: self._append(answer, found) for answer, found in self._draw(step, logits)}
+        self.scheduler.complete(step, drawn)
+        return self._outputs(self._advance(drawn))
+
+    def _note_start(self, step: Step) -> None:
+        now = time.monotonic()
+        for scheduled in step.scheduled:
+            metrics = scheduled.answer.request.metrics
+            if metrics.scheduled_time is None:
+                metrics.scheduled_time = now
+
+    def _draw(self, step: Step, logits: Tensor) -> Iterator[tuple[Answer, Sequence[Drawn]]]:
+        """Tokens of every answer that the step brings forward."""
+        row = 0
+        answers, rows = [], []
+        for scheduled in step.scheduled:
+            answer, wanted = scheduled.answer, len(scheduled.wanted)
+            own = logits[row : row + wanted]
+            row += wanted
+            if wanted == scheduled.count and answer.params.prompt_logprobs is not None:
+                self._note_prompt(answer, scheduled.start, own)
+            if not scheduled.draws:
+                continue
+            if scheduled.draft_count:
+                yield answer, self.sampler.verify(own[-1 - scheduled.draft_count :], answer)
+                continue
+            together = [answer, *self._siblings(answer)]
+            answers += together
+            rows += [row - 1] * len(together)
+        if rows:
+            chosen = logits if len(rows) == len(logits) else logits[rows]
+            for answer, drawn in zip(answers, self.sampler(chosen, answers), strict=True):
+                yield answer, [drawn]
+
+    def _siblings(self, answer: Answer) -> list[Answer]:
+        """A request's further answers, made when its prompt is read: they draw from the same logits."""
+        request = answer.request
+        return self.scheduler.fork(answer) if len(request.answers) < request.params.n else []
+
+    def _note_prompt(self, answer: Answer, start: int, logits: Tensor) -> None:
+        """Keeps log-probabilities of the prompt's tokens that follow positions from ``start`` on."""
+        request, prompt = answer.request, answer.request.prompt_token_ids
+        found = request.prompt_logprobs = request.prompt_logprobs or [None]
+        new = range(len(found), min(start + len(logits) + 1, len(prompt)))
+        if new:
+            rows = logits[new.start - 1 - start : new.stop - 1 - start]
+            count = answer.params.prompt_logprobs
+            assert count is not None
+            found += self.sampler.prompt_logprobs(rows, prompt[new.start : new.stop], count)
+
+    def _append(self, answer: Answer, drawn: Sequence[Drawn]) -> list[int]:
+        """Lengthens an answer's text up to its end and returns the tokens that belong to it."""
+        text = self._texts.get(answer) or self._texts.setdefault(answer, self._begin_text(answer))
+        kept = []
+        for one in drawn:
+            kept.append(one.token_id)
+            if one.logprobs is not None:
+                answer.logprobs.append(one.logprobs)
+                answer.cumulative_logprob += one.logprobs[one.token_id].logprob
+            finish = text.append(one.token_id)
+            if finish is not None:
+                answer.finish_reason, answer.stop_reason = finish
+                break
+        return kept
+
+    def _advance(self, drawn: Iterable[Answer]) -> list[Request]:
+        """Finishes what came to its end; returns the requests that have something new."""
+        now = time.monotonic()
+        changed: dict[Request, None] = {}
+        for answer in drawn:
+            changed[answer.request] = None
+            if answer.finish_reason is not None:
+                self.scheduler.finish(answer, answer.finish_reason)
+        for request in changed:
+            if request.metrics.first_token_time is None:
+                request.metrics.first_token_time = now
+        return list(changed)
+
+    def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
+        outputs = []
+        for request in requests:
+            if request.finished:
+                request.metrics.finished_time = time.monotonic()
+            texts = {a: self._texts[a].text for a in request.answers if a in self._texts}
+            output = self._assembler.output(request, texts)
+            if output is not None:
+                outputs.append(output)
+            if request.finished:
+                self._forget(request)
+        return outputs
+
+    def _show_all(self, request: Request) -> None:
+        for answer in request.answers:
+            if answer.finish_reason is None and answer in self._texts:
+                self._texts[answer].flush()
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._assembler.forget(request)
+        for answer in request.answers:
+            self._texts.pop(answer, None)
