@@ -67,7 +67,7 @@ def build_engine(
         prompt = answer.request.prompt_token_ids
         return AnswerText(tokenizer, answer.params, prompt, ends, max_model_len)
 
-    return LLMEngine(intake, scheduler, runner, sampler, begin_text)
+    return LLMEngine(intake, scheduler, runner, sampler, begin_text, not config.disable_log_stats)
 
 
 def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:

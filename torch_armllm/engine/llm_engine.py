@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch_armllm.engine.request import Answer, Request
 from torch_armllm.engine.sampler import Drawn, Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduler import Scheduler
+from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.stopping import AnswerText
 
@@ -38,6 +39,10 @@ class LLMEngine:
         runner: computes it.
         sampler: draws tokens of logits.
         begin_text: makes an answer's text, which tells when it has come to its end.
+        log_stats: whether a line of rates is logged while requests run.
+
+    Attributes:
+        stats: what the steps did.
     """
 
     def __init__(
@@ -47,11 +52,13 @@ class LLMEngine:
         runner: Runner,
         sampler: Sampler,
         begin_text: Callable[[Answer], AnswerText],
+        log_stats: bool = False,
     ) -> None:
         self.intake = intake
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
+        self.stats = EngineStats(self._gauges, log_stats)
         self._begin_text = begin_text
         self._assembler = Assembler()
         self._requests: dict[str, Request] = {}
@@ -96,44 +103,46 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Computes one step and returns the outputs of requests that it changed."""
+        began = time.monotonic()
         step = self.scheduler.schedule()
         if not step.scheduled:
             return []
-        self._note_start(step)
+        self._note_start(step, began)
         logits = self.runner.execute(step)
-        drawn = {answer: self._append(answer, found) for answer, found in self._draw(step, logits)}
+        drawn = {answer: self._append(answer, found) for answer, found in self._draw(step, logits).items()}
+        self.stats.record(step, drawn, began)
         self.scheduler.complete(step, drawn)
         return self._outputs(self._advance(drawn))
 
-    def _note_start(self, step: Step) -> None:
-        now = time.monotonic()
+    def _gauges(self) -> Gauges:
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        waiting = scheduler.waiting + scheduler.swapped
+        return Gauges(scheduler.running, waiting, blocks.usage, blocks.hit_rate)
+
+    def _note_start(self, step: Step, now: float) -> None:
         for scheduled in step.scheduled:
             metrics = scheduled.answer.request.metrics
             if metrics.scheduled_time is None:
                 metrics.scheduled_time = now
 
-    def _draw(self, step: Step, logits: Tensor) -> Iterator[tuple[Answer, Sequence[Drawn]]]:
-        """Tokens of every answer that the step brings forward."""
-        row = 0
-        answers, rows = [], []
+    def _draw(self, step: Step, logits: Tensor) -> dict[Answer, list[Drawn]]:
+        """Tokens of every answer that the step brings forward: one, and as many as were guessed rightly."""
+        answers: list[Answer] = []
+        counts: list[int] = []
+        rows: list[int] = []
+        end = 0
         for scheduled in step.scheduled:
-            answer, wanted = scheduled.answer, len(scheduled.wanted)
-            own = logits[row : row + wanted]
-            row += wanted
-            if wanted == scheduled.count and answer.params.prompt_logprobs is not None:
-                self._note_prompt(answer, scheduled.start, own)
-            if not scheduled.draws:
-                continue
-            if scheduled.draft_count:
-                yield answer, self.sampler.verify(own[-1 - scheduled.draft_count :], answer)
-                continue
-            together = [answer, *self._siblings(answer)]
-            answers += together
-            rows += [row - 1] * len(together)
-        if rows:
-            chosen = logits if len(rows) == len(logits) else logits[rows]
-            for answer, drawn in zip(answers, self.sampler(chosen, answers), strict=True):
-                yield answer, [drawn]
+            answer, first = scheduled.answer, end
+            end += len(scheduled.wanted)
+            if answer.params.prompt_logprobs is not None and scheduled.start < answer.prompt_length:
+                self._note_prompt(answer, scheduled.start, logits[first:end])
+            if scheduled.draws:
+                for each in (answer, *self._siblings(answer)):
+                    answers.append(each)
+                    counts.append(scheduled.draft_count)
+                    rows += range(end - 1 - scheduled.draft_count, end)
+        chosen = logits if len(rows) == len(logits) else logits[rows]
+        return dict(zip(answers, self.sampler.verify_all(chosen, answers, counts), strict=True))
 
     def _siblings(self, answer: Answer) -> list[Answer]:
         """A request's further answers, made when its prompt is read: they draw from the same logits."""
