@@ -15,6 +15,7 @@ from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.runner import ModelRunner
 from torch_armllm.engine.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.speculative.build import build_speculation
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.ngram import NgramIndex, NgramProposer
@@ -225,3 +226,12 @@ def test_no_draft_goes_beyond_the_last_token() -> None:
     made.draft = [1]
     speculation.propose([made])
     assert made.draft == [1]
+
+
+def test_speculation_is_built_of_settings() -> None:
+    sampler = Sampler(VOCAB)
+    looked_up = build_speculation({"method": "ngram", "num_speculative_tokens": 3}, sampler, 100)
+    assert isinstance(looked_up.proposer, NgramProposer) and looked_up.most == 3
+    settings_ = {"method": "draft_model", "model": model(0)}
+    drafted = build_speculation(settings_, sampler, 100).proposer
+    assert isinstance(drafted, DraftModelProposer) and drafted.free_blocks == 4

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _METHODS = ("ngram", "draft_model")
 
@@ -19,7 +22,7 @@ class SpeculativeConfig:
         num_speculative_tokens: most tokens of a draft.
         prompt_lookup_max: of ``ngram``: so many last tokens are looked up first, then fewer.
         prompt_lookup_min: of ``ngram``: the fewest that are looked up.
-        model: of ``draft_model``: a folder or a name on the hub.
+        model: of ``draft_model``: a folder, a name on the hub, or a model, patched or not.
         draft_sampling: of ``draft_model``, where the temperature is above 0: ``coupled`` draws guesses with
             the random numbers of the answer itself, whose tokens are then those that it gets without drafts;
             ``rejection`` draws them with others and takes as many as it may (rejection sampling), so that
@@ -33,7 +36,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 4
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
-    model: str | None = None
+    model: str | PreTrainedModel | None = None
     draft_sampling: Literal["coupled", "rejection"] = "coupled"
 
     def __post_init__(self) -> None:
@@ -52,7 +55,7 @@ class SpeculativeConfig:
             raise ValueError(
                 "draft_model needs 'model', a folder or a name on the hub"
                 if self.model is None
-                else f"method {self.method} takes no model, but 'model' is {self.model!r}"
+                else f"method {self.method} takes no model, but 'model' is given"
             )
         if self.draft_sampling not in ("coupled", "rejection"):
             raise ValueError(f"draft_sampling is {self.draft_sampling!r}; it may be coupled or rejection")

@@ -1,0 +1,63 @@
+"""From the settings of an engine to what guesses its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch_armllm.engine.runner import ModelRunner
+from torch_armllm.engine.sampler import Sampler
+from torch_armllm.engine.speculative.config import SpeculativeConfig
+from torch_armllm.engine.speculative.draft_model import DraftModelProposer
+from torch_armllm.engine.speculative.ngram import NgramProposer
+from torch_armllm.engine.speculative.speculation import Proposer, Speculation
+
+
+def build_speculation(
+    settings: Mapping[str, Any], sampler: Sampler, positions: int, max_num_batched_tokens: int = 512
+) -> Speculation:
+    """What an engine needs for drafts; loads the draft model, if there is one.
+
+    Args:
+        settings: `EngineConfig.speculative_config`.
+        sampler: the engine's.
+        positions: that the engine's blocks hold; the draft model gets as many.
+        max_num_batched_tokens: most tokens of a prompt that the draft model reads in one go.
+
+    Raises:
+        ValueError: a setting is wrong, or the draft model cannot be used: it has no plan, or fewer tokens.
+        OSError: there is no such model.
+    """
+    config = SpeculativeConfig.parse(settings)
+    proposer: Proposer
+    if config.method == "ngram":
+        proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+    else:
+        proposer = _draft_model(config, sampler, positions, max_num_batched_tokens)
+    return Speculation(proposer, sampler, config.num_speculative_tokens)
+
+
+def _draft_model(
+    config: SpeculativeConfig, sampler: Sampler, positions: int, chunk: int
+) -> DraftModelProposer:
+    import torch_armllm
+    from torch_armllm.checkpoint import load_model
+    from torch_armllm.patching import patched_forward
+
+    given: Any = config.model
+    model = load_model(given) if isinstance(given, str) else given
+    if not torch_armllm.is_patched(model):
+        torch_armllm.patch(model, progress=False)
+    forward = patched_forward(model)
+    if forward is None:
+        raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another one")
+    num_blocks = -(-positions // forward.shape.block_size)
+    runner = ModelRunner(model, num_blocks)
+    return DraftModelProposer(runner, num_blocks, sampler, chunk, _longest(model, forward.longest))
+
+
+def _longest(model: Any, by_plan: int | None) -> int | None:
+    """Positions that the draft model can read."""
+    by_model = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    known = [n for n in (by_plan, by_model) if n is not None]
+    return min(known, default=None)
