@@ -6,7 +6,19 @@ from torch_armllm.ops import library
 
 LIBRARY_PATH = library.load()
 
-from torch_armllm.ops import activation, attention, embedding, isa, linear, mla, moe, norm, rope, sample  # noqa: E402
+from torch_armllm.ops import (  # noqa: E402
+    activation,
+    attention,
+    embedding,
+    isa,
+    linear,
+    mla,
+    moe,
+    norm,
+    rope,
+    sample,
+    team,
+)
 
 __all__ = [
     "LIBRARY_PATH",
@@ -20,4 +32,5 @@ __all__ = [
     "norm",
     "rope",
     "sample",
+    "team",
 ]

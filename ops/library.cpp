@@ -45,6 +45,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // machine
   m.def("isa_select(str name) -> str");
   m.def("isa_list() -> str");
+  m.def("team_threads() -> int[]");
   // plan
   m.def("plan_create(Tensor[] constants, int[] program, float[] floats) -> int");
   m.def("plan_run(int plan, Tensor[] inputs, int tokens) -> Tensor[]");

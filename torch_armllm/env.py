@@ -11,9 +11,10 @@ import torch
 import transformers
 
 from torch_armllm import __version__
-from torch_armllm.machine import cores, cpu_limit, cpu_name, numa_nodes, openmp_runtimes
+from torch_armllm.machine import cores, cpu_limit, cpu_name, free_memory, numa_nodes, openmp_runtimes
+from torch_armllm.parallel.threads import choose_threads
 
-WIDTH = 15
+WIDTH = 16
 
 
 def describe() -> dict[str, Any]:
@@ -41,6 +42,8 @@ def describe() -> dict[str, Any]:
         "cpu_limit": cpu_limit(),
         "numa": numa_nodes(),
         "threads": torch.get_num_threads(),
+        "engine_threads": str(choose_threads()),
+        "free_memory": f"{free_memory() / 1e9:.1f} GB",
         "openmp": openmp_runtimes(),
     }
 

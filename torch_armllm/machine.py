@@ -36,6 +36,26 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def physical_cores(
+    root: Path = Path("/sys/devices/system/cpu"), allowed: set[int] | None = None
+) -> list[tuple[int, ...]]:
+    """The cores that this process may use, each with those of its CPUs that it may run on.
+
+    Args:
+        root: where Linux describes CPUs.
+        allowed: CPUs that the process may run on, which the system is asked for by default.
+    """
+    if allowed is None:
+        can_ask = hasattr(os, "sched_getaffinity")
+        allowed = os.sched_getaffinity(0) if can_ask else set(range(os.cpu_count() or 1))
+    found: dict[str, list[int]] = {}
+    for cpu in sorted(allowed):
+        topology = root / f"cpu{cpu}" / "topology"
+        siblings = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
+        found.setdefault(siblings.strip() or str(cpu), []).append(cpu)
+    return [tuple(core) for core in found.values()]
+
+
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
     """CPUs of each NUMA node that has any, as ``{"node0": "0-31"}``; empty where Linux does not say."""
     found = {}

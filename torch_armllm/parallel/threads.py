@@ -1,0 +1,136 @@
+"""How many threads compute, and on which cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from torch_armllm.machine import cpu_limit, physical_cores
+from torch_armllm.ops import team
+
+_PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Settings by which users place OpenMP's threads themselves."""
+_COUNTED_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+Core = tuple[int, ...]
+"""The CPUs of a core that this process may use: one, or some that share it."""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The threads that compute.
+
+    Attributes:
+        count: of them, the calling thread included.
+        why: where the number comes from.
+        places: the core of each, or nothing where the system places them.
+        why_there: why they are placed, or not.
+    """
+
+    count: int
+    why: str
+    places: tuple[Core, ...]
+    why_there: str
+
+    def __str__(self) -> str:
+        where = f"pinned to {self.why_there}" if self.places else f"not pinned: {self.why_there}"
+        return f"{self.count} thread{'s' if self.count > 1 else ''} ({self.why}), {where}"
+
+
+def choose_threads(
+    count: int | None = None,
+    pin: bool | None = None,
+    *,
+    cores: list[Core] | None = None,
+    limit: float | None = None,
+    current: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Threads:
+    """Decides how many threads compute and where.
+
+    What a user has set counts: ``count``, OpenMP's environment variables, `torch.set_num_threads`, the CPUs
+    that ``taskset`` leaves.  Otherwise there is a thread for each physical core, as two on one core only take
+    its caches from each other, and no more than the control group grants time for.  Threads are pinned only
+    where they fill all cores that the process may use: of a part of them, others would choose the same.
+
+    Args:
+        count: of threads; None: see above.
+        pin: whether to; None: see above.
+        cores: that the process may use; asked of the system by default.
+        limit: CPUs' worth of time that the control group grants; asked of the system if ``cores`` are.
+        current: what torch uses now; asked of it by default.
+        environment: where OpenMP's settings are.
+
+    Raises:
+        ValueError: there are fewer than one thread, or fewer cores than threads that are to be pinned.
+    """
+    if cores is None:
+        cores, limit = physical_cores(), cpu_limit()
+    current = torch.get_num_threads() if current is None else current
+    count, why = _count(count, cores, limit, current, environment)
+    placed_by = [name for name in _PLACED_BY if environment.get(name)]
+    if pin is False:
+        return Threads(count, why, (), "not wanted")
+    if pin and count > len(cores):
+        raise ValueError(f"{count} threads cannot be pinned to {len(cores)} cores: ask for fewer threads")
+    if not hasattr(os, "sched_setaffinity"):
+        return Threads(count, why, (), "this system has no way to")
+    if not pin:
+        if placed_by:
+            return Threads(count, why, (), f"{placed_by[0]} places them")
+        if count == 1:
+            return Threads(count, why, (), "there is one")
+        if count != len(cores):
+            return Threads(count, why, (), f"the process may use {len(cores)} cores")
+        if limit is not None and limit < count:
+            return Threads(count, why, (), f"the control group grants the time of {limit:g} cores")
+    return Threads(count, why, tuple(cores[:count]), f"{_listed(cores[:count])}")
+
+
+def use_threads(chosen: Threads) -> None:
+    """Makes torch use the chosen threads, for what the calling thread starts from now on.
+
+    The calling thread itself goes where it likes: whatever it starts later would inherit its place.  The
+    system finds it the core that the others leave.
+    """
+    if torch.get_num_threads() != chosen.count:
+        torch.set_num_threads(chosen.count)
+    if chosen.places:
+        _, *workers = team.team_threads()
+        for worker, core in zip(workers, chosen.places[1:], strict=True):
+            os.sched_setaffinity(worker, core)
+
+
+def _count(
+    count: int | None, cores: list[Core], limit: float | None, current: int, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """How many threads, and why."""
+    if count is not None:
+        if count < 1:
+            raise ValueError(f"there must be one thread at least, not {count}")
+        return count, "as asked for"
+    named = [name for name in _COUNTED_BY if environment.get(name)]
+    if named:
+        return current, named[0]
+    cpus = sum(len(core) for core in cores)
+    if current < cpus and current != len(cores):
+        return current, "torch.set_num_threads"
+    if limit is not None and limit < len(cores):
+        return max(1, int(limit)), f"the control group grants the time of {limit:g} cores"
+    shared = f" of {cpus} CPUs" if cpus > len(cores) else ""
+    return len(cores), f"physical cores{shared}"
+
+
+def _listed(cores: list[Core]) -> str:
+    """The CPUs of cores, as in ``0-3, 8``."""
+    cpus = sorted(cpu for core in cores for cpu in core)
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return "CPUs " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
