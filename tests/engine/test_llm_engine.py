@@ -172,3 +172,20 @@ def drain_all(on: LLMEngine) -> None:
 def test_settings_that_do_not_fit_are_refused(settings, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         engine(**settings)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_guesses_change_nothing_and_some_are_right(method: str) -> None:
+    sampled = SamplingParams(temperature=0.7, seed=5, max_tokens=20, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    params = [greedy, sampled, greedy, sampled, greedy]
+    expected = answer_ids(engine(), prompts(), params)
+    guessing = {"method": method, "num_speculative_tokens": 3}
+    if method == "draft_model":
+        guessing["model"] = patched("llama")  # guesses all of them rightly
+    on = engine(speculative_config=guessing)
+    assert answer_ids(on, prompts(), params) == expected
+    assert on.speculation is not None and on.speculation.acceptance.accepted > 0
+    if method == "draft_model":
+        assert on.speculation.acceptance.rate == 1
+    assert at_rest(on)

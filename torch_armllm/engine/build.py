@@ -18,6 +18,7 @@ from torch_armllm.engine.request import Answer
 from torch_armllm.engine.runner import ModelRunner
 from torch_armllm.engine.sampler import Sampler
 from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
+from torch_armllm.engine.speculative.build import build_speculation
 from torch_armllm.engine.stopping import AnswerText, end_tokens
 from torch_armllm.patching import patched_forward
 
@@ -67,7 +68,15 @@ def build_engine(
         prompt = answer.request.prompt_token_ids
         return AnswerText(tokenizer, answer.params, prompt, ends, max_model_len)
 
-    return LLMEngine(intake, scheduler, runner, sampler, begin_text, not config.disable_log_stats)
+    speculation = None
+    if config.speculative_config is not None:
+        positions = blocks.num_blocks * blocks.block_size
+        speculation = build_speculation(
+            config.speculative_config, sampler, positions, config.max_num_batched_tokens
+        )
+    return LLMEngine(
+        intake, scheduler, runner, sampler, begin_text, speculation, log_stats=not config.disable_log_stats
+    )
 
 
 def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch_armllm.engine.assembly import Assembler
 from torch_armllm.engine.intake import Intake, Prompt
 from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampler import Drawn, Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduler import Scheduler
+from torch_armllm.engine.speculative.speculation import Speculation
 from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.stopping import AnswerText
@@ -39,6 +40,7 @@ class LLMEngine:
         runner: computes it.
         sampler: draws tokens of logits.
         begin_text: makes an answer's text, which tells when it has come to its end.
+        speculation: guesses tokens ahead; None: nothing is guessed.
         log_stats: whether a line of rates is logged while requests run.
 
     Attributes:
@@ -52,12 +54,15 @@ class LLMEngine:
         runner: Runner,
         sampler: Sampler,
         begin_text: Callable[[Answer], AnswerText],
+        speculation: Speculation | None = None,
         log_stats: bool = False,
     ) -> None:
         self.intake = intake
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
+        self.speculation = speculation
+        self._verify = speculation.verify if speculation is not None else sampler.verify_all
         self.stats = EngineStats(self._gauges, log_stats)
         self._begin_text = begin_text
         self._assembler = Assembler()
@@ -112,7 +117,10 @@ class LLMEngine:
         drawn = {answer: self._append(answer, found) for answer, found in self._draw(step, logits).items()}
         self.stats.record(step, drawn, began)
         self.scheduler.complete(step, drawn)
-        return self._outputs(self._advance(drawn))
+        changed = self._advance(drawn)
+        if self.speculation is not None:
+            self.speculation.propose([a for a in drawn if a.status is Status.RUNNING])
+        return self._outputs(changed)
 
     def _gauges(self) -> Gauges:
         scheduler, blocks = self.scheduler, self.scheduler.blocks
@@ -142,7 +150,7 @@ class LLMEngine:
                     counts.append(scheduled.draft_count)
                     rows += range(end - 1 - scheduled.draft_count, end)
         chosen = logits if len(rows) == len(logits) else logits[rows]
-        return dict(zip(answers, self.sampler.verify_all(chosen, answers, counts), strict=True))
+        return dict(zip(answers, self._verify(chosen, answers, counts), strict=True))
 
     def _siblings(self, answer: Answer) -> list[Answer]:
         """A request's further answers, made when its prompt is read: they draw from the same logits."""
