@@ -116,6 +116,29 @@ def test_workers_are_pinned_and_the_caller_is_not() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
+PROGRAM_WITH_A_THREAD = """
+import os, threading
+from torch_armllm.ops.team import team_threads
+from torch_armllm.parallel.threads import Team, Threads
+cpus = sorted(os.sched_getaffinity(0))
+team = Team(Threads(2, "", ((cpus[0],), (cpus[1],)), ""))
+team.settle()
+def other():
+    team.settle()
+    assert os.sched_getaffinity(team_threads()[1]) == {cpus[1]}
+    print("settled")
+thread = threading.Thread(target=other)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
+def test_each_thread_that_computes_has_its_workers_pinned() -> None:
+    found = subprocess.run([sys.executable, "-c", PROGRAM_WITH_A_THREAD], check=True, capture_output=True)
+    assert b"settled" in found.stdout
+
+
 def test_using_as_many_threads_as_there_are_changes_nothing() -> None:
     before = torch.get_num_threads(), os.sched_getaffinity(0)
     use_threads(Threads(before[0], "", (), ""))

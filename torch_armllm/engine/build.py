@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from torch_armllm import env
 from torch_armllm.engine.block_manager import BlockManager
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.intake import Intake
@@ -20,6 +21,11 @@ from torch_armllm.engine.sampler import Sampler
 from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.speculative.build import build_speculation
 from torch_armllm.engine.stopping import AnswerText, end_tokens
+from torch_armllm.engine.trace import NO_TRACE, TraceFile
+from torch_armllm.machine import cpu_name
+from torch_armllm.messages import show_messages
+from torch_armllm.ops import isa
+from torch_armllm.parallel.threads import Team, choose_threads
 from torch_armllm.patching import patched_forward
 
 logger = logging.getLogger(__name__)
@@ -39,11 +45,16 @@ def build_engine(
         ValueError: the model is not patched, or the settings do not fit it or the memory.
     """
     config = config or EngineConfig()
+    show_messages()
+    team = Team(choose_threads(config.threads, config.pin_threads))
+    team.settle()
+    trace = TraceFile(config.trace) if config.trace else NO_TRACE
     forward = patched_forward(model)
     max_model_len = longest_text(model, config.max_model_len, forward.longest if forward else None)
     runner: Runner
     if forward is None:
-        runner, blocks = _by_modules(model, config, max_model_len)
+        runner = ModulesRunner(model, trace=trace, team=team)
+        blocks = _counted_only(model, config, max_model_len, runner.block_size)
     else:
         memory = size_kv_memory(
             forward.shape,
@@ -53,12 +64,15 @@ def build_engine(
             memory=config.kv_cache_memory,
             swap_space=config.swap_space,
         )
-        logger.info("%s", memory)
+        logger.info("%s: %s", type(model).__name__, memory)
         max_model_len = memory.max_model_len
-        runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks)
+        runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks, trace, team)
         blocks = BlockManager(
             memory.num_blocks, memory.block_size, memory.swap_blocks, config.enable_prefix_caching
         )
+    logger.info("kernels for %s on %s; %s", isa.machine().selected, cpu_name(), team.chosen)
+    for advice in env.warnings(env.describe()):
+        logger.warning("%s", advice)
     scheduler = Scheduler(_limits(config, max_model_len), blocks)
     ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
     sampler = Sampler(_drawable(model, tokenizer), ends, tokenizer)
@@ -74,9 +88,8 @@ def build_engine(
         speculation = build_speculation(
             config.speculative_config, sampler, positions, config.max_num_batched_tokens
         )
-    return LLMEngine(
-        intake, scheduler, runner, sampler, begin_text, speculation, log_stats=not config.disable_log_stats
-    )
+    log_stats = not config.disable_log_stats
+    return LLMEngine(intake, scheduler, runner, sampler, begin_text, speculation, log_stats, trace)
 
 
 def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
@@ -89,15 +102,14 @@ def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
     )
 
 
-def _by_modules(model: Any, config: EngineConfig, max_model_len: int) -> tuple[ModulesRunner, BlockManager]:
+def _counted_only(model: Any, config: EngineConfig, max_model_len: int, block_size: int) -> BlockManager:
     """For a model without a plan: its caches grow as they must, and blocks only count."""
     logger.warning(
         "%s has no plan: its texts run one after the other, by its own forward, without prefix caching",
         type(model).__name__,
     )
-    runner = ModulesRunner(model)
-    texts = config.max_num_seqs * -(-max_model_len // runner.block_size)
-    return runner, BlockManager(texts, runner.block_size, enable_prefix_caching=False)
+    texts = config.max_num_seqs * -(-max_model_len // block_size)
+    return BlockManager(texts, block_size, enable_prefix_caching=False)
 
 
 def _drawable(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int:

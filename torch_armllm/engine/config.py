@@ -27,6 +27,8 @@ class EngineConfig:
         speculative_config: how tokens are guessed: ``{"method": "ngram" | "draft_model", …}``.
         disable_log_stats: no line of rates while requests run.
         trace: a file for the timing of every step, in Chrome's trace format.
+        threads: that compute; None: one for each physical core that the process may use.
+        pin_threads: whether they stay on their cores; None: where they fill all of those.
     """
 
     max_model_len: int | None = None
@@ -41,3 +43,5 @@ class EngineConfig:
     speculative_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
     trace: str | None = None
+    threads: int | None = None
+    pin_threads: bool | None = None

@@ -19,6 +19,7 @@ from torch_armllm.engine.speculative.speculation import Speculation
 from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.stopping import AnswerText
+from torch_armllm.engine.trace import NO_TRACE, Trace
 
 
 class Runner(Protocol):
@@ -42,6 +43,7 @@ class LLMEngine:
         begin_text: makes an answer's text, which tells when it has come to its end.
         speculation: guesses tokens ahead; None: nothing is guessed.
         log_stats: whether a line of rates is logged while requests run.
+        trace: takes notes of what a step spends its time on.
 
     Attributes:
         stats: what the steps did.
@@ -56,6 +58,7 @@ class LLMEngine:
         begin_text: Callable[[Answer], AnswerText],
         speculation: Speculation | None = None,
         log_stats: bool = False,
+        trace: Trace = NO_TRACE,
     ) -> None:
         self.intake = intake
         self.scheduler = scheduler
@@ -64,6 +67,7 @@ class LLMEngine:
         self.speculation = speculation
         self._verify = speculation.verify if speculation is not None else sampler.verify_all
         self.stats = EngineStats(self._gauges, log_stats)
+        self._trace = trace
         self._begin_text = begin_text
         self._assembler = Assembler()
         self._requests: dict[str, Request] = {}
@@ -109,18 +113,26 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Computes one step and returns the outputs of requests that it changed."""
         began = time.monotonic()
+        self._trace.begin()
         step = self.scheduler.schedule()
         if not step.scheduled:
             return []
         self._note_start(step, began)
+        self._trace.mark("schedule")
         logits = self.runner.execute(step)
-        drawn = {answer: self._append(answer, found) for answer, found in self._draw(step, logits).items()}
+        tokens = self._draw(step, logits)
+        self._trace.mark("sample")
+        drawn = {answer: self._append(answer, found) for answer, found in tokens.items()}
+        self._trace.mark("detokenise")
         self.stats.record(step, drawn, began)
         self.scheduler.complete(step, drawn)
         changed = self._advance(drawn)
         if self.speculation is not None:
             self.speculation.propose([a for a in drawn if a.status is Status.RUNNING])
-        return self._outputs(changed)
+        outputs = self._outputs(changed)
+        self._trace.mark("finish")
+        self._trace.end(answers=len(step.scheduled), tokens=step.token_count, drawn=len(drawn))
+        return outputs
 
     def _gauges(self) -> Gauges:
         scheduler, blocks = self.scheduler, self.scheduler.blocks

@@ -14,6 +14,8 @@ from transformers import DynamicCache
 
 from torch_armllm.engine.request import Answer, Status
 from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.parallel.threads import Team
 
 _STATES = ("past_key_values", "cache_params", "state", "mems")
 """What models call that which they keep of a text."""
@@ -37,14 +39,20 @@ class ModulesRunner:
     Args:
         model: a causal language model.
         block_size: positions a block, as the scheduler counts.
+        trace: takes notes of what a step spends its time on.
+        team: the threads that compute; None: those that torch has.
     """
 
     longest: int | None = None
 
-    def __init__(self, model: Any, block_size: int = 32) -> None:
+    def __init__(
+        self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: Team | None = None
+    ) -> None:
         self.model = model
         self.block_size = block_size
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._trace = trace
+        self._team = team
         self._takes = set(inspect.signature(model.forward).parameters)
         self._texts: MutableMapping[Answer, Text] = WeakKeyDictionary()
 
@@ -52,11 +60,15 @@ class ModulesRunner:
     def execute(self, step: Step) -> Tensor:
         """Computes a step; see `ModelRunner.execute`."""
         assert not step.swaps_out and not step.swaps_in
+        if self._team is not None:
+            self._team.settle()
         self._forget(step)
         for s in step.scheduled:
             if s.start and s.answer not in self._texts:
                 self._fork(s)
+        self._trace.mark("prepare")
         found = [self._logits(s) for s in step.scheduled if s.wanted]
+        self._trace.mark("modules")
         return torch.cat(found) if found else torch.empty(0, self.vocabulary)
 
     def _forget(self, step: Step) -> None:

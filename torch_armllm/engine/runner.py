@@ -12,6 +12,8 @@ from torch_armllm.engine.cache_shape import Cache
 from torch_armllm.engine.head import Head
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.step_inputs import StepBuilder
+from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.parallel.threads import Team
 from torch_armllm.patching import patched_forward
 
 
@@ -24,12 +26,21 @@ class ModelRunner:
         model: patched, and captured.
         num_blocks: of keys and values.
         swap_blocks: more of them, for answers that wait for their turn.
+        trace: takes notes of what a step spends its time on.
+        team: the threads that compute; None: those that torch has.
 
     Raises:
         ValueError: the model is not patched, or was not captured.
     """
 
-    def __init__(self, model: Any, num_blocks: int, swap_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        num_blocks: int,
+        swap_blocks: int = 0,
+        trace: Trace = NO_TRACE,
+        team: Team | None = None,
+    ) -> None:
         forward = patched_forward(model)
         if forward is None:
             raise ValueError(f"this {type(model).__name__} runs module by module: it has no plan")
@@ -44,6 +55,8 @@ class ModelRunner:
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
         self._builder = StepBuilder(self.cache, self.block_size, forward.first_position)
         self._head = Head(model, forward)
+        self._trace = trace
+        self._team = team
 
     @torch.no_grad()
     def execute(self, step: Step) -> Tensor:
@@ -53,12 +66,20 @@ class ModelRunner:
             Logits ``(R, vocabulary)`` in the model's type: the rows of every `Scheduled.wanted`, in the order
             of ``step.scheduled``.
         """
+        if self._team is not None:
+            self._team.settle()
         self.move(step)
-        hidden = self.plan.run(self._builder.build(step))
+        inputs = self._builder.build(step)
         rows = wanted_rows(step.scheduled)
-        if len(rows) != hidden.shape[0]:
+        self._trace.mark("prepare")
+        hidden = self.plan.run(inputs)
+        decodes = len(rows) == hidden.shape[0]
+        self._trace.mark("decode" if decodes else "prefill")
+        if not decodes:
             hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
-        return self._head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
+        logits = self._head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
+        self._trace.mark("head")
+        return logits
 
     def move(self, step: Step) -> None:
         """Copies the blocks that a step swaps out, swaps in, and makes an answer's own."""

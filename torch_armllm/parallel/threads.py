@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -102,6 +103,21 @@ def use_threads(chosen: Threads) -> None:
         _, *workers = team.team_threads()
         for worker, core in zip(workers, chosen.places[1:], strict=True):
             os.sched_setaffinity(worker, core)
+
+
+class Team:
+    """The chosen threads of whichever thread computes: each that starts an op has workers of its own."""
+
+    def __init__(self, chosen: Threads) -> None:
+        self.chosen = chosen
+        self._settled: int | None = None
+
+    def settle(self) -> None:
+        """Makes the calling thread compute by the chosen threads; costs nothing where it did last."""
+        caller = threading.get_ident()
+        if caller != self._settled:
+            use_threads(self.chosen)
+            self._settled = caller
 
 
 def _count(

@@ -1,0 +1,76 @@
+"""The timing of steps: a file that can be read at any moment, with the phases inside their steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.engines import answer_ids, engine
+from tests.models import token_ids
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.trace import NO_TRACE, TraceFile
+
+PHASES = ["schedule", "prepare", "prefill", "head", "sample", "detokenise", "finish"]
+
+
+def spans(file: Path) -> list[dict[str, Any]]:
+    return [event for event in json.loads(file.read_text()) if event["ph"] == "X"]
+
+
+def test_the_file_is_whole_after_every_step(tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    trace = TraceFile(file)
+    assert spans(file) == []
+    for number in range(1, 4):
+        trace.begin()
+        trace.mark("one")
+        trace.mark("two")
+        trace.end(tokens=7)
+        found = spans(file)
+        assert [event["name"] for event in found] == ["step", "one", "two"] * number
+        assert found[-3]["args"] == {"number": number, "tokens": 7}
+    step, one, two = found[-3:]
+    assert step["ts"] == one["ts"]
+    assert one["ts"] + one["dur"] == pytest.approx(two["ts"])
+    assert step["dur"] == pytest.approx(one["dur"] + two["dur"])
+
+
+def test_a_process_that_dies_leaves_a_whole_file(tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    program = (
+        "import os, signal, sys; from torch_armllm.engine.trace import TraceFile\n"
+        "trace = TraceFile(sys.argv[1])\n"
+        "for _ in range(5):\n    trace.begin(); trace.mark('one'); trace.end()\n"
+        "trace.begin(); trace.mark('lost'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(file)], check=False)
+    assert [event["name"] for event in spans(file)] == ["step", "one"] * 5
+
+
+def test_an_engines_steps_and_phases(tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    on = engine(trace=str(file))
+    prompts = [token_ids(1, n, seed=n)[0].tolist() for n in (9, 30)]
+    answer_ids(on, prompts, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    found = spans(file)
+    assert [event["name"] for event in found[:8]] == ["step", *PHASES]
+    steps = [event for event in found if event["name"] == "step"]
+    assert [step["args"]["tokens"] for step in steps] == [39, 2, 2]
+    assert [event["name"] for event in found].count("decode") == 2
+    assert {event["pid"] for event in found} == {os.getpid()}
+    last = found[-1]
+    assert last["ts"] + last["dur"] == pytest.approx(steps[-1]["ts"] + steps[-1]["dur"])
+
+
+def test_nothing_is_noted_without_a_file() -> None:
+    NO_TRACE.begin()
+    NO_TRACE.mark("one")
+    NO_TRACE.end(tokens=1)
+    with pytest.raises(OSError, match="nowhere"):
+        TraceFile("/nowhere/steps.json")
