@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -160,7 +159,6 @@ def test_streams_never_show_what_is_cut_off(words: list[str], stops: list[str], 
     tokens = [t for word in words for t in (spelt(word) if word == "é" else ids(word))]
     whole = "".join(words)
     places = [whole.find(stop) for stop in stops]
-    # the earliest to end ends it: a token shows no more than the text up to it
     shown, finish = run(answer(stop=stops, include_stop_str_in_output=keep), tokens)
     assert all(later.startswith(earlier) for earlier, later in zip(shown, shown[1:], strict=False))
     if finish is None:
@@ -173,10 +171,8 @@ def test_streams_never_show_what_is_cut_off(words: list[str], stops: list[str], 
         stop = str(finish.stop_reason)
         assert whole.startswith(shown[-1] if keep else shown[-1] + stop)
         assert shown[-1].endswith(stop) or not keep
-        begun = shown[-1][: len(shown[-1]) - len(stop)] if keep else shown[-1]
-        assert not any(stop in (begun + stop)[:-1] for stop in stops)
-
-
-@pytest.mark.parametrize("stop", ["", ["", "b"]])
-def test_an_empty_stop_text_ends_nothing(stop: str | list[str]) -> None:
-    assert run(answer(stop=stop), ids("a"))[1] is None
+        begun = len(shown[-1]) - len(stop) * keep
+        come = len(str(TOKENIZER.decode(tokens[: len(shown)])))
+        for other in stops:  # none begins before it, of those that are complete by then
+            place = whole.find(other)
+            assert place < 0 or place >= begun or place + len(other) > come

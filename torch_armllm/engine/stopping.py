@@ -58,7 +58,7 @@ class AnswerText:
     ) -> None:
         self.text = ""
         self._params = params
-        self._stops = tuple(stop for stop in params.stop_texts if stop)
+        self._stops = params.stop_texts
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._own_end = None if params.ignore_eos or not end_token_ids else end_token_ids[0]
         self._end_ids = self._stop_ids if params.ignore_eos else self._stop_ids | frozenset(end_token_ids)
