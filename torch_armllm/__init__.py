@@ -6,7 +6,18 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["ArmInt4Config", "Report", "is_patched", "patch", "quantize", "unpatch"]
+__all__ = [
+    "LLM",
+    "ArmInt4Config",
+    "AsyncLLM",
+    "Report",
+    "RequestOutput",
+    "SamplingParams",
+    "is_patched",
+    "patch",
+    "quantize",
+    "unpatch",
+]
 
 # In a checkout, `ops` and `passes` lie beside this package; an installed package holds them itself.
 _checkout = _Path(__file__).resolve().parent.parent
@@ -18,7 +29,11 @@ from torch_armllm.hf.registration import when_transformers_is_there as _when_tra
 _when_transformers_is_there()
 
 if TYPE_CHECKING:
+    from torch_armllm.async_llm import AsyncLLM
+    from torch_armllm.engine.outputs import RequestOutput
+    from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.hf.config import ArmInt4Config
+    from torch_armllm.llm import LLM
     from torch_armllm.patching import is_patched, patch, unpatch
     from torch_armllm.quant import quantize
     from torch_armllm.report import Report
@@ -30,6 +45,10 @@ _HOMES = {
     "quantize": "torch_armllm.quant",
     "ArmInt4Config": "torch_armllm.hf.config",
     "Report": "torch_armllm.report",
+    "LLM": "torch_armllm.llm",
+    "AsyncLLM": "torch_armllm.async_llm",
+    "SamplingParams": "torch_armllm.engine.sampling_params",
+    "RequestOutput": "torch_armllm.engine.outputs",
 }
 
 

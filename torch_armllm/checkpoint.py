@@ -20,13 +20,15 @@ MOE = "smollm2-moe"
 SOURCES = f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from it), a folder, or a hub name"
 
 
-def load_model(source: str, dtype: torch.dtype = torch.bfloat16, progress: bool = False) -> PreTrainedModel:
+def load_model(
+    source: str, dtype: torch.dtype | str = torch.bfloat16, progress: bool = False
+) -> PreTrainedModel:
     """Loads a causal language model.
 
     Args:
         source: ``smollm2``, the embedded SmolLM2-135M-Instruct; ``smollm2-moe``, a Mixture-of-Experts of
             8 experts a layer made from it; a checkpoint's folder; or a name on the model hub.
-        dtype: of the weights.
+        dtype: of the weights; ``auto`` is the checkpoint's own.
         progress: shows a bar while the experts are made.
 
     Raises:

@@ -1,0 +1,219 @@
+"""The thread that an engine runs in, and the way from there to coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from torch_armllm.engine.intake import Prompt
+from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+
+
+class EngineDeadError(RuntimeError):
+    """The engine does not run any more; its cause says why."""
+
+
+class Engine(Protocol):
+    """What the thread runs; see `LLMEngine`."""
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
+    ) -> None:
+        """Submits a request."""
+        ...
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+        """Ends requests at once."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """Computes a step."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is anything to compute."""
+        ...
+
+
+class OutputStream:
+    """One request's outputs on their way to a coroutine.
+
+    Outputs that nobody has taken yet give way to newer ones, which hold all that they did; unless each holds
+    only what is new.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._keep_all = params.output_kind is RequestOutputKind.DELTA
+        self._outputs: deque[RequestOutput | Exception] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Called in the loop of the coroutine."""
+        if not self._keep_all and isinstance(output, RequestOutput):
+            self._outputs.clear()
+        self._outputs.append(output)
+        self._arrived.set()
+
+    async def get(self) -> RequestOutput:
+        """The next output; raises what went wrong instead."""
+        while not self._outputs:
+            self._arrived.clear()
+            await self._arrived.wait()
+        output = self._outputs.popleft()
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+
+class _Add(NamedTuple):
+    request_id: str
+    stream: OutputStream
+    prompt: Prompt
+    params: SamplingParams
+    priority: int
+
+
+class _Abort(NamedTuple):
+    request_id: str
+    stream: OutputStream | None  # None: whoever has the name
+
+
+class EngineThread:
+    """Runs an engine: takes steps while there are requests, and sleeps while there are none.
+
+    Only this thread touches the engine; everybody else leaves word for it, which it reads between two steps.
+    An error of a step ends it, and reaches all who wait.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.error: EngineDeadError | None = None
+        self._engine = engine
+        self._streams: dict[str, OutputStream] = {}
+        self._changed = threading.Condition()
+        self._inbox: deque[_Add | _Abort] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="armllm-engine", daemon=True)
+        self._thread.start()
+
+    def add(
+        self, request_id: str, stream: OutputStream, prompt: Prompt, params: SamplingParams, priority: int
+    ) -> None:
+        """Submits a request, whose outputs, or the reason why there are none, go to a stream.
+
+        Raises:
+            EngineDeadError: the engine does not run any more.
+        """
+        self._leave(_Add(request_id, stream, prompt, params, priority))
+
+    def abort(self, request_id: str, stream: OutputStream | None = None) -> None:
+        """Ends a request; given a stream, only if it is the one whose outputs go there."""
+        if self.error is None:
+            self._leave(_Abort(request_id, stream))
+
+    def check(self) -> None:
+        """Raises `EngineDeadError` where the engine does not run any more."""
+        if self.error is not None:
+            raise self._death()
+
+    def stop(self) -> None:
+        """Ends the thread after the step that is running; who still waits gets an error."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _leave(self, word: _Add | _Abort) -> None:
+        with self._changed:
+            if self.error is None:
+                self._inbox.append(word)
+                self._changed.notify()
+                return
+        if isinstance(word, _Add):
+            raise self._death()
+
+    def _run(self) -> None:
+        cause: BaseException | None = None
+        try:
+            while self._read_inbox():
+                if self._engine.has_unfinished_requests():
+                    self._hand_out(self._engine.step())
+        except BaseException as error:  # whatever it is: those who wait must hear of it
+            cause = error
+        with self._changed:
+            text = "the engine was shut down" if cause is None else f"the engine failed: {cause!r}"
+            self.error = EngineDeadError(text)
+            self.error.__cause__ = cause
+            waiting = [*self._streams.values(), *(w.stream for w in self._inbox if isinstance(w, _Add))]
+            names = list(self._streams)
+            self._inbox.clear()
+            self._streams.clear()
+        if cause is None:
+            self._engine.abort_request(names)
+        self._send((stream, self._death()) for stream in waiting)
+
+    def _death(self) -> EngineDeadError:
+        """An error for one of those who wait: each gets its own, for each adds its traceback."""
+        assert self.error is not None
+        error = EngineDeadError(*self.error.args)
+        error.__cause__ = self.error.__cause__
+        return error
+
+    def _read_inbox(self) -> bool:
+        """Does what was left word of, after waiting for some where there is nothing else to do."""
+        with self._changed:
+            while not (self._stopping or self._inbox or self._engine.has_unfinished_requests()):
+                self._changed.wait()
+            if self._stopping:
+                return False
+            words, self._inbox = self._inbox, deque()
+        for word in words:
+            if isinstance(word, _Add):
+                self._add(word)
+            elif word.stream is None or self._streams.get(word.request_id) is word.stream:
+                self._hand_out(self._engine.abort_request(word.request_id))
+        return True
+
+    def _add(self, word: _Add) -> None:
+        try:
+            self._engine.add_request(word.request_id, word.prompt, word.params, word.priority)
+        except Exception as error:
+            self._send([(word.stream, error)])
+        else:
+            self._streams[word.request_id] = word.stream
+
+    def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
+        ready = []
+        for output in outputs:
+            if (stream := self._streams.get(output.request_id)) is not None:
+                ready.append((stream, output))
+                if output.finished:
+                    del self._streams[output.request_id]
+        self._send(ready)
+
+    def _send(self, ready: Iterable[tuple[OutputStream, RequestOutput | Exception]]) -> None:
+        """Wakes each loop once, whatever the number of its coroutines."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, RequestOutput | Exception]]] = {}
+        for stream, output in ready:
+            by_loop.setdefault(stream.loop, []).append((stream, output))
+        for loop, own in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, own)
+            except RuntimeError:  # the loop is closed, and its coroutines are gone
+                self._forsake([stream for stream, _ in own])
+
+    def _forsake(self, streams: list[OutputStream]) -> None:
+        names = [name for name, stream in self._streams.items() if stream in streams]
+        for name in names:
+            del self._streams[name]
+        self._engine.abort_request(names)
+
+
+def _put_all(own: list[tuple[OutputStream, RequestOutput | Exception]]) -> None:
+    for stream, output in own:
+        stream.put(output)

@@ -1,0 +1,139 @@
+"""From whatever a user names to an engine that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+import torch_armllm
+from torch_armllm.checkpoint import load_model, load_tokenizer
+from torch_armllm.engine.build import build_engine
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.sampling_params import SamplingParams
+
+
+class Loaded(NamedTuple):
+    """An engine, and what it was made of."""
+
+    engine: LLMEngine
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+def load_engine(
+    model: str | PreTrainedModel,
+    tokenizer: str | PreTrainedTokenizerBase | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    quantization: str | None = "int4",
+    skip_tokenizer_init: bool = False,
+    progress: bool = True,
+    config: EngineConfig | None = None,
+) -> Loaded:
+    """Loads a model and its tokenizer, patches the model if it is not, and puts an engine together.
+
+    Args:
+        model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
+        tokenizer: or its folder or name; None: the model's own.
+        dtype: of the weights that are loaded; ``auto`` is the checkpoint's own.
+        quantization: see `torch_armllm.patch`; regarded where the model is not quantised or patched yet.
+        skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
+        progress: shows bars.
+        config: of the engine.
+
+    Raises:
+        ValueError: a setting is unknown, or does not fit the model or the memory.
+        OSError: there is no such checkpoint.
+    """
+    config = config or EngineConfig()
+    source = model if isinstance(model, str) else model.name_or_path
+    own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
+    if isinstance(model, str):
+        model = load_model(model, _dtype(dtype), progress=progress)
+    if not torch_armllm.is_patched(model):
+        cache = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        torch_armllm.patch(model, quantization, progress=progress, kv_cache=cache)
+    return Loaded(build_engine(model, own_tokenizer, config), model, own_tokenizer)
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """Settings by name.
+
+    Raises:
+        ValueError: one is unknown.
+    """
+    known = [field.name for field in fields(EngineConfig)]
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"unknown setting {name!r}; an engine has {', '.join(known)}")
+    return EngineConfig(**settings)
+
+
+def default_params(generation: GenerationConfig | None) -> SamplingParams:
+    """The settings that a model's makers recommend."""
+    recommended = {
+        name: value
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        if (value := getattr(generation, name, None)) is not None
+    }
+    if (most := getattr(generation, "max_new_tokens", None)) is not None:
+        recommended["max_tokens"] = most
+    return SamplingParams(**recommended)
+
+
+def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    if isinstance(dtype, str) and dtype != "auto":
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            raise ValueError(f"dtype must be auto, bfloat16, float16 or float32, not {dtype!r}")
+        return found
+    return dtype
+
+
+def _tokenizer(
+    tokenizer: str | PreTrainedTokenizerBase | None, source: str, named: bool
+) -> PreTrainedTokenizerBase | None:
+    if isinstance(tokenizer, str):
+        return load_tokenizer(tokenizer)
+    if tokenizer is not None:
+        return tokenizer
+    if named:
+        return load_tokenizer(source)
+    if not source:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError):  # a model that was made from a configuration, say
+        return None
+
+
+def conversation_tokens(
+    tokenizer: PreTrainedTokenizerBase | None, conversation: list[dict[str, Any]], **options: Any
+) -> dict[str, Any]:
+    """The prompt that a conversation becomes by a chat template.
+
+    Args:
+        tokenizer: whose template it is, unless ``chat_template`` is given.
+        conversation: messages with ``role`` and ``content``.
+        options: of `transformers.PreTrainedTokenizerBase.apply_chat_template`.
+
+    Raises:
+        ValueError: there is no tokenizer or no template, or the template refuses the conversation.
+    """
+    if tokenizer is None:
+        raise ValueError("there is no tokenizer: give one, or use generate with prompt_token_ids")
+    if not options.get("chat_template") and not tokenizer.chat_template:
+        raise ValueError("the tokenizer has no chat template; give chat_template, or use generate")
+    try:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+    except ValueError:
+        raise
+    except Exception as error:  # Jinja's own, and whatever a template trips over
+        raise ValueError(f"the chat template refuses this conversation: {error}") from error
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote them
+    return {"prompt": text, "prompt_token_ids": list(tokens)}
