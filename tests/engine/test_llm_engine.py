@@ -85,6 +85,12 @@ def test_logprobs_are_those_of_the_model() -> None:
     assert answer.cumulative_logprob == pytest.approx(total)
 
 
+def test_all_answers_draw_behind_the_last_token_of_a_prompt_whose_logprobs_are_wanted() -> None:
+    sampled = SamplingParams(n=2, seed=1, temperature=0.01, max_tokens=4)
+    watched = SamplingParams(n=2, seed=1, temperature=0.01, max_tokens=4, prompt_logprobs=0)
+    assert answer_ids(engine(), [[5, 9]], watched) == answer_ids(engine(), [[5, 9]], sampled)
+
+
 def test_outputs_of_all_kinds_say_the_same() -> None:
     found = {}
     for kind in RequestOutputKind:

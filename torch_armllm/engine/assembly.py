@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampling_params import RequestOutputKind
@@ -29,18 +31,18 @@ class Assembler:
         for answer in request.answers:
             self._reported.pop(answer, None)
 
-    def output(self, request: Request, texts: dict[Answer, str]) -> RequestOutput | None:
+    def output(self, request: Request, text_of: Callable[[Answer], str]) -> RequestOutput | None:
         """A request's output after a step, or None where its kind wants none yet.
 
         Args:
             request: what was worked on.
-            texts: of its answers, as far as they may be shown.
+            text_of: gives an answer's text, as far as it may be shown.
         """
         kind = request.params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and not request.finished:
             return None
         delta = kind is RequestOutputKind.DELTA
-        answers = [self._answer(answer, texts.get(answer, ""), delta) for answer in request.answers]
+        answers = [self._answer(answer, text_of(answer), delta) for answer in request.answers]
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,

@@ -161,7 +161,7 @@ class LLMEngine:
                     answers.append(each)
                     counts.append(scheduled.draft_count)
                     rows += range(end - 1 - scheduled.draft_count, end)
-        chosen = logits if len(rows) == len(logits) else logits[rows]
+        chosen = logits if rows == list(range(len(logits))) else logits[rows]
         return dict(zip(answers, self._verify(chosen, answers, counts), strict=True))
 
     def _siblings(self, answer: Answer) -> list[Answer]:
@@ -213,13 +213,15 @@ class LLMEngine:
         for request in requests:
             if request.finished:
                 request.metrics.finished_time = time.monotonic()
-            texts = {a: self._texts[a].text for a in request.answers if a in self._texts}
-            output = self._assembler.output(request, texts)
+            output = self._assembler.output(request, self._text)
             if output is not None:
                 outputs.append(output)
             if request.finished:
                 self._forget(request)
         return outputs
+
+    def _text(self, answer: Answer) -> str:
+        return self._texts[answer].text if answer in self._texts else ""
 
     def _show_all(self, request: Request) -> None:
         for answer in request.answers:

@@ -35,7 +35,8 @@ def end_tokens(
 class AnswerText:
     """The text of one answer as its tokens come, and the check for its end.
 
-    Text that may be the beginning of a stop text is held back until it is known to be none.
+    Text that may be the beginning of a stop text is held back until it is known to be none.  Without stop
+    texts, tokens become text only when somebody asks for it.
 
     Args:
         tokenizer: None gives no text; only tokens and lengths end the answer then.
@@ -43,9 +44,6 @@ class AnswerText:
         prompt_token_ids: of the request.
         end_token_ids: the model's own; see `end_tokens`.
         max_model_len: most tokens of prompt and answer.
-
-    Attributes:
-        text: what may be shown.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class AnswerText:
         end_token_ids: Sequence[int],
         max_model_len: int,
     ) -> None:
-        self.text = ""
         self._params = params
         self._stops = params.stop_texts
         self._stop_ids = frozenset(params.stop_token_ids or ())
@@ -68,7 +65,9 @@ class AnswerText:
         if tokenizer is not None and params.detokenize:
             self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
         self._length = 0
+        self._unread: list[int] = []  # tokens that are not text yet
         self._known = ""  # text, and what is held back of it
+        self._shown = 0  # characters of it
         self._searched = 0  # stop texts that end within so many characters do not count
 
     def append(self, token_id: int) -> Finish | None:
@@ -78,7 +77,9 @@ class AnswerText:
         early = self._length < self._params.min_tokens
         ends = not early and token_id in self._end_ids
         if self._detokenizer is not None and not (ends and not self._params.include_stop_str_in_output):
-            self._known += self._detokenizer.append(token_id)
+            self._unread.append(token_id)
+        if self._stops:
+            self._read()
         if self._length <= self._params.min_tokens:
             self._searched = len(self._known)
         if ends:
@@ -88,15 +89,30 @@ class AnswerText:
             return Finish("stop", stop)
         if self._length == self._most:
             return self._finish(Finish("length"))
-        self.text = self._known[: len(self._known) - self._held()]
+        self._shown = len(self._known) - self._held()
         return None
+
+    @property
+    def text(self) -> str:
+        """What may be shown."""
+        if self._unread:
+            self._read()
+            self._shown = len(self._known)
+        return self._known if self._shown == len(self._known) else self._known[: self._shown]
 
     def flush(self) -> str:
         """Shows everything that was held back, for an answer that ends now; returns the whole text."""
+        self._read()
         if self._detokenizer is not None:
             self._known += self._detokenizer.flush()
-        self.text = self._known
-        return self.text
+        self._shown = len(self._known)
+        return self._known
+
+    def _read(self) -> None:
+        assert self._detokenizer is not None or not self._unread
+        for token in self._unread:
+            self._known += self._detokenizer.append(token)  # type: ignore[union-attr]
+        self._unread.clear()
 
     def _finish(self, finish: Finish) -> Finish:
         self.flush()
@@ -114,7 +130,8 @@ class AnswerText:
             return None
         place, stop = found
         end = place + len(stop) if self._params.include_stop_str_in_output else place
-        self.text = self._known = self._known[:end]
+        self._known = self._known[:end]
+        self._shown = end
         return stop
 
     def _held(self) -> int:
