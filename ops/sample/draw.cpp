@@ -1,32 +1,51 @@
 // From a row's weights to a token: which weights pass the filters, and the draw among them.
 #include <algorithm>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
+#include "common/thread_memory.h"
+#include "common/variants.h"
 #include "sample/sample.h"
 
 namespace armllm {
 namespace {
 
-struct Candidate {
-  float weight;
-  int64_t id;
-};
+constexpr float kSmallest = std::numeric_limits<float>::min();  // no weight below it is ever drawn
 
 bool before(const Candidate& a, const Candidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
 }
 
-// All weights of at least `bound`, and never a zero, in the order of the vocabulary.
-std::vector<Candidate> at_least(const Weights& w, float bound) {
-  std::vector<Candidate> found;
-  for (int64_t b = 0; b < w.blocks(); ++b) {
-    if (!(w.block_largest[b] >= bound) || w.block_largest[b] == 0.0f) continue;
-    const int64_t end = std::min(w.count, (b + 1) * kSampleBlock);
-    for (int64_t i = b * kSampleBlock; i < end; ++i)
-      if (w.values[i] >= bound && w.values[i] > 0.0f) found.push_back({w.values[i], i});
+// Candidates of a row, in the order of the vocabulary, in the thread's memory.
+struct Candidates {
+  Candidate* data;
+  int64_t count;
+
+  double mass() const {
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += data[i].weight;
+    return sum;
   }
-  return found;
+
+  template <typename Keep>
+  void keep(Keep passes) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Candidate c = data[i];
+      data[kept] = c;
+      kept += passes(c) ? 1 : 0;
+    }
+    count = kept;
+  }
+};
+
+Candidates at_least(const Weights& w, float bound) {
+  Candidate* out =
+      reinterpret_cast<Candidate*>(thread_memory(round_up(w.count, kSampleBlock) * sizeof(Candidate)));
+  return {out,
+          variant().sample->gather(w.values, w.block_largest, w.blocks(), std::max(bound, kSmallest), out)};
 }
 
 // A bound that at least `count` weights reach, if there are so many that are not zero: the count-th largest of the
@@ -38,64 +57,97 @@ float reached_by(const Weights& w, int64_t count) {
   return tops[count - 1];
 }
 
-double mass_of(const std::vector<Candidate>& candidates) {
+// No less than the mass of all weights below `bound`: a block that reaches it holds one weight that does.
+double most_below(const Weights& w, float bound) {
   double sum = 0;
-  for (const Candidate& c : candidates) sum += c.weight;
+  for (int64_t b = 0; b < w.blocks(); ++b) {
+    const float others = std::min(w.block_sums[b] - w.block_largest[b], bound * (kSampleBlock - 1));
+    sum += w.block_largest[b] < bound ? w.block_sums[b] : others;
+  }
   return sum;
 }
 
+// A bound that all weights reach which are needed for all of the mass but `spare`.
+float needed_for(const Weights& w, double spare) {
+  float bound = static_cast<float>(spare / static_cast<double>(w.count));
+  while (2 * bound <= 1.0f && most_below(w, 2 * bound) < spare) bound *= 2;
+  return bound;
+}
+
 // Keeps the k best, and those that are as good as the last of them.
-void keep_best(std::vector<Candidate>& candidates, int64_t k) {
-  if (k >= static_cast<int64_t>(candidates.size())) return;
+void keep_best(Candidates& candidates, int64_t k) {
+  if (k >= candidates.count) return;
   std::vector<float> values;
-  values.reserve(candidates.size());
-  for (const Candidate& c : candidates) values.push_back(c.weight);
+  values.reserve(candidates.count);
+  for (int64_t i = 0; i < candidates.count; ++i) values.push_back(candidates.data[i].weight);
   std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<float>());
-  const float bound = values[k - 1];
-  candidates.erase(std::remove_if(candidates.begin(), candidates.end(),
-                                  [bound](const Candidate& c) { return c.weight < bound; }),
-                   candidates.end());
+  candidates.keep([bound = values[k - 1]](const Candidate& c) { return c.weight >= bound; });
 }
 
-// Keeps the fewest of the best whose mass reaches `wanted`, by halving: what lies ahead of the pivot either is
-// enough, or all of it stays and its mass counts.
-void keep_mass(std::vector<Candidate>& candidates, double wanted) {
-  size_t begin = 0, end = candidates.size();
-  while (end - begin > 32) {
-    const size_t middle = begin + (end - begin) / 2;
-    std::nth_element(candidates.begin() + begin, candidates.begin() + middle, candidates.begin() + end,
-                     before);
-    double ahead = 0;
-    for (size_t i = begin; i < middle; ++i) ahead += candidates[i].weight;
-    if (ahead < wanted) {
-      wanted -= ahead;
-      begin = middle;
-    } else {
-      end = middle;
-    }
+// Weights of nearly the same size: as floats above 0 they are ordered as their bits are.
+int32_t size_of(const Candidate& c) {
+  int32_t bits;
+  std::memcpy(&bits, &c.weight, sizeof bits);
+  return bits >> 18;
+}
+constexpr int32_t kSizes = 0x3f800000 / (1 << 18) + 1;  // up to 1
+
+// Keeps the fewest of the best whose mass reaches `wanted`: sums by size tell at which size it is reached, and only
+// the weights of that size are sorted.
+void keep_mass(Candidates& candidates, double wanted) {
+  double by_size[kSizes] = {};
+  for (int64_t i = 0; i < candidates.count; ++i)
+    by_size[size_of(candidates.data[i])] += candidates.data[i].weight;
+  double ahead = 0;
+  int32_t size = kSizes - 1;
+  for (; size > 0; --size) {
+    if (by_size[size] > 0 && ahead + by_size[size] >= wanted) break;
+    ahead += by_size[size];
   }
-  std::sort(candidates.begin() + begin, candidates.begin() + end, before);
-  size_t kept = begin;
-  for (double ahead = 0; kept < end && (kept == 0 || ahead < wanted); ++kept)
-    ahead += candidates[kept].weight;
-  candidates.resize(std::max<size_t>(kept, 1));
+  std::vector<Candidate> border;
+  for (int64_t i = 0; i < candidates.count; ++i)
+    if (size_of(candidates.data[i]) == size) border.push_back(candidates.data[i]);
+  if (border.empty()) return;  // all are needed
+  std::sort(border.begin(), border.end(), before);
+  size_t last = 0;
+  for (ahead += border[0].weight; last + 1 < border.size() && ahead < wanted; ahead += border[last].weight)
+    ++last;
+  candidates.keep([size, end = border[last]](const Candidate& c) {
+    return size_of(c) != size ? size_of(c) > size : !before(end, c);
+  });
 }
 
-int64_t draw_among(std::vector<Candidate>& candidates, double at) {
-  std::sort(candidates.begin(), candidates.end(),
-            [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-  double left = mass_of(candidates) * at;
-  for (const Candidate& c : candidates) {
-    if (left < c.weight) return c.id;
-    left -= c.weight;
+int64_t draw_among(const Candidates& candidates, double at) {
+  double left = candidates.mass() * at;
+  for (int64_t i = 0; i < candidates.count; ++i) {
+    if (left < candidates.data[i].weight) return candidates.data[i].id;
+    left -= candidates.data[i].weight;
   }
-  return candidates.back().id;  // rounding
+  return candidates.data[candidates.count - 1].id;  // rounding
+}
+
+double mass_of(const Weights& w) {
+  double total = 0;
+  for (int64_t b = 0; b < w.blocks(); ++b) total += w.block_sums[b];
+  return total;
+}
+
+// What passes the filters, of which there is at least one.
+Candidates passing(const Weights& w, int64_t top_k, float top_p) {
+  if (top_k > 0 && top_k < w.count) {
+    Candidates found = at_least(w, reached_by(w, top_k));
+    keep_best(found, top_k);
+    if (top_p < 1.0f) keep_mass(found, double(top_p) * found.mass());
+    return found;
+  }
+  const double total = mass_of(w), wanted = double(top_p) * total;
+  Candidates found = at_least(w, needed_for(w, total - wanted));
+  keep_mass(found, wanted);
+  return found;
 }
 
 int64_t draw_from_all(const Weights& w, double at) {
-  double total = 0;
-  for (int64_t b = 0; b < w.blocks(); ++b) total += w.block_sums[b];
-  double left = total * at;
+  double left = mass_of(w) * at;
   int64_t last = 0;
   for (int64_t b = 0; b < w.blocks(); ++b) {
     if (w.block_sums[b] == 0.0f) continue;
@@ -121,27 +173,8 @@ int64_t draw_from_all(const Weights& w, double at) {
 }  // namespace
 
 int64_t draw(const Weights& weights, int64_t top_k, float top_p, double at) {
-  const bool by_count = top_k > 0 && top_k < weights.count, by_mass = top_p < 1.0f;
-  if (!by_count && !by_mass) return draw_from_all(weights, at);
-  std::vector<Candidate> candidates;
-  if (by_count) {
-    candidates = at_least(weights, reached_by(weights, top_k));
-    keep_best(candidates, top_k);
-    if (by_mass) keep_mass(candidates, double(top_p) * mass_of(candidates));
-    return draw_among(candidates, at);
-  }
-  double total = 0;
-  for (int64_t b = 0; b < weights.blocks(); ++b) total += weights.block_sums[b];
-  const double wanted = double(top_p) * total;
-  // Most distributions have their mass in few tokens, flatter ones in a tenth; the flattest are taken as a whole.
-  constexpr int64_t kFew = 256;
-  for (const int64_t count : {kFew, weights.blocks() / 2, weights.blocks() * 15 / 16, weights.blocks()}) {
-    if (count < kFew) continue;
-    candidates = at_least(weights, reached_by(weights, count));
-    if (mass_of(candidates) >= wanted) break;
-  }
-  keep_mass(candidates, wanted);
-  return draw_among(candidates, at);
+  const bool filtered = (top_k > 0 && top_k < weights.count) || top_p < 1.0f;
+  return filtered ? draw_among(passing(weights, top_k, top_p), at) : draw_from_all(weights, at);
 }
 
 double uniform_at(int64_t seed, int64_t step) {

@@ -12,6 +12,11 @@ namespace armllm {
 constexpr int64_t kSampleBlock = 64;        // weights with one largest value and one sum
 constexpr int64_t kSampleChunk = 128 * 64;  // values of a row that one tile takes
 
+struct Candidate {
+  float weight;
+  int32_t id;
+};
+
 struct SampleKernels {
   // The largest of n values; NaN counts as −∞.
   float (*largest)(const void* x, DType type, int64_t n);
@@ -23,6 +28,9 @@ struct SampleKernels {
   // the sum of each block.  `weights` has room for whole blocks, which are filled with zeros; it may be x itself.
   void (*weigh)(const void* x, DType type, int64_t n, float top, float inverse_temperature, float least,
                 float* weights, float* block_largest, float* block_sums);
+  // The weights of at least `bound`, which is above 0, in their order; returns how many.  `found` has room for all.
+  int64_t (*gather)(const float* weights, const float* block_largest, int64_t blocks, float bound,
+                    Candidate* found);
   // float32 copy of n values.
   void (*widen)(const void* x, DType type, int64_t n, float* out);
 };

@@ -104,6 +104,25 @@ void weigh(const void* x, DType type, int64_t n, float top, float inverse_temper
   });
 }
 
+int64_t gather(const float* weights, const float* block_largest, int64_t blocks, float bound,
+               Candidate* found) {
+  const F32 least = set1(bound);
+  int64_t count = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    if (!(block_largest[b] >= bound)) continue;
+    for (int64_t i = b * kSampleBlock; i < (b + 1) * kSampleBlock; i += kLanes) {
+      uint32_t mask = static_cast<uint32_t>(greater_equal_mask(load(weights + i), least));
+      for (; mask != 0; mask &= mask - 1) {
+        const int64_t id = i + __builtin_ctz(mask);
+        found[count].weight = weights[id];
+        found[count].id = static_cast<int32_t>(id);
+        ++count;
+      }
+    }
+  }
+  return count;
+}
+
 void widen_values(const void* x, DType type, int64_t n, float* out) {
   typed(x, type, [&](auto p) {
     for_blocks(n, [&](int64_t i, int lanes)
@@ -113,6 +132,6 @@ void widen_values(const void* x, DType type, int64_t n, float* out) {
 
 }  // namespace
 
-const SampleKernels sample = {largest, first_at_least, sum_of_exponentials, weigh, widen_values};
+const SampleKernels sample = {largest, first_at_least, sum_of_exponentials, weigh, gather, widen_values};
 
 }  // namespace armllm::ARMLLM_VARIANT
