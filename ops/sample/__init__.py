@@ -5,9 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.sample.reference import philox_uniform, reference_probabilities, reference_sample
+from torch_armllm.ops.sample.reference import (
+    philox_uniform,
+    reference_probabilities,
+    reference_sample,
+    reference_top_logprobs,
+)
 
-__all__ = ["philox_uniform", "reference_probabilities", "reference_sample", "sample"]
+__all__ = [
+    "philox_uniform",
+    "reference_probabilities",
+    "reference_sample",
+    "reference_top_logprobs",
+    "sample",
+    "sample_probabilities",
+    "top_logprobs",
+]
 
 
 def sample(
@@ -93,3 +106,78 @@ def _(
         logits.new_empty((rows,), dtype=torch.int64),
         logits.new_empty((rows if logprobs else 0,), dtype=torch.float32),
     )
+
+
+def sample_probabilities(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    *,
+    repetition_penalty: Tensor | None = None,
+    presence_penalty: Tensor | None = None,
+    frequency_penalty: Tensor | None = None,
+    prompt_ids: Tensor | None = None,
+    prompt_offsets: Tensor | None = None,
+    output_ids: Tensor | None = None,
+    output_offsets: Tensor | None = None,
+) -> Tensor:
+    """The probabilities with which `sample` draws, for the same arguments: float32 ``(B, V)``.
+
+    They are 0 for what a filter holds back; at temperature 0 the best token has 1.
+
+    Raises:
+        RuntimeError: see `sample`.
+    """
+    found: Tensor = torch.ops.armllm.sample_probabilities(
+        *(logits, temperature, top_k, top_p, min_p),
+        *(repetition_penalty, presence_penalty, frequency_penalty),
+        *(prompt_ids, prompt_offsets, output_ids, output_offsets),
+    )
+    return found
+
+
+@torch.library.register_fake("armllm::sample_probabilities")
+def _(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    repetition_penalty: Tensor | None = None,
+    presence_penalty: Tensor | None = None,
+    frequency_penalty: Tensor | None = None,
+    prompt_ids: Tensor | None = None,
+    prompt_offsets: Tensor | None = None,
+    output_ids: Tensor | None = None,
+    output_offsets: Tensor | None = None,
+) -> Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+def top_logprobs(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities of one token a row, and of the best ones.
+
+    Args:
+        logits: ``(B, V)`` in float32, bfloat16 or float16.  NaN counts as −∞.
+        ids: int64 ``(B,)``, below V.
+        count: how many of the best ones, at most V.
+
+    Returns:
+        float32 ``(B,)``, those of ``ids``; int64 ``(B,)``, their ranks: 1 + how many logits are larger; int64
+        ``(B, count)``, the best tokens, of equal ones the lower first; float32 ``(B, count)``, theirs.
+
+    Raises:
+        RuntimeError: a shape, dtype or value does not fit.
+    """
+    own, ranks, best_ids, best = torch.ops.armllm.top_logprobs(logits, ids, count)
+    return own, ranks, best_ids, best
+
+
+@torch.library.register_fake("armllm::top_logprobs")
+def _(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = logits.shape[0]
+    own = logits.new_empty((rows,), dtype=torch.float32)
+    best = logits.new_empty((rows, count), dtype=torch.float32)
+    return own, ids.new_empty((rows,)), ids.new_empty((rows, count)), best

@@ -48,15 +48,6 @@ Candidates at_least(const Weights& w, float bound) {
           variant().sample->gather(w.values, w.block_largest, w.blocks(), std::max(bound, kSmallest), out)};
 }
 
-// A bound that at least `count` weights reach, if there are so many that are not zero: the count-th largest of the
-// blocks' largest.  0 where there are fewer blocks.
-float reached_by(const Weights& w, int64_t count) {
-  if (count >= w.blocks()) return 0.0f;
-  std::vector<float> tops(w.block_largest, w.block_largest + w.blocks());
-  std::nth_element(tops.begin(), tops.begin() + (count - 1), tops.end(), std::greater<float>());
-  return tops[count - 1];
-}
-
 // No less than the mass of all weights below `bound`: a block that reaches it holds one weight that does.
 double most_below(const Weights& w, float bound) {
   double sum = 0;
@@ -132,6 +123,10 @@ double mass_of(const Weights& w) {
   return total;
 }
 
+bool filters(const Weights& w, int64_t top_k, float top_p) {
+  return (top_k > 0 && top_k < w.count) || top_p < 1.0f;
+}
+
 // What passes the filters, of which there is at least one.
 Candidates passing(const Weights& w, int64_t top_k, float top_p) {
   if (top_k > 0 && top_k < w.count) {
@@ -172,9 +167,24 @@ int64_t draw_from_all(const Weights& w, double at) {
 
 }  // namespace
 
+float reached_by(const Weights& w, int64_t count) {
+  if (count >= w.blocks()) return 0.0f;
+  std::vector<float> tops(w.block_largest, w.block_largest + w.blocks());
+  std::nth_element(tops.begin(), tops.begin() + (count - 1), tops.end(), std::greater<float>());
+  return tops[count - 1];
+}
+
 int64_t draw(const Weights& weights, int64_t top_k, float top_p, double at) {
-  const bool filtered = (top_k > 0 && top_k < weights.count) || top_p < 1.0f;
-  return filtered ? draw_among(passing(weights, top_k, top_p), at) : draw_from_all(weights, at);
+  return filters(weights, top_k, top_p) ? draw_among(passing(weights, top_k, top_p), at)
+                                        : draw_from_all(weights, at);
+}
+
+void probabilities(const Weights& weights, int64_t top_k, float top_p, float* out) {
+  const Candidates found =
+      filters(weights, top_k, top_p) ? passing(weights, top_k, top_p) : at_least(weights, kSmallest);
+  const double mass = found.mass();
+  for (int64_t i = 0; i < found.count; ++i)
+    out[found.data[i].id] = static_cast<float>(found.data[i].weight / mass);
 }
 
 double uniform_at(int64_t seed, int64_t step) {

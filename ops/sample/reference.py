@@ -64,3 +64,12 @@ def reference_sample(
     reached = reference_probabilities(logits, temperature, top_k, top_p, min_p).cumsum(0)
     at = philox_uniform(seed, step) * float(reached[-1])
     return int(torch.searchsorted(reached, torch.tensor(at, dtype=torch.float64), right=True))
+
+
+def reference_top_logprobs(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `torch_armllm.ops.sample.top_logprobs`, for finite logits and NaN."""
+    logits = logits.float().nan_to_num(float("-inf"), float("inf"), float("-inf"))
+    logprobs = logits.double().log_softmax(-1)
+    ranks = (logits > logits.gather(1, ids[:, None])).sum(-1) + 1
+    order = logits.argsort(descending=True, stable=True)[:, :count]
+    return logprobs.gather(1, ids[:, None])[:, 0].float(), ranks, order, logprobs.gather(1, order).float()

@@ -129,10 +129,16 @@ void Sample::tile(int phase, int64_t index) {
                           : kernels.first_at_least(a.logits.at(row, begin), a.logits.type, count, top));
   } else {
     const int64_t block = row * m.padded / kSampleBlock;
-    id = draw({x, m.block_largest + block, m.block_sums + block, a.vocabulary}, a.top_k[row], a.top_p[row],
-              uniform_at(a.seeds[row], a.steps[row]));
+    const Weights weights{x, m.block_largest + block, m.block_sums + block, a.vocabulary};
+    if (a.probabilities != nullptr) {
+      probabilities(weights, a.top_k[row], a.top_p[row], a.probabilities + row * a.vocabulary);
+      id = 0;
+    } else {
+      id = draw(weights, a.top_k[row], a.top_p[row], uniform_at(a.seeds[row], a.steps[row]));
+    }
   }
   a.ids[row] = id;
+  if (a.probabilities != nullptr && first_best && id >= 0) a.probabilities[row * a.vocabulary + id] = 1.0f;
   if (a.logprobs == nullptr) return;
   float chosen = -kInfinity;
   if (id >= 0) kernels.widen(a.logits.at(row, id), a.logits.type, 1, &chosen);

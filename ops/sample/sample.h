@@ -31,6 +31,8 @@ struct SampleKernels {
   // The weights of at least `bound`, which is above 0, in their order; returns how many.  `found` has room for all.
   int64_t (*gather)(const float* weights, const float* block_largest, int64_t blocks, float bound,
                     Candidate* found);
+  // How many of n values are larger than `bound`, a NaN never.
+  int64_t (*count_above)(const void* x, DType type, int64_t n, float bound);
   // float32 copy of n values.
   void (*widen)(const void* x, DType type, int64_t n, float* out);
 };
@@ -54,7 +56,9 @@ struct SampleArgs {
   TokenLists prompt, output;
   int64_t* ids = nullptr;     // the drawn token, or −1 where no logit is a number above −∞
   float* logprobs = nullptr;  // log-probability of it by the logits as they came; nullptr if not wanted
-  void* scratch = nullptr;    // scratch_bytes(), 64-byte aligned
+  // What each token would be drawn with, rows of zeros before; where they are wanted, `ids` has any that can be.
+  float* probabilities = nullptr;
+  void* scratch = nullptr;  // scratch_bytes(), 64-byte aligned
 };
 
 class Sample final : public TaskSet {
@@ -76,10 +80,17 @@ struct Weights {
   int64_t blocks() const { return ceil_div(count, kSampleBlock); }
 };
 
+// A bound that at least `count` weights reach, if there are so many that are not zero: the count-th largest of the
+// blocks' largest.  0 where there are fewer blocks.
+float reached_by(const Weights& weights, int64_t count);
+
 // The token at fraction 0 ≤ `at` < 1 of the weights that pass both filters, in the order of the vocabulary.
 // top_k ≤ 0 and top_p ≥ 1 pass everything; equal weights at the k-th place all pass; of equal weights at the end of
 // top_p's set the first do.  At least one passes.
 int64_t draw(const Weights& weights, int64_t top_k, float top_p, double at);
+
+// The probability that `draw` gives each token; writes those that are not zero.
+void probabilities(const Weights& weights, int64_t top_k, float top_p, float* out);
 
 // A uniform number in 0 … 1 from Philox4x32-10 (Salmon et al., 2011) with the seed as key and the step as counter.
 double uniform_at(int64_t seed, int64_t step);

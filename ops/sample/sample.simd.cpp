@@ -51,6 +51,18 @@ int64_t first_of(const T* x, int64_t n, float bound) {
 }
 
 template <typename T>
+int64_t count_of(const T* x, int64_t n, float bound) {
+  const F32 least = set1(bound);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int lanes = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+    const uint32_t below = static_cast<uint32_t>(greater_equal_mask(least, number(load_lanes(x + i, lanes))));
+    count += __builtin_popcount(~below & ((1u << lanes) - 1u));
+  }
+  return count;
+}
+
+template <typename T>
 float sum_of(const T* x, int64_t n, float top) {
   const F32 highest = set1(top);
   F32 sum[4] = {zero(), zero(), zero(), zero()};
@@ -104,6 +116,10 @@ void weigh(const void* x, DType type, int64_t n, float top, float inverse_temper
   });
 }
 
+int64_t count_above(const void* x, DType type, int64_t n, float bound) {
+  return typed(x, type, [&](auto p) { return count_of(p, n, bound); });
+}
+
 int64_t gather(const float* weights, const float* block_largest, int64_t blocks, float bound,
                Candidate* found) {
   const F32 least = set1(bound);
@@ -132,6 +148,7 @@ void widen_values(const void* x, DType type, int64_t n, float* out) {
 
 }  // namespace
 
-const SampleKernels sample = {largest, first_at_least, sum_of_exponentials, weigh, gather, widen_values};
+const SampleKernels sample = {largest, first_at_least, sum_of_exponentials, weigh,
+                              gather,  count_above,    widen_values};
 
 }  // namespace armllm::ARMLLM_VARIANT

@@ -65,61 +65,113 @@ struct Lists {
   }
 };
 
-std::tuple<Tensor, Tensor> sample(Tensor given_logits, Tensor temperature, Tensor top_k, Tensor top_p,
-                                  Tensor min_p, Tensor seeds, Tensor steps, std::optional<Tensor> repetition,
+// What a call asks for, checked; tensors stay alive with it.
+struct Call {
+  Tensor logits;
+  int64_t rows, vocabulary;
+  PerRow<float> heat, mass, share, repeat, present, frequent;
+  PerRow<int64_t> count;
+  Lists prompt, output;
+  Scratch scratch;
+  Sample set;
+
+  Call(const Tensor& given, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+       const Tensor& min_p, const std::optional<Tensor>& repetition, const std::optional<Tensor>& presence,
+       const std::optional<Tensor>& frequency, const std::optional<Tensor>& prompt_ids,
+       const std::optional<Tensor>& prompt_offsets, const std::optional<Tensor>& output_ids,
+       const std::optional<Tensor>& output_offsets)
+      : logits(as_matrix(given)),
+        rows(logits.size(0)),
+        vocabulary(logits.size(1)),
+        heat(temperature, rows, "temperature"),
+        mass(top_p, rows, "top_p"),
+        share(min_p, rows, "min_p"),
+        repeat(repetition, rows, "repetition_penalty"),
+        present(presence, rows, "presence_penalty"),
+        frequent(frequency, rows, "frequency_penalty"),
+        count(top_k, rows, "top_k"),
+        prompt(prompt_ids, prompt_offsets, rows, vocabulary, "prompt"),
+        output(output_ids, output_offsets, rows, vocabulary, "output"),
+        scratch(Sample::scratch_bytes(rows, vocabulary)) {
+    constexpr float kMost = 3.4e38f;
+    heat.check(rows, 0.0f, kMost, "temperature");
+    mass.check(rows, 0.0f, 1.0f, "top_p");
+    share.check(rows, 0.0f, 1.0f, "min_p");
+    repeat.check(rows, 1e-30f, kMost, "repetition_penalty");
+    present.check(rows, -kMost, kMost, "presence_penalty");
+    frequent.check(rows, -kMost, kMost, "frequency_penalty");
+    SampleArgs& a = set.args;
+    a.logits = rows_of(logits, "logits");
+    a.rows = rows;
+    a.vocabulary = vocabulary;
+    a.temperature = heat.data;
+    a.top_p = mass.data;
+    a.min_p = share.data;
+    a.repetition = repeat.data;
+    a.presence = present.data;
+    a.frequency = frequent.data;
+    a.top_k = count.data;
+    a.prompt = prompt.view;
+    a.output = output.view;
+    a.scratch = scratch.data();
+  }
+
+  static Tensor as_matrix(const Tensor& given) {
+    STD_TORCH_CHECK(given.dim() == 2 && given.size(1) >= 1, "logits must have shape (rows, vocabulary)");
+    return as_rows(given);
+  }
+
+  void run_and_check(const int64_t* ids) {
+    if (rows == 0) return;
+    run(set);
+    for (int64_t r = 0; r < rows; ++r)
+      STD_TORCH_CHECK(ids[r] >= 0, "logits of row ", r,
+                      " hold no number above -inf: there is no token to choose");
+  }
+};
+
+std::tuple<Tensor, Tensor> sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,
+                                  Tensor seeds, Tensor steps, std::optional<Tensor> repetition,
                                   std::optional<Tensor> presence, std::optional<Tensor> frequency,
                                   std::optional<Tensor> prompt_ids, std::optional<Tensor> prompt_offsets,
                                   std::optional<Tensor> output_ids, std::optional<Tensor> output_offsets,
                                   bool logprobs) {
-  STD_TORCH_CHECK(given_logits.dim() == 2 && given_logits.size(1) >= 1,
-                  "logits must have shape (rows, vocabulary)");
-  const Tensor logits = as_rows(given_logits);
-  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
-  constexpr float kMost = 3.4e38f;
-  const PerRow<float> heat(temperature, rows, "temperature"), mass(top_p, rows, "top_p"),
-      share(min_p, rows, "min_p"), repeat(repetition, rows, "repetition_penalty"),
-      present(presence, rows, "presence_penalty"), frequent(frequency, rows, "frequency_penalty");
-  const PerRow<int64_t> count(top_k, rows, "top_k"), seed(seeds, rows, "seeds"), step(steps, rows, "steps");
-  heat.check(rows, 0.0f, kMost, "temperature");
-  mass.check(rows, 0.0f, 1.0f, "top_p");
-  share.check(rows, 0.0f, 1.0f, "min_p");
-  repeat.check(rows, 1e-30f, kMost, "repetition_penalty");
-  present.check(rows, -kMost, kMost, "presence_penalty");
-  frequent.check(rows, -kMost, kMost, "frequency_penalty");
-  const Lists prompt(prompt_ids, prompt_offsets, rows, vocabulary, "prompt"),
-      output(output_ids, output_offsets, rows, vocabulary, "output");
+  Call call(logits, temperature, top_k, top_p, min_p, repetition, presence, frequency, prompt_ids,
+            prompt_offsets, output_ids, output_offsets);
+  const int64_t rows = call.rows;
+  const PerRow<int64_t> seed(seeds, rows, "seeds"), step(steps, rows, "steps");
   Tensor ids = torch::stable::new_empty(logits, std::vector<int64_t>{rows}, ScalarType::Long);
   Tensor shares =
       torch::stable::new_empty(logits, std::vector<int64_t>{logprobs ? rows : 0}, ScalarType::Float);
-  if (rows == 0) return {ids, shares};
-  const Scratch scratch(Sample::scratch_bytes(rows, vocabulary));
-  Sample set;
-  SampleArgs& a = set.args;
-  a.logits = rows_of(logits, "logits");
-  a.rows = rows;
-  a.vocabulary = vocabulary;
-  a.temperature = heat.data;
-  a.top_p = mass.data;
-  a.min_p = share.data;
-  a.repetition = repeat.data;
-  a.presence = present.data;
-  a.frequency = frequent.data;
-  a.top_k = count.data;
+  SampleArgs& a = call.set.args;
   a.seeds = seed.data;
   a.steps = step.data;
-  a.prompt = prompt.view;
-  a.output = output.view;
   a.ids = static_cast<int64_t*>(ids.data_ptr());
   a.logprobs = logprobs ? static_cast<float*>(shares.data_ptr()) : nullptr;
-  a.scratch = scratch.data();
-  run(set);
-  for (int64_t r = 0; r < rows; ++r)
-    STD_TORCH_CHECK(a.ids[r] >= 0, "logits of row ", r,
-                    " hold no number above -inf: there is no token to choose");
+  call.run_and_check(a.ids);
   return {ids, shares};
+}
+
+Tensor sample_probabilities(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,
+                            std::optional<Tensor> repetition, std::optional<Tensor> presence,
+                            std::optional<Tensor> frequency, std::optional<Tensor> prompt_ids,
+                            std::optional<Tensor> prompt_offsets, std::optional<Tensor> output_ids,
+                            std::optional<Tensor> output_offsets) {
+  Call call(logits, temperature, top_k, top_p, min_p, repetition, presence, frequency, prompt_ids,
+            prompt_offsets, output_ids, output_offsets);
+  Tensor found =
+      torch::stable::new_zeros(logits, std::vector<int64_t>{call.rows, call.vocabulary}, ScalarType::Float);
+  std::vector<int64_t> ids(call.rows);
+  call.set.args.ids = ids.data();
+  call.set.args.probabilities = static_cast<float*>(found.data_ptr());
+  call.run_and_check(ids.data());
+  return found;
 }
 
 }  // namespace
 }  // namespace armllm
 
-STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("sample", TORCH_BOX(&armllm::sample)); }
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) {
+  m.impl("sample", TORCH_BOX(&armllm::sample));
+  m.impl("sample_probabilities", TORCH_BOX(&armllm::sample_probabilities));
+}

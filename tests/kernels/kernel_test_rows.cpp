@@ -216,6 +216,9 @@ void test_sample(const SampleKernels& tested, const SampleKernels& truth, const 
                tested.first_at_least(x.data(), type, n, top) == truth.first_at_least(x.data(), type, n, top);
         same = same && tested.sum_of_exponentials(x.data(), type, n, top) ==
                            truth.sum_of_exponentials(x.data(), type, n, top);
+        for (float bound : {-1.0f, 0.0f, top, -INFINITY})
+          same = same &&
+                 tested.count_above(x.data(), type, n, bound) == truth.count_above(x.data(), type, n, bound);
         for (float bound : {0.011f, 0.3f, 1.0f}) {
           std::vector<Candidate> found[2];
           for (int i = 0; i < 2; ++i) {

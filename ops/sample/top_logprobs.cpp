@@ -1,0 +1,116 @@
+// Log-probabilities of a given token of each row, its rank, and the best tokens.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "common/tensors.h"
+#include "common/thread_memory.h"
+#include "common/variants.h"
+#include "sample/sample.h"
+
+namespace armllm {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+class TopLogprobs final : public TaskSet {
+ public:
+  Rows logits;
+  int64_t rows = 0, vocabulary = 0, count = 0;
+  const int64_t* ids = nullptr;  // rows
+  float* own = nullptr;          // rows
+  int64_t* ranks = nullptr;      // rows; 1 + how many logits are larger
+  int64_t* best_ids = nullptr;   // [rows][count], the best first, of equal ones the lower id
+  float* best = nullptr;         // [rows][count]
+
+  int phases() const override { return 1; }
+  int64_t tiles(int) const override { return rows; }
+
+  void tile(int, int64_t row) override {
+    const SampleKernels& kernels = *variant().sample;
+    const void* x = logits.at(row, 0);
+    const int64_t padded = round_up(vocabulary, kSampleBlock), blocks = padded / kSampleBlock;
+    char* memory = thread_memory(padded * (sizeof(Candidate) + 4) + 2 * blocks * 4);
+    Candidate* found = reinterpret_cast<Candidate*>(memory);
+    float* weights = reinterpret_cast<float*>(found + padded);
+    float *largest = weights + padded, *sums = largest + blocks;
+    const float top = kernels.largest(x, logits.type, vocabulary);
+    double log_sum = 0;
+    if (!std::isinf(top)) {
+      kernels.weigh(x, logits.type, vocabulary, top, 1.0f, 0.0f, weights, largest, sums);
+      double sum = 0;
+      for (int64_t b = 0; b < blocks; ++b) sum += sums[b];
+      log_sum = std::log(sum);
+    }
+    const auto logprob = [&](float value) {
+      if (std::isinf(top)) return value == kInfinity ? 0.0f : -kInfinity;
+      return value - top - static_cast<float>(log_sum);
+    };
+    const float value = value_at(row, ids[row]);
+    own[row] = logprob(value);
+    ranks[row] = 1 + kernels.count_above(x, logits.type, vocabulary, value);
+    if (count == 0) return;
+    int64_t among = 0;
+    if (!std::isinf(top)) {
+      const float bound = reached_by({weights, largest, sums, vocabulary}, count);
+      if (bound > 0) among = kernels.gather(weights, largest, blocks, bound, found);
+    }
+    if (among < count) {  // most weights are nothing: take all
+      among = vocabulary;
+      for (int64_t i = 0; i < among; ++i) found[i].id = static_cast<int32_t>(i);
+    }
+    for (int64_t i = 0; i < among; ++i) found[i].weight = value_at(row, found[i].id);
+    std::partial_sort(found, found + count, found + among, [](const Candidate& a, const Candidate& b) {
+      return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
+    });
+    for (int64_t i = 0; i < count; ++i) {
+      best_ids[row * count + i] = found[i].id;
+      best[row * count + i] = logprob(found[i].weight);
+    }
+  }
+
+ private:
+  float value_at(int64_t row, int64_t id) const {
+    float value;
+    variant().sample->widen(logits.at(row, id), logits.type, 1, &value);
+    return std::isnan(value) ? -kInfinity : value;
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> top_logprobs(Tensor given, Tensor given_ids, int64_t count) {
+  STD_TORCH_CHECK(given.dim() == 2 && given.size(1) >= 1, "logits must have shape (rows, vocabulary)");
+  const Tensor logits = as_rows(given);
+  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
+  STD_TORCH_CHECK(
+      given_ids.scalar_type() == ScalarType::Long && given_ids.dim() == 1 && given_ids.numel() == rows,
+      "ids must be int64 with one value for each of the ", rows, " rows of logits");
+  STD_TORCH_CHECK(count >= 0 && count <= vocabulary, "count is ", count, "; it must lie in 0 … ", vocabulary);
+  const Tensor ids = torch::stable::contiguous(given_ids);
+  const auto made = [&](std::vector<int64_t> shape, ScalarType type) {
+    return torch::stable::new_empty(logits, shape, type);
+  };
+  Tensor own = made({rows}, ScalarType::Float), ranks = made({rows}, ScalarType::Long),
+         best_ids = made({rows, count}, ScalarType::Long), best = made({rows, count}, ScalarType::Float);
+  TopLogprobs set;
+  set.logits = rows_of(logits, "logits");
+  set.rows = rows;
+  set.vocabulary = vocabulary;
+  set.count = count;
+  set.ids = static_cast<const int64_t*>(ids.data_ptr());
+  for (int64_t r = 0; r < rows; ++r)
+    STD_TORCH_CHECK(set.ids[r] >= 0 && set.ids[r] < vocabulary, "ids of row ", r, " is ", set.ids[r],
+                    "; the vocabulary has ", vocabulary);
+  set.own = static_cast<float*>(own.data_ptr());
+  set.ranks = static_cast<int64_t*>(ranks.data_ptr());
+  set.best_ids = static_cast<int64_t*>(best_ids.data_ptr());
+  set.best = static_cast<float*>(best.data_ptr());
+  if (rows > 0) run(set);
+  return {own, ranks, best_ids, best};
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("top_logprobs", TORCH_BOX(&armllm::top_logprobs)); }
