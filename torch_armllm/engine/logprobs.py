@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.outputs import Logprob, Logprobs
-
-_ROWS = 32  # at once, so that a long prompt needs no second copy of its logits
+from torch_armllm.ops.sample import top_logprobs
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[Logprobs]:
@@ -23,25 +22,16 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[in
     Returns:
         By token id, the given token first, then the best ones in order.
     """
-    found: list[Logprobs] = []
-    for begin in range(0, len(token_ids), _ROWS):
-        end = begin + _ROWS
-        found += _of_rows(logits[begin:end].float(), token_ids[begin:end], counts[begin:end])
-    return found
-
-
-def _of_rows(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[Logprobs]:
-    total = logits.logsumexp(-1, keepdim=True)
-    own = logits.gather(1, torch.tensor(token_ids)[:, None])
-    ranks = ((logits > own).sum(-1) + 1).tolist()
     wanted = [logits.shape[1] if count < 0 else count for count in counts]
-    best, ids = logits.topk(max(wanted), -1)
-    best_list, id_list = (best - total).tolist(), ids.tolist()
-    own_list = (own - total)[:, 0].tolist()
+    own, ranks, best_ids, best = top_logprobs(
+        logits, torch.tensor(token_ids, dtype=torch.int64), max(wanted, default=0)
+    )
+    given = zip(token_ids, own.tolist(), ranks.tolist(), strict=True)
+    others = zip(wanted, best_ids.tolist(), best.tolist(), strict=True)
     found = []
-    for row, token in enumerate(token_ids):
-        entries = {token: Logprob(own_list[row], ranks[row])}
-        for place in range(wanted[row]):
-            entries.setdefault(id_list[row][place], Logprob(best_list[row][place], place + 1))
+    for (token, logprob, rank), (count, ids, logprobs) in zip(given, others, strict=True):
+        entries = {token: Logprob(logprob, rank)}
+        for place in range(count):
+            entries.setdefault(ids[place], Logprob(logprobs[place], place + 1))
         found.append(entries)
     return found
