@@ -121,11 +121,13 @@ class Simulation:
             numbers = self.number(answer)
             for position in range(start, start + count):
                 block, place = self.find(answer, position)
-                # A prompt that was found to its end may meet another one behind its last token.
-                assert memory[block][place] == numbers[position] or not self.blocks.is_shared(block)
+                assert not self.blocks.is_shared(block) and not self.can_be_found(block)
                 memory[block][place] = numbers[position]
         for scheduled in step.scheduled:
             self.check_memory(scheduled.answer, scheduled.end)
+
+    def can_be_found(self, block: int) -> bool:
+        return self.blocks.cache is not None and self.blocks.cache._keys[block] is not None
 
     def number(self, answer: Answer) -> list[int]:
         """For each position of an answer and its draft a number for the text up to there."""
@@ -155,6 +157,7 @@ class Simulation:
         for answer in before:
             writing = len(answer.token_ids) - before[answer] == 1
             assert not writing or answer in answers or answer in step.preempted
+        assert not step.preempted or before.keys() >= set(answers)
         for answer, start, count in step.scheduled:
             assert answer.status is Status.RUNNING and start == answer.computed and count > 0
             assert start + count <= self.scheduler.max_length
@@ -170,12 +173,12 @@ class Simulation:
         assert [held[b] for b in range(blocks.num_blocks)] == blocks._references
         idle = list(blocks.cache._idle) if blocks.cache is not None else []
         assert sorted([*blocks._free, *idle, *held]) == list(range(blocks.num_blocks))
-        slots = [s for taken in scheduler._slots.values() for s in taken]
+        slots = [s for taken in scheduler._tables.swapped.values() for s in taken]
         assert sorted([*blocks._free_slots, *slots]) == list(range(blocks.swap_blocks))
         by_status = {status: [a for a in answers if a.status is status] for status in Status}
         assert set(scheduler._running) == set(by_status[Status.RUNNING])
         assert set(scheduler._waiting) == {*by_status[Status.WAITING], *by_status[Status.SWAPPED]}
-        assert set(scheduler._slots) == set(by_status[Status.SWAPPED])
+        assert set(scheduler._tables.swapped) == set(by_status[Status.SWAPPED])
         counts = (scheduler.running, scheduler.waiting, scheduler.swapped)
         assert counts == tuple(len(by_status[s]) for s in (Status.RUNNING, Status.WAITING, Status.SWAPPED))
         assert set(scheduler._places) == {a for a in answers if a.status is not Status.FINISHED}
@@ -188,6 +191,9 @@ class Simulation:
             if answer.status is not Status.RUNNING:
                 assert not answer.blocks and not answer.draft
             else:
+                assert len(answer.blocks) == -(-len(answer.token_ids) // blocks.block_size) or (
+                    answer.computed % blocks.block_size == 0
+                )
                 self.check_memory(answer, answer.computed)
         if blocks.cache is not None:
             self.check_cache()

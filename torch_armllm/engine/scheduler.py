@@ -4,52 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from torch_armllm.engine.block_manager import BlockManager
+from torch_armllm.engine.block_tables import BlockTables
 from torch_armllm.engine.outputs import FinishReason
 from torch_armllm.engine.policy import Policy, PriorityPolicy
 from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.scheduler_config import SchedulerConfig
 from torch_armllm.engine.step import Scheduled, Step
+
+__all__ = ["Scheduler", "SchedulerConfig"]
 
 _Place = tuple[float, int, int]
 """Rank, arrival and index of an answer: smaller ones are served first."""
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of a step; see `EngineConfig`.
-
-    Attributes:
-        preemption: what happens to blocks that are taken away: ``recompute`` forgets them, ``swap`` copies
-            them to swap memory where that has room.
-    """
-
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    max_model_len: int = 2048
-    enable_chunked_prefill: bool = True
-    preemption: Literal["recompute", "swap"] = "recompute"
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or self.max_model_len < 2:
-            raise ValueError(
-                f"max_num_seqs = {self.max_num_seqs} and max_model_len = {self.max_model_len} leave no room "
-                "for a prompt and an answer: give at least 1 and 2"
-            )
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "
-                f"{self.max_num_seqs}: every running answer takes a token of each step"
-            )
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_model_len = "
-                f"{self.max_model_len}: raise it, or let prompts be read in chunks (enable_chunked_prefill)"
-            )
-        if self.preemption not in ("recompute", "swap"):
-            raise ValueError(f"preemption = {self.preemption!r}: it is 'recompute' or 'swap'")
 
 
 class Scheduler:
@@ -58,7 +25,7 @@ class Scheduler:
     A prompt is admitted when there are blocks for all of it, and gets them at once; only the tokens of
     answers ask for blocks later. When there are none, the last running answer in the policy's order gives
     up its own. Who is scheduled in a step comes before all that may still be preempted in it, and in a step
-    with a preemption nobody is admitted: so no block that the step moves changes hands twice.
+    with a preemption nobody is admitted: so no block that a step moves is moved by it once more.
 
     Attributes:
         max_length: most tokens of a prompt and its answer: `max_model_len`, or what all blocks hold.
@@ -78,9 +45,9 @@ class Scheduler:
         self._waiting: list[Answer] = []
         self._running: list[Answer] = []
         self._forked: list[Answer] = []
-        self._slots: dict[Answer, list[int]] = {}
+        self._tables = BlockTables(blocks)
         self._seats = 0
-        self._refused: tuple[Answer, int] | None = None
+        self._refused: tuple[Answer, int, int] | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -95,12 +62,12 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Answers that were not admitted yet, or lost what was computed."""
-        return len(self._waiting) - len(self._slots)
+        return len(self._waiting) - self.swapped
 
     @property
     def swapped(self) -> int:
         """Answers whose blocks lie in swap memory."""
-        return len(self._slots)
+        return len(self._tables.swapped)
 
     def add(self, request: Request) -> None:
         """Queues a request.
@@ -143,16 +110,13 @@ class Scheduler:
 
     def finish(self, answer: Answer, reason: FinishReason) -> None:
         """Ends an answer and lets go of all it holds."""
+        assert answer.status is not Status.FINISHED
         if answer.status is Status.RUNNING:
             self._leave(self._running, answer)
             self._seats -= self._seats_of(answer)
-            self.blocks.deallocate(answer.blocks)
-            answer.blocks.clear()
         else:
-            assert answer.status is not Status.FINISHED
             self._leave(self._waiting, answer)
-            self.blocks.deallocate_slots(self._slots.pop(answer, ()))
-        answer.draft.clear()
+        self._tables.forget(answer)
         answer.status, answer.finish_reason = Status.FINISHED, reason
         del self._places[answer]
         if answer.request.finished:
@@ -195,12 +159,10 @@ class Scheduler:
         """Enters what a step computed and what was drawn: the tokens that a draft guessed right, and one."""
         for answer, start, count in step.scheduled:
             if answer.status is Status.RUNNING:
-                self._advance(answer, start, start + count, drawn.get(answer, ()))
-                if answer.draft:
-                    self._roll_back(answer)
+                self._tables.advance(answer, start, start + count, drawn.get(answer, ()))
         for answer in self._forked:
             if answer.status is Status.RUNNING:
-                self._advance(answer, answer.computed, answer.computed, drawn.get(answer, ()))
+                self._tables.advance(answer, answer.computed, answer.computed, drawn.get(answer, ()))
         self._forked.clear()
 
     def _schedule_answers(self, step: Step) -> int:
@@ -217,7 +179,8 @@ class Scheduler:
                 break
             count = 1
             if answer.draft:
-                drafted = self._fit_draft(answer, spare)
+                most = min(spare, self.max_length - start - 1)
+                drafted = self._tables.fit_draft(answer, most, len(self._running))
                 spare -= drafted
                 count += drafted
             step.scheduled.append(Scheduled(answer, start, count))
@@ -237,55 +200,23 @@ class Scheduler:
         return left
 
     def _extend(self, answer: Answer, step: Step) -> bool:
-        """Gives an answer a block of its own for its next position; False where it lost those it had."""
-        table, index = answer.blocks, answer.computed // self.blocks.block_size
-        while index == len(table) or self.blocks.is_shared(table[index]):
-            if self.blocks.free:
-                if index == len(table):
-                    table += self.blocks.allocate(1)
-                else:
-                    self._copy(answer, index, step)
-                return True
+        """Gives an answer a block for its next position; False where it lost those it had."""
+        while not self._tables.extend(answer, step):
             victim = self._running[-1]
             self._preempt(victim, step)
             if victim is answer:
                 return False
         return True
 
-    def _copy(self, answer: Answer, index: int, step: Step) -> None:
-        """Copies a block before it is written."""
-        shared = answer.blocks[index]
-        (own,) = self.blocks.allocate(1)
-        step.copies.append((shared, own))
-        answer.blocks[index] = own
-        self.blocks.deallocate([shared])
-
-    def _fit_draft(self, answer: Answer, most: int) -> int:
-        """Cuts a draft off to what there is room for, without taking a block from anybody."""
-        known, size = len(answer.token_ids), self.blocks.block_size
-        count = max(0, min(len(answer.draft), most, self.max_length - known))
-        while len(answer.blocks) * size < known + count and self.blocks.free > len(self._running):
-            answer.blocks += self.blocks.allocate(1)
-        count = min(count, len(answer.blocks) * size - known)
-        del answer.draft[count:]
-        return count
-
     def _preempt(self, answer: Answer, step: Step) -> None:
         """Takes all blocks from an answer."""
         self._leave(self._running, answer)
         self._seats -= self._seats_of(answer)
-        used = -(-answer.computed // self.blocks.block_size)
-        if self.config.preemption == "swap" and used <= self.blocks.free_slots:
-            slots = self.blocks.allocate_slots(used)
-            step.swaps_out += zip(answer.blocks, slots, strict=False)
-            self._slots[answer] = slots
+        if self.config.preemption == "swap" and self._tables.swap_out(answer, step):
             answer.status = Status.SWAPPED
         else:
-            answer.computed = 0
+            self._tables.forget(answer)
             answer.status = Status.WAITING
-        self.blocks.deallocate(answer.blocks)
-        answer.blocks.clear()
-        answer.draft.clear()
         insort(self._waiting, answer, key=self._place)
         step.preempted.append(answer)
         answer.request.metrics.preemptions += 1
@@ -293,84 +224,31 @@ class Scheduler:
 
     def _admit(self, step: Step, left: int) -> None:
         """Gives blocks to those who wait, in order, until one does not fit."""
-        if self._refused is not None:
-            answer, free = self._refused
-            if answer is self._waiting[0] and self.blocks.free - self._seats <= free:
-                return
-            self._refused = None
         while left and self._waiting:
             answer = self._waiting[0]
             seats = self._seats_of(answer)
-            if self._seats + seats > self.config.max_num_seqs:
-                break
-            count = self._seat(answer, left, step)
-            if count == 0:
+            if self._seats + seats > self.config.max_num_seqs or not self._has_room(answer, step, left):
                 break
             del self._waiting[0]
             insort(self._running, answer, key=self._place)
             self._seats += seats
             answer.status = Status.RUNNING
+            count = min(len(answer.token_ids) - answer.computed, left)
             step.scheduled.append(Scheduled(answer, answer.computed, count))
             left -= count
 
-    def _seat(self, answer: Answer, left: int, step: Step) -> int:
-        """Gives an answer blocks for all its tokens, and returns how many the step computes; 0: no room."""
-        blocks, size, known = self.blocks, self.blocks.block_size, len(answer.token_ids)
-        slots = self._slots.get(answer)
-        wanted = known if slots is None else answer.computed
-        # The logits of all the prompt's positions are wanted: none of them may be skipped.
-        if answer.params.prompt_logprobs is not None and slots is None:
-            wanted = 0
-        found = blocks.find(answer.token_ids, wanted)
-        computed = min(len(found) * size, known - 1) if slots is None else answer.computed
-        count = known - computed
-        if count > left:
-            if not self.config.enable_chunked_prefill:
-                return 0
-            count = left
-        missing = -(-known // size) - len(found)
-        # The last token of a prompt that was found to its end is computed again, for its logits.
-        again = computed < len(found) * size and blocks.count_free(found[-1:]) == 0
-        # Running answers will want further blocks: one for each stays free.
-        if missing + again + blocks.count_free(found) + self._seats > blocks.free:
-            self._refused = (answer, blocks.free - self._seats)
-            return 0
-        answer.blocks = blocks.share(found)
-        if again:
-            self._copy(answer, len(found) - 1, step)
-        answer.blocks += blocks.allocate(missing)
-        if slots is not None:
-            held = answer.blocks[: len(slots)]
-            step.swaps_in += list(zip(slots, held, strict=True))[len(found) :]
-            blocks.deallocate_slots(self._slots.pop(answer))
-            blocks.fill(answer.blocks, answer.token_ids, len(found) * size, computed)
-        else:
-            answer.computed = computed
-            self._count_found(answer, wanted)
-        return count
-
-    def _count_found(self, answer: Answer, wanted: int) -> None:
-        cache = self.blocks.cache
-        if cache is not None:
-            cache.tokens_asked += wanted
-            cache.tokens_found += answer.computed
-        if answer.request.metrics.preemptions == 0:
-            answer.request.num_cached_tokens = answer.computed
-
-    def _advance(self, answer: Answer, start: int, end: int, tokens: Sequence[int]) -> None:
-        """Positions ``start`` to ``end`` were computed, as far as they hold what is known now."""
-        answer.token_ids.extend(tokens)
-        answer.computed = computed = min(end, len(answer.token_ids) - 1)
-        size = self.blocks.block_size
-        if computed // size != start // size:
-            self.blocks.fill(answer.blocks, answer.token_ids, start, computed)
-
-    def _roll_back(self, answer: Answer) -> None:
-        """Gives back the blocks of what was guessed wrongly."""
-        answer.draft.clear()
-        keep = -(-len(answer.token_ids) // self.blocks.block_size)
-        self.blocks.deallocate(answer.blocks[keep:])
-        del answer.blocks[keep:]
+    def _has_room(self, answer: Answer, step: Step, left: int) -> bool:
+        """Gives an answer its blocks; who was refused is asked again when there is more than there was."""
+        most = self.max_length if self.config.enable_chunked_prefill else left
+        room = self.blocks.free - self._seats
+        if self._refused is not None:
+            refused, room_then, most_then = self._refused
+            if refused is answer and room <= room_then and most <= most_then:
+                return False
+        # Each running answer will want a further block.
+        admitted = self._tables.admit(answer, step, self._seats, most)
+        self._refused = None if admitted else (answer, room, most)
+        return admitted
 
     def _seats_of(self, answer: Answer) -> int:
         """How many answers it will become."""

@@ -16,7 +16,7 @@ class Scheduled(NamedTuple):
 
     answer: Answer
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuple.count is not missed
 
     @property
     def end(self) -> int:

@@ -1,0 +1,41 @@
+"""What limits the steps of a scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of a step; see `EngineConfig`.
+
+    Attributes:
+        preemption: what happens to blocks that are taken away: ``recompute`` forgets them, ``swap`` copies
+            them to swap memory where that has room.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 2048
+    enable_chunked_prefill: bool = True
+    preemption: Literal["recompute", "swap"] = "recompute"
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1 or self.max_model_len < 2:
+            raise ValueError(
+                f"max_num_seqs = {self.max_num_seqs} and max_model_len = {self.max_model_len} leave no room "
+                "for a prompt and an answer: give at least 1 and 2"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "
+                f"{self.max_num_seqs}: every running answer takes a token of each step"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_model_len = "
+                f"{self.max_model_len}: raise it, or let prompts be read in chunks (enable_chunked_prefill)"
+            )
+        if self.preemption not in ("recompute", "swap"):
+            raise ValueError(f"preemption = {self.preemption!r}: it is 'recompute' or 'swap'")
