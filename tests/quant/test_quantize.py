@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from tests.models import FAMILIES, tiny, token_ids
-from torch_armllm.quant import QuantExperts, QuantLinear, quantize, restore
+from torch_armllm.quant import QuantExperts, QuantLinear, packing, quantize, restore
 from torch_armllm.quant.embedding import TiedEmbedding
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.reference import emulate
+from torch_armllm.quant.spool import Spool
 from torch_armllm.report import LayerRecord, Report
 
 
@@ -113,6 +115,29 @@ def test_tied_embeddings_share_the_heads_weights(dtype: torch.dtype) -> None:
     assert "lm_head" not in rounded
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     torch.testing.assert_close(model.get_input_embeddings().weight, before, atol=1e-5, rtol=2**-8)
+
+
+@torch.no_grad()
+def test_layers_are_packed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tiny("llama", torch.bfloat16, tie_word_embeddings=True)
+    cut = copy.deepcopy(whole)
+    expected = run(whole)
+    largest = 0
+    put = Spool._put
+
+    def watched(spool: Spool, rows: torch.Tensor) -> object:
+        nonlocal largest
+        largest = max(largest, rows.nbytes)
+        return put(spool, rows)
+
+    monkeypatch.setattr(packing, "_PIECE", 32 * 64)
+    monkeypatch.setattr(Spool, "_put", watched)
+    found = run(cut)
+    assert largest < 32 * 64 + 32 * 8  # rows of INT8 and their scales
+    assert [replace(record, error=0.0) for record in found] == [replace(r, error=0.0) for r in expected]
+    assert all(a.error == pytest.approx(b.error) for a, b in zip(found, expected, strict=True))
+    for (name, a), (_, b) in zip(whole.named_buffers(), cut.named_buffers(), strict=True):
+        assert torch.equal(a, b), name
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ class ArmInt4Quantizer(HfQuantizer):
         if self.pre_quantized:
             finish_skeleton(model)
         elif self._loader is not None:
-            records = self._loader.finish(model)
+            records = self._loader.finish()
             self._loader = None
         else:
             records = quant.quantize(model, **options)  # type: ignore[arg-type]

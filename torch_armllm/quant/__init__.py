@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch_armllm.quant.description import describe, float_bytes, is_packed
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
-from torch_armllm.quant.quantizer import quantize, restore
+from torch_armllm.quant.quantizer import quantize
+from torch_armllm.quant.restoring import restore
 from torch_armllm.quant.scheme import Quantised, Scheme
 from torch_armllm.quant.schemes import SCHEMES, scheme_named
 

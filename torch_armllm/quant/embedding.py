@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.ops.embedding import reference_split_embedding, split_embedding, split_rest
+from torch_armllm.ops.embedding import reference_split_embedding, split_embedding
 from torch_armllm.quant.modules import QuantLinear
 
 
-def can_share(embedding: nn.Embedding, head: QuantLinear) -> bool:
-    """Whether an embedding can do without weights of its own.
+def can_share(embedding: nn.Embedding, head: str) -> bool:
+    """Whether an embedding that is tied to a head of scheme ``head`` can do without weights of its own.
 
     It must be a plain look-up, whose rows nothing scales or renormalises, of a type with 16 bits: of a
     float32 weight too much would be lost.
     """
     plain = type(embedding) is nn.Embedding and embedding.max_norm is None
-    return plain and head.scheme == "int8" and embedding.weight.dtype in (torch.bfloat16, torch.float16)
+    return plain and head == "int8" and embedding.weight.dtype in (torch.bfloat16, torch.float16)
 
 
 class TiedEmbedding(nn.Module):
@@ -33,19 +33,21 @@ class TiedEmbedding(nn.Module):
     weight_packed: Tensor
     rest: Tensor
 
-    def __init__(self, embedding: nn.Embedding, head: QuantLinear, rest: Tensor | None = None) -> None:
-        """Takes ``rest`` from the embedding's weight, unless it is given."""
+    def __init__(self, embedding: nn.Embedding, head: QuantLinear) -> None:
+        """Its ``rest`` is on the meta device until it is loaded, as the head's weights may be."""
         super().__init__()
         self.num_embeddings = embedding.num_embeddings
         self.embedding_dim = embedding.embedding_dim
         self.padding_idx = embedding.padding_idx
         self.float_dtype = embedding.weight.dtype
         self.register_buffer("weight_packed", head.weight_packed, persistent=False)
-        if rest is None:
-            rest = split_rest(embedding.weight.detach(), head.weight_packed)
-        self.register_buffer("rest", rest)
+        self.register_buffer("rest", torch.empty_like(embedding.weight, dtype=torch.int8, device="meta"))
         # In a tuple: shells are no submodules, their parameters are not the model's any more.
         self._shells = (embedding, head.shell)
+
+    def share(self, head: QuantLinear) -> None:
+        """Takes the head's weights, once they are loaded."""
+        self.weight_packed = head.weight_packed
 
     @property
     def shell(self) -> nn.Module:

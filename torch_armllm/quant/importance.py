@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from torch_armllm.hf.body import body_of
+from torch_armllm.memory import release_free_memory
 from torch_armllm.quant.layers import Layer
 
 TOKENS = 512
@@ -48,6 +49,7 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Tenso
             x = arguments[0].detach().float().flatten(0, -2)
             sums[key] = sums.get(key, 0) + x.square().sum(0)
             counts[key] = counts.get(key, 0) + x.shape[0]
+            release_free_memory()  # what the layers before left would stand at the peak of quantising
 
         return hook
 

@@ -14,15 +14,8 @@ from torch import Tensor, nn
 from torch_armllm.memory import release_free_memory
 from torch_armllm.quant.layers import Layer, Places
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
-from torch_armllm.quant.quantizer import (
-    Replacement,
-    choose_layers,
-    commit,
-    quantize_layer,
-    refuse_damaged,
-    replacement,
-    untouched,
-)
+from torch_armllm.quant.quantizer import choose_layers, commit, refuse_damaged, untouched
+from torch_armllm.quant.replacement import Replacement, replacement
 from torch_armllm.quant.saved import placeholder
 from torch_armllm.quant.spool import Spool
 from torch_armllm.report import LayerRecord
@@ -39,6 +32,7 @@ class LayerLoader:
     """
 
     def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
+        self._model = model
         options = (config.scheme, config.head, config.ignore)
         self._layers, self._handlers = choose_layers(model, *options, loading=True)
         self._wanted: dict[str, Layer] = {}
@@ -72,8 +66,9 @@ class LayerLoader:
             if any(part.is_meta for part in layer.weights()):
                 return
             refuse_damaged([layer])
-            new, op = quantize_layer(layer, self._handlers[layer.kind], None)
-            found = Replacement(new, op)
+            spool = Spool(in_memory=None)
+            found = replacement(self._model, layer, self._handlers[layer.kind], None, False, spool)
+            spool.load(found.module)
             self._made[layer.name] = found, found.record(layer)
         except ValueError as error:
             self._error = error
@@ -82,7 +77,7 @@ class LayerLoader:
         release_free_memory()
 
     @torch.no_grad()
-    def finish(self, model: nn.Module) -> list[LayerRecord]:
+    def finish(self) -> list[LayerRecord]:
         """Hangs the packed modules into the model, and quantises a head that is tied to an embedding.
 
         Raises:
@@ -90,7 +85,7 @@ class LayerLoader:
         """
         if self._error is not None:
             raise self._error
-        hung = Places(model)
+        hung = Places(self._model)
         records = []
         for layer in self._layers:
             if layer.reason is not None:
@@ -104,8 +99,9 @@ class LayerLoader:
                 records.append(record)
             else:
                 refuse_damaged([layer])
-                made = replacement(model, layer, self._handlers[layer.kind], None, keep=False)
-                records.append(commit(layer, made, Spool(), hung))
+                spool = Spool()
+                made = replacement(self._model, layer, self._handlers[layer.kind], None, False, spool)
+                records.append(commit(layer, made, spool, hung))
         return records
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import linear
 from torch_armllm.quant.scheme import PANEL, Quantised, Scheme, relative_error, row_chunks
 from torch_armllm.quant.workers import each
+
+_PIECE = 1 << 24
+"""Weights packed before they are handed on: enough chunks for many cores, a small part of a large head."""
 
 
 def pack(quantised: Quantised) -> Tensor:
@@ -37,20 +43,42 @@ def quantize_matrices(
     Returns:
         The panels, uint8 (E, ⌈N/16⌉, bytes), and the relative round-trip error of all of them together.
     """
-    rows, columns = weights[0].shape
-    jobs = [(index, part) for index in range(len(weights)) for part in row_chunks(rows, columns)]
-    layout = linear.panel_layout(_op_name(scheme.name), columns)
-    packed = torch.empty(len(weights), linear.panel_count(rows), layout.bytes, dtype=torch.uint8)
+    packed, error, energy = _quantize(weights, scheme, importance)
+    return packed, relative_error(error, energy)
 
-    def work(job: tuple[int, slice]) -> tuple[float, float]:
-        index, part = job
-        found, error, energy = scheme.quantise_chunk(weights[index][part], importance)
-        panels = slice(part.start // PANEL, linear.panel_count(part.stop))
-        packed[index, panels] = pack(found)
-        return error, energy
 
-    sums = each(work, jobs)
-    return packed, relative_error(sum(s[0] for s in sums), sum(s[1] for s in sums))
+def quantize_pieces(
+    weight: Tensor, scheme: Scheme, importance: Tensor | None, take: Callable[[slice, Tensor], None]
+) -> float:
+    """Quantises and packs a float matrix (N, K) that is too large to be there twice, some rows at a time.
+
+    Args:
+        weight: the matrix.
+        scheme: how.
+        importance: (K,), or None.
+        take: is called with a range of rows and their panels, uint8 (⌈rows/16⌉, bytes), in order.
+
+    Returns:
+        The relative round-trip error ‖W − Ŵ‖ / ‖W‖.
+    """
+    sums = (0.0, 0.0)
+    for rows in row_chunks(weight.shape[0], weight.shape[1], _PIECE):
+        packed, error, energy = _quantize([weight[rows]], scheme, importance)
+        take(rows, packed[0])
+        del packed
+        release_free_memory()  # or it would add up from piece to piece
+        sums = (sums[0] + error, sums[1] + energy)
+    return relative_error(*sums)
+
+
+def empty_panels(leading: tuple[int, ...], rows: int, columns: int, scheme: str, repeat: int = 1) -> Tensor:
+    """Panels on the meta device of matrices (N, K): uint8 (*leading, repeat · ⌈N/16⌉, bytes)."""
+    shape = (
+        *leading,
+        repeat * linear.panel_count(rows),
+        linear.panel_layout(_op_name(scheme), columns).bytes,
+    )
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
 def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
@@ -61,6 +89,25 @@ def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, schem
 def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """The gate and up panels (…, P, bytes) of (…, 2·P, bytes) where they alternate."""
     return gate_up[..., 0::2, :].contiguous(), gate_up[..., 1::2, :].contiguous()
+
+
+def _quantize(
+    weights: list[Tensor], scheme: Scheme, importance: Tensor | None
+) -> tuple[Tensor, float, float]:
+    """The panels of E float matrices, Σ(W − Ŵ)² and ΣW²."""
+    rows, columns = weights[0].shape
+    jobs = [(index, part) for index in range(len(weights)) for part in row_chunks(rows, columns)]
+    packed = torch.empty_like(empty_panels((len(weights),), rows, columns, scheme.name), device="cpu")
+
+    def work(job: tuple[int, slice]) -> tuple[float, float]:
+        index, part = job
+        found, error, energy = scheme.quantise_chunk(weights[index][part], importance)
+        panels = slice(part.start // PANEL, linear.panel_count(part.stop))
+        packed[index, panels] = pack(found)
+        return error, energy
+
+    sums = each(work, jobs)
+    return packed, sum(s[0] for s in sums), sum(s[1] for s in sums)
 
 
 def _op_name(scheme: str) -> str:

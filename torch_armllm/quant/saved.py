@@ -9,11 +9,11 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.hf.config import TIED
-from torch_armllm.ops import linear
 from torch_armllm.quant.embedding import TiedEmbedding
 from torch_armllm.quant.experts import parameter
 from torch_armllm.quant.layers import Places, is_linear, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.packing import empty_panels
 from torch_armllm.quant.recognise import is_experts, read_layout
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
     for shell in embeddings:
         if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear):
             raise ValueError("quantization_config ties an embedding to a head that is not quantised")
-        hung.replace(shell, TiedEmbedding(shell, head, torch.empty_like(shell.weight, dtype=torch.int8)))
+        hung.replace(shell, TiedEmbedding(shell, head))
         shell._parameters["weight"] = None
 
 
@@ -70,7 +70,7 @@ def finish_skeleton(model: Any) -> None:
             module.__dict__.pop("weight", None)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if isinstance(embedding, TiedEmbedding):
-        embedding._buffers["weight_packed"] = head.weight_packed
+        embedding.share(head)
     elif isinstance(head, QuantLinear) and model.config.get_text_config().tie_word_embeddings:
         head.shell._parameters["weight"] = embedding.weight  # type: ignore[union-attr]  # there is one
 
@@ -89,7 +89,7 @@ def _empty(name: str, shell: nn.Module, scheme: str, error: float) -> nn.Module:
     if is_linear(shell):
         weight = weight_of(shell)
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
-        packed = _panels((), rows, columns, scheme)
+        packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
         made = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype)
         names: tuple[str, ...] = ("weight",)
@@ -97,8 +97,8 @@ def _empty(name: str, shell: nn.Module, scheme: str, error: float) -> nn.Module:
         downs = layout.outer(parameter(shell, "down_proj"))
         hidden, intermediate = downs[0].shape
         made = QuantExperts(
-            _panels((len(downs),), intermediate, hidden, scheme, 2 if layout.gated else 1),
-            _panels((len(downs),), hidden, intermediate, scheme),
+            empty_panels((len(downs),), intermediate, hidden, scheme, 2 if layout.gated else 1),
+            empty_panels((len(downs),), hidden, intermediate, scheme),
             intermediate,
             hidden,
             scheme,
@@ -127,9 +127,3 @@ def placeholder(weight: torch.Tensor) -> nn.Parameter:
     empty = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
     empty._is_hf_initialized = True  # type: ignore[attr-defined]
     return empty
-
-
-def _panels(leading: tuple[int, ...], rows: int, columns: int, scheme: str, repeat: int = 1) -> torch.Tensor:
-    layout = linear.panel_layout("i8" if scheme == "int8" else scheme, columns)
-    shape = (*leading, repeat * linear.panel_count(rows), layout.bytes)
-    return torch.empty(shape, dtype=torch.uint8, device="meta")

@@ -128,9 +128,9 @@ class Scheme(ABC):
         return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
 
 
-def row_chunks(rows: int, columns: int) -> list[slice]:
-    """Row ranges to quantise one by one; all but the last hold whole panels."""
-    step = max(1, _CHUNK // max(columns, 1) // PANEL) * PANEL
+def row_chunks(rows: int, columns: int, weights: int = _CHUNK) -> list[slice]:
+    """Row ranges of about so many ``weights`` each; all but the last hold whole panels."""
+    step = max(1, weights // max(columns, 1) // PANEL) * PANEL
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 

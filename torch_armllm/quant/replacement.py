@@ -1,0 +1,128 @@
+"""What takes the place of a float layer: made beside the model, which it leaves as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from torch_armllm.ops.embedding import split_rest
+from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.quant.embedding import TiedEmbedding, can_share
+from torch_armllm.quant.experts import parameter
+from torch_armllm.quant.layers import Layer, weight_of
+from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.packing import empty_panels, quantize_matrices, quantize_pieces
+from torch_armllm.quant.scheme import Scheme
+from torch_armllm.quant.spool import Spool
+from torch_armllm.report import LayerRecord
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What will stand in a layer's place, its buffers still in a spool.
+
+    Attributes:
+        module: of packed weights.
+        op: the op that it calls.
+        sharer: in place of an embedding that is tied to the layer, and shares its weights.
+        keep: the layer keeps its float weights.
+    """
+
+    module: QuantLinear | QuantExperts
+    op: str
+    sharer: TiedEmbedding | None = None
+    keep: bool = False
+
+    def record(self, layer: Layer) -> LayerRecord:
+        """What the report says of the layer; to be called while it still has its float weights."""
+        weights = layer.weights()
+        count, before = sum(w.numel() for w in weights), sum(w.nbytes for w in weights)
+        new = self.module
+        after = sum(buffer.nbytes for buffer in new.buffers())
+        return LayerRecord(layer.name, layer.kind, self.op, new.scheme, count, before, after, new.error)
+
+
+def replacement(
+    model: nn.Module, layer: Layer, scheme: Scheme, importance: Tensor | None, keep: bool, spool: Spool
+) -> Replacement:
+    """Makes what is to stand in a layer's place; nothing changes yet.
+
+    Args:
+        model: the model, for embeddings that are tied to the layer.
+        layer: the layer.
+        scheme: its scheme.
+        importance: see `quantize`.
+        keep: its float weights are to be kept.
+        spool: takes the packed weights.
+
+    Raises:
+        ValueError: a weight is not finite.
+    """
+    own = {id(weight) for weight in layer.weights()}
+    tied = [m for m in model.modules() if isinstance(m, nn.Embedding) and id(m.weight) in own]
+    share = bool(tied) and not keep and layer.kind != "experts" and can_share(tied[0], scheme.name)
+    new: QuantLinear | QuantExperts
+    sharer = None
+    try:
+        if layer.kind == "experts":
+            new, op = _quantize_experts(layer, scheme, importance), "int4_moe"
+            spool.store(new)
+        else:
+            new, sharer = _quantize_linear(layer, scheme, importance, tied[0] if share else None, spool)
+            op = "int8_linear" if scheme.name == "int8" else "int4_linear"
+    except ValueError as error:
+        raise ValueError(f"{layer.name}: {error}") from error
+    new.train(layer.module.training)
+    return Replacement(new, op, sharer, keep or (bool(tied) and not share))
+
+
+def _quantize_linear(
+    layer: Layer, scheme: Scheme, importance: Tensor | None, tied: nn.Embedding | None, spool: Spool
+) -> tuple[QuantLinear, TiedEmbedding | None]:
+    """Packs a linear layer, and for the embedding that is ``tied`` to it the bits that are left."""
+    module = layer.module
+    weight = weight_of(module).detach()
+    weight = weight.t() if isinstance(module, Conv1D) else weight
+    bias = module.bias
+    assert bias is None or isinstance(bias, Tensor)
+    rows, columns = weight.shape
+    empty = empty_panels((), rows, columns, scheme.name)
+    new = QuantLinear(empty, columns, rows, scheme.name, bias, 0.0, module, weight.dtype)
+    sharer = None if tied is None else TiedEmbedding(tied, new)
+
+    def take(part: slice, panels: Tensor) -> None:
+        spool.append(new, "weight_packed", panels)
+        if sharer is not None:
+            spool.append(sharer, "rest", split_rest(weight[part], panels))
+
+    new.error = quantize_pieces(weight, scheme, importance, take)
+    return new, sharer
+
+
+def _quantize_experts(layer: Layer, scheme: Scheme, importance: Tensor | None) -> QuantExperts:
+    module, layout = layer.module, layer.layout
+    assert layout is not None
+    inner, outer = (parameter(module, name) for name in layout.weights)
+    made = [quantize_matrices(part, scheme, importance) for part in layout.inner(inner)]
+    downs = layout.outer(outer)
+    down, down_error = quantize_matrices(downs, scheme)
+    hidden, intermediate = downs[0].shape
+    biases = layout.biases(module)
+    errors = [*(error for _, error in made), down_error]
+    return QuantExperts(
+        interleave_panels(made[0][0], made[1][0]) if layout.gated else made[0][0],
+        down,
+        intermediate,
+        hidden,
+        scheme.name,
+        layout.activation,
+        layout.limit,
+        *biases,
+        # The matrices have the same number of weights and nearly the same norm.
+        error=(sum(error**2 for error in errors) / len(errors)) ** 0.5,
+        shell=module,
+        float_dtype=outer.dtype,
+        layout=layout,
+    )
