@@ -34,7 +34,8 @@ class LLM:
         skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
         progress: shows bars while the model is loaded and quantised.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
-            ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …
+            ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
+            logged unless ``disable_log_stats=False``: there is a bar.
 
     Attributes:
         llm_engine: what computes the answers.
@@ -63,7 +64,7 @@ class LLM:
             quantization=quantization,
             skip_tokenizer_init=skip_tokenizer_init,
             progress=progress,
-            config=engine_config(settings),
+            config=engine_config({"disable_log_stats": True, **settings}),
         )
         self._numbers = itertools.count()
 

@@ -1,0 +1,76 @@
+"""What the command line says about an engine: the same options for every command that runs one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SETTINGS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "kv_cache_memory",
+    "kv_cache_dtype",
+    "swap_space",
+    "seed",
+    "threads",
+    "speculative_config",
+    "trace",
+)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options, named as the settings of `EngineConfig`."""
+    group = parser.add_argument_group("the model and its engine")
+    group.add_argument("--dtype", default="auto", help="of the weights: auto, bfloat16, float16, float32")
+    group.add_argument("--quant", default="int4", help="int4, another scheme, or none (int4)")
+    group.add_argument("--max-model-len", type=int, help="most tokens of a prompt and its answer")
+    group.add_argument("--max-num-seqs", type=int, help="most answers of a step")
+    group.add_argument("--max-num-batched-tokens", type=int, help="most tokens of a step")
+    switch = argparse.BooleanOptionalAction
+    group.add_argument("--enable-chunked-prefill", action=switch, help="prompts may be read in pieces")
+    group.add_argument("--enable-prefix-caching", action=switch, help="what was read is found again")
+    group.add_argument(
+        "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a part of what is free (0.5)"
+    )
+    group.add_argument("--kv-cache-dtype", help="auto, bfloat16, float16, float32 or int8")
+    group.add_argument("--swap-space", type=_memory, help="bytes for blocks of preempted answers")
+    group.add_argument("--seed", type=int, help="of requests that have none of their own")
+    group.add_argument("--speculative-config", type=_object, help='JSON: {"method": "ngram", …}')
+    group.add_argument("--trace", help="a file for every step's timing, in Chrome's trace format")
+
+
+def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `LLM`: what was said, and nothing where nothing was."""
+    said = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    return {
+        "dtype": options.dtype,
+        "quantization": None if options.quant == "none" else options.quant,
+        **said,
+    }
+
+
+def _memory(text: str) -> int | float:
+    number = text.lower().removesuffix("b")
+    unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if number.endswith(u)), "")
+    try:
+        amount = float(number.removesuffix(unit))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes such as 500MB or 2GiB") from None
+    if unit:
+        return int(amount * _UNITS[unit])
+    return amount if amount < 1 else int(amount)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"method": "ngram"}}')
+    return found
