@@ -7,9 +7,12 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from tests.engine.test_sampler import likely
 from tests.patched_models import fresh
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.runner import ModelRunner
@@ -19,8 +22,10 @@ from torch_armllm.engine.speculative.build import build_speculation
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.ngram import NgramIndex, NgramProposer
+from torch_armllm.engine.speculative.rejection import accept
 from torch_armllm.engine.speculative.speculation import Proposer, Speculation
 from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.ops.sample import reference_probabilities
 
 VOCAB = 97
 
@@ -77,6 +82,70 @@ def test_lookup_agrees_with_a_search(text: list[int], begin: int, runs: tuple[in
     index = NgramIndex(*runs)
     for length in range(min(begin, len(text)), len(text) + 1):
         assert index.propose(text[:length], count) == plainly(text[:length], *runs, count)
+
+
+# rejection sampling
+
+
+class FixedLogits:
+    """A model whose logits depend on the position alone."""
+
+    block_size, vocabulary = 16, 20
+
+    def __init__(self, seed: int) -> None:
+        self.table = torch.randn(8, 20, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+    def execute(self, step: Step) -> Tensor:
+        return torch.cat([self.table[p : p + 1] for s in step.scheduled for p in s.wanted])
+
+
+@pytest.mark.parametrize("rejection", [True, False])
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 0.7, "top_k": 9}, {"top_p": 0.8, "logit_bias": {3: 2.0}}, {"temperature": 0.0}],
+    ids=str,
+)
+def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], rejection: bool) -> None:
+    count, length = 800, 3
+    target, sampler = FixedLogits(0), Sampler(20)
+    proposer = DraftModelProposer(FixedLogits(1), 10**4, sampler, 10**5, rejection=rejection)
+    speculation = Speculation(proposer, sampler, 2)
+    answers = [
+        Request("r", [5], SamplingParams(max_tokens=length, **params), seed).answers[0]
+        for seed in range(count)
+    ]
+    while going := [a for a in answers if a.output_length < length]:
+        speculation.propose(going)
+        drafts = [len(a.draft) for a in going]
+        steps = [Scheduled(a, len(a.token_ids) - 1, 1 + k) for a, k in zip(going, drafts, strict=True)]
+        for a, found in zip(
+            going, speculation.verify(target.execute(Step(steps)), going, drafts), strict=True
+        ):
+            a.token_ids += [drawn.token_id for drawn in found]
+    for place in range(length):
+        logits = target.table[place].clone()
+        for token, bias in params.get("logit_bias", {}).items():
+            logits[token] += bias
+        settings_ = [params.get("temperature", 1.0), params.get("top_k", 0), params.get("top_p", 1.0), 0.0]
+        drawn = torch.tensor([a.output_token_ids[place] for a in answers])
+        assert likely(torch.bincount(drawn, minlength=20), reference_probabilities(logits, *settings_))
+    assert speculation.acceptance.accepted > 0 or not params.get("temperature", 1.0)
+
+
+def test_more_drafts_stay_by_rejection() -> None:
+    """As many as may, the overlap of the distributions; random numbers in common give less."""
+    torch.manual_seed(0)
+    p, q = (torch.randn(30).softmax(-1) for _ in range(2))
+    numbers = torch.rand(4000, 3, dtype=torch.float64)
+    drafts = torch.searchsorted(q.double().cumsum(0), numbers[:, 0].contiguous())
+    stay, tokens = 0, []
+    for draft, (_, keeps, instead) in zip(drafts.tolist(), numbers.tolist(), strict=True):
+        number, other = accept([draft], q[None], p[None], lambda _, i, u=(keeps, instead): u[i])  # noqa: B023
+        stay += number
+        tokens.append(draft if other is None else other)
+    assert likely(torch.bincount(torch.tensor(tokens), minlength=30), p.double())
+    overlap = float(torch.minimum(p, q).sum())
+    assert stay / 4000 == pytest.approx(overlap, abs=0.03)
 
 
 # whole texts, with the tiny models' logits
@@ -142,6 +211,9 @@ def requests(count: int = 3, tokens: int = 24, **params: Any) -> list[Request]:
 class Oracle:
     """Guesses right, wrong, too little or nothing, by chance."""
 
+    def probabilities(self, _: Answer) -> None:
+        return None
+
     def __init__(self, texts: list[list[int]]) -> None:
         self.texts = texts
         self.chance = random.Random(0)
@@ -161,9 +233,10 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def draft_model(seed: int) -> Any:
+def draft_model(seed: int, rejection: bool = False) -> Any:
     def make(sampler: Sampler) -> Proposer:
-        return DraftModelProposer(ModelRunner(model(seed), num_blocks=24), 24, sampler, chunk=20)
+        runner = ModelRunner(model(seed), num_blocks=24)
+        return DraftModelProposer(runner, 24, sampler, chunk=20, rejection=rejection)
 
     return make
 
@@ -188,6 +261,15 @@ def test_answers_are_those_without_drafts(method: str, params: dict[str, Any]) -
         assert counts.rate == 1.0 and loop.steps < plain.steps / 2
     elif method == "oracle":
         assert 0.3 < counts.rate < 1.0
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_rejection_keeps_all_that_the_model_itself_drew(params: dict[str, Any]) -> None:
+    loop = Loop(draft_model(0, rejection=True))
+    found = loop.run(requests(**params))
+    assert loop.speculation is not None and loop.speculation.acceptance.rate == 1.0
+    if not params["temperature"]:
+        assert found == Loop().run(requests(**params))
 
 
 def test_the_draft_model_lets_go_what_it_held() -> None:

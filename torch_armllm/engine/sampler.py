@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -115,9 +115,43 @@ class Sampler:
             begin += k + 1
         return found
 
-    def draw_ahead(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]]) -> list[int]:
-        """The token that each answer would get by these logits, had it got ``aheads`` before."""
-        return self._tokens(logits[:, : self.vocab_size], answers, aheads, keep=False)
+    def draw_ahead(
+        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]], purpose: int = 0
+    ) -> list[int]:
+        """The token that each answer would get by these logits, had it got ``aheads`` before.
+
+        Args:
+            logits: ``(R, V)``; float32 ones may be changed.
+            answers: one a row.
+            aheads: tokens behind each answer's own.
+            purpose: draws of another one have other random numbers.
+        """
+        return self._tokens(logits[:, : self.vocab_size], answers, aheads, False, purpose)
+
+    def probabilities(
+        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]], keep: bool = False
+    ) -> Tensor:
+        """What `draw_ahead` draws each token with, by all of the answers' settings: float32 ``(R, V)``.
+
+        Args:
+            logits: as for `draw_ahead`.
+            answers: as for `draw_ahead`.
+            aheads: as for `draw_ahead`.
+            keep: leaves the logits as they are.
+        """
+        return self._by_rules(
+            lambda ruled: self._batch.probabilities(ruled, aheads),
+            *(logits[:, : self.vocab_size], answers, aheads, keep),
+        )
+
+    def logprobs_of(self, logits: Tensor, token_ids: Sequence[int], count: int | None) -> list[Drawn]:
+        """Tokens that were drawn by these rows of logits, with as many log-probabilities as are wanted."""
+        if count is None:
+            return [Drawn(token, None) for token in token_ids]
+        found = token_logprobs(
+            logits[: len(token_ids), : self.vocab_size], token_ids, [count] * len(token_ids)
+        )
+        return [Drawn(token, logprobs) for token, logprobs in zip(token_ids, found, strict=True)]
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Sequence[int], count: int) -> list[Logprobs]:
         """Of tokens of a prompt: ``token_ids[i]`` by row i of ``logits``, that of the token before it."""
@@ -136,30 +170,47 @@ class Sampler:
         return [Drawn(token, by_row.get(row)) for row, token in enumerate(ids)]
 
     def _tokens(
-        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None, keep: bool
+        self,
+        logits: Tensor,
+        answers: Sequence[Answer],
+        aheads: list[list[int]] | None,
+        keep: bool,
+        purpose: int = 0,
     ) -> list[int]:
-        """Tokens a row; the logits are left as they are if they must be kept."""
-        assert logits.shape[0] == len(answers)
+        """Tokens, one a row."""
         if not answers:
             return []
+        drawn = self._by_rules(
+            lambda ruled: self._batch.draw(ruled, aheads, purpose), logits, answers, aheads, keep
+        )
+        return drawn.tolist()
+
+    def _by_rules(
+        self,
+        compute: Callable[[Tensor], Tensor],
+        logits: Tensor,
+        answers: Sequence[Answer],
+        aheads: list[list[int]] | None,
+        keep: bool,
+    ) -> Tensor:
+        """What ``compute`` makes of the logits by the answers' rules; they stay as they are if ``keep``."""
+        assert logits.shape[0] == len(answers)
         if self._batch.answers != list(answers):
             self._gather(answers)
-        if self._rules:
-            logits = logits.to(torch.float32, copy=keep)
-            for row, rules in self._rules:
-                rules.apply(logits[row], answers[row], () if aheads is None else aheads[row])
-        return self._choose(logits, aheads)
-
-    def _choose(self, logits: Tensor, aheads: list[list[int]] | None) -> list[int]:
+        if not self._rules:
+            return compute(logits)
+        logits = logits.to(torch.float32, copy=keep)
+        for row, rules in self._rules:
+            rules.apply(logits[row], answers[row], () if aheads is None else aheads[row])
         try:
-            return self._batch.draw(logits, aheads).tolist()
+            return compute(logits)
         except RuntimeError:
             closed = [(row, rules) for row, rules in self._rules if not logits[row].amax() > float("-inf")]
             if not closed:
                 raise
         for row, rules in closed:
             rules.end(logits[row])
-        return self._batch.draw(logits, aheads).tolist()
+        return compute(logits)
 
     def _gather(self, answers: Sequence[Answer]) -> None:
         known = [self._known.get(answer) or self._learn(answer) for answer in answers]

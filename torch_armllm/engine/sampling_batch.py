@@ -11,15 +11,25 @@ from torch import Tensor
 from torch_armllm.engine.request import Answer
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.token_history import TokenHistory
-from torch_armllm.ops.sample import sample
+from torch_armllm.ops.sample import sample, sample_probabilities
 
 _GREEDY_BELOW = 1e-5  # temperature; the op's
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the most probable token is taken."""
+    return params.temperature < _GREEDY_BELOW
 
 
 def answer_seed(seed: int, index: int) -> int:
     """The seed of one of a request's answers, as int64: a key of Philox of its own for each."""
     mixed = seed + index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     return mixed - (1 << 64) if mixed >> 63 else mixed
+
+
+def random_step(length: int, purpose: int) -> int:
+    """The counter of Philox for the token behind ``length`` others; those of several purposes never meet."""
+    return length + (purpose << 40)
 
 
 def _penalised(params: SamplingParams) -> bool:
@@ -39,7 +49,7 @@ class SamplingBatch:
     def __init__(self, answers: Sequence[Answer], histories: Sequence[TokenHistory]) -> None:
         self.answers = list(answers)
         params = [answer.params for answer in answers]
-        self.greedy = all(p.temperature < _GREEDY_BELOW for p in params)
+        self.greedy = all(is_greedy(p) for p in params)
         self.temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32)
         self.top_k = torch.tensor([p.top_k for p in params], dtype=torch.int64)
         self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float32)
@@ -71,13 +81,18 @@ class SamplingBatch:
         """
         return sample(logits, *self._settings(aheads, purpose), **self._penalty_lists(aheads))[0]
 
+    def probabilities(self, logits: Tensor, aheads: Sequence[Sequence[int]] | None = None) -> Tensor:
+        """What `draw` draws each token with, float32 ``(R, V)``."""
+        settings = (self.temperature, self.top_k, self.top_p, self.min_p)
+        return sample_probabilities(logits, *settings, **self._penalty_lists(aheads))
+
     def _settings(self, aheads: Sequence[Sequence[int]] | None, purpose: int) -> tuple[Tensor, ...]:
         steps = self._steps
         if not self.greedy:  # nothing is drawn by chance otherwise
             lengths = [a.output_length for a in self.answers]
             if aheads is not None:
                 lengths = [n + len(ahead) for n, ahead in zip(lengths, aheads, strict=True)]
-            steps = torch.tensor(lengths, dtype=torch.int64) + (purpose << 40)
+            steps = torch.tensor([random_step(n, purpose) for n in lengths], dtype=torch.int64)
         return self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, steps
 
     def _penalty_lists(self, aheads: Sequence[Sequence[int]] | None) -> dict[str, Any]:

@@ -52,8 +52,9 @@ def _draft_model(
     if forward is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another one")
     num_blocks = -(-positions // forward.shape.block_size)
-    runner = ModelRunner(model, num_blocks)
-    return DraftModelProposer(runner, num_blocks, sampler, chunk, _longest(model, forward.longest))
+    longest = _longest(model, forward.longest)
+    rejection = config.draft_sampling == "rejection"
+    return DraftModelProposer(ModelRunner(model, num_blocks), num_blocks, sampler, chunk, longest, rejection)
 
 
 def _longest(model: Any, by_plan: int | None) -> int | None:

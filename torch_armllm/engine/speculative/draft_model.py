@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampler import Sampler
+from torch_armllm.engine.sampling_batch import is_greedy
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.speculative.rejection import GUESS
 from torch_armllm.engine.step import Scheduled, Step
 
 
@@ -30,12 +33,14 @@ class DraftText:
     Attributes:
         shadow: stands for the answer in the draft model's steps; it has known tokens and guessed ones.
         known: how many tokens the answer had when it was last looked at.
+        probabilities: with which each guessed token was drawn, where they are needed.
     """
 
     def __init__(self, answer: Answer) -> None:
         request = answer.request
         self.shadow = Request(request.request_id, request.prompt_token_ids, SamplingParams(), 0).answers[0]
         self.known = answer.prompt_length
+        self.probabilities: list[Tensor] = []
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Takes the answer's tokens for its own; what it guessed right stays computed."""
@@ -46,6 +51,7 @@ class DraftText:
         shadow.token_ids[same:] = tokens[same:]
         shadow.computed = min(shadow.computed, same, len(tokens) - 1)
         self.known = len(tokens)
+        self.probabilities = []
 
     @property
     def guessed(self) -> list[int]:
@@ -63,6 +69,7 @@ class DraftModelProposer:
 
     It draws by the answer's own settings, seed and steps, so with the random numbers that the large model
     will use: where both find the same probable they draw the same token, at temperature 0 the most probable.
+    For rejection sampling it draws with others, and tells how probable each token was.
 
     Args:
         runner: of the draft model.
@@ -71,6 +78,7 @@ class DraftModelProposer:
         chunk: most tokens that are read in one go before the first guess; longer prompts take several steps
             of the engine, so that running answers do not wait.
         longest: positions that the draft model was made for; None: no limit.
+        rejection: draws for rejection sampling where the temperature is above 0.
 
     Raises:
         ValueError: the draft model has fewer tokens than can be drawn.
@@ -83,6 +91,7 @@ class DraftModelProposer:
         sampler: Sampler,
         chunk: int = 512,
         longest: int | None = None,
+        rejection: bool = False,
     ) -> None:
         if runner.vocabulary < sampler.vocab_size:
             raise ValueError(
@@ -93,6 +102,7 @@ class DraftModelProposer:
         self._sampler = sampler
         self._chunk = chunk
         self._longest = longest
+        self._purpose = GUESS if rejection else 0
         self._free = list(range(num_blocks - 1, -1, -1))
         self._texts: dict[Answer, DraftText] = {}
 
@@ -138,8 +148,19 @@ class DraftModelProposer:
             if len(text.guessed) < wanted[answer]
         ]
 
+    def probabilities(self, answer: Answer) -> Tensor | None:
+        """What the tokens of the answer's draft were drawn with, ``(k, V)``; None if not needed."""
+        found = self._texts[answer].probabilities if answer in self._texts else []
+        return torch.stack(found) if found else None
+
     def _draw(self, logits: Tensor, answers: Sequence[Answer]) -> list[int]:
-        return self._sampler.draw_ahead(logits, answers, [self._texts[a].guessed for a in answers])
+        aheads = [self._texts[a].guessed for a in answers]
+        if self._purpose and not all(is_greedy(a.params) for a in answers):
+            found = self._sampler.probabilities(logits, answers, aheads, keep=True)
+            for answer, row in zip(answers, found, strict=True):
+                if not is_greedy(answer.params):
+                    self._texts[answer].probabilities.append(row)
+        return self._sampler.draw_ahead(logits, answers, aheads, self._purpose)
 
     def _reserve(self, shadow: Answer, length: int) -> bool:
         """Takes blocks for so many positions; says whether there are enough."""

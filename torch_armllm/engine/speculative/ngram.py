@@ -65,6 +65,9 @@ class NgramProposer:
         self._runs = shortest, longest
         self._indices: WeakKeyDictionary[Answer, NgramIndex] = WeakKeyDictionary()
 
+    def probabilities(self, answer: Answer) -> None:
+        """None: nothing is drawn."""
+
     def propose(self, answers: Sequence[Answer], counts: Sequence[int]) -> list[list[int]]:
         """Drafts, a list an answer."""
         drafts = []

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from torch_armllm.engine.request import Answer, Status
 from torch_armllm.engine.sampler import Drawn, Sampler
+from torch_armllm.engine.sampling_batch import answer_seed, random_step
+from torch_armllm.engine.speculative.rejection import INSTEAD, STAY, accept
+from torch_armllm.ops.sample import philox_uniform
 
 
 class Proposer(Protocol):
@@ -17,6 +20,13 @@ class Proposer(Protocol):
 
     def propose(self, answers: Sequence[Answer], counts: Sequence[int]) -> list[list[int]]:
         """Tokens that may follow each answer, at most so many as its count, or none."""
+        ...
+
+    def probabilities(self, answer: Answer) -> Tensor | None:
+        """What the tokens of an answer's draft were drawn with, ``(k, V)``; None where they were not drawn.
+
+        Drafts without are verified by drawing what would be drawn anyway, those with by rejection sampling.
+        """
         ...
 
 
@@ -79,13 +89,42 @@ class Speculation:
             answers: in the order of their rows.
             draft_counts: k of each; may be 0.
         """
-        found = self.sampler.verify_all(logits, answers, draft_counts)
+        proposed = [
+            self.proposer.probabilities(answer) if count else None
+            for answer, count in zip(answers, draft_counts, strict=True)
+        ]
+        if all(p is None for p in proposed):
+            found = self.sampler.verify_all(logits, answers, draft_counts)
+        else:
+            rows = logits.split([count + 1 for count in draft_counts])
+            found = [
+                self._one(own, answer, count, drawn_with)
+                for own, answer, count, drawn_with in zip(rows, answers, draft_counts, proposed, strict=True)
+            ]
         for drafted, drawn in zip(draft_counts, found, strict=True):
             if drafted:
                 self.acceptance.drafts += 1
                 self.acceptance.drafted += drafted
                 self.acceptance.accepted += len(drawn) - 1
         return found
+
+    def _one(self, logits: Tensor, answer: Answer, count: int, proposed: Tensor | None) -> list[Drawn]:
+        if proposed is None:
+            return self.sampler.verify_all(logits, [answer], [count])[0]
+        draft, length = answer.draft[:count], answer.output_length
+        seed = answer_seed(answer.request.seed, answer.index)
+        aheads = [draft[:i] for i in range(count + 1)]
+        wanted = answer.params.logprobs
+        kept = logits if wanted is None else logits.clone()
+        target = self.sampler.probabilities(logits[:count], [answer] * count, aheads[:count])
+
+        def uniform(place: int, instead: bool) -> float:
+            return philox_uniform(seed, random_step(length + place, INSTEAD if instead else STAY))
+
+        stay, token = accept(draft, proposed[:count], target, uniform)
+        if token is None:
+            (token,) = self.sampler.draw_ahead(logits[count:], [answer], [draft])
+        return self.sampler.logprobs_of(kept, [*draft[:stay], token], wanted)
 
     def _room(self, answer: Answer) -> int:
         """A draft longer than what is left, less the token that a step draws anyway, is of no use."""
