@@ -1,0 +1,184 @@
+"""An answer has the same tokens and log-probabilities, bit for bit, whatever else the engine does."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.engines import engine
+from tests.models import token_ids
+from tests.patched_models import patched
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.step import Step
+from torch_armllm.patching import patched_forward
+
+LONGEST = 160
+TEXT: list[int] = token_ids(1, LONGEST, seed=0)[0].tolist()
+"""Prompts begin with it, so that they share blocks."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt that begins as others do and ends on its own, and how it is answered."""
+
+    shared: int
+    own: int
+    seed: int
+    temperature: float = 0.0
+    n: int = 1
+    max_tokens: int = 12
+    priority: int = 0
+
+    @property
+    def prompt(self) -> list[int]:
+        own: list[int] = token_ids(1, self.own, seed=1000 + self.seed)[0].tolist()
+        return TEXT[: self.shared] + own
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            n=self.n if self.temperature else 1,
+            seed=self.seed,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            logprobs=1,
+            ignore_eos=True,
+        )
+
+
+def answers(output: RequestOutput) -> list[Any]:
+    """Tokens and the exact log-probabilities that they were drawn with."""
+    return [(answer.token_ids, answer.logprobs) for answer in output.outputs]
+
+
+def run(on: LLMEngine, asked: list[Asked], every: int = 0) -> list[Any]:
+    """Answers to requests that come ``every`` so many steps; 0: all at once."""
+    waiting = list(enumerate(asked))
+    done: dict[int, Any] = {}
+    steps = 0
+    while waiting or on.has_unfinished_requests():
+        while waiting and steps >= every * waiting[0][0]:
+            number, one = waiting.pop(0)
+            on.add_request(str(number), one.prompt, one.params, one.priority)
+        for output in on.step():
+            if output.finished:
+                done[int(output.request_id)] = answers(output)
+        steps += 1
+    blocks = on.scheduler.blocks
+    assert blocks.free == blocks.num_blocks and blocks.free_slots == blocks.swap_blocks
+    return [done[number] for number in range(len(asked))]
+
+
+@functools.cache
+def alone(family: str, asked: Asked) -> list[Any]:
+    """The same request in an engine of its own that does nothing else."""
+    on = engine(family, max_model_len=LONGEST, max_num_batched_tokens=256, enable_prefix_caching=False)
+    return run(on, [asked])[0]
+
+
+def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLMEngine:
+    """An engine of so many blocks."""
+    forward = patched_forward(patched(family))
+    assert forward is not None
+    block = forward.shape.block_size * forward.shape.bytes_per_token
+    sizes = {"kv_cache_memory": blocks * block, "swap_space": swap_blocks * block}
+    on = engine(family, **{"max_model_len": LONGEST, **sizes, **limits})
+    assert on.scheduler.blocks.num_blocks == blocks and on.scheduler.blocks.swap_blocks == swap_blocks
+    return on
+
+
+MIXED = [
+    Asked(shared=70, own=9, seed=1, max_tokens=50),
+    Asked(shared=70, own=3, seed=2, temperature=0.9, max_tokens=60),
+    Asked(shared=0, own=40, seed=3, temperature=0.7, n=3, max_tokens=40),
+    Asked(shared=96, own=0, seed=4, max_tokens=30),
+    Asked(shared=100, own=20, seed=5, temperature=1.2, max_tokens=30),
+    Asked(shared=0, own=1, seed=6, max_tokens=70),
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_batched_and_in_chunks(family: str) -> None:
+    on = engine(family, max_model_len=LONGEST, max_num_seqs=8, max_num_batched_tokens=11)
+    assert run(on, MIXED) == [alone(family, one) for one in MIXED]
+    assert on.stats.totals.steps > 30 and on.stats.totals.preemptions == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_from_the_prefix_cache(family: str) -> None:
+    on = engine(family, max_model_len=LONGEST)
+    again = [*MIXED, *MIXED]
+    assert run(on, again, every=8) == [alone(family, one) for one in again]
+    assert on.scheduler.blocks.hit_rate > 0.4
+
+
+@pytest.mark.parametrize("swap_blocks", [0, 4, 20])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_preempted_and_computed_again_or_swapped(
+    family: str, swap_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = tight(family, 6, swap_blocks, max_num_seqs=8, enable_prefix_caching=False)
+    steps: list[Step] = []
+    move = on.runner.move  # type: ignore[attr-defined]
+    monkeypatch.setattr(on.runner, "move", lambda step: steps.append(step) or move(step))
+    assert run(on, MIXED) == [alone(family, one) for one in MIXED]
+    assert on.stats.totals.preemptions > 1
+    assert any(step.swaps_in for step in steps) == (swap_blocks > 0)
+
+
+def test_with_guesses_and_preemption() -> None:
+    on = tight("llama", 7, 5, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    assert run(on, MIXED) == [alone("llama", one) for one in MIXED]
+    assert on.stats.totals.accepted_tokens > 0 and on.stats.totals.preemptions > 0
+
+
+requests = st.builds(
+    Asked,
+    shared=st.sampled_from([0, 31, 32, 64, 70]),
+    own=st.integers(1, 30),
+    seed=st.integers(0, 2),
+    temperature=st.sampled_from([0.0, 0.9]),
+    n=st.sampled_from([1, 1, 2]),
+    max_tokens=st.sampled_from([1, 5, 50]),
+    priority=st.integers(0, 1),
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asked=st.lists(requests, min_size=2, max_size=7),
+    every=st.integers(0, 3),
+    blocks=st.sampled_from([5, 7, 12]),
+    swap_blocks=st.sampled_from([0, 12]),
+    max_num_seqs=st.integers(2, 8),
+    tokens=st.sampled_from([8, 40, LONGEST]),
+    caching=st.booleans(),
+    chunked=st.booleans(),
+)
+def test_any_requests(
+    asked: list[Asked],
+    every: int,
+    blocks: int,
+    swap_blocks: int,
+    max_num_seqs: int,
+    tokens: int,
+    caching: bool,
+    chunked: bool,
+) -> None:
+    on = tight(
+        "llama",
+        blocks,
+        swap_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens if chunked else LONGEST,
+        enable_prefix_caching=caching,
+        enable_chunked_prefill=chunked,
+    )
+    assert run(on, asked, every) == [alone("llama", one) for one in asked]
