@@ -55,9 +55,12 @@ def likely(counts: Tensor, probabilities: Tensor) -> bool:
     possible = probabilities > 0
     if counts[~possible].sum() != 0:
         return False
-    expected = probabilities[possible] * counts.sum()
-    statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
-    freedom = max(int(possible.sum()) - 1, 1)
+    expected, found = probabilities[possible] * counts.sum(), counts[possible].double()
+    rare = expected < 5  # taken together: the statistic is none of chi-square's with less
+    if rare.any():
+        expected, found = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (expected, found))
+    statistic = float(((found - expected) ** 2 / expected).sum())
+    freedom = max(expected.numel() - 1, 1)
     normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
     return normal < 3.1
 
