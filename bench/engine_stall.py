@@ -1,0 +1,80 @@
+"""What a long prompt does to answers that are being written.
+
+    python -m bench.engine_stall [--model smollm2] [--prompt-len 8000] [--answers 4] [--threads N]
+
+While some answers grow, a long prompt comes in.  Prints, with the prompt in chunks and in one piece, the
+median and the worst time between two tokens of an answer, and the prompt's time to its first token, in ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from torch_armllm import LLM, SamplingParams
+
+_LEAD = 20
+"""Steps before the long prompt comes, and after its first token."""
+
+
+def main() -> None:
+    """Measures both ways and prints a line each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--prompt-len", type=int, default=8000)
+    parser.add_argument("--answers", type=int, default=4)
+    parser.add_argument("--chunk", type=int, default=512, help="most tokens of a step")
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    for chunked in (True, False):
+        gaps, first = measure(options, chunked)
+        name = f"chunks of {options.chunk}" if chunked else "one piece"
+        print(
+            f"{name:>14}: between tokens {statistics.median(gaps):.1f} ms, at worst {max(gaps):.1f} ms; "
+            f"the long prompt's first token after {first:.0f} ms"
+        )
+
+
+def measure(options: argparse.Namespace, chunked: bool) -> tuple[list[float], float]:
+    """Times between steps that bring every running answer a token, and that of the long prompt; ms."""
+    room = options.prompt_len + 64
+    llm = LLM(
+        options.model,
+        max_num_batched_tokens=options.chunk if chunked else room + options.answers,
+        max_model_len=room,
+        enable_chunked_prefill=chunked,
+        disable_log_stats=True,
+        progress=False,
+        threads=options.threads,
+    )
+    engine = llm.llm_engine
+    endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    for number in range(options.answers):
+        engine.add_request(f"answer {number}", [number + 1] * 32, endless)
+    gaps = [_step(engine) for _ in range(_LEAD)][1:]
+    prompt = [(7 * i) % 1000 + 1 for i in range(options.prompt_len)]
+    engine.add_request("long", prompt, SamplingParams(temperature=0, max_tokens=1))
+    began = time.perf_counter()
+    first = 0.0
+    while not first:
+        before = time.perf_counter()
+        outputs = engine.step()
+        now = time.perf_counter()
+        gaps.append(1e3 * (now - before))
+        assert sum(o.request_id.startswith("answer") for o in outputs) == options.answers
+        if any(o.request_id == "long" for o in outputs):
+            first = 1e3 * (now - began)
+    gaps += [_step(engine) for _ in range(_LEAD)]
+    engine.abort_request([f"answer {number}" for number in range(options.answers)])
+    return gaps, first
+
+
+def _step(engine) -> float:  # type: ignore[no-untyped-def]
+    before = time.perf_counter()
+    engine.step()
+    return 1e3 * (time.perf_counter() - before)
+
+
+if __name__ == "__main__":
+    main()
