@@ -41,6 +41,7 @@ class _PatchState:
     base: nn.Module
     forward: PatchedForward | None
     quantized: bool
+    report: Report
 
 
 def is_patched(model: nn.Module) -> bool:
@@ -58,6 +59,12 @@ def patched_forward(model: nn.Module) -> PatchedForward | None:
         raise ValueError(f"this {type(model).__name__} is not patched")
     state: _PatchState = model.__dict__[_STATE]
     return state.forward
+
+
+def why_not_captured(model: nn.Module) -> str | None:
+    """Why a patched model runs module by module; None if it does not."""
+    state: _PatchState = model.__dict__[_STATE]
+    return state.report.capture_reason
 
 
 def _check_model(model: nn.Module) -> None:
@@ -272,7 +279,7 @@ def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) ->
     report = Report(variant=isa.machine().selected)
     report.layers = quant.describe(model, "quantisation is off") if records is None else records
     report.bytes_before = quant.float_bytes(model, _bytes(model))
-    state = model.__dict__[_STATE] = _PatchState(body_of(model), None, quant.is_packed(model))
+    state = model.__dict__[_STATE] = _PatchState(body_of(model), None, quant.is_packed(model), report)
     try:
         with torch.no_grad():
             state.forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])

@@ -26,7 +26,7 @@ from torch_armllm.machine import cpu_name
 from torch_armllm.messages import show_messages
 from torch_armllm.ops import isa
 from torch_armllm.parallel.threads import Team, choose_threads
-from torch_armllm.patching import patched_forward
+from torch_armllm.patching import patched_forward, why_not_captured
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,9 @@ def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
 def _counted_only(model: Any, config: EngineConfig, max_model_len: int, block_size: int) -> BlockManager:
     """For a model without a plan: its caches grow as they must, and blocks only count."""
     logger.warning(
-        "%s has no plan: its texts run one after the other, by its own forward, without prefix caching",
+        "%s has no plan (%s): its texts run one after the other, by its own forward, without prefix caching",
         type(model).__name__,
+        why_not_captured(model),
     )
     texts = config.max_num_seqs * -(-max_model_len // block_size)
     return BlockManager(texts, block_size, enable_prefix_caching=False)
