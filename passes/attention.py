@@ -11,6 +11,7 @@ The graph gets these further inputs, the same for all layers:
     v_cache
     k_scales     the same, where the cache is int8
     v_scales
+    k_cache_1 …  the same for further groups of layers, where layers differ in shape
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.attention import kv_cache_shapes
+from torch_armllm.passes.cache_layout import CacheLayout, cache_layout
 from torch_armllm.passes.match import PassContext, aten, call, constant, fake_mode, is_op, new_constant, value
 
 SCALES = ("k_scales", "v_scales")
@@ -72,24 +74,24 @@ def add_inputs(
     return made
 
 
-def _add_inputs(
-    module: fx.GraphModule, first: Node, layers: int, cache_dtype: torch.dtype | None
-) -> dict[str, Node]:
-    k, v = value(first.args[1]), value(first.args[2])  # type: ignore[arg-type]
-    dtype = cache_dtype or k.dtype
-    sizes = (int(k.shape[1]), int(k.shape[3]), int(v.shape[3]))
-    keys, values, scales = kv_cache_shapes(8, *sizes, BLOCK_SIZE, dtype, layers)
-    caches: dict[str, tuple[torch.dtype, tuple[Any, ...]]] = {
-        "k_cache": (dtype, keys),
-        "v_cache": (dtype, values),
-    }
-    if scales is not None:
-        caches["k_scales"] = caches["v_scales"] = (torch.float32, scales)
-    return add_inputs(module, first, k.shape[2], caches)
+def _cache_inputs(layout: CacheLayout, dtype: torch.dtype) -> dict[str, tuple[torch.dtype, tuple[Any, ...]]]:
+    """Names, dtypes and shapes of the cache's tensors, in the order of `MixedCache`."""
+    caches: dict[str, tuple[torch.dtype, tuple[Any, ...]]] = {}
+    for group, sizes in enumerate(layout.sizes):
+        keys, values, scales = kv_cache_shapes(8, *sizes, BLOCK_SIZE, dtype, layout.count(group))
+        caches[_name("k_cache", group)] = (dtype, keys)
+        caches[_name("v_cache", group)] = (dtype, values)
+        if scales is not None:
+            caches.update({_name(name, group): (torch.float32, scales) for name in SCALES})
+    return caches
+
+
+def _name(tensor: str, group: int) -> str:
+    return f"{tensor}_{group}" if group else tensor
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all attentions, or none if the pass is off or layers differ in shape.
+    """Rewrites all attentions, or none if the pass is off.
 
     Returns:
         The number of attentions rewritten.
@@ -98,30 +100,34 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     nodes = [n for n in graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
     if not context.paged or not nodes:
         return 0
-    shapes = {(value(n.args[1]).shape[1::2], value(n.args[2]).shape[1::2]) for n in nodes}
-    if len(shapes) > 1:
-        return 0
-    order = {layer: i for i, layer in enumerate(sorted({n.args[3] for n in nodes}))}
-    given = _add_inputs(module, nodes[0], len(order), context.cache_dtype)
+    layout = context.layout or cache_layout(module)
+    first = value(nodes[0].args[1])
+    given = add_inputs(
+        module, nodes[0], first.shape[2], _cache_inputs(layout, context.cache_dtype or first.dtype)
+    )
+    written: set[tuple[int, int]] = set()
     for node in nodes:
         q, k, v, layer, scale, window, softcap, sinks = node.args
         own = constant(module, sinks)
         if own is not None and own.dtype != torch.float32:
             sinks = new_constant(module, node, "sinks", own.float())
+        group, number = place = layout.places[layer]
         with graph.inserting_before(node):
             k_cache, v_cache, *scales = (
-                call(graph, aten.select.int, given[name], 0, order[layer])
-                for name in ("k_cache", "v_cache", *SCALES)
-                if name in given
+                call(graph, aten.select.int, given[_name(tensor, group)], 0, number)
+                for tensor in ("k_cache", "v_cache", *SCALES)
+                if tensor in given
             )
-            keys, values, queries = (_by_token(graph, x) for x in (k, v, q))
-            write = torch.ops.armllm.kv_write.default
-            call(graph, write, keys, values, k_cache, v_cache, given["slots"], *scales)
+            if place not in written:  # else: another layer's keys and values, which are there already
+                written.add(place)
+                keys, values = (_by_token(graph, x) for x in (k, v))
+                write = torch.ops.armllm.kv_write.default
+                call(graph, write, keys, values, k_cache, v_cache, given["slots"], *scales)
             out = call(
                 graph,
                 torch.ops.armllm.paged_attention.default,
-                *(queries, k_cache, v_cache, given["block_table"], given["query_start"], given["seq_lens"]),
-                *(given["max_seq_len"], scale, window, softcap, sinks, *scales),
+                *(_by_token(graph, q), k_cache, v_cache, given["block_table"], given["query_start"]),
+                *(given["seq_lens"], given["max_seq_len"], scale, window, softcap, sinks, *scales),
             )
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
+
+if TYPE_CHECKING:
+    from torch_armllm.passes.cache_layout import CacheLayout
 
 aten = torch.ops.aten
 CONVERSIONS = (aten.to, aten.type_as, aten._to_copy)
@@ -22,6 +25,8 @@ class PassContext:
     """Whether attention runs against a paged cache (a captured model) or stays as it is (torch.compile)."""
     cache_dtype: torch.dtype | None = None
     """What the paged cache holds; None: what the keys are."""
+    layout: CacheLayout | None = None
+    """Where the layers of the paged cache lie; None: as the graph says when attention is rewritten."""
     scheme: str | None = None
     """INT4 scheme for float weights that the graph still holds; None leaves them."""
     on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None

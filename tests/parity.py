@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 import torch_armllm
 from tests.patched_models import chunked
@@ -21,7 +22,7 @@ CAPTURED = [
     "olmo2", "olmoe", "flex_olmo", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "phimoe", "gpt_oss",
     "granite", "granitemoe", "granitemoeshared", "deepseek_v2", "deepseek_v3", "glm4", "glm4_moe", "cohere",
     "cohere2", "starcoder2", "stablelm", "gpt2", "gpt_neox", "opt", "falcon", "smollm3", "ernie4_5_moe",
-    "exaone4", "hunyuan_v1_moe", "dots1", "minimax_m2", "nemotron",
+    "exaone4", "hunyuan_v1_moe", "dots1", "minimax_m2", "nemotron", "gemma4", "gemma4_text", "mimo_v2_flash",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops, whatever else happens."""
 
@@ -67,14 +68,23 @@ def expected(model: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def steps(model: Any) -> dict[str, Tensor]:
-    """The same by a patched model, in one step, in chunks, token by token, and batched with padding."""
+    """The same by a patched model, in one step, in chunks, token by token, and batched with padding.
+
+    Calls that run module by module are errors.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "torch_armllm: ")
+        return _steps(model)
+
+
+def _steps(model: Any) -> dict[str, Tensor]:
     mask = torch.ones_like(ROWS)
     mask[0, :PADDING] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0) + first_position_of(model.base_model)
     together = model(input_ids=ROWS, attention_mask=mask, position_ids=positions).logits
     return {
         "prefill": model(input_ids=IDS).logits,
-        "chunks": chunked(model, IDS, [17, 9, 15]),
+        "chunks": chunked(model, IDS, [17, 9, 15], DynamicCache(config=model.config)),  # as `generate` does
         "decode": chunked(model, IDS, [36, 1, 1, 1, 1, 1]),
         "shorter row": together[:1, PADDING:],
         "longer row": together[1:],

@@ -49,9 +49,9 @@ def close_quantised(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
-def chunked(model: PreTrainedModel, ids: Tensor, sizes: list[int]) -> Tensor:
-    """Logits of all tokens, given in chunks."""
-    cache, parts, begin = None, [], 0
+def chunked(model: PreTrainedModel, ids: Tensor, sizes: list[int], cache: Any = None) -> Tensor:
+    """Logits of all tokens, given in chunks, the first behind what a cache holds."""
+    parts, begin = [], 0
     for size in sizes:
         out = model(ids[:, begin : begin + size], past_key_values=cache, use_cache=True)
         cache = out.past_key_values

@@ -12,21 +12,10 @@ from torch.fx.node import Node
 from torch_armllm.passes.match import constant
 from torch_armllm.program import NOTHING, Opcode, Operand, Program, Space
 
-INPUTS = (
-    "input_ids",
-    "position_ids",
-    "slots",
-    "block_table",
-    "query_start",
-    "seq_lens",
-    "k_cache",
-    "v_cache",
-    "k_scales",
-    "v_scales",
-)
-"""Tensors that a native step takes, in order."""
-CACHES = INPUTS[6:]
-"""Those of the cache; scales only where it is int8."""
+STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
+"""Tensors that a native step takes first, in order; those of the cache follow."""
+_LENGTH = "max_seq_len"
+"""A number, which a native step finds out itself."""
 
 Writer = Callable[..., Any]
 """Writes an operator's instruction: takes the lowering, the node and its arguments; returns where its result
@@ -40,8 +29,8 @@ class Unlowerable(RuntimeError):
 class CacheLayer:
     """A layer of the cache, which is an input rather than rows of tokens."""
 
-    def __init__(self, name: str, layer: int) -> None:
-        self.input, self.layer = INPUTS.index(name), layer
+    def __init__(self, number: int, layer: int) -> None:
+        self.input, self.layer = number, layer
 
 
 def inner_sizes(val: Tensor) -> tuple[int, ...]:
@@ -64,6 +53,8 @@ class Lowering:
         self.module = module
         self.writers = writers
         self.program = Program()
+        self.inputs = [n.name for n in module.graph.nodes if n.op == "placeholder" and n.name != _LENGTH]
+        """Names of what a native step takes."""
         self.known: dict[Node, Any] = {}
 
     def heads(self, node: Any) -> Operand:
@@ -124,10 +115,15 @@ class Lowering:
                 self._call(node)
         return self.program
 
+    def cache_layer(self, source: Node, layer: int) -> CacheLayer | None:
+        """A layer of one of the cache's tensors; None: ``source`` is none of them."""
+        if source.op != "placeholder" or source.name not in self.inputs[len(STEP_INPUTS) :]:
+            return None
+        return CacheLayer(self.inputs.index(source.name), layer)
+
     def _placeholder(self, node: Node) -> None:
-        if node.name in CACHES or node.name not in INPUTS:
-            return
-        self.known[node] = Operand(Space.INPUT, INPUTS.index(node.name), node.meta["val"].dtype)
+        if node.name in STEP_INPUTS:
+            self.known[node] = Operand(Space.INPUT, self.inputs.index(node.name), node.meta["val"].dtype)
 
     def _output(self, node: Node) -> None:
         last = self.rows(node)

@@ -28,6 +28,7 @@ _IGNORED = {
     "output_router_logits",
     "output_attentions",
     "output_hidden_states",
+    "logits_to_keep",  # a body that knows it may leave positions out; the head looks what it got
 }
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
 
@@ -38,6 +39,8 @@ class StepOutput(MoeModelOutputWithPast):
 
     cross_attentions: tuple[Tensor, ...] | None = None
     image_hidden_states: Tensor | None = None
+    audio_hidden_states: Tensor | None = None
+    shared_kv_states: Any = None
 
 
 class _Unserved(Exception):
@@ -152,7 +155,8 @@ class PatchedForward:
             wanted = kwargs.get(name)
             if wanted if wanted is not None else getattr(config, name, False):
                 raise _Unserved(f"{name} is asked for")
-        unknown = sorted(k for k, v in kwargs.items() if v is not None and k not in _IGNORED)
+        # `generate` gives a model of several modalities the encodings of none
+        unknown = sorted(k for k, v in kwargs.items() if k not in _IGNORED and not _is_nothing(v))
         if unknown:
             raise _Unserved(f"the fast path does not know {', '.join(unknown)}")
         if mask is not None and mask.dim() != 2:
@@ -253,12 +257,16 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
     return forward
 
 
+def _is_nothing(given: Any) -> bool:
+    return given is None or (isinstance(given, dict) and not given)
+
+
 def _span(ids: Tensor) -> str:
     return f"{int(ids.min())} … {int(ids.max())}"
 
 
 def _is_whole(layer: Any) -> bool:
-    if not layer.is_initialized:
+    if not layer.is_initialized or layer.keys is None:  # it has none, or reads those of another layer
         return True
     return bool(layer.keys.shape[-2] == layer.get_seq_length())
 

@@ -12,13 +12,14 @@ from torch import Tensor, fx, nn
 
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
-from torch_armllm.engine.cache_shape import CacheShape, LatentShape, Shape
+from torch_armllm.engine.cache_shape import CacheShape, LatentShape, MixedShape, Shape
 from torch_armllm.hf.body import body_of, indexer_of, longest_of
 from torch_armllm.hf.mla import expands_latents
 from torch_armllm.huge_pages import collapse_packed
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import isa
 from torch_armllm.passes import PassContext, run_passes
+from torch_armllm.passes.cache_layout import CacheLayout, cache_layout
 from torch_armllm.passes.match import is_op, value
 from torch_armllm.passes.mla import find_latent, why_not_absorbed
 from torch_armllm.patched import PatchedForward, with_gradients_by_modules
@@ -109,20 +110,22 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _cache_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> Shape:
+def _cache_shape(
+    base: nn.Module, module: fx.GraphModule, layout: CacheLayout, dtype: torch.dtype | None
+) -> Shape:
     """Sizes of the paged cache, from the graph's attentions before they are rewritten."""
     latent = _latent_shape(base, module, dtype)
     if latent is not None:
         return latent
     nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
-    shapes = {
-        (value(n.args[1]).shape[1::2], value(n.args[2]).shape[3], value(n.args[1]).dtype) for n in nodes
-    }
-    if len(shapes) != 1:
-        raise CaptureError("its layers differ in the shape of their keys and values")
-    ((kv_heads, head_size), value_size, own) = shapes.pop()
-    layers = len({n.args[3] for n in nodes})
-    return CacheShape(layers, int(kv_heads), int(head_size), int(value_size), dtype or own)
+    own = {value(n.args[1]).dtype for n in nodes}
+    if len(own) != 1:
+        raise CaptureError("its layers differ in the dtype of their keys and values")
+    holds = dtype or own.pop()
+    groups = tuple(CacheShape(layout.count(i), *sizes, holds) for i, sizes in enumerate(layout.sizes))
+    if layout.uniform:
+        return groups[0]
+    return MixedShape(groups, tuple(layout.places[layer] for layer in sorted(layout.places)))
 
 
 def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> LatentShape | None:
@@ -170,12 +173,14 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         if indexer is not None:
             raise CaptureError(f"{indexer} chooses which tokens are attended to")
         captured = capture(model)
-        shape = _cache_shape(base, captured.graph_module, cache_dtype)
+        layout = cache_layout(captured.graph_module)
+        shape = _cache_shape(base, captured.graph_module, layout, cache_dtype)
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
     graph_module = captured.graph_module
-    context = PassContext(cache_dtype=cache_dtype, on_new_weight=_weight_owner(base, captured))
+    on_new_weight = _weight_owner(base, captured)
+    context = PassContext(cache_dtype=cache_dtype, layout=layout, on_new_weight=on_new_weight)
     run_passes(graph_module, context)
     plan, why_not_native = make_plan(graph_module)
     if why_not_native is not None:

@@ -32,7 +32,7 @@ class StepInputs:
     """int32 ``(B,)``: positions of each sequence, this step's tokens included"""
     max_seq_len: int
     cache: Cache
-    """keys and values, or latents, of all layers, layers as first dimension"""
+    """keys and values, or latents, of all layers, as the pool's shape makes them"""
 
     @property
     def caches(self) -> list[Tensor]:

@@ -82,8 +82,9 @@ class _Held:
                 self.describe(value.args, own),
                 self.describe(sorted(value.keywords.items()), own),
             )
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = (getattr(value, f.name) for f in dataclasses.fields(value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+            # not by getattr: a configuration whose layers differ refuses to give what they differ in
+            fields = (vars(value).get(f.name) for f in dataclasses.fields(value))
             return (type(value), *(self.describe(v, own) for v in fields))
         self._objects.append(value)
         return id(value)

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from torch_armllm.capture import weights_as_attributes
 from torch_armllm.lower import lower
-from torch_armllm.lowering import INPUTS, Unlowerable
+from torch_armllm.lowering import STEP_INPUTS, Unlowerable
 from torch_armllm.ops import isa
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -118,7 +118,7 @@ def plan(name: str, dtype: torch.dtype) -> int:
 
 
 def run(name: str, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    out: Tensor = torch.ops.armllm.plan_run(plan(name, dtype), [ids] * len(INPUTS), ids.shape[1])[0]
+    out: Tensor = torch.ops.armllm.plan_run(plan(name, dtype), [ids] * len(STEP_INPUTS), ids.shape[1])[0]
     return out
 
 

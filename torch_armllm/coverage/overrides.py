@@ -57,6 +57,18 @@ _DECODERS = (
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
+_GEMMA4 = {
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 32,
+}
+"""Global layers have fewer and longer keys, and values made of the same; the last layers read others'."""
+
 OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_DECODERS, {"is_decoder": True}),
     "bamba": {"attn_layer_indices": [1]},
@@ -85,12 +97,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         "activation_sparsity_pattern": [0.95, 0.0, 0.0],
     },
-    "gemma4_text": {"hidden_size_per_layer_input": 16},
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": _HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "llama4": {"text_config": {"attention_chunk_size": 64}},
     "llama4_text": {"moe_layers": [1], "interleave_moe_layer_step": 2, "attention_chunk_size": 64},
     "mamba2": {"num_heads": 8},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},

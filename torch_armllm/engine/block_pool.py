@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch_armllm.engine.cache_shape import Cache, CacheShape, LatentShape, Shape
+from torch_armllm.engine.cache_shape import Cache, CacheShape, LatentShape, MixedShape, Shape
 
-__all__ = ["BlockPool", "CacheShape", "LatentShape"]
+__all__ = ["BlockPool", "CacheShape", "LatentShape", "MixedShape"]
 
 
 class BlockPool:
@@ -29,7 +29,7 @@ class BlockPool:
 
     def layer(self, index: int) -> Cache:
         """The tensors of one layer, views of all."""
-        return type(self.cache)(*(None if t is None else t[index] for t in self.cache))  # type: ignore[arg-type]
+        return self.shape.layer(self.cache, index)
 
     def _grow(self, least: int) -> None:
         before = len(self)

@@ -18,8 +18,24 @@ class LatentCache(NamedTuple):
     latents: Tensor
 
 
-Cache = KvCache | LatentCache
-"""The tensors of a paged cache."""
+class MixedCache(tuple[Tensor | None, ...]):
+    """The tensors of a `KvCache` for each group of layers, one group behind the other."""
+
+    def group(self, number: int) -> KvCache:
+        """The tensors of one group's layers."""
+        fields = len(KvCache._fields)
+        k, v, *scales = self[fields * number : fields * (number + 1)]
+        assert k is not None and v is not None
+        return KvCache(k, v, *scales)
+
+
+Cache = KvCache | LatentCache | MixedCache
+"""The tensors of a paged cache, layers as first dimension, blocks as second."""
+
+
+def _layer(cache: KvCache, index: int) -> KvCache:
+    scales = (None if t is None else t[index] for t in (cache.k_scales, cache.v_scales))
+    return KvCache(cache.k[index], cache.v[index], *scales)
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,15 @@ class CacheShape:
         sizes = (self.kv_heads, self.head_size, self.value_size)
         return new_kv_cache(blocks, *sizes, self.block_size, self.dtype, layers=self.layers)
 
+    def at(self, index: int) -> CacheShape:
+        """What writes and reads a layer."""
+        return self
+
+    def layer(self, cache: Cache, index: int) -> KvCache:
+        """The tensors of one layer, views of all."""
+        assert isinstance(cache, KvCache)
+        return _layer(cache, index)
+
     def write(self, layer: Cache, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Stores keys ``(heads, T, head_size)`` and values of one row in a layer's blocks."""
         assert isinstance(layer, KvCache)
@@ -61,6 +86,50 @@ class CacheShape:
         keys = keys_by_token(layer.k[blocks], scales[0])[..., : self.head_size]
         values = values_by_token(layer.v[blocks], scales[1])
         return keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class MixedShape:
+    """Layers whose keys and values differ in shape, or that read those of other layers."""
+
+    groups: tuple[CacheShape, ...]
+    """layers that are alike, in whatever order they come"""
+    places: tuple[tuple[int, int], ...]
+    """of each layer, its group and its number there; layers that share keys and values share a place"""
+
+    @property
+    def layers(self) -> int:
+        """Number of layers, those that read others' keys and values included."""
+        return len(self.places)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.groups[0].dtype
+
+    @property
+    def block_size(self) -> int:
+        """Positions a block."""
+        return self.groups[0].block_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of all layers' keys and values of one position."""
+        return sum(group.bytes_per_token for group in self.groups)
+
+    def tensors(self, blocks: int) -> Cache:
+        """Empty blocks of all layers."""
+        return MixedCache(tensor for group in self.groups for tensor in group.tensors(blocks))
+
+    def layer(self, cache: Cache, index: int) -> KvCache:
+        """The tensors of one layer, views of its group's."""
+        assert isinstance(cache, MixedCache)
+        group, number = self.places[index]
+        return _layer(cache.group(group), number)
+
+    def at(self, index: int) -> CacheShape:
+        """What writes and reads a layer."""
+        return self.groups[self.places[index][0]]
 
 
 @dataclass(frozen=True)
@@ -86,6 +155,15 @@ class LatentShape:
         every = new_latent_cache(self.layers * blocks, *sizes, self.dtype)
         return LatentCache(every.unflatten(0, (self.layers, blocks)))
 
+    def at(self, index: int) -> LatentShape:
+        """What writes and reads a layer."""
+        return self
+
+    def layer(self, cache: Cache, index: int) -> LatentCache:
+        """The tensors of one layer, views of all."""
+        assert isinstance(cache, LatentCache)
+        return LatentCache(cache.latents[index])
+
     def write(self, layer: Cache, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Stores latents ``(1, T, rank)`` and rotated keys ``(1, T, rope_size)`` in a layer's blocks."""
         assert isinstance(layer, LatentCache)
@@ -98,4 +176,4 @@ class LatentShape:
         return latents, k_rope
 
 
-Shape = CacheShape | LatentShape
+Shape = CacheShape | MixedShape | LatentShape

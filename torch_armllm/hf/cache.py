@@ -40,14 +40,16 @@ class PagedCache(DynamicCache):
         The caller keeps the object over the turns of a conversation, so it must be this very object that
         grows.
         """
-        filled = [layer for layer in cache.layers if layer.is_initialized]
+        filled = [
+            n for n, layer in enumerate(cache.layers) if layer.is_initialized and layer.keys is not None
+        ]
         length = cache.get_seq_length() if filled else 0
-        old = [(layer.keys, layer.values) for layer in cache.layers] if length else []
+        old = [(n, cache.layers[n].keys, cache.layers[n].values) for n in filled] if length else []
         cache.__class__ = cls
         cache.layers = []
         assert isinstance(cache, PagedCache)
         cache._begin(pool, batch_size)
-        for layer, (keys, values) in enumerate(old):
+        for layer, keys, values in old:
             cache._write_dense(layer, keys, values, new=layer == 0)
         cache.padded_length = length
         return cache
@@ -74,14 +76,14 @@ class PagedCache(DynamicCache):
             taken = row.append(count) if new else row.slots()[-count:] if count else []
             slots = torch.tensor(taken, dtype=torch.int64)
             cache = self.pool.layer(layer)
-            self.shape.write(cache, keys[number], values[number], slots)
+            self.shape.at(layer).write(cache, keys[number], values[number], slots)
 
     def _read_dense(self, layer: int) -> tuple[Tensor, Tensor]:
         total, cache = self.padded_length, self.pool.layer(layer)
         found = []
         for row in self.rows:
             blocks = torch.tensor(row.blocks, dtype=torch.int64)
-            keys, values = self.shape.read(cache, blocks)
+            keys, values = self.shape.at(layer).read(cache, blocks)
             padding = total - row.length
             found.append(
                 [torch.nn.functional.pad(x[:, : row.length], (0, 0, padding, 0)) for x in (keys, values)]

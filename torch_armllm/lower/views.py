@@ -7,19 +7,25 @@ from typing import Any
 
 from torch.fx.node import Node
 
-from torch_armllm.lowering import CACHES, CacheLayer, Lowering, Unlowerable, Writer
+from torch_armllm.lowering import Lowering, Unlowerable, Writer
 from torch_armllm.passes.match import aten
-from torch_armllm.program import Operand
+from torch_armllm.program import NOTHING, Operand
 
 
 def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
     return low.same_rows(node, source)
 
 
-def _select(low: Lowering, node: Node, source: Node, dim: int, index: int) -> Any:
-    if source.op == "placeholder" and source.name in CACHES and dim == 0:
-        return CacheLayer(source.name, index)
-    if dim != 0 or index != 0 or source.meta["val"].shape[0] != 1:
+def _select(low: Lowering, node: Node, source: Any, dim: int, index: int) -> Any:
+    layer = low.cache_layer(source, index) if dim == 0 else None
+    if layer is not None:
+        return layer
+    val = source.meta["val"]
+    rows = low.heads(source)
+    if len(rows.inner) == 2 and dim % val.dim() == val.dim() - 2:  # one of each token's heads
+        column = rows.column + index % rows.inner[0] * rows.head_stride
+        return Operand(rows.space, rows.index, rows.dtype, rows.inner[1:], column, rows.stride, rows.storage)
+    if dim != 0 or index != 0 or val.shape[0] != 1:
         raise Unlowerable(f"{node} selects along dimension {dim}")
     return low.same_rows(node, source)
 
@@ -27,6 +33,8 @@ def _select(low: Lowering, node: Node, source: Node, dim: int, index: int) -> An
 def _slice(
     low: Lowering, node: Node, source: Any, dim: int = 0, begin: Any = 0, end: Any = None, step: int = 1
 ) -> Operand:
+    if node.meta["val"].numel() == 0:
+        return NOTHING
     rows = low.rows(source)
     val = source.meta["val"]
     if dim % val.dim() != val.dim() - 1 or len(rows.inner) > 2 or step != 1:
