@@ -26,6 +26,7 @@ from torch_armllm.passes import (
     qkv,
     rope,
     route,
+    token_ids,
 )
 from torch_armllm.passes.match import PassContext
 
@@ -33,6 +34,7 @@ Pass = Callable[[fx.GraphModule, PassContext], int]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
+    ("token_ids", token_ids.run),
     ("int4", int4.run),
     ("gelu", gelu.run),
     ("norm", norm.run),

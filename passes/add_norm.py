@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 
 from torch_armllm.passes.match import PassContext, aten, call, is_op, value
+
+
+def _again(graph: fx.Graph, operand: Any) -> Any:
+    """A constant as a node at this place."""
+    if not isinstance(operand, fx.Node) or operand.op != "get_attr":
+        return operand
+    constant = graph.get_attr(str(operand.target))
+    constant.meta = dict(operand.meta)
+    return constant
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -34,11 +44,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if value(a).shape != value(b).shape or value(a).dtype != value(b).dtype:
             continue
         with graph.inserting_before(add.next):
-            both = call(graph, fused[norm.target], a, b, *norm.args[1:])
             # the norm's other operands are constants, which may stand further down
-            for operand in both.all_input_nodes:
-                if operand.op == "get_attr" and operand not in (a, b):
-                    both.prepend(operand)
+            others = [_again(graph, operand) for operand in norm.args[1:]]
+            both = call(graph, fused[norm.target], a, b, *others)
         with graph.inserting_before(both.next):
             normed = call(graph, operator.getitem, both, 0)
             total = call(graph, operator.getitem, both, 1)

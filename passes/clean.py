@@ -29,6 +29,18 @@ def _is_identity(node: fx.Node) -> bool:
     return False
 
 
+_IN_PLACE = {aten.mul_.Tensor: aten.mul.Tensor, aten.add_.Tensor: aten.add.Tensor}
+
+
+def _out_of_place(node: fx.Node) -> None:
+    """Makes a new tensor where nobody else reads the one that is changed."""
+    changed = node.args[0]
+    assert isinstance(changed, fx.Node)
+    fresh = is_op(changed, aten.add, aten.mul, aten.linear) and len(changed.users) == 1
+    if fresh and value(changed).dtype == value(node).dtype:
+        node.target = _IN_PLACE[node.target]  # type: ignore[index]
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Removes identities and dead code.
 
@@ -40,7 +52,10 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for node in list(graph.nodes):
         if is_op(node, aten._assert_tensor_metadata, aten._assert_scalar, aten.sym_constrain_range_for_size):
             graph.erase_node(node)
-        elif _is_identity(node):
+            continue
+        if node.target in _IN_PLACE:
+            _out_of_place(node)
+        if _is_identity(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()

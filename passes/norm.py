@@ -1,7 +1,7 @@
 """Norms, recognised by what the graph computes, never by a class name.
 
-``x · rsqrt(mean(x²) + eps)`` times ``w`` or ``1 + w`` becomes ``rms_norm``; ``aten.layer_norm`` becomes
-``layer_norm``; ``aten.rms_norm`` (``torch.nn.RMSNorm``) becomes ``rms_norm``.
+``x · rsqrt(mean(x²) + eps)``, alone or times ``w`` or ``1 + w``, becomes ``rms_norm``; ``aten.layer_norm``
+becomes ``layer_norm``; ``aten.rms_norm`` (``torch.nn.RMSNorm``) becomes ``rms_norm``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch_armllm.passes.match import (
     call,
     is_op,
     is_weight,
+    new_constant,
     only_user,
     other_operand,
     strip,
@@ -30,7 +31,8 @@ from torch_armllm.passes.match import (
 @dataclass
 class _RmsNorm:
     x: Node
-    weight: Node
+    weight: Node | None
+    """None: ones"""
     offset: float
     eps: float
     last: Node
@@ -78,6 +80,12 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or (_centred(a) is not None and _centred(a) is _centred(b))
 
 
+def _is_rsqrt(node: Node) -> bool:
+    if is_op(node, aten.pow.Tensor_Scalar):
+        return bool(node.args[1] == -0.5)
+    return is_op(node, aten.rsqrt.default)
+
+
 def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     add = rsqrt.args[0]
     if not is_op(add, aten.add.Tensor) or not isinstance(add.args[1], float):
@@ -97,9 +105,7 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     centred = _centred(wide)
     x = strip(wide if centred is None else centred, *CONVERSIONS)
     scaled = _scaled_by_weight(_skip_conversion(product))
-    if scaled is None:
-        return None
-    last, weight, offset = scaled
+    last, weight, offset = scaled or (product, None, 0.0)
     if value(last).dtype != value(x).dtype:
         last = _skip_conversion(last)
     if value(last).dtype != value(x).dtype:
@@ -107,6 +113,10 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     if centred is not None and offset:
         return None
     return _RmsNorm(x, weight, offset, float(add.args[1]), last, centred is not None)
+
+
+def _ones(module: fx.GraphModule, before: Node, x: torch.Tensor) -> Node:
+    return new_constant(module, before, "norm_ones", torch.ones(x.shape[-1], dtype=x.dtype))
 
 
 def _replace(module: fx.GraphModule, last: Node, target: Any, *args: Any) -> None:
@@ -122,16 +132,17 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     """
     found = 0
     for node in list(module.graph.nodes):
-        if is_op(node, aten.rsqrt.default):
+        if _is_rsqrt(node):
             match = _match_rms(node)
             if match is None:
                 continue
+            weight = match.weight or _ones(module, match.last, value(match.x))
             if match.centred:
                 layer_norm = torch.ops.armllm.layer_norm.default
-                _replace(module, match.last, layer_norm, match.x, match.weight, None, match.eps)
+                _replace(module, match.last, layer_norm, match.x, weight, None, match.eps)
             else:
                 rms_norm = torch.ops.armllm.rms_norm.default
-                _replace(module, match.last, rms_norm, match.x, match.weight, match.eps, match.offset)
+                _replace(module, match.last, rms_norm, match.x, weight, match.eps, match.offset)
         elif is_op(node, aten.rms_norm.default) and len(node.args) >= 3 and len(node.args[1]) == 1:
             eps = node.args[3] if len(node.args) > 3 else None
             if eps is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +102,12 @@ def _match(node: Any) -> Rotated | None:
 
 
 def _is_private(side: Rotated, rotated: Any) -> bool:
-    """Whether nothing but the rotation reads x, and nothing but the attention reads the result."""
-    return len(side.x.users) == 1 and len(rotated.users) == 1
+    """Whether nothing but the rotation reads x, and nothing but attention reads the result."""
+    return len(side.x.users) == 1 and _only_attended(rotated)
+
+
+def _only_attended(rotated: Any) -> bool:
+    return all(is_op(user, torch.ops.armllm.attention.default) for user in rotated.users)
 
 
 @dataclass
@@ -199,48 +204,78 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites the rotation of every attention's queries and keys.
 
     The rotation is done in place: queries and keys are results of a linear layer or a norm, and nothing else
-    reads them.  Where something does, the attention is left alone.  Rotations that are spelt in another way
-    are found by `torch_armllm.passes.rotation`.
+    reads them.  Where something does, the attention is left alone.  Keys that several attentions read are
+    turned by the first of them.  Rotations that are spelt in another way are found by
+    `torch_armllm.passes.rotation`.
 
     Returns:
         The number of attentions rewritten.
     """
     graph = module.graph
-    tables = Tables(module)
-    rotations = Rotations(module)
+    finder = _Finder(module)
     found = 0
     for node in list(graph.nodes):
         if is_op(node, torch.ops.armllm.attention.default):
-            found += _rewrite(module, node, tables) or _rewrite_probed(module, node, tables, rotations)
+            found += finder.rewrite(node)
     graph.eliminate_dead_code()
     return found
 
 
-def _rewrite(module: fx.GraphModule, node: Node, tables: Tables) -> bool:
-    q, k = (_match(operand) for operand in node.args[:2])
-    if q is None or k is None or q.cos is not k.cos or q.sin is not k.sin:
+@dataclass
+class _Side:
+    """Queries or keys that are turned by a table, as the op turns them."""
+
+    x: Node
+    table: Any
+    make_table: Callable[[], tuple[Node, Node]]
+    layout: tuple[bool, ...] = (False,)
+
+
+class _Finder:
+    """Rewrites the attentions of one graph, in order."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.graph = module.graph
+        self.tables = Tables(module)
+        self.rotations = Rotations(module)
+        self.turned: set[Node] = set()
+        """Keys that a rotation in place has turned."""
+
+    def _spelt(self, operand: Any, before: Node) -> _Side | None:
+        found = _match(operand)
+        if found is None or not _is_private(found, operand):
+            return None
+        return _Side(found.x, (found.cos, found.sin), lambda: self.tables.get(found, before))
+
+    def _probed(self, operand: Any, before: Node) -> _Side | None:
+        found = self.rotations.find(operand) if _only_attended(operand) else None
+        if found is None:
+            return None
+        x, how = found
+        return _Side(x, how, lambda: self.tables.get_probed(how, before), (how.interleaved, how.unzip))
+
+    def rewrite(self, node: Node) -> bool:
+        """Turns what one attention reads by the op; False: its operands are not rotations that are known."""
+        q, k = node.args[:2]
+        for find in (self._spelt, self._probed):
+            queries = find(q, node)
+            if queries is not None and k in self.turned:
+                self._turn(node, queries, None)
+                return True
+            keys = find(k, node)
+            if queries is not None and keys is not None and queries.table == keys.table:
+                self._turn(node, queries, keys)
+                return True
         return False
-    if not all(_is_private(side, operand) for side, operand in zip((q, k), node.args[:2], strict=True)):
-        return False
-    _turn(module, node, q.x, k.x, tables.get(q, node))
-    return True
 
-
-def _rewrite_probed(module: fx.GraphModule, node: Node, tables: Tables, rotations: Rotations) -> bool:
-    q, k = (rotations.find(operand) for operand in node.args[:2])  # type: ignore[arg-type]
-    if q is None or k is None or q[1] != k[1]:
-        return False
-    rotation = q[1]
-    table = tables.get_probed(rotation, node)
-    _turn(module, node, q[0], k[0], table, rotation.interleaved, rotation.unzip)
-    return True
-
-
-def _turn(
-    module: fx.GraphModule, node: Node, q: Node, k: Node, table: tuple[Node, Node], *layout: bool
-) -> None:
-    graph = module.graph
-    with graph.inserting_before(node):
-        call(graph, torch.ops.armllm.rope_.default, q, k, *table, *(layout or (False,)))
-        for position, side in ((0, q), (1, k)):
-            node.update_arg(position, call(graph, aten.transpose.int, side, 1, 2))
+    def _turn(self, node: Node, q: _Side, k: _Side | None) -> None:
+        table = q.make_table()
+        graph = self.graph
+        with graph.inserting_before(node):
+            keys = call(graph, aten.slice.Tensor, q.x, 2, 0, 0) if k is None else k.x
+            call(graph, torch.ops.armllm.rope_.default, q.x, keys, *table, *q.layout)
+            node.update_arg(0, call(graph, aten.transpose.int, q.x, 1, 2))
+            if k is not None:
+                turned = call(graph, aten.transpose.int, k.x, 1, 2)
+                node.args[1].replace_all_uses_with(turned)  # type: ignore[union-attr]
+                self.turned.add(turned)

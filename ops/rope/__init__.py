@@ -37,7 +37,7 @@ def rope_(
     Args:
         q: ``(..., T, heads, head_size)`` in float32, bfloat16 or float16; tokens and heads may lie apart, as
             in a slice of a merged projection or of wider heads.  Any other layout works too, through a copy.
-        k: ``(..., T, kv_heads, head_size)`` in the dtype of ``q``.
+        k: ``(..., T, kv_heads, head_size)`` in the dtype of ``q``; no heads where queries turn alone.
         cos: float32 ``(T, half)``, half at most ``head_size / 2``.
         sin: as ``cos``.
         interleaved: whether neighbours form a pair.

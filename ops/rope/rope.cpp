@@ -24,8 +24,9 @@ struct Heads {
 Heads heads_of(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.dim() >= 3, name, " must have shape (..., tokens, heads, head size); it has ", t.dim(),
                   " dimensions");
-  const int64_t heads = t.size(t.dim() - 2), size = last_size(t);
-  return {heads * size == 0 ? 0 : t.numel() / (heads * size), heads, size};
+  int64_t tokens = 1;
+  for (int64_t d = 0; d < t.dim() - 2; ++d) tokens *= t.size(d);
+  return {tokens, t.size(t.dim() - 2), last_size(t)};
 }
 
 struct HeadRows {

@@ -47,3 +47,23 @@ def test_strided_slices_stay() -> None:
     graph = export(Even(), x)
     clean.run(graph, PassContext())
     assert torch.equal(graph(x), x[..., 0::2])
+
+
+def test_changes_in_place_become_new_tensors_where_nobody_else_looks() -> None:
+    class InPlace(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            fresh = x + 1
+            fresh *= 3.0
+            seen = x + 2
+            view = seen[..., 1:]
+            seen *= 5.0
+            return fresh[..., 1:] + view
+
+    x = torch.randn(1, 4, 8)
+    graph = export(InPlace(), x)
+    expected = graph(x)
+    assert ops(graph).count("mul_") == 2
+    clean.run(graph, PassContext())
+    graph.recompile()
+    assert ops(graph).count("mul_") == 1 and ops(graph).count("mul") == 1
+    assert torch.equal(graph(x), expected)

@@ -48,6 +48,20 @@ def test_rms_norm_is_recognised(kind: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_by_a_power_and_without_weights_are_recognised(dtype: torch.dtype) -> None:
+    class Power(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            wide = x.float()
+            return (wide * torch.pow(wide.pow(2).mean(-1, keepdim=True) + 1e-5, -0.5)).type_as(x)
+
+    x = torch.randn(1, 5, 40).to(dtype)
+    before, after, expected, got = run_norm(Power(), x)
+    assert before.count("pow") == 2 and after == ["armllm::rms_norm"]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+
+
 def test_torch_norms_are_recognised() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(
@@ -106,3 +120,22 @@ def test_broadcast_add_is_not_fused() -> None:
     graph = export(Block(), torch.randn(1, 5, 40))
     norm.run(graph, PassContext())
     assert add_norm.run(graph, PassContext()) == 0
+
+
+def test_norms_may_share_a_weight() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(16, eps=1e-6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.sin() + self.norm(x)) + self.norm(x + x.cos())
+
+    x = torch.randn(1, 4, 16)
+    graph = export(Twice(), x)
+    norm.run(graph, PassContext())
+    expected = graph(x)
+    assert add_norm.run(graph, PassContext()) == 2
+    graph.graph.lint()
+    graph.recompile()
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)

@@ -110,3 +110,25 @@ def test_queries_that_are_read_elsewhere_are_left_alone() -> None:
     graph = export(Shared(True), torch.randn(1, 7, 16), torch.arange(7)[None])
     clean.run(graph, PassContext())
     assert rope.run(graph, PassContext()) == 0
+
+
+def test_keys_that_two_attentions_read_are_turned_once() -> None:
+    class Shared(Attention):
+        def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+            cos, sin = (t.to(x.dtype).unsqueeze(1) for t in self.angles(positions))
+            q, k = (layer(x).view(1, x.shape[1], -1, 8).transpose(1, 2) for layer in (self.q, self.k))
+            q, k = (t * cos + rotate_half(t) * sin for t in (q, k))
+            first = torch.ops.armllm.attention(q, k, k, 0, 0.3, 0, 0.0, None)
+            other = self.q(first.flatten(2)).view(1, x.shape[1], -1, 8).transpose(1, 2)
+            other = other * cos + rotate_half(other) * sin
+            return torch.ops.armllm.attention(other, k, k, 1, 0.3, 0, 0.0, None)
+
+    x, positions = torch.randn(1, 7, 16), torch.arange(3, 10)[None]
+    graph = export(Shared(True), x, positions)
+    clean.run(graph, PassContext())
+    expected = graph(x, positions)
+    assert rope.run(graph, PassContext()) == 2
+    graph.graph.lint()
+    graph.recompile()
+    assert ops(graph).count("armllm::rope_") == 2 and "neg" not in ops(graph)
+    torch.testing.assert_close(graph(x, positions), expected, atol=1e-5, rtol=1e-5)

@@ -8,7 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from torch_armllm.lowering import Lowering, Writer
-from torch_armllm.program import Opcode, Operand
+from torch_armllm.program import NOTHING, Opcode, Operand
 
 armllm = torch.ops.armllm
 
@@ -31,12 +31,14 @@ def _rope(
     low: Lowering, node: Node, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool = False,
     unzip: bool = False,
 ) -> None:  # fmt: skip
-    queries, keys, table = low.heads(q), low.heads(k), low.rows(cos)
+    queries, table = low.heads(q), low.rows(cos)
     heads, size = queries.inner[-2:]
+    keys = low.heads(k) if k.meta["val"].numel() else NOTHING
+    layout = (keys.inner[-2], keys.head_stride) if keys is not NOTHING else (0, 0)
     low.emit(
         Opcode.ROPE,
-        *(queries, keys, table, low.rows(sin), heads, keys.inner[-2], size, 2 * table.width),
-        *(int(interleaved) + int(unzip), queries.head_stride, keys.head_stride),
+        *(queries, keys, table, low.rows(sin), heads, layout[0], size, 2 * table.width),
+        *(int(interleaved) + int(unzip), queries.head_stride, layout[1]),
     )
 
 

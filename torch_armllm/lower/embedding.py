@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.node import Node
 
 from torch_armllm.lowering import Lowering, Writer
@@ -15,11 +16,25 @@ armllm = torch.ops.armllm
 
 
 def _embedding(low: Lowering, node: Node, table: Node, ids: Node, *_: Any) -> Operand:
+    tensor = constant(low.module, table)
+    assert tensor is not None
+    vocabulary = int(tensor.shape[0])
+    if tensor.dtype == torch.int64:
+        return _ids_by_id(low, tensor, ids)
     weight = low.weight(table)
     out = low.new(node)
-    vocabulary = constant(low.module, table).shape[0]  # type: ignore[union-attr]
-    low.emit(Opcode.EMBED, out, low.rows(ids), weight, out.width, int(vocabulary))
+    low.emit(Opcode.EMBED, out, low.rows(ids), weight, out.width, vocabulary)
     return out
+
+
+def _ids_by_id(low: Lowering, table: Tensor, ids: Node) -> Operand:
+    """Other ids for ids; the instruction copies them as two floats each."""
+    halves = low.program.allocate(2, torch.float32)
+    low.emit(
+        Opcode.EMBED,
+        *(halves, low.rows(ids), low.program.constant(table.view(torch.float32)), 2, table.shape[0]),
+    )
+    return Operand(halves.space, halves.index, torch.int64, (1,), 0, 1, halves.storage)
 
 
 def _split_embedding(low: Lowering, node: Node, ids: Node, table: Node, rest: Node, dtype: str) -> Operand:
