@@ -141,8 +141,9 @@ class AnswerText:
         most = 0
         for stop in self._stops:
             tail = self._known[max(0, len(self._known) - len(stop) + 1) :]
-            for start in range(len(tail) - most):
+            start = tail.find(stop[0])
+            while 0 <= start < len(tail) - most:
                 if stop.startswith(tail[start:]):
                     most = len(tail) - start
-                    break
+                start = tail.find(stop[0], start + 1)
         return most
