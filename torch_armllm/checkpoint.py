@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -13,6 +14,7 @@ from transformers import (
 )
 
 from torch_armllm import embedded
+from torch_armllm.hf.registration import METHOD
 from torch_armllm.upcycle import upcycle
 
 DENSE = "smollm2"
@@ -21,7 +23,10 @@ SOURCES = f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from 
 
 
 def load_model(
-    source: str, dtype: torch.dtype | str = torch.bfloat16, progress: bool = False
+    source: str,
+    dtype: torch.dtype | str = torch.bfloat16,
+    progress: bool = False,
+    kv_cache: str | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model.
 
@@ -30,11 +35,17 @@ def load_model(
             8 experts a layer made from it; a checkpoint's folder; or a name on the model hub.
         dtype: of the weights; ``auto`` is the checkpoint's own.
         progress: shows a bar while the experts are made.
+        kv_cache: see `patch`; of a checkpoint that was quantised before, instead of what it was saved with.
 
     Raises:
         FileNotFoundError: the embedded model is not installed, or the folder holds no checkpoint.
     """
-    model = AutoModelForCausalLM.from_pretrained(_place(source), dtype=dtype).eval()
+    place = _place(source)
+    config = AutoConfig.from_pretrained(place)
+    saved = getattr(config, "quantization_config", None)
+    if kv_cache is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
+        saved["kv_cache"] = kv_cache
+    model = AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype).eval()
     return upcycle(model, progress=progress) if source == MOE else model
 
 

@@ -15,6 +15,7 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.patching import patched_forward
 
 
 class Loaded(NamedTuple):
@@ -53,11 +54,12 @@ def load_engine(
     config = config or EngineConfig()
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
+    cache = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     if isinstance(model, str):
-        model = load_model(model, _dtype(dtype), progress=progress)
+        model = load_model(model, _dtype(dtype), progress, cache)
     if not torch_armllm.is_patched(model):
-        cache = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         torch_armllm.patch(model, quantization, progress=progress, kv_cache=cache)
+    _check_cache(model, cache)
     return Loaded(build_engine(model, own_tokenizer, config), model, own_tokenizer)
 
 
@@ -93,6 +95,18 @@ def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
             raise ValueError(f"dtype must be auto, bfloat16, float16 or float32, not {dtype!r}")
         return found
     return dtype
+
+
+def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
+    forward = patched_forward(model)
+    if cache is None or forward is None:
+        return
+    own = str(forward.shape.dtype).removeprefix("torch.")
+    if own != cache:
+        raise ValueError(
+            f"kv_cache_dtype is {cache!r}, but this model was patched for {own} caches: "
+            f"patch it with kv_cache={cache!r}"
+        )
 
 
 def _tokenizer(
