@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_armllm.engine.cache_shape import Cache
 from torch_armllm.engine.head import Head
-from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.step import Step
 from torch_armllm.engine.step_inputs import StepBuilder
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.parallel.threads import Team
@@ -69,8 +69,7 @@ class ModelRunner:
         if self._team is not None:
             self._team.settle()
         self.move(step)
-        inputs = self._builder.build(step)
-        rows = wanted_rows(step.scheduled)
+        inputs, rows = self._builder.build(step)
         self._trace.mark("prepare")
         hidden = self.plan.run(inputs)
         decodes = len(rows) == hidden.shape[0]
@@ -91,17 +90,6 @@ class ModelRunner:
             _copy(self._swap, self.cache, step.swaps_in)
         if step.copies:
             _copy(self.cache, self.cache, step.copies)
-
-
-def wanted_rows(scheduled: list[Scheduled]) -> list[int]:
-    """Which of a step's tokens need logits."""
-    rows: list[int] = []
-    at = 0
-    for s in scheduled:
-        shift = at - s.start
-        rows.extend([position + shift for position in s.wanted])
-        at += s.count
-    return rows
 
 
 def _copy(source: Cache, target: Cache, pairs: Sequence[tuple[int, int]]) -> None:

@@ -42,38 +42,38 @@ class BlockTable:
     """The blocks of the answers of a step, a row each; what a row holds already is not written again."""
 
     def __init__(self) -> None:
-        self.width = 0
+        self.known: list[list[int]] = []
         self._reserve(8, 64)
 
     def _reserve(self, rows: int, width: int) -> None:
-        self.rows, self.width = rows, width
+        self._width = width
         self._buffer = Buffer("i", rows * width)
-        self._known: list[list[int]] = [[] for _ in range(rows)]
         self._views: dict[int, Tensor] = {}
+        before, self.known = self.known, [[] for _ in range(rows)]
+        for row, blocks in enumerate(before):
+            self.write(row, blocks)
 
-    def fill(self, scheduled: list[Scheduled]) -> Tensor:
-        """int32 ``(answers, width)``; behind an answer's blocks stands what was there before."""
-        rows, width = self.rows, self.width
-        while rows < len(scheduled):
-            rows *= 2
-        longest = max(len(s.answer.blocks) for s in scheduled)
-        while width < longest:
-            width *= 2
-        if (rows, width) != (self.rows, self.width):
-            self._reserve(rows, width)
-        known, items = self._known, self._buffer.items
-        for row, s in enumerate(scheduled):
-            blocks = s.answer.blocks
-            had = known[row]
-            if had != blocks:
-                same = len(had) if blocks[: len(had)] == had else 0
-                first = row * width
-                items[first + same : first + len(blocks)] = array("i", blocks[same:])
-                known[row] = list(blocks)
-        view = self._views.get(len(scheduled))
-        if view is None:
-            view = self._views[len(scheduled)] = self._buffer.view(len(scheduled), width)
-        return view
+    def write(self, row: int, blocks: list[int]) -> None:
+        """Makes a row hold these blocks; behind them stands what was there before."""
+        if len(blocks) > self._width:
+            self._reserve(len(self.known), 2 * len(blocks))
+        had = self.known[row]
+        same = len(had) if blocks[: len(had)] == had else 0
+        first = row * self._width
+        self._buffer.items[first + same : first + len(blocks)] = array("i", blocks[same:])
+        self.known[row] = list(blocks)
+
+    def reserve_rows(self, rows: int) -> None:
+        """Makes room for so many answers."""
+        if rows > len(self.known):
+            self._reserve(2 * rows, self._width)
+
+    def view(self, rows: int) -> Tensor:
+        """int32 ``(rows, width)``."""
+        found = self._views.get(rows)
+        if found is None:
+            found = self._views[rows] = self._buffer.view(rows, self._width)
+        return found
 
 
 class _Views:
@@ -118,39 +118,55 @@ class StepBuilder:
         self._starts, self._lengths = starts.items, lengths.items
         self._by_sequences = _Views(sequences, lambda n: (starts.view(n + 1), lengths.view(n)))
 
-    def build(self, step: Step) -> StepInputs:
-        """The tensors of a step, which must compute something."""
+    def build(self, step: Step) -> tuple[StepInputs, list[int]]:
+        """The tensors of a step, which must compute something, and which of its tokens need logits.
+
+        All in one loop, the common case first: behind a step of the model no object is in the CPU's caches
+        any more, and to look at each of them once is what takes the time.
+        """
         scheduled = step.scheduled
         tokens = step.token_count
         assert tokens > 0
-        if tokens > self._by_tokens.capacity:
-            self._reserve_tokens(2 * tokens)
-        if len(scheduled) > self._by_sequences.capacity:
-            self._reserve_sequences(2 * len(scheduled))
-        starts, lengths = self._starts, self._lengths
+        self._reserve(tokens, len(scheduled))
+        ids, positions, slots = self._ids, self._positions, self._slots
+        starts, lengths, table_rows = self._starts, self._lengths, self._table.known
+        size, first = self.block_size, self.first_position
+        rows: list[int] = []
         at = longest = 0
         for number, s in enumerate(scheduled):
-            if s.count == 1:
-                self._write_one(at, s.answer, s.start)
+            answer, start, count = s
+            known, blocks = answer.token_ids, answer.blocks
+            end = start + count
+            if count == 1 and end == len(known):
+                ids[at] = known[start]
+                positions[at] = first + start
+                slots[at] = blocks[start // size] * size + start % size
+                rows.append(at)
             else:
                 self._write_many(at, s)
-            at += s.count
-            end = s.start + s.count
+                rows.extend([position + at - start for position in s.wanted])
+            if table_rows[number] != blocks:
+                self._table.write(number, blocks)
+                table_rows = self._table.known
+            at += count
             starts[number + 1] = at
             lengths[number] = end
             if end > longest:
                 longest = end
-        ids, positions, slots = self._by_tokens[tokens]
+        input_ids, position_ids, slot_ids = self._by_tokens[tokens]
         query_start, seq_lens = self._by_sequences[len(scheduled)]
-        table = self._table.fill(scheduled)
-        return StepInputs(ids, positions, slots, table, query_start, seq_lens, longest, self.cache)
+        table = self._table.view(len(scheduled))
+        step_inputs = StepInputs(
+            input_ids, position_ids, slot_ids, table, query_start, seq_lens, longest, self.cache
+        )
+        return step_inputs, rows
 
-    def _write_one(self, at: int, answer: Any, position: int) -> None:
-        known, size = answer.token_ids, self.block_size
-        behind = position - len(known)
-        self._ids[at] = known[position] if behind < 0 else answer.draft[behind]
-        self._positions[at] = self.first_position + position
-        self._slots[at] = answer.blocks[position // size] * size + position % size
+    def _reserve(self, tokens: int, sequences: int) -> None:
+        if tokens > self._by_tokens.capacity:
+            self._reserve_tokens(2 * tokens)
+        if sequences > self._by_sequences.capacity:
+            self._reserve_sequences(2 * sequences)
+        self._table.reserve_rows(sequences)
 
     def _write_many(self, at: int, s: Scheduled) -> None:
         answer, start, end, size = s.answer, s.start, s.end, self.block_size
