@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,6 +17,8 @@ from torch_armllm.engine.intake import Prompt
 from torch_armllm.engine.load import default_params, engine_config, load_engine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 __all__ = ["AsyncLLM", "EngineDeadError"]
 
@@ -106,6 +109,14 @@ class AsyncLLM:
     async def abort(self, request_id: str) -> None:
         """Ends a request; its generator gives what was written, with ``finish_reason`` ``abort``."""
         self._thread.abort(request_id)
+
+    async def between_steps(self, work: Callable[[], T]) -> T:
+        """Does some work with the model in the engine's thread, between two steps; all requests wait for it.
+
+        Raises:
+            EngineDeadError: the engine failed, or was shut down.
+        """
+        return await asyncio.wrap_future(self._thread.call(work))
 
     def shutdown(self) -> None:
         """Ends the engine's thread; requests that run get an error."""

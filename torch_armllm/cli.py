@@ -1,4 +1,4 @@
-"""The command line: ``torch-armllm demo | chat | bench latency | bench throughput | models | env``."""
+"""The command line: ``torch-armllm demo | chat | serve | bench latency|throughput | models | env``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from torch_armllm.commands import chat, demo, env, latency, models, throughput
+from torch_armllm.commands import chat, demo, env, latency, models, serve, throughput
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="torch-armllm", description="Fast Hugging Face language models on Arm CPUs."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    added = [demo.add(commands), chat.add(commands)]
+    added = [demo.add(commands), chat.add(commands), serve.add(commands)]
     bench = commands.add_parser("bench", help="measurements").add_subparsers(dest="what", required=True)
     added += [latency.add(bench), throughput.add(bench), env.add(commands), models.add(commands)]
     for command in added:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch_armllm.engine.intake import Prompt
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+
+T = TypeVar("T")
 
 
 class EngineDeadError(RuntimeError):
@@ -83,6 +86,11 @@ class _Abort(NamedTuple):
     stream: OutputStream | None  # None: whoever has the name
 
 
+class _Call(NamedTuple):
+    work: Callable[[], object]
+    done: Future[Any]
+
+
 class EngineThread:
     """Runs an engine: takes steps while there are requests, and sleeps while there are none.
 
@@ -95,7 +103,7 @@ class EngineThread:
         self._engine = engine
         self._streams: dict[str, OutputStream] = {}
         self._changed = threading.Condition()
-        self._inbox: deque[_Add | _Abort] = deque()
+        self._inbox: deque[_Add | _Abort | _Call] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="armllm-engine", daemon=True)
         self._thread.start()
@@ -115,6 +123,16 @@ class EngineThread:
         if self.error is None:
             self._leave(_Abort(request_id, stream))
 
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Does some work between two steps.
+
+        Raises:
+            EngineDeadError: the engine does not run any more; or else the future has it.
+        """
+        done: Future[T] = Future()
+        self._leave(_Call(work, done))
+        return done
+
     def check(self) -> None:
         """Raises `EngineDeadError` where the engine does not run any more."""
         if self.error is not None:
@@ -128,13 +146,13 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _leave(self, word: _Add | _Abort) -> None:
+    def _leave(self, word: _Add | _Abort | _Call) -> None:
         with self._changed:
             if self.error is None:
                 self._inbox.append(word)
                 self._changed.notify()
                 return
-        if isinstance(word, _Add):
+        if not isinstance(word, _Abort):
             raise self._death()
 
     def _run(self) -> None:
@@ -150,12 +168,16 @@ class EngineThread:
             self.error = EngineDeadError(text)
             self.error.__cause__ = cause
             waiting = [*self._streams.values(), *(w.stream for w in self._inbox if isinstance(w, _Add))]
+            calls = [word.done for word in self._inbox if isinstance(word, _Call)]
             names = list(self._streams)
             self._inbox.clear()
             self._streams.clear()
         if cause is None:
             self._engine.abort_request(names)
         self._send((stream, self._death()) for stream in waiting)
+        for done in calls:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(self._death())
 
     def _death(self) -> EngineDeadError:
         """An error for one of those who wait: each gets its own, for each adds its traceback."""
@@ -175,6 +197,8 @@ class EngineThread:
         for word in words:
             if isinstance(word, _Add):
                 self._add(word)
+            elif isinstance(word, _Call):
+                _do(word)
             elif word.stream is None or self._streams.get(word.request_id) is word.stream:
                 self._hand_out(self._engine.abort_request(word.request_id))
         return True
@@ -212,6 +236,15 @@ class EngineThread:
         for name in names:
             del self._streams[name]
         self._engine.abort_request(names)
+
+
+def _do(call: _Call) -> None:
+    if not call.done.set_running_or_notify_cancel():
+        return
+    try:
+        call.done.set_result(call.work())
+    except Exception as error:
+        call.done.set_exception(error)
 
 
 def _put_all(own: list[tuple[OutputStream, RequestOutput | Exception]]) -> None:

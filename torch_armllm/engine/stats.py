@@ -64,6 +64,7 @@ class EngineStats:
         clock: in seconds.
 
     Attributes:
+        gauges: what the engine holds now.
         totals: since the beginning.
     """
 
@@ -75,7 +76,7 @@ class EngineStats:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.totals = Totals()
-        self._gauges = gauges
+        self.gauges = gauges
         self._log = log
         self._interval = interval
         self._clock = clock
@@ -113,7 +114,7 @@ class EngineStats:
 
     def line(self, seconds: float) -> str:
         """The rates since the last line, and what the engine holds."""
-        totals, told, gauges = self.totals, self._told, self._gauges()
+        totals, told, gauges = self.totals, self._told, self.gauges()
         prompt = (totals.prompt_tokens - told.prompt_tokens) / seconds
         generation = (totals.generation_tokens - told.generation_tokens) / seconds
         text = (

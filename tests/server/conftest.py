@@ -1,0 +1,36 @@
+"""A tiny model behind a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytest.importorskip("prometheus_client", reason="needs the extra serve")
+pytest.importorskip("httpx", reason="needs the extra test")
+pytest.importorskip("openai", reason="needs the extra test")
+
+from tests.server.live import Live, live  # noqa: E402
+from tests.server.tiny import checkpoint  # noqa: E402
+from torch_armllm.async_llm import AsyncLLM  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tiny_checkpoint: Path) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(str(tiny_checkpoint), kv_cache_memory=4 << 20, max_num_seqs=16, progress=False)
+    yield llm
+    llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llm: AsyncLLM) -> Iterator[Live]:
+    with live(tiny_llm) as running:
+        yield running

@@ -1,0 +1,90 @@
+"""Servers that run in a thread of the test's process, and engines that take their time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch_armllm.async_llm import AsyncLLM
+from torch_armllm.server.app import build_app
+from torch_armllm.server.run import listen, make_server
+from torch_armllm.server.settings import ServerSettings
+
+NAME = "tiny"
+
+
+class Live:
+    """A server that runs.
+
+    Attributes:
+        base: its address.
+        serving: what its routes share.
+    """
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        self.llm = llm
+        self._socket = listen("127.0.0.1", 0, settings.write_timeout)
+        self.port: int = self._socket.getsockname()[1]
+        self.base = f"http://127.0.0.1:{self.port}"
+        self._app = build_app(llm, settings)
+        self.serving = self._app.state.serving
+        self._server = make_server(self._app, settings)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        until(lambda: self._server.started)
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._socket]))
+
+    @property
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left of any request."""
+        engine = self.llm.llm_engine
+        blocks = engine.scheduler.blocks
+        return not (engine.has_unfinished_requests() or self.serving.admission.held or blocks.usage)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def live(llm: AsyncLLM, **settings: Any) -> Iterator[Live]:
+    server = Live(llm, ServerSettings(**{"name": NAME, "drain_timeout": 2.0, **settings}))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def slowed(llm: AsyncLLM, seconds: float) -> Iterator[None]:
+    """Every step takes longer."""
+    engine: Any = llm.llm_engine
+    step = engine.step
+
+    def slow() -> Any:
+        time.sleep(seconds)
+        return step()
+
+    engine.step = slow
+    try:
+        yield
+    finally:
+        del engine.step
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)

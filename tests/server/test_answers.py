@@ -1,0 +1,185 @@
+"""What the official client gets: whole answers and streams, and everything that can be told with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.server.live import NAME, Live
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def client(server: Live) -> OpenAI:
+    return OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+def test_models(client: OpenAI, server: Live) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == (NAME, "model")
+    assert client.models.retrieve(NAME).id == NAME
+    assert httpx.get(f"{server.base}/health").status_code == 200
+    assert "version" in httpx.get(f"{server.base}/version").json()
+
+
+def test_chat(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model=NAME, messages=HELLO, max_tokens=6, temperature=0)
+    (choice,) = answer.choices
+    assert answer.id.startswith("chatcmpl-")
+    assert (answer.object, answer.model) == ("chat.completion", NAME)
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 6
+
+
+def test_a_stream_holds_what_the_answer_does(client: OpenAI) -> None:
+    settings: Any = {"model": NAME, "messages": HELLO, "max_tokens": 20, "temperature": 1, "seed": 3, "n": 2}
+    whole = client.chat.completions.create(**settings)
+    chunks = list(
+        client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True})
+    )
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    for index in range(2):
+        deltas = [c.choices[0] for c in chunks[:-1] if c.choices[0].index == index]
+        assert deltas[0].delta.role == "assistant"
+        assert all(d.delta.role is None for d in deltas[1:])
+        assert "".join(d.delta.content or "" for d in deltas) == whole.choices[index].message.content
+        reasons = [d.finish_reason for d in deltas]
+        assert reasons == [None] * (len(deltas) - 1) + [whole.choices[index].finish_reason]
+    assert whole.choices[0].message.content != whole.choices[1].message.content
+
+
+def test_a_stream_on_the_wire(server: Live) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, "temperature": 0, "stream": True}
+    got = httpx.post(f"{server.base}/v1/chat/completions", json=body)
+    assert got.headers["content-type"].startswith("text/event-stream")
+    events = got.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    first, *_, last = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "usage" not in first
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_chat_logprobs(client: OpenAI, streamed: bool) -> None:
+    settings: Any = {"model": NAME, "messages": HELLO, "max_tokens": 4, "temperature": 0}
+    asked = {**settings, "logprobs": True, "top_logprobs": 3}
+    if streamed:
+        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+        told = [one for c in chunks if c.logprobs for one in c.logprobs.content or []]
+    else:
+        logprobs = client.chat.completions.create(**asked).choices[0].logprobs
+        assert logprobs is not None
+        told = logprobs.content or []
+    assert len(told) == 4
+    for one in told:
+        best = one.top_logprobs
+        assert [b.logprob for b in best] == sorted((b.logprob for b in best), reverse=True)
+        assert len(best) == 3
+        assert (best[0].token, best[0].logprob) == (one.token, one.logprob)  # greedy takes the best
+        assert one.logprob < 0
+        assert bytes(one.bytes or []).decode() == one.token
+
+
+def test_completions_of_several_prompts(client: OpenAI) -> None:
+    settings: Any = {"model": NAME, "max_tokens": 5, "temperature": 0}
+    several = client.completions.create(prompt=["abc", "xyz"], **settings)
+    alone = [client.completions.create(prompt=p, **settings).choices[0].text for p in ("abc", "xyz")]
+    assert [c.text for c in several.choices] == alone
+    assert [c.index for c in several.choices] == [0, 1]
+    assert several.usage is not None
+    assert (several.usage.prompt_tokens, several.usage.completion_tokens) == (6, 10)
+    streamed = ["", ""]
+    for chunk in client.completions.create(prompt=["abc", "xyz"], stream=True, **settings):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == alone
+
+
+def test_completion_of_tokens(client: OpenAI, server: Live) -> None:
+    tokens = httpx.post(f"{server.base}/tokenize", json={"prompt": "abc"}).json()
+    assert tokens["count"] == 3
+    settings: Any = {"model": NAME, "max_tokens": 5, "temperature": 0}
+    by_tokens = client.completions.create(prompt=tokens["tokens"], **settings)
+    assert by_tokens.choices[0].text == client.completions.create(prompt="abc", **settings).choices[0].text
+    back = httpx.post(f"{server.base}/detokenize", json={"tokens": tokens["tokens"]})
+    assert back.json() == {"prompt": "abc"}
+
+
+def test_echo_and_logprobs(client: OpenAI) -> None:
+    got = client.completions.create(
+        model=NAME, prompt="abc", max_tokens=2, temperature=0, echo=True, logprobs=2
+    )
+    (choice,) = got.choices
+    assert choice.text.startswith("abc")
+    told = choice.logprobs
+    assert told is not None
+    assert told.tokens is not None and told.tokens[:3] == ["a", "b", "c"]
+    assert told.token_logprobs is not None and told.token_logprobs[0] is None
+    assert len(told.token_logprobs) == len(told.tokens) == len(told.top_logprobs or []) == 5
+    assert told.text_offset == [0, 1, 2, 3, 4]
+    only = client.completions.create(model=NAME, prompt="abc", max_tokens=0, echo=True, logprobs=1)
+    assert only.choices[0].text == "abc"
+    assert only.choices[0].logprobs is not None
+    assert only.choices[0].logprobs.token_logprobs == told.token_logprobs[:3]
+
+
+def test_stop_texts_and_biases(client: OpenAI) -> None:
+    token = 3 + ord("A") - ord("!")
+    bias = {str(token): 100}
+    settings: Any = {"model": NAME, "messages": HELLO, "max_tokens": 8, "temperature": 0, "logit_bias": bias}
+    assert client.chat.completions.create(**settings).choices[0].message.content == "A" * 8
+    stopped = client.chat.completions.create(**settings, stop=["AAA"]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == ("", "stop")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings(client: OpenAI, server: Live, pooling: str) -> None:
+    texts = ["hello", "goodbye", "x" * 300]
+    more = {"pooling": pooling}
+    got = client.embeddings.create(model=NAME, input=texts, extra_body=more)  # base64, as the client asks
+    plain = client.embeddings.create(model=NAME, input=texts, encoding_format="float", extra_body=more)
+    for one, other in zip(got.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+        assert sum(x * x for x in one.embedding) == pytest.approx(1, abs=1e-4)
+    assert [one.index for one in got.data] == [0, 1, 2]
+    assert got.usage.prompt_tokens == 5 + 7 + 300
+    short = client.embeddings.create(model=NAME, input="hello", dimensions=8, extra_body=more).data[0]
+    assert len(short.embedding) == 8
+
+
+def test_eight_chats_at_once_give_what_they_give_alone(server: Live) -> None:
+    async def run() -> None:
+        client = AsyncOpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+        seats = asyncio.Semaphore(8)
+
+        async def ask(number: int) -> str:
+            async with seats:
+                got = await client.chat.completions.create(
+                    model=NAME,
+                    messages=[{"role": "user", "content": f"question {number}"}],
+                    max_tokens=64,
+                    temperature=0,
+                )
+            return got.choices[0].message.content or ""
+
+        alone = [await ask(number) for number in range(8)]
+        assert await asyncio.gather(*map(ask, range(8))) == alone
+        assert len(set(alone)) == 8
+        await client.close()
+
+    asyncio.run(run())
+    assert server.idle

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over `AsyncLLM`; needs the extra ``serve``."""

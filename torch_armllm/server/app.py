@@ -1,0 +1,56 @@
+"""The application: routes, and what stands before all of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+import torch_armllm
+from torch_armllm.async_llm import AsyncLLM
+from torch_armllm.server.auth import Authentication
+from torch_armllm.server.errors import add_error_handlers
+from torch_armllm.server.limits import BodyLimit
+from torch_armllm.server.routes import embeddings, generation, health, models, tokens
+from torch_armllm.server.serving import Serving
+from torch_armllm.server.settings import ServerSettings
+
+
+def build_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
+    """An application that serves a model; whoever runs it shuts the model down.
+
+    Args:
+        llm: what answers.
+        settings: of the server.
+    """
+    serving = Serving(llm, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        serving.conversations.close()
+
+    app = FastAPI(
+        title="torch_armllm",
+        version=torch_armllm.__version__,
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.serving = serving
+    for group in (models, generation, embeddings, tokens, health):
+        app.include_router(group.router)
+    add_error_handlers(app)
+    app.add_middleware(BodyLimit, most=settings.max_request_bytes, seconds=settings.read_timeout)
+    if settings.api_keys:
+        app.add_middleware(Authentication, keys=settings.api_keys)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return app

@@ -1,0 +1,25 @@
+"""Connections of clients."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class Connection(H11Protocol):
+    """A connection that is closed where no request comes, or only the beginning of one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._first_request = self.loop.call_later(self.timeout_keep_alive, self._close_unused)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._first_request.cancel()
+        super().connection_lost(exc)
+
+    def _close_unused(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,47 @@
+"""Texts to vectors."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from torch import Tensor
+
+from torch_armllm.server.completions import several_prompts
+from torch_armllm.server.embedding import embed
+from torch_armllm.server.protocol.embeddings import EmbeddingRequest
+from torch_armllm.server.serving import Serving, serving_of
+from torch_armllm.server.streaming import unless_gone
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings", response_model=None)
+async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:
+    """Vectors of texts."""
+    return JSONResponse(await unless_gone(request.receive, _answer(serving_of(request), body)))
+
+
+async def _answer(serving: Serving, body: EmbeddingRequest) -> dict[str, Any]:
+    serving.check_model(body.model)
+    prompts = several_prompts(body.input)
+    data: list[dict[str, Any]] = []
+    count = 0
+    with serving.admission.admit(len(prompts)):
+        for index, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                prompt = (await serving.conversations.of_text(prompt))["prompt_token_ids"]
+            vector = await embed(serving, prompt, body)
+            count += len(prompt)
+            data.append({"object": "embedding", "index": index, "embedding": _shown(vector, body)})
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return {"object": "list", "data": data, "model": serving.settings.name, "usage": usage}
+
+
+def _shown(vector: Tensor, body: EmbeddingRequest) -> str | list[float]:
+    if body.encoding_format == "base64":
+        return base64.b64encode(vector.numpy().tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers

@@ -1,0 +1,34 @@
+"""Answers to conversations and continuations of texts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from torch_armllm.server.chat import Chat
+from torch_armllm.server.completions import Completion
+from torch_armllm.server.protocol.chat import ChatRequest
+from torch_armllm.server.protocol.completions import CompletionRequest
+from torch_armllm.server.serving import serving_of
+from torch_armllm.server.streaming import stream, unless_gone
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def chat_completions(request: Request, body: ChatRequest) -> Response:
+    """Continues a conversation."""
+    return await _respond(request, Chat(serving_of(request), body), bool(body.stream))
+
+
+@router.post("/v1/completions", response_model=None)
+async def completions(request: Request, body: CompletionRequest) -> Response:
+    """Continues texts."""
+    return await _respond(request, Completion(serving_of(request), body), bool(body.stream))
+
+
+async def _respond(request: Request, asked: Chat | Completion, streamed: bool) -> Response:
+    if streamed:
+        return await stream(request.receive, asked.events())
+    return JSONResponse(await unless_gone(request.receive, asked.answer()))

@@ -1,0 +1,31 @@
+"""What a request used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_armllm.engine.outputs import RequestOutput
+
+
+class Usage:
+    """Counts tokens of a request's prompts and answers."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, tuple[int, int]] = {}
+        self._completion = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Counts what an output holds: everything once, or what is new each time."""
+        self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
+        self._completion += sum(len(answer.token_ids) for answer in output.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's layout."""
+        prompt = sum(count for count, _ in self._prompts.values())
+        cached = sum(count for _, count in self._prompts.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion,
+            "total_tokens": prompt + self._completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
