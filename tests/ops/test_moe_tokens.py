@@ -1,0 +1,135 @@
+"""int4_moe's tokens: the same bits in every batch, however they choose their experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ops.moe_layer import (
+    VARIANTS,
+    Layer,
+    assert_close,
+    make_input,
+    make_layer,
+    on_every_variant,
+)
+from torch_armllm.ops import isa
+
+
+@pytest.mark.parametrize("tokens", [2, 9, 70])
+def test_a_token_has_the_same_bits_alone_and_in_a_batch(tokens: int) -> None:
+    layer = make_layer(hidden=80, intermediate=40, bias=torch.float32)
+    x, ids, weights = make_input(layer, tokens, 3, torch.bfloat16)
+    for name in VARIANTS:
+        with isa.use(name):
+            together = layer(x, ids, weights)
+            for t in range(0, tokens, 7):
+                alone = layer(x[t : t + 1], ids[t : t + 1], weights[t : t + 1])
+                assert torch.equal(together[t : t + 1], alone), (name, t)
+
+
+@pytest.mark.parametrize("tokens", [1, 12, 50])
+def test_threads_do_not_change_bits(tokens: int) -> None:
+    layer = make_layer(hidden=160, intermediate=96)
+    x, ids, weights = make_input(layer, tokens, 2)
+    ids[:, 0] = 3  # one crowded expert, whose tiles become narrow
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 24):
+            torch.set_num_threads(threads)
+            results.append(layer(x, ids, weights))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 9, 300])
+def test_all_tokens_on_one_expert(tokens: int) -> None:
+    layer = make_layer(experts=6, activation="relu")
+    x, _, _ = make_input(layer, tokens, 1)
+    ids, weights = torch.full((tokens, 1), 4), torch.ones(tokens, 1)
+    found = on_every_variant(layer, x, ids, weights)
+    assert_close(found[-5:], layer.reference(x[-5:], ids[-5:], weights[-5:]), 1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 20])
+def test_an_expert_named_twice_counts_twice(tokens: int) -> None:
+    layer = make_layer()
+    x, ids, _ = make_input(layer, tokens, 1)
+    twelve = layer(x, ids.expand(tokens, 12), torch.full((tokens, 12), 0.25))
+    assert_close(twelve, layer(x, ids, torch.full((tokens, 1), 3.0)), 1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_every_expert_chosen(tokens: int) -> None:
+    layer = make_layer(experts=5, activation="relu")
+    inputs = make_input(layer, tokens, 5)
+    assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-6)
+
+
+@pytest.mark.parametrize("expert", [-1, 4, 2**31 - 1, 2**32, 2**40, -(2**63)])
+def test_ids_out_of_range(expert: int) -> None:
+    layer = make_layer()
+    x, ids, weights = make_input(layer, 12, 3)
+    ids[7, 1] = expert
+    message = f"names expert {expert} as choice 1 of token 7, but gate_up holds experts 0 to 3"
+    with pytest.raises(RuntimeError, match=message):
+        layer(x, ids, weights)
+    if -(2**31) <= expert < 2**31:
+        with pytest.raises(RuntimeError, match=message):
+            layer(x, ids.to(torch.int32), weights)
+
+
+def test_many_rows_go_through_down_in_passes() -> None:
+    layer = make_layer(experts=3, hidden=790, intermediate=32, activation="relu", bias=torch.float32)
+    x, ids, weights = make_input(layer, 700, 2)
+    found = on_every_variant(layer, x, ids, weights)
+    for t in (0, 350, 699):
+        alone = layer(x[t : t + 1], ids[t : t + 1], weights[t : t + 1])
+        assert torch.equal(found[t : t + 1], alone)
+    assert_close(found[-3:], layer.reference(x[-3:], ids[-3:], weights[-3:]), 1e-6)
+
+
+def test_no_tokens() -> None:
+    layer = make_layer()
+    x, ids, weights = make_input(layer, 0, 2, torch.bfloat16)
+    found = on_every_variant(layer, x, ids, weights)
+    assert found.shape == (0, 64)
+    assert found.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_what_is_not_finite_stays_in_its_token(tokens: int) -> None:
+    layer = make_layer()
+    x, ids, weights = make_input(layer, tokens, 2)
+    clean = layer(x, ids, weights)
+    x[1, 7] = torch.nan
+    x[2, 63] = torch.inf
+    found = on_every_variant(layer, x, ids, weights)
+    assert found[1:3].isnan().all()
+    rest = [t for t in range(tokens) if t not in (1, 2)]
+    assert torch.equal(found[rest], clean[rest])
+
+
+def test_strided_inputs_and_leading_dimensions() -> None:
+    layer = make_layer()
+    x, ids, weights = make_input(layer, 12, 2)
+    expected = layer(x, ids, weights)
+    wide = torch.zeros(12, 100)
+    wide[:, 10:74] = x
+    wide_ids = torch.zeros(12, 5, dtype=torch.int64)
+    wide_ids[:, 1:5:2] = ids
+    assert torch.equal(layer(wide[:, 10:74], wide_ids[:, 1:5:2], weights), expected)
+    deep = layer(x.view(3, 4, 64), ids.view(3, 4, 2), weights.view(3, 4, 2))
+    assert torch.equal(deep, expected.view(3, 4, 64))
+    assert torch.equal(layer(x.t().contiguous().t(), ids, weights.t().contiguous().t()), expected)
+
+
+def test_weights_may_be_slices() -> None:
+    layer = make_layer(experts=4)
+    x, ids, weights = make_input(layer, 12, 2)
+    ids = ids % 2
+    part = Layer(layer.gate_up[2:], layer.down[2:], 64, 48)
+    assert torch.equal(part(x, ids, weights), layer(x, ids + 2, weights))
