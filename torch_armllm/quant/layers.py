@@ -22,6 +22,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NARROW = 16
 """A layer with fewer inputs or outputs than this gains nothing."""
 _ROUTERS = re.compile(r"(^|_)(gate|router)$|^wg$")
+_CHANGES = re.compile(r"(\w+\.\w+)\.weight(?:\.data)?\.(?:mul|div|add|sub|copy)_\(")
 _PACKED = ("qweight", "weight_packed", "qzeros", "weight_scale", "packed_weight")
 
 
@@ -161,6 +162,10 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
     code = _source(type(parent))  # type: ignore[arg-type]  # mypy doubts that a type can be hashed
     if re.search(rf"\bself\.{re.escape(attribute)}\.(weight|bias)\b", code):
         return Layer(name, module, kind, f"{type(parent).__name__} reads its weight without calling it")
+    for depth in range(name.count(".")):
+        above = type(model.get_submodule(".".join(name.split(".")[:depth])))
+        if name.endswith(_changed_weights(above)):  # type: ignore[arg-type]  # as above
+            return Layer(name, module, kind, f"{above.__name__} changes its weight as it runs")
     return Layer(name, module, kind)
 
 
@@ -193,6 +198,12 @@ def _check(name: str, weight: Tensor, loading: bool) -> None:
             f"the weight of {name} is {type(weight).__name__} of {weight.dtype}, quantised already; "
             "load the model in bfloat16, float16 or float32"
         )
+
+
+@cache
+def _changed_weights(kind: type[nn.Module]) -> tuple[str, ...]:
+    """Ends of the names of layers whose weights a module changes in place, as RWKV rescales some."""
+    return tuple(f".{path}" for path in _CHANGES.findall(_source(kind)))  # type: ignore[arg-type]
 
 
 @cache
