@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -136,6 +139,43 @@ def test_importance_needs_the_whole_model_and_gives_what_patch_gives(tmp_path: P
     loaded = load(tmp_path, quantization_config=ArmInt4Config(importance=True))
     torch_armllm.patch(model, progress=False)
     assert torch.equal(logits(loaded), logits(model))
+    plain = load(tmp_path, quantization_config=ArmInt4Config())
+    plain.save_pretrained(tmp_path / "packed")
+    said = [
+        any("importance=True" in note for note in m.hf_quantizer.report.notes)
+        for m in (loaded, plain, load(tmp_path / "packed"))
+    ]
+    assert said == [False, True, False]
+
+
+class Hub:
+    """What `push_to_hub` calls, on a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def create_repo(self, repo_id: str, **_: Any) -> SimpleNamespace:
+        self.folder.mkdir()
+        return SimpleNamespace(repo_id=repo_id)
+
+    def create_commit(self, operations: list[Any], **_: Any) -> str:
+        for operation in operations:
+            shutil.copy(operation.path_or_fileobj, self.folder / operation.path_in_repo)
+        return "committed"
+
+
+def test_what_is_pushed_to_the_hub_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("mixtral")
+    torch_armllm.patch(model, progress=False)
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: hub)
+    monkeypatch.setattr(
+        "transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: ModelCard("a card")
+    )
+    assert model.push_to_hub("someone/mixtral-int4", max_shard_size="20KB") == "committed"
+    pushed = {file.name for file in hub.folder.iterdir()}
+    assert {"README.md", "config.json", "model.safetensors.index.json"} <= pushed
+    assert torch.equal(logits(load(hub.folder)), logits(model))
 
 
 def test_transformers_dequantises(saved: Path) -> None:

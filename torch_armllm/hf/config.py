@@ -20,9 +20,10 @@ class ArmInt4Config(QuantizationConfigMixin):
 
     Attributes:
         scheme, head, ignore, kv_cache: as `torch_armllm.patch` takes them.
-        importance: quantises with regard to what each input channel carries, which needs the whole float
-            model at once: it is loaded first.  Without, each layer is quantised as soon as it is read, and
-            the peak memory is that of the quantised model and one layer.
+        importance: quantises with regard to what each input channel carries, as ``patch`` does by default.
+            Off unless asked for, as it needs the whole float model, which is loaded first.  Without, each
+            layer is quantised as soon as it is read, and the peak memory is that of the quantised model and
+            one layer; the report says so.
         fuse: patches the model when it is loaded; else its quantised modules run until ``patch`` is called.
         modules: of a saved model: the name of each packed module, its scheme and its round-trip error.
         format: version of the saved layout.

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from torch_armllm.quant.loading import LayerLoader
     from torch_armllm.report import LayerRecord, Report
 
+_UNWEIGHTED = (
+    "weights were rounded as they were read, without regard to inputs: ArmInt4Config(importance=True) "
+    "regards them, for which it loads the whole float model first"
+)
+
 # What quantises is imported when it is needed: transformers' own registry imports this file.
 
 
@@ -82,6 +87,7 @@ class ArmInt4Quantizer(HfQuantizer):
         del model.config.quantization_config  # type: ignore[union-attr]  # until it is true
         refuse_missing(model)
         records: list[LayerRecord] | None = None
+        read_by_layer = self._loader is not None
         if self.pre_quantized:
             finish_skeleton(model)
         elif self._loader is not None:
@@ -92,6 +98,7 @@ class ArmInt4Quantizer(HfQuantizer):
         attach(model, config, self)
         if config.fuse:
             self.report = patching.fuse(model, config.kv_cache, records)
+            self.report.notes += [_UNWEIGHTED] if read_by_layer else []
         return model
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
