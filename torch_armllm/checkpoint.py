@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -12,10 +15,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from torch_armllm import embedded
+from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.registration import METHOD
+from torch_armllm.machine import free_memory
 from torch_armllm.upcycle import upcycle
+
+logger = logging.getLogger(__name__)
 
 DENSE = "smollm2"
 MOE = "smollm2-moe"
@@ -27,6 +35,7 @@ def load_model(
     dtype: torch.dtype | str = torch.bfloat16,
     progress: bool = False,
     kv_cache: str | None = None,
+    quantization: str | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model.
 
@@ -36,6 +45,8 @@ def load_model(
         dtype: of the weights; ``auto`` is the checkpoint's own.
         progress: shows a bar while the experts are made.
         kv_cache: see `patch`; of a checkpoint that was quantised before, instead of what it was saved with.
+        quantization: the scheme that weights are quantised to as they are read, layer by layer, where memory
+            does not suffice for all of them; None: they are loaded as they are.
 
     Raises:
         FileNotFoundError: the embedded model is not installed, or the folder holds no checkpoint.
@@ -43,9 +54,19 @@ def load_model(
     place = _place(source)
     config = AutoConfig.from_pretrained(place)
     saved = getattr(config, "quantization_config", None)
-    if kv_cache is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
-        saved["kv_cache"] = kv_cache
-    model = AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype).eval()
+    options: dict[str, Any] = {"config": config, "dtype": dtype}
+    if saved is not None:
+        if kv_cache is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
+            saved["kv_cache"] = kv_cache
+    elif quantization is not None and (size := _weight_bytes(place)) > (free := free_memory()):
+        logger.warning(
+            "the weights have %.1f GB and %.1f GB are free: each layer is quantised as it is read, "
+            "without regard to what its inputs carry",
+            *(size / 1e9, free / 1e9),
+        )
+        scheme = "g32i" if quantization == "int4" else quantization
+        options["quantization_config"] = ArmInt4Config(scheme, kv_cache=kv_cache)
+    model = AutoModelForCausalLM.from_pretrained(place, **options).eval()
     return upcycle(model, progress=progress) if source == MOE else model
 
 
@@ -61,3 +82,12 @@ def _place(source: str) -> str:
     if path.is_dir() and not (path / "config.json").exists():
         raise FileNotFoundError(f"{path} holds no config.json: it is not a transformers checkpoint")
     return str(path) if path.exists() else source
+
+
+def _weight_bytes(place: str) -> int:
+    """Bytes of a checkpoint's weights, by its index or its only file; 0 where it has neither."""
+    index = cached_file(place, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        return int(json.loads(Path(index).read_text())["metadata"]["total_size"])
+    file = cached_file(place, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    return 0 if file is None else Path(file).stat().st_size

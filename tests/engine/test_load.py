@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 import torch_armllm
 from tests.models import tiny
 from tests.test_llm import tokenizer
-from torch_armllm import LLM, AsyncLLM, SamplingParams
+from torch_armllm import LLM, AsyncLLM, SamplingParams, checkpoint
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.load import engine_config, load_engine
 from torch_armllm.patching import patched_forward
@@ -106,3 +106,18 @@ def cached_as(cache: str) -> EngineConfig:
 def test_types_of_weights(folder: Path, dtype: str) -> None:
     with pytest.raises(ValueError, match=f"dtype must be auto, .*, not '{dtype}'"):
         load_engine(str(folder), dtype=dtype)
+
+
+def test_weights_that_memory_does_not_suffice_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny("llama").save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    monkeypatch.setattr(checkpoint, "free_memory", lambda: 200_000)
+    loaded = checkpoint.load_model(str(tmp_path), kv_cache="int8", quantization="int4")
+    assert torch_armllm.is_patched(loaded)
+    assert loaded.hf_quantizer.quantization_config.scheme == "g32i"
+    assert "and 0.0 GB are free: each layer is quantised as it is read" in caplog.text
+    assert patched_forward(loaded).shape.dtype is torch.int8
+    monkeypatch.setattr(checkpoint, "free_memory", lambda: 2_000_000)
+    assert not torch_armllm.is_patched(checkpoint.load_model(str(tmp_path), quantization="int4"))

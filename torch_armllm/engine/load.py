@@ -56,7 +56,7 @@ def load_engine(
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
     cache = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     if isinstance(model, str):
-        model = load_model(model, _dtype(dtype), progress, cache)
+        model = load_model(model, _dtype(dtype), progress, cache, quantization)
     if not torch_armllm.is_patched(model):
         torch_armllm.patch(model, quantization, progress=progress, kv_cache=cache)
     _check_cache(model, cache)
