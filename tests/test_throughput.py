@@ -98,6 +98,17 @@ def test_mistakes_of_bench_throughput(
     assert message in capsys.readouterr().err
 
 
+def test_ctrl_c_ends_a_measurement_without_a_traceback(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm_module, "load_engine", interrupted)
+    assert main(["bench", "throughput", "--model", "none"]) == 130
+    assert capsys.readouterr().err == "\n"
+
+
 def test_engine_options() -> None:
     def parsed(*arguments: str) -> dict[str, object]:
         return engine_arguments(build_parser().parse_args(["chat", "none", *arguments]))

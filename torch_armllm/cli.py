@@ -11,7 +11,7 @@ from torch_armllm.commands import chat, demo, env, latency, models, serve, throu
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0, or 2 for an error of the user."""
+    """Runs a command and returns its exit status: 0, 2 for an error of the user, 130 for Ctrl-C."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     # Only now: `--help` answers at once.
@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(f"torch-armllm: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
     return 0
 
 
