@@ -84,6 +84,7 @@ def beside(records: Sequence[Record], ops: Sequence[str], figure: str, unit: str
 
 
 ROW_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "gated_act", "rope_", "moe_route", "sample")
+HEADS = ("int8_heads_linear", "dense_heads_linear")
 ATTENTION = ("paged_attention", "mla_attention")
 
 
@@ -97,6 +98,7 @@ def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callab
         "silicon-limits": lambda: limits(silicon),
         "silicon-linear": lambda: linear(silicon),
         "silicon-gemv": lambda: beside(silicon, ("int4_linear", "int8_linear"), "gb_s", "GB/s"),
+        "silicon-heads": lambda: beside(silicon, HEADS, "gops", "GOP/s"),
         "silicon-moe": lambda: beside(silicon, ("int4_moe",), "gb_s", "GB/s"),
         "silicon-moe-gops": lambda: beside(silicon, ("int4_moe",), "gops", "GOP/s"),
         "silicon-prompt": lambda: beside(silicon, ATTENTION, "gops", "GOP/s"),

@@ -1,4 +1,4 @@
-"""mla_attention and mla_write at the sizes of DeepSeek-V2-Lite (16 heads) and V3 (128 heads)."""
+"""mla_attention, mla_write and absorbed projections: DeepSeek-V2-Lite (16 heads) and V3 (128 heads)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from torch_armllm.ops import mla
+from torch_armllm.ops import linear, mla
 
 RANK, ROPE, BLOCK = 512, 64, 64
+HEAD = 128
+"""Values of a head before the absorbed projection of queries and after that of results."""
 
 
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -37,4 +39,25 @@ def test_mla_write(measure: Any, tokens: int) -> None:
     measure(
         lambda: mla.mla_write(latent, k_rope, latents, slots),
         read=2 * tokens * (RANK + ROPE) * latents.itemsize,
+    )
+
+
+@pytest.mark.parametrize("kind", ["i8", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 8, 128])
+@pytest.mark.parametrize(("columns", "rows"), [(HEAD, RANK), (RANK, HEAD)], ids=["queries", "results"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_heads_linear(measure: Any, heads: int, columns: int, rows: int, tokens: int, kind: str) -> None:
+    x = torch.randn(tokens, heads, columns, dtype=torch.bfloat16)
+    weight = torch.randn(heads, rows, columns, dtype=torch.bfloat16)
+    if kind == "i8":
+        q = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
+        weight = linear.pack_int8(q, torch.rand(heads, rows))
+    measure(
+        lambda: (
+            linear.int8_heads_linear(x, weight, rows)
+            if kind == "i8"
+            else linear.dense_heads_linear(x, weight)
+        ),
+        read=weight.nbytes if tokens == 1 else 0,
+        operations=2 * tokens * heads * rows * columns,
     )

@@ -18,11 +18,12 @@ import torch
 from torch_armllm.ops import isa
 
 from ..records import Record, record, table, write_json
-from . import attention, limits, linear, moe, rows
+from . import attention, heads, limits, linear, moe, rows
 
 # With the family of kernels whose variant is named.
 SECTIONS = {
     "linear": (linear.run, "linear"),
+    "heads": (heads.run, "linear"),
     "moe": (moe.run, "linear"),
     "attention": (attention.run, "attention"),
     "rows": (rows.run, "norm"),
