@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from torch_armllm import machine
+from torch_armllm.coverage.tiny import tiny_config
 from torch_armllm.engine.cache_shape import CacheShape, LatentShape
-from torch_armllm.engine.kv_memory import size_kv_memory
+from torch_armllm.engine.kv_memory import shape_by_config, size_kv_memory
 
 SHAPE = CacheShape(layers=10, kv_heads=2, head_size=64, value_size=64, dtype=torch.bfloat16)
 TOKEN = 10 * 2 * 128 * 2
@@ -65,6 +66,11 @@ def test_the_report_names_what_was_decided() -> None:
         "KV cache 94.4 MB for 8192 tokens (float16, 11520 bytes a token), and 999.8 MB of swap: "
         "2.0 texts of max_model_len = 4096"
     )
+
+
+def test_a_cache_of_transformers_own_is_counted_where_it_grows() -> None:
+    assert shape_by_config(tiny_config("bloom"), torch.float32).bytes_per_token == 2 * 2 * 64 * 4
+    assert shape_by_config(tiny_config("mamba"), torch.float32) is None
 
 
 def write(folder: Path, **files: object) -> None:

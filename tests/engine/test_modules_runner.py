@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+import torch_armllm
+from tests.engine.engines import MEMORY, answer_ids
 from torch_armllm.coverage.tiny import tiny_ids, tiny_model
+from torch_armllm.engine.build import build_engine
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.modules_runner import ModulesRunner
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -37,6 +42,10 @@ def generated(model: Any, prompt: list[int]) -> list[int]:
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
     found: list[int] = out[0, len(prompt) :].tolist()
     return found
+
+
+def engine_of(model: Any, **settings: Any) -> LLMEngine:
+    return build_engine(model, None, EngineConfig(kv_cache_memory=MEMORY, max_model_len=64, **settings))
 
 
 def rest(answer: Answer) -> Scheduled:
@@ -123,3 +132,23 @@ def test_what_is_finished_or_dropped_leaves_nothing() -> None:
     gc.collect()
     advance(runner, second)
     assert list(runner._texts) == [second]
+
+
+@pytest.mark.parametrize("family", ["bloom", "mamba2"])
+def test_an_engine_of_such_a_model(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(family)
+    prompts = [tiny_ids(1, n, seed=n)[0].tolist() for n in (11, 5)]
+    model.generation_config.pad_token_id = 0
+    report = torch_armllm.patch(model, progress=False)
+    assert not report.captured
+    with caplog.at_level("WARNING"):
+        on = engine_of(model, swap_space=1 << 20, speculative_config={"method": "ngram"})
+    assert "has no plan" in caplog.text
+    one = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+    two = SamplingParams(temperature=0.9, seed=1, n=2, max_tokens=NEW, ignore_eos=True)
+    (greedy,), drawn = answer_ids(on, prompts, [one, two])
+    model.generation_config.eos_token_id = None
+    assert greedy == generated(model, prompts[0])
+    alone = engine_of(model)
+    assert answer_ids(alone, prompts[1:], two) == [drawn]
+    assert on.scheduler.blocks.usage == 0

@@ -17,7 +17,7 @@ from torch_armllm.engine.runner import ModelRunner
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
 
-FAMILIES = ["llama", "qwen3_moe", "gemma2", "cohere", "deepseek_v3"]
+FAMILIES = ["llama", "qwen3_moe", "gemma2", "cohere", "deepseek_v3", "gemma4_text"]
 LENGTHS = [41, 7, 90]
 
 
@@ -97,7 +97,7 @@ def test_guessed_tokens_follow_the_known_ones() -> None:
     assert torch.equal(runner.execute(Step([Scheduled(first, 38, 2)])), got[4:6])
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma4_text"])
 def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
     model = patched(family)
     runner = ModelRunner(model, num_blocks=12, swap_blocks=4)

@@ -18,6 +18,7 @@ _SETTINGS = (
     "swap_space",
     "seed",
     "threads",
+    "pin_threads",
     "speculative_config",
     "trace",
 )
@@ -41,6 +42,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--swap-space", type=_memory, help="bytes for blocks of preempted answers")
     group.add_argument("--seed", type=int, help="of requests that have none of their own")
     group.add_argument("--speculative-config", type=_object, help='JSON: {"method": "ngram", …}')
+    group.add_argument("--pin-threads", action=switch, help="threads stay on their cores")
     group.add_argument("--trace", help="a file for every step's timing, in Chrome's trace format")
 
 

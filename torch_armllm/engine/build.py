@@ -11,7 +11,7 @@ from torch_armllm import env
 from torch_armllm.engine.block_manager import BlockManager
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.intake import Intake
-from torch_armllm.engine.kv_memory import size_kv_memory
+from torch_armllm.engine.kv_memory import KvMemory, shape_by_config, size_kv_memory
 from torch_armllm.engine.limits import longest_text
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.modules_runner import ModulesRunner
@@ -52,20 +52,23 @@ def build_engine(
     forward = patched_forward(model)
     max_model_len = longest_text(model, config.max_model_len, forward.longest if forward else None)
     runner: Runner
-    if forward is None:
-        runner = ModulesRunner(model, trace=trace, team=team)
-        blocks = _counted_only(model, config, max_model_len, runner.block_size)
-    else:
+    shape = shape_by_config(model.config, model.dtype) if forward is None else forward.shape
+    memory = None
+    if shape is not None:
         memory = size_kv_memory(
-            forward.shape,
+            shape,
             max_model_len,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             memory=config.kv_cache_memory,
-            swap_space=config.swap_space,
+            swap_space=0 if forward is None else config.swap_space,
         )
         logger.info("%s: %s", type(model).__name__, memory)
         max_model_len = memory.max_model_len
+    if forward is None or memory is None:
+        runner = ModulesRunner(model, trace=trace, team=team)
+        blocks = _counted_only(model, config, max_model_len, runner.block_size, memory)
+    else:
         runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks, trace, team)
         blocks = BlockManager(
             memory.num_blocks, memory.block_size, memory.swap_blocks, config.enable_prefix_caching
@@ -83,7 +86,7 @@ def build_engine(
         return AnswerText(tokenizer, answer.params, prompt, ends, max_model_len)
 
     speculation = None
-    if config.speculative_config is not None:
+    if config.speculative_config is not None and forward is not None:
         positions = blocks.num_blocks * blocks.block_size
         speculation = build_speculation(
             config.speculative_config, sampler, positions, config.max_num_batched_tokens
@@ -102,15 +105,19 @@ def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
     )
 
 
-def _counted_only(model: Any, config: EngineConfig, max_model_len: int, block_size: int) -> BlockManager:
-    """For a model without a plan: its caches grow as they must, and blocks only count."""
+def _counted_only(
+    model: Any, config: EngineConfig, max_model_len: int, block_size: int, memory: KvMemory | None
+) -> BlockManager:
+    """For a model without a plan: its caches grow as they must, and blocks only count how much they take."""
     logger.warning(
-        "%s has no plan (%s): its texts run one after the other, by its own forward, without prefix caching",
+        "%s has no plan (%s): its texts run one after the other, by its own forward, without prefix caching, "
+        "swapping and guesses",
         type(model).__name__,
         why_not_captured(model),
     )
-    texts = config.max_num_seqs * -(-max_model_len // block_size)
-    return BlockManager(texts, block_size, enable_prefix_caching=False)
+    most = config.max_num_seqs * -(-max_model_len // block_size)
+    blocks = most if memory is None else memory.num_blocks
+    return BlockManager(blocks, block_size, enable_prefix_caching=False)
 
 
 def _drawable(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int:

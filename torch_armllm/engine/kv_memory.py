@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from torch_armllm.engine.cache_shape import CacheShape, Shape
+from torch_armllm.engine.cache_shape import CacheShape, LatentShape, Shape
 from torch_armllm.machine import free_memory
 
 DEFAULT_SHARE = 0.25
@@ -97,11 +98,31 @@ def size_kv_memory(
     return KvMemory(blocks, swap_space // block_bytes, shape.block_size, block_bytes, wanted, dtype)
 
 
+def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:
+    """What a cache of transformers' own takes at most; None where a text's state does not grow with it.
+
+    Args:
+        config: of a model without a plan.
+        dtype: of its keys and values.
+    """
+    text = config.get_text_config()
+
+    def size_of(name: str) -> int:
+        found = getattr(text, name, None)
+        return found if isinstance(found, int) else 0
+
+    layers, heads = size_of("num_hidden_layers"), size_of("num_attention_heads")
+    if not (layers and heads and size_of("hidden_size")):
+        return None
+    size = size_of("head_dim") or size_of("hidden_size") // heads
+    return CacheShape(layers, size_of("num_key_value_heads") or heads, size, size, dtype)
+
+
 def _remedies(shape: Shape, fitting: int) -> str:
     found = ["raise kv_cache_memory"]
     if fitting:
         found.append(f"set max_model_len to {fitting} or less")
-    if isinstance(shape, CacheShape) and shape.dtype != torch.int8:
+    if not isinstance(shape, LatentShape) and shape.dtype != torch.int8:
         found.append('store them as int8 (kv_cache_dtype="int8")')
     return ", or ".join(found)
 
