@@ -1,0 +1,87 @@
+"""Where the time of a decode step goes: an engine's own, beside the model's.
+
+    python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final]
+
+Lets so many answers grow side by side and reads the engine's trace.  Prints lines with microseconds of
+each phase, of the step, and ``outside_model``: all but the plan (``decode``) and the head.  The first
+line has the median of all steps, the second the tenth percentile, which a busy machine disturbs less.  Every
+step makes the text of every answer, as streaming does; with ``--final`` none does, as in `LLM.generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from random import Random
+from statistics import quantiles
+from typing import Any
+
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.load import load_engine
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+
+MODEL = ("decode", "head")
+"""Phases that the model takes."""
+
+
+def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
+    """Microseconds of each phase, in every step that brought so many answers forward by a token each."""
+    steps = [e for e in events if e["name"] == "step" and e["args"]["tokens"] == e["args"]["drawn"] == batch]
+    found: dict[str, list[float]] = {"step": [e["dur"] for e in steps]}
+    parts = sorted((e for e in events if e["ph"] == "X" and e["name"] != "step"), key=lambda e: e["ts"])
+    at = 0
+    for begin, end in sorted((e["ts"], e["ts"] + e["dur"]) for e in steps):
+        while at < len(parts) and parts[at]["ts"] < begin:
+            at += 1
+        while at < len(parts) and parts[at]["ts"] < end:
+            found.setdefault(parts[at]["name"], []).append(parts[at]["dur"])
+            at += 1
+    return found
+
+
+def main() -> None:
+    """Runs the measurement."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-p 0.95 and a penalty")
+    parser.add_argument("--final", action="store_true", help="one output a request, at its end")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        config = EngineConfig(
+            max_model_len=options.prompt + options.steps + 8, disable_log_stats=True, trace=str(trace)
+        )
+        engine = load_engine(options.model, progress=False, config=config).engine
+        random = Random(0)
+        drawn = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1} if options.sampled else {}
+        params = SamplingParams(
+            **{"temperature": 0.0, **drawn},
+            max_tokens=options.steps,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY if options.final else RequestOutputKind.CUMULATIVE,
+        )
+        for number in range(options.batch):
+            prompt = [random.randrange(engine.sampler.vocab_size) for _ in range(options.prompt)]
+            engine.add_request(str(number), prompt, params)
+        while engine.has_unfinished_requests():
+            engine.step()
+        events = json.loads(trace.read_text())
+    found = phases(events, options.batch)
+    model = map(sum, zip(*(found[name] for name in MODEL), strict=True))
+    found["outside_model"] = [step - part for step, part in zip(found["step"], model, strict=True)]
+    for name, cut in (("median", 50), ("tenth_percentile", 10)):
+        micro = {phase: round(quantiles(times, n=100)[cut - 1], 1) for phase, times in found.items()}
+        print(
+            json.dumps({"batch": options.batch, "steps": len(found["step"]), "microseconds": name, **micro})
+        )
+
+
+if __name__ == "__main__":
+    main()

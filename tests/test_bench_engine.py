@@ -1,0 +1,37 @@
+"""The measurements of the engine, on a model of two layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.engine_churn import Churn, build, held
+from bench.engine_overhead import phases
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_requests_that_come_and_go_leave_nothing(swap: bool) -> None:
+    engine = build("tiny", 8, swap)
+    churn = Churn(engine, engine.sampler.vocab_size, seed=1)
+    churn.run(80, at_once=24)
+    counts = churn.counts
+    assert counts["finished"] + counts["aborted"] == 80 and counts["aborted"] > 0
+    assert engine.scheduler.preemptions > 0
+    found = held(engine)
+    assert found["blocks"] == found["swap_blocks"] == found["unfinished"] == 0
+
+
+def test_phases_are_those_of_full_decode_steps() -> None:
+    def span(name: str, ts: float, dur: float, **args: int) -> dict[str, object]:
+        return {"name": name, "ph": "X", "ts": ts, "dur": dur, "args": args}
+
+    events = [
+        {"name": "process_name", "ph": "M", "args": {"name": "x"}},
+        span("step", 0.0, 10.0, tokens=30, drawn=2),
+        span("decode", 0.0, 10.0),
+        span("step", 20.0, 10.0, tokens=2, drawn=2),
+        span("schedule", 20.0, 1.0),
+        span("decode", 21.0, 9.0),
+        span("step", 40.0, 5.0, tokens=1, drawn=1),
+        span("decode", 40.0, 5.0),
+    ]
+    assert phases(events, 2) == {"step": [10.0], "schedule": [1.0], "decode": [9.0]}
