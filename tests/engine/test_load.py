@@ -88,6 +88,17 @@ def test_tokenizers(model: PreTrainedModel, folder: Path) -> None:
         LLM(model).get_tokenizer()  # the model comes from nowhere
 
 
+def test_log_probabilities_have_the_tokens_texts(model: PreTrainedModel) -> None:
+    own = tokenizer()
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=2, prompt_logprobs=0)
+    for llm, text in ((LLM(model, own), own.decode), (LLM(model), lambda ids: None)):
+        (output,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        assert output.outputs[0].logprobs and output.prompt_logprobs
+        for logprobs in [*output.outputs[0].logprobs, *output.prompt_logprobs[1:]]:
+            assert logprobs
+            assert all(one.decoded_token == text([token]) for token, one in logprobs.items())
+
+
 def test_caches(folder: Path) -> None:
     for model in (str(folder), tiny("llama")):
         loaded = load_engine(model, config=cached_as("int8"), progress=False)

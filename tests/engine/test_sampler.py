@@ -28,6 +28,9 @@ class Words:
         assert not add_special_tokens
         return [40 if c == " " else ord(c) - ord("a") + 10 for c in text if c != "_"]
 
+    def decode(self, token_ids: list[int], **options: object) -> str:
+        return "".join(" " if i == 40 else chr(i - 10 + ord("a")) for i in token_ids)
+
 
 def answer(
     prompt: tuple[int, ...] = (3, 4, 5), output: tuple[int, ...] = (), seed: int = 0, **settings: Any

@@ -31,6 +31,23 @@ def decoder(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True
     )
 
 
+class TokenTexts:
+    """What single tokens look like, special ones too; each is decoded once."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._decode = None if tokenizer is None else decoder(tokenizer, skip_special_tokens=False)
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token_id: int) -> str | None:
+        """A token's own text; None without a tokenizer."""
+        if self._decode is None:
+            return None
+        text = self._known.get(token_id)
+        if text is None:
+            text = self._known[token_id] = self._decode([token_id])
+        return text
+
+
 class Detokenizer:
     """Gives out the text of tokens as it becomes certain.
 

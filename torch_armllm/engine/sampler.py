@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.detokenizer import TokenTexts
 from torch_armllm.engine.logit_rules import LogitRules, bad_word_ids
 from torch_armllm.engine.logprobs import token_logprobs
 from torch_armllm.engine.outputs import Logprobs
@@ -50,6 +51,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.end_token_ids = tuple(end_token_ids)
         self.tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
         self._structured = StructuredOutputs(tokenizer, vocab_size, self.end_token_ids)
         # weak: an answer that nobody else knows any more takes what is kept of it along
         self._known: WeakKeyDictionary[Answer, _Known] = WeakKeyDictionary()
@@ -148,14 +150,13 @@ class Sampler:
         """Tokens that were drawn by these rows of logits, with as many log-probabilities as are wanted."""
         if count is None:
             return [Drawn(token, None) for token in token_ids]
-        found = token_logprobs(
-            logits[: len(token_ids), : self.vocab_size], token_ids, [count] * len(token_ids)
-        )
+        rows = logits[: len(token_ids), : self.vocab_size]
+        found = token_logprobs(rows, token_ids, [count] * len(token_ids), self._texts)
         return [Drawn(token, logprobs) for token, logprobs in zip(token_ids, found, strict=True)]
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Sequence[int], count: int) -> list[Logprobs]:
         """Of tokens of a prompt: ``token_ids[i]`` by row i of ``logits``, that of the token before it."""
-        return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids))
+        return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids), self._texts)
 
     def _draw(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None) -> list[Drawn]:
         logits = logits[:, : self.vocab_size]
@@ -165,7 +166,7 @@ class Sampler:
             return [Drawn(token, None) for token in ids]
         which = [i for i, _ in counts]
         wanted = logits if len(which) == len(ids) else logits[which]
-        found = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts])
+        found = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts], self._texts)
         by_row = dict(zip(which, found, strict=True))
         return [Drawn(token, by_row.get(row)) for row, token in enumerate(ids)]
 
