@@ -220,8 +220,16 @@ def test_an_answer_ends_where_nothing_is_allowed() -> None:
     made = [answer(allowed_token_ids=[10], bad_words=["a"]), answer(temperature=0.0)]
     logits = some_logits(2)
     assert ids(draw(logits.clone(), made)) == [END, int(logits[1].argmax())]
-    with pytest.raises(RuntimeError, match="row 1"):
-        draw(torch.stack([logits[0], torch.full((VOCAB,), math.nan)]), made)
+
+
+def test_one_answer_ends_where_its_logits_fail() -> None:
+    logits = some_logits(3)
+    logits[1] = math.nan
+    logits[2, :40] = math.nan
+    made = [answer(temperature=0.0) for _ in range(3)]
+    with pytest.warns(UserWarning, match="request 'r' hold no number"):
+        drawn = ids(sampler()(logits, made))
+    assert drawn == [int(logits[0].argmax()), END, 40 + int(logits[2, 40:].argmax())]
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn() -> None:

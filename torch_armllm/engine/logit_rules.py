@@ -41,11 +41,11 @@ class LogitRules:
         if params.allowed_token_ids is not None:
             allowed = torch.tensor([t for t in params.allowed_token_ids if t < vocab_size], dtype=torch.int64)
             self.forbidden = torch.ones(vocab_size, dtype=torch.bool).index_fill_(0, allowed, False)
-        self.bad_words = bad_word_ids(params.bad_words or (), tokenizer)
+        words = bad_word_ids(params.bad_words or (), tokenizer)
+        self.bad_words = [word for word in words if max(word) < vocab_size]
         self.min_tokens = params.min_tokens
         self.end_token_ids = sorted({*end_token_ids, *(params.stop_token_ids or ())})
         self.matcher = matcher
-        self._end_token = end_token_ids[0] if end_token_ids else 0
         self._longest = max((len(word) for word in self.bad_words), default=0)
         self._forbids = bool(self.forbidden is not None or self.bad_words or self.min_tokens or matcher)
 
@@ -69,10 +69,6 @@ class LogitRules:
             forbidden = self.matcher.forbidden(answer, ahead)
             if forbidden is not None:
                 row.masked_fill_(forbidden, _NEVER)
-
-    def end(self, row: Tensor) -> None:
-        """Lets nothing but an end token follow: for where the rules, taken together, forbid everything."""
-        row[self._end_token] = 0.0
 
     def _banned(self, answer: Answer, ahead: Sequence[int]) -> list[int]:
         banned: list[int] = []

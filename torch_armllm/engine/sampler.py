@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -49,7 +50,7 @@ class Sampler:
             tokenizer: transformers' tokenizer, for bad words and structured outputs; None: they are refused.
         """
         self.vocab_size = vocab_size
-        self.end_token_ids = tuple(end_token_ids)
+        self.end_token_ids = tuple(t for t in end_token_ids if t < vocab_size)
         self.tokenizer = tokenizer
         self._texts = TokenTexts(tokenizer)
         self._structured = StructuredOutputs(tokenizer, vocab_size, self.end_token_ids)
@@ -198,20 +199,28 @@ class Sampler:
         assert logits.shape[0] == len(answers)
         if self._batch.answers != list(answers):
             self._gather(answers)
-        if not self._rules:
-            return compute(logits)
-        logits = logits.to(torch.float32, copy=keep)
+        if self._rules:
+            logits = logits.to(torch.float32, copy=keep)
         for row, rules in self._rules:
             rules.apply(logits[row], answers[row], () if aheads is None else aheads[row])
         try:
             return compute(logits)
         except RuntimeError:
-            closed = [(row, rules) for row, rules in self._rules if not logits[row].amax() > float("-inf")]
-            if not closed:
+            closed = ~(logits > float("-inf")).any(-1)
+            if not closed.any():
                 raise
-        for row, rules in closed:
-            rules.end(logits[row])
-        return compute(logits)
+        return compute(self._ended(logits, answers, closed))
+
+    def _ended(self, logits: Tensor, answers: Sequence[Answer], closed: Tensor) -> Tensor:
+        """Lets an end token follow where nothing may: by all rules together, or where a model fails."""
+        ruled = {row for row, _ in self._rules}
+        for row in closed.nonzero().flatten().tolist():
+            if row not in ruled:
+                name = answers[row].request.request_id
+                warnings.warn(f"the logits of request {name!r} hold no number: its answer ends", stacklevel=2)
+        ended = logits.clone()
+        ended[closed, self.end_token_ids[0] if self.end_token_ids else 0] = 0.0
+        return ended
 
     def _gather(self, answers: Sequence[Answer]) -> None:
         known = [self._known.get(answer) or self._learn(answer) for answer in answers]
