@@ -1,11 +1,18 @@
 #include "common/tasks.h"
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <torch/csrc/stable/ops.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <vector>
+
+#include "common/crew.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -73,6 +80,73 @@ void work(TaskSet* const* sets, int64_t count, PhaseCounter* counters) {
   }
 }
 
+Nanoseconds monotonic_time() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// How long the calling thread has waited for a core, as Linux counts it.
+class Waited {
+ public:
+  Waited() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {}
+  ~Waited() {
+    if (file_ >= 0) close(file_);
+  }
+  Waited(const Waited&) = delete;
+  Waited& operator=(const Waited&) = delete;
+
+  Nanoseconds get() const {  // 0 where the system does not tell
+    char text[96];
+    const ssize_t size = file_ < 0 ? -1 : pread(file_, text, sizeof text - 1, 0);
+    if (size <= 0) return 0;
+    text[size] = 0;
+    char* second = nullptr;
+    std::strtoll(text, &second, 10);
+    return std::strtoll(second, nullptr, 10);
+  }
+
+ private:
+  int file_;
+};
+
+// Whether others have been taking the calling thread's core.
+bool is_displaced() {
+  thread_local Watch watch;
+  const Nanoseconds now = monotonic_time();
+  if (!watch.is_due(now)) return false;
+  thread_local const Waited waited;
+  return watch.note(now, waited.get());
+}
+
+// Lets OpenMP start fewer threads in a block: torch's pool takes all that it has, idle ones as well, and waits for
+// each of them.  The library links no OpenMP; it asks for that which torch has loaded.
+class FewerThreads {
+ public:
+  FewerThreads(int64_t fewer, int64_t team) : team_(team) { setter()(static_cast<int>(fewer)); }
+  ~FewerThreads() { setter()(static_cast<int>(team_)); }
+  FewerThreads(const FewerThreads&) = delete;
+  FewerThreads& operator=(const FewerThreads&) = delete;
+
+  static bool is_possible() { return setter() != nullptr; }
+
+ private:
+  using Setter = void (*)(int);
+  static Setter setter() {
+    static const Setter found = reinterpret_cast<Setter>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+    return found;
+  }
+  int64_t team_;
+};
+
+void run_by(int64_t threads, TaskSet* const* sets, int64_t count, PhaseCounter* counters,
+            std::atomic<int64_t>& displaced) {
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      work(sets, count, counters);
+      if (is_displaced()) displaced.fetch_add(1, std::memory_order_relaxed);
+    }
+  });
+}
+
 }  // namespace
 
 int64_t team_size() { return torch::stable::get_num_threads(); }
@@ -93,15 +167,24 @@ void run(TaskSet* const* sets, int64_t count) {
     counters[i].tiles.store(kUnknown, std::memory_order_relaxed);
   }
   PhaseCounter* shared = counters.get();
-  const int64_t threads = team_size();
+  const int64_t team = team_size();
   const bool nothing_to_share = count == 1 && phases == 1 && sets[0]->tiles(0) <= 1;
-  if (threads == 1 || nothing_to_share) {
+  if (team == 1 || nothing_to_share) {
     work(sets, count, shared);
     return;
   }
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) work(sets, count, shared);
-  });
+  thread_local Crew crew;
+  const int64_t threads = crew.size(team);
+  std::atomic<int64_t> displaced{0};
+  if (threads == 1) {
+    work(sets, count, shared);
+  } else if (threads < team && FewerThreads::is_possible()) {
+    const FewerThreads fewer(threads, team);
+    run_by(threads, sets, count, shared, displaced);
+  } else {
+    run_by(team, sets, count, shared, displaced);
+  }
+  crew.note(monotonic_time(), displaced.load(std::memory_order_relaxed));
 }
 
 }  // namespace armllm

@@ -21,6 +21,7 @@ int main(int count, char** names) {
     if (std::string(v.name) == "scalar") truth = &v;
   std::vector<std::string> missing(names + 1, names + count);
   Report report;
+  test_crew(report);
   for (const Variant& v : armllm::all_variants()) {
     if (!armllm::runs_here(v)) continue;
     bool wanted = count == 1;
