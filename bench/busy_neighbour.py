@@ -31,9 +31,9 @@ def main() -> None:
     engine = LLM(
         options.model, disable_log_stats=True, progress=False, threads=options.threads, max_model_len=2048
     ).llm_engine
-    rate(engine, 1.0)
     alone, beside = [], []
     for _ in range(_ROUNDS):
+        rate(engine, 1.0)  # the team finds out that it is alone again
         alone.append(rate(engine, options.seconds))
         neighbour = subprocess.Popen(_BUSY)
         try:

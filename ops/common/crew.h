@@ -73,7 +73,7 @@ class Crew {
 
  private:
   static constexpr Nanoseconds kShortestPause = 100 * kMillisecond;
-  static constexpr Nanoseconds kLongestPause = 3200 * kMillisecond;
+  static constexpr Nanoseconds kLongestPause = 800 * kMillisecond;
   static constexpr Nanoseconds kTrial = 60 * kMillisecond;
 
   int64_t team_ = 0;
