@@ -317,3 +317,24 @@ def test_speculation_is_built_of_settings() -> None:
     settings_ = {"method": "draft_model", "model": model(0)}
     drafted = build_speculation(settings_, sampler, 100).proposer
     assert isinstance(drafted, DraftModelProposer) and drafted.free_blocks == 4
+
+
+def test_drafts_are_as_long_as_they_are_right() -> None:
+    class Always:
+        def propose(self, answers: list[Answer], counts: list[int]) -> list[list[int]]:
+            return [[7] * count for count in counts]
+
+        def probabilities(self, _: Answer) -> None:
+            return None
+
+    made = Request("r", [5], SamplingParams(max_tokens=None, temperature=0.0), 0).answers[0]
+    speculation = Speculation(Always(), Sampler(VOCAB), 5)
+    lengths = []
+    for right in (9, 9, 9, 1, 0, 0, 9, 9):
+        speculation.propose([made])
+        lengths.append(len(made.draft))
+        logits = torch.zeros(len(made.draft) + 1, VOCAB)
+        logits[:right, 7] = 1.0
+        (drawn,) = speculation.verify(logits, [made], [len(made.draft)])
+        made.token_ids += [d.token_id for d in drawn]
+    assert lengths == [2, 4, 5, 5, 2, 1, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -69,6 +70,8 @@ class Speculation:
         self.sampler = sampler
         self.most = most
         self.acceptance = Acceptance()
+        # A token more makes a step a tenth longer, so that guesses must be right now and then to be worth it.
+        self._hopes: WeakKeyDictionary[Answer, int] = WeakKeyDictionary()
 
     def propose(self, answers: Sequence[Answer]) -> None:
         """Sets ``draft`` of answers that have just got a token; finished ones are left alone."""
@@ -101,11 +104,9 @@ class Speculation:
                 self._one(own, answer, count, drawn_with)
                 for own, answer, count, drawn_with in zip(rows, answers, draft_counts, proposed, strict=True)
             ]
-        for drafted, drawn in zip(draft_counts, found, strict=True):
+        for answer, drafted, drawn in zip(answers, draft_counts, found, strict=True):
             if drafted:
-                self.acceptance.drafts += 1
-                self.acceptance.drafted += drafted
-                self.acceptance.accepted += len(drawn) - 1
+                self._note(answer, drafted, len(drawn) - 1)
         return found
 
     def _one(self, logits: Tensor, answer: Answer, count: int, proposed: Tensor | None) -> list[Drawn]:
@@ -126,9 +127,15 @@ class Speculation:
             (token,) = self.sampler.draw_ahead(logits[count:], [answer], [draft])
         return self.sampler.logprobs_of(kept, [*draft[:stay], token], wanted)
 
+    def _note(self, answer: Answer, drafted: int, accepted: int) -> None:
+        self.acceptance.drafts += 1
+        self.acceptance.drafted += drafted
+        self.acceptance.accepted += accepted
+        self._hopes[answer] = min(self.most, 2 * drafted) if accepted == drafted else accepted + 1
+
     def _room(self, answer: Answer) -> int:
-        """A draft longer than what is left, less the token that a step draws anyway, is of no use."""
+        """How many tokens to guess: twice as many as were right, or one more than were."""
+        hope = self._hopes.get(answer, min(2, self.most))
         limit = answer.params.max_tokens
-        if limit is None:
-            return self.most
-        return max(0, min(self.most, limit - answer.output_length - 1))
+        # a step draws one token anyway
+        return hope if limit is None else max(0, min(hope, limit - answer.output_length - 1))
