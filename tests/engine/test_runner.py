@@ -109,7 +109,7 @@ def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
     out = Step([Scheduled(second, 0, 40)], swaps_out=list(zip(before, [2, 0, 3], strict=True)))
     second.blocks = [before[1], before[0]]
     runner.execute(out)
-    first.blocks = [b for b in range(12) if b not in before][:3]
+    *first.blocks, spare = [b for b in range(12) if b not in before][:4]
     back = Step(
         [Scheduled(second, 40, 5), Scheduled(first, 69, 1)],
         swaps_in=list(zip([2, 0, 3], first.blocks, strict=True)),
@@ -117,8 +117,8 @@ def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
     got = runner.execute(back)
     assert torch.equal(got, torch.cat([alone(model, second)[40:], expected[69:]]))
 
-    other = Answer(first.request, 1, [*first.token_ids[:66], 11, 12], [*first.blocks[:2], before[2]])
-    forked = Step([Scheduled(other, 66, 2)], copies=[(first.blocks[2], before[2])])
+    other = Answer(first.request, 1, [*first.token_ids[:66], 11, 12], [*first.blocks[:2], spare])
+    forked = Step([Scheduled(other, 66, 2)], copies=[(first.blocks[2], spare)])
     assert torch.equal(runner.execute(forked), alone(model, other)[66:])
     assert torch.equal(runner.execute(Step([Scheduled(first, 69, 1)])), expected[69:])
 
