@@ -15,6 +15,7 @@ from tests.models import token_ids
 from tests.patched_models import patched
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Step
 from torch_armllm.patching import patched_forward
@@ -131,6 +132,17 @@ def test_preempted_and_computed_again_or_swapped(
     assert run(on, MIXED) == [alone(family, one) for one in MIXED]
     assert on.stats.totals.preemptions > 1
     assert any(step.swaps_in for step in steps) == (swap_blocks > 0)
+
+
+def test_a_policy_of_ones_own_decides_who_is_served_first() -> None:
+    class LastFirst:
+        def rank(self, request: Request) -> float:
+            return -float(request.request_id)
+
+    on = engine(max_num_seqs=1, scheduling_policy=LastFirst())
+    for number in range(3):
+        on.add_request(str(number), [1, 2], SamplingParams(max_tokens=1))
+    assert [on.step()[0].request_id for _ in range(3)] == ["2", "1", "0"]
 
 
 def test_with_guesses_and_preemption() -> None:

@@ -234,6 +234,30 @@ def test_an_abort_frees_everything_at_any_time(when: str) -> None:
     run.check_end()
 
 
+def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
+    run = simulation(4, swap_blocks=8, block_size=2, preemption="swap")
+    run.add(request("old", [1], max_tokens=6))
+    young = run.add(request("young", [2] * 3, max_tokens=5))
+    (answer,) = young.answers
+    while not run.step().preempted:
+        pass
+    run.blocks.deallocate(run.blocks.allocate(run.blocks.free))  # whatever can be found is overwritten
+    while answer.status is Status.SWAPPED:
+        before = list(answer.token_ids)
+        step = run.scheduler.schedule()
+        if answer.status is Status.RUNNING:
+            assert step.swaps_in and run.blocks.find(before, 2) == []
+        run.execute(step)
+        drawn = {s.answer: run.draw(s.answer, 0) for s in step.scheduled}
+        run.scheduler.complete(step, drawn)
+        for other in drawn:
+            if other.output_length == other.params.max_tokens:
+                run.scheduler.finish(other, "length")
+    assert run.blocks.find(before, 2) == answer.blocks[:1]
+    run.run()
+    run.check_end()
+
+
 def test_who_was_refused_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulation(4)
     run.add(request("a", [1] * 4, max_tokens=9))

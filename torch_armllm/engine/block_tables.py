@@ -22,6 +22,7 @@ class BlockTables:
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.swapped: dict[Answer, list[int]] = {}
+        self._arriving: dict[Answer, int] = {}
 
     def admit(self, answer: Answer, step: Step, reserve: int, most: int) -> bool:
         """Gives an answer blocks for all its tokens, filled as far as they were computed once.
@@ -52,7 +53,7 @@ class BlockTables:
             held = answer.blocks[: len(slots)]
             step.swaps_in += list(zip(slots, held, strict=True))[len(found) :]
             blocks.deallocate_slots(self.swapped.pop(answer))
-            blocks.fill(answer.blocks, answer.token_ids, begun, computed)
+            self._arriving[answer] = begun  # cannot be found before the step has filled them
         return True
 
     def _sought(self, answer: Answer) -> int:
@@ -107,6 +108,8 @@ class BlockTables:
         A draft is rolled back: what remains of it is among the tokens.
         """
         size = self.blocks.block_size
+        if self._arriving:
+            start = self._arriving.pop(answer, start)
         answer.token_ids.extend(tokens)
         answer.computed = computed = min(end, len(answer.token_ids) - 1)
         if computed // size != start // size:
@@ -135,6 +138,7 @@ class BlockTables:
         answer.computed = 0
 
     def _deallocate(self, answer: Answer) -> None:
+        self._arriving.pop(answer, None)
         self.blocks.deallocate(answer.blocks)
         answer.blocks.clear()
         answer.draft.clear()

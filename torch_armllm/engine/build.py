@@ -76,7 +76,7 @@ def build_engine(
     logger.info("kernels for %s on %s; %s", isa.machine().selected, cpu_name(), team.chosen)
     for advice in env.warnings(env.describe()):
         logger.warning("%s", advice)
-    scheduler = Scheduler(_limits(config, max_model_len), blocks)
+    scheduler = Scheduler(_limits(config, max_model_len), blocks, config.scheduling_policy)
     ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
     sampler = Sampler(_drawable(model, tokenizer), ends, tokenizer)
     intake = Intake(tokenizer, max_model_len, sampler.check, config.seed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch_armllm.engine.policy import Policy
+
 KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 
 
@@ -23,6 +25,7 @@ class EngineConfig:
         kv_cache_dtype: ``auto`` is the model's own.
         swap_space: bytes of ordinary memory for blocks of preempted answers; 0, or where they do not fit:
             they are computed again.
+        scheduling_policy: who is served first; None: by priority, equal ones in the order in which they came.
         seed: from which the seeds of requests without one are drawn; None: another in every process.
         speculative_config: how tokens are guessed: ``{"method": "ngram" | "draft_model", …}``.
         disable_log_stats: no line of rates while requests run.
@@ -39,6 +42,7 @@ class EngineConfig:
     kv_cache_memory: int | float | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
     swap_space: int = 0
+    scheduling_policy: Policy | None = None
     seed: int | None = 0
     speculative_config: dict[str, Any] | None = None
     disable_log_stats: bool = False

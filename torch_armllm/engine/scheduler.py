@@ -119,6 +119,8 @@ class Scheduler:
         self._tables.forget(answer)
         answer.status, answer.finish_reason = Status.FINISHED, reason
         del self._places[answer]
+        if self._refused is not None and self._refused[0] is answer:
+            self._refused = None
         if answer.request.finished:
             del self._requests[answer.request.request_id]
 
