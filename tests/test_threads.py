@@ -14,7 +14,8 @@ import torch
 
 from torch_armllm.machine import physical_cores
 from torch_armllm.ops.team import team_threads
-from torch_armllm.parallel.threads import Threads, choose_threads, use_threads
+from torch_armllm.parallel import threads
+from torch_armllm.parallel.threads import Team, Threads, choose_threads, use_threads
 
 ALONE = [(0,), (1,), (2,), (3,)]
 SHARED = [(0, 4), (1, 5), (2, 6), (3, 7)]
@@ -137,6 +138,37 @@ thread.join()
 def test_each_thread_that_computes_has_its_workers_pinned() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM_WITH_A_THREAD], check=True, capture_output=True)
     assert b"settled" in found.stdout
+
+
+def test_workers_leave_places_that_others_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stood, placed = [100.0], {11: 0, 12: 0}, {}
+    monkeypatch.setattr(threads, "use_threads", lambda chosen: [11, 12])
+    monkeypatch.setattr(threads, "waited", stood.__getitem__)
+    monkeypatch.setattr(threads.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(threads.os, "sched_setaffinity", placed.__setitem__)
+    team = Team(chosen())
+    team.settle()
+    for step in range(8):
+        clock[0] += 0.3
+        stood[11] += 10_000_000  # a thirtieth
+        team.settle()
+        assert not placed, step
+    stood[12] += 400_000_000
+    team.settle()
+    assert not placed  # it has just looked
+    clock[0] += 0.5
+    team.settle()
+    assert set(placed) == {11, 12} and placed[12] == os.sched_getaffinity(0)
+    placed.clear()
+    clock[0] += 9
+    stood[12] += 10**10
+    team.settle()
+    assert not placed
+
+
+def test_how_long_a_thread_has_waited() -> None:
+    assert threads.waited(threading.get_native_id()) >= 0
+    assert threads.waited(10**9) == 0
 
 
 def test_using_as_many_threads_as_there_are_changes_nothing() -> None:

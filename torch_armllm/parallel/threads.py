@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,6 +19,13 @@ from torch_armllm.ops import team
 _PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Settings by which users place OpenMP's threads themselves."""
 _COUNTED_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+_LOOK = 0.5
+"""Seconds between two looks at how long workers wait."""
+_DISPLACED = 1 / 8
+"""Part of that time from which a worker counts as displaced: beside one busy process it is a half."""
+
+_logger = logging.getLogger(__name__)
 
 Core = tuple[int, ...]
 """The CPUs of a core that this process may use: one, or some that share it."""
@@ -91,33 +102,67 @@ def choose_threads(
     return Threads(count, why, tuple(cores[:count]), f"{_listed(cores[:count])}")
 
 
-def use_threads(chosen: Threads) -> None:
+def use_threads(chosen: Threads) -> list[int]:
     """Makes torch use the chosen threads, for what the calling thread starts from now on.
 
     The calling thread itself goes where it likes: whatever it starts later would inherit its place.  The
     system finds it the core that the others leave.
+
+    Returns:
+        The system's ids of the threads that have places.
     """
     if torch.get_num_threads() != chosen.count:
         torch.set_num_threads(chosen.count)
-    if chosen.places:
-        _, *workers = team.team_threads()
-        for worker, core in zip(workers, chosen.places[1:], strict=True):
-            os.sched_setaffinity(worker, core)
+    if not chosen.places:
+        return []
+    _, *workers = team.team_threads()
+    for worker, core in zip(workers, chosen.places[1:], strict=True):
+        os.sched_setaffinity(worker, core)
+    return workers
 
 
 class Team:
-    """The chosen threads of whichever thread computes: each that starts an op has workers of its own."""
+    """The chosen threads of whichever thread computes: each that starts an op has workers of its own.
+
+    Workers keep their places as long as nobody else wants those: behind a process that takes a core, or a
+    second engine that chose the same ones, the system has to be free to move them.
+    """
 
     def __init__(self, chosen: Threads) -> None:
         self.chosen = chosen
-        self._settled: int | None = None
+        self._caller: int | None = None
+        self._waited: dict[int, int] = {}
+        self._looked = 0.0
 
     def settle(self) -> None:
         """Makes the calling thread compute by the chosen threads; costs nothing where it did last."""
-        caller = threading.get_ident()
-        if caller != self._settled:
-            use_threads(self.chosen)
-            self._settled = caller
+        caller, now = threading.get_ident(), time.monotonic()
+        if caller != self._caller:
+            self._caller = caller
+            self._waited = {worker: waited(worker) for worker in use_threads(self.chosen)}
+            self._looked = now
+        elif self._waited and now - self._looked >= _LOOK:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Frees the workers if one of them has been waiting for its core."""
+        before, most = self._waited, _DISPLACED * (now - self._looked) * 1e9
+        self._waited = {worker: waited(worker) for worker in before}
+        self._looked = now
+        if any(after - before[worker] > most for worker, after in self._waited.items()):
+            for worker in before:
+                with contextlib.suppress(ProcessLookupError):  # OpenMP ends those that it does not need
+                    os.sched_setaffinity(worker, os.sched_getaffinity(0))
+            self._waited.clear()
+            _logger.info("threads are not pinned any more: other processes want their cores")
+
+
+def waited(thread: int) -> int:
+    """Nanoseconds that a thread of this process has been ready to run without a core; 0 where nobody says."""
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def _count(
