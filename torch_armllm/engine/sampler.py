@@ -58,6 +58,7 @@ class Sampler:
         self._known: WeakKeyDictionary[Answer, _Known] = WeakKeyDictionary()
         self._batch = SamplingBatch((), ())
         self._rules: list[tuple[int, LogitRules]] = []
+        self._logprobs: list[tuple[int, int]] = []
 
     def check(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         """Refuses at submission what could not be drawn later.
@@ -160,8 +161,10 @@ class Sampler:
         return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids), self._texts)
 
     def _draw(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None) -> list[Drawn]:
-        logits = logits[:, : self.vocab_size]
-        counts = [(i, c) for i, a in enumerate(answers) if (c := a.params.logprobs) is not None]
+        if logits.shape[1] != self.vocab_size:
+            logits = logits[:, : self.vocab_size]
+        self._gather(answers)
+        counts = self._logprobs
         ids = self._tokens(logits, answers, aheads, keep=bool(counts))
         if not counts:
             return [Drawn(token, None) for token in ids]
@@ -197,8 +200,7 @@ class Sampler:
     ) -> Tensor:
         """What ``compute`` makes of the logits by the answers' rules; they stay as they are if ``keep``."""
         assert logits.shape[0] == len(answers)
-        if self._batch.answers != list(answers):
-            self._gather(answers)
+        self._gather(answers)
         if self._rules:
             logits = logits.to(torch.float32, copy=keep)
         for row, rules in self._rules:
@@ -223,8 +225,12 @@ class Sampler:
         return ended
 
     def _gather(self, answers: Sequence[Answer]) -> None:
+        """Puts the answers' settings together; the same answers as before have the same."""
+        if self._batch.answers == answers:
+            return
         known = [self._known.get(answer) or self._learn(answer) for answer in answers]
         self._rules = [(i, k.rules) for i, k in enumerate(known) if k.rules.any]
+        self._logprobs = [(i, c) for i, a in enumerate(answers) if (c := a.params.logprobs) is not None]
         self._batch = SamplingBatch(answers, [k.history for k in known])
 
     def _learn(self, answer: Answer) -> _Known:
