@@ -88,11 +88,13 @@ class Completion:
         """What the engine gives to each prompt, once the request was let in."""
         serving, body = self._serving, self._body
         with serving.admission.admit(self._params.n * len(self._prompts)):
-            running = []
-            for place, prompt in enumerate(self._prompts):
-                tokens = await self._tokens(prompt)
-                name = f"{self._id}-{place}"
-                running.append(serving.generate(tokens, self._params, name, body.priority))
+            prompts = [await self._tokens(prompt) for prompt in self._prompts]
+            for prompt in prompts:  # before the first is answered
+                serving.check_tokens(prompt["prompt_token_ids"], "prompt")
+            running = [
+                serving.generate(prompt, self._params, f"{self._id}-{place}", body.priority)
+                for place, prompt in enumerate(prompts)
+            ]
             async with aclosing(merged(running)) as outputs:
                 async for place, output in outputs:
                     self._usage.add(output)

@@ -28,12 +28,8 @@ async def embed(serving: Serving, tokens: list[int], body: EmbeddingRequest) -> 
     Raises:
         ApiError: the text is empty or too long, or has unknown tokens; or the model has fewer dimensions.
     """
+    serving.check_tokens(tokens, "input", answered=False)
     reading = _Reading(serving.llm.model, tokens)
-    if not 0 < len(tokens) <= serving.max_model_len:
-        text = f"a text may have 1 to {serving.max_model_len} tokens; this one has {len(tokens)}"
-        raise ApiError(400, text, "input")
-    if max(tokens) >= reading.vocabulary:
-        raise ApiError(400, f"the model's token ids end at {reading.vocabulary - 1}", "input")
     while not reading.finished:
         await serving.llm.between_steps(reading.read_on)
     vector = reading.last if body.pooling == "last" else reading.total / len(tokens)
@@ -51,13 +47,11 @@ class _Reading:
         finished: whether all tokens were read.
         total: sum of all tokens' hidden states, float32 ``(hidden,)``.
         last: the last token's.
-        vocabulary: how many tokens the model has.
     """
 
     def __init__(self, model: Any, tokens: list[int]) -> None:
         self.finished = False
         self.total = self.last = torch.zeros(())
-        self.vocabulary: int = model.get_input_embeddings().num_embeddings
         self._body = body_of(model)
         # A recurrent state does not go on from the middle in every model.
         self._size = _PIECE if patched_forward(model) is not None else len(tokens)

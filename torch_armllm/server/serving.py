@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -31,7 +31,9 @@ class Serving:
         admission: counts what is being answered.
         conversations: makes prompts of texts and messages.
         created: when it was loaded, in seconds since 1970.
+        max_model_len: most tokens of a prompt and its answer.
         metrics: of its requests.
+        vocabulary: how many tokens it has.
     """
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
@@ -40,6 +42,7 @@ class Serving:
         self.settings = settings
         self.created = int(time.time())
         self.max_model_len = engine.intake.max_model_len
+        self.vocabulary: int = llm.model.get_input_embeddings().num_embeddings
         self.defaults = llm.get_default_sampling_params()
         self.admission = Admission(engine.scheduler.config.max_num_seqs, settings.max_queue)
         self.conversations = Conversations(llm.get_tokenizer(), settings.chat_template)
@@ -50,6 +53,25 @@ class Serving:
         if name is not None and name != self.settings.name:
             text = f"there is no model {name[:200]!r}; this server has {self.settings.name!r}"
             raise ApiError(404, text, "model", "model_not_found")
+
+    def check_tokens(self, tokens: Sequence[int], param: str, answered: bool = True) -> None:
+        """Raises ApiError where a text cannot be read.
+
+        Args:
+            tokens: of the text.
+            param: of the request, where the text stands.
+            answered: whether there has to be room for a token behind it.
+        """
+        most = self.max_model_len - answered
+        if not 0 < len(tokens) <= most:
+            raise ApiError(
+                400,
+                f"a text may have 1 to {most} tokens here (max_model_len is {self.max_model_len}); "
+                f"this one has {len(tokens)}",
+                param,
+            )
+        if max(tokens) >= self.vocabulary:
+            raise ApiError(400, f"the model's token ids end at {self.vocabulary - 1}", param)
 
     async def generate(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, priority: int = 0

@@ -16,11 +16,13 @@ from torch_armllm.server.tools.reader import (
 )
 
 _ANYTHING = {"type": "object"}
+_COMPACT = {"x-guidance": {"whitespace_flexible": False}}
+"""Programs read calls; and small models may write spaces without end."""
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """Of a tool's arguments."""
-    return tool.function.parameters or _ANYTHING
+    return {**(tool.function.parameters or _ANYTHING), **_COMPACT}
 
 
 def calls_schema(tools: Sequence[Tool], several: bool) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def calls_schema(tools: Sequence[Tool], several: bool) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     calls = []
     for tool in tools:
-        parameters = dict(arguments_schema(tool))
+        parameters = dict(tool.function.parameters or _ANYTHING)
         for key in ("$defs", "definitions"):  # references to them start at the top of the schema
             definitions.setdefault(key, {}).update(parameters.pop(key, None) or {})
         name = {"type": "string", "enum": [tool.function.name]}
@@ -43,7 +45,7 @@ def calls_schema(tools: Sequence[Tool], several: bool) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not several:
         schema["maxItems"] = 1
-    return {**schema, **{key: found for key, found in definitions.items() if found}}
+    return {**schema, **_COMPACT, **{key: found for key, found in definitions.items() if found}}
 
 
 class NamedReader:

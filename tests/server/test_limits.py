@@ -1,0 +1,166 @@
+"""Keys, sizes, queues and times: what a server does not let happen."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.server.live import Live, live, slowed, until
+from torch_armllm.async_llm import AsyncLLM
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+LONG = {**HELLO, "max_tokens": 400, "ignore_eos": True}
+
+
+def post(server: Live, body: dict[str, Any], **more: Any) -> httpx.Response:
+    return httpx.post(f"{server.base}{CHAT}", json=body, timeout=30, **more)
+
+
+def test_keys(tiny_llm: AsyncLLM) -> None:
+    with live(tiny_llm, api_keys=("first", "sécond")) as server:
+        for key in ("first", "sécond"):
+            got = post(server, HELLO, headers={"Authorization": f"Bearer {key}".encode()})
+            assert got.status_code == 200, got.text
+        for wrong in ("", "Bearer", "Bearer firs", "Bearer firstx", "Basic first", "first", "Bearer \xff"):
+            got = post(server, HELLO, headers={"Authorization": wrong.encode("latin1")})
+            assert got.status_code == 401, wrong
+            assert got.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nothing", "/health/"):
+            assert httpx.get(server.base + path).status_code == 401, path
+        assert httpx.get(server.base + "/health").status_code == 200
+
+
+def test_bodies_that_are_too_large(tiny_llm: AsyncLLM) -> None:
+    def pieces() -> Any:
+        for _ in range(100):
+            yield b" " * 100
+
+    with live(tiny_llm, max_request_bytes=1000) as server:
+        for content in (b" " * 1001, pieces()):
+            got = httpx.post(server.base + CHAT, content=content)
+            assert got.status_code == 413, got.text
+            assert "1000" in got.json()["error"]["message"]
+        assert post(server, HELLO).status_code == 200
+
+
+def test_a_full_queue(tiny_llm: AsyncLLM) -> None:
+    with live(tiny_llm, max_queue=1) as server, slowed(tiny_llm, 0.05):
+        seats = 16
+        with ThreadPoolExecutor(24) as clients:
+            got = [answer.result() for answer in [clients.submit(post, server, HELLO) for _ in range(24)]]
+        refused = [answer for answer in got if answer.status_code == 429]
+        assert len(refused) >= 1
+        assert sum(answer.status_code == 200 for answer in got) == 24 - len(refused) >= seats + 1
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        assert refused[0].json()["error"]["type"] == "rate_limit_error"
+        assert server.idle
+        assert post(server, HELLO).status_code == 200
+
+
+def test_the_client_tries_again_where_the_queue_is_full(tiny_llm: AsyncLLM) -> None:
+    with live(tiny_llm) as server:
+        admission = server.serving.admission
+        admission.held += 10**6
+        timer = threading.Timer(0.5, lambda: setattr(admission, "held", admission.held - 10**6))
+        timer.start()
+        client = OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=2)
+        messages: Any = HELLO["messages"]
+        assert client.chat.completions.create(model="tiny", messages=messages, max_tokens=1).choices
+
+
+def test_answers_are_cut_at_the_servers_limit(tiny_llm: AsyncLLM) -> None:
+    with live(tiny_llm, max_tokens=3) as server:
+        for body in (LONG, {"messages": HELLO["messages"], "ignore_eos": True}):
+            got = post(server, body).json()
+            assert got["usage"]["completion_tokens"] == 3
+            assert got["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_answers_that_take_too_long(tiny_llm: AsyncLLM, streamed: bool) -> None:
+    with live(tiny_llm, request_timeout=0.2) as server, slowed(tiny_llm, 0.02):
+        got = post(server, {**LONG, "stream": streamed})
+        if streamed:
+            *_, last, done, _ = got.text.split("\n\n")
+            assert '"code":"timeout"' in last
+            assert done == "data: [DONE]"
+        else:
+            assert got.status_code == 504
+        until(lambda: server.idle)
+
+
+def test_pages_of_other_origins(tiny_llm: AsyncLLM) -> None:
+    asks = {"Origin": "http://a", "Access-Control-Request-Method": "POST"}
+    with live(tiny_llm) as server:
+        got = httpx.options(server.base + CHAT, headers=asks)
+        assert "access-control-allow-origin" not in got.headers
+        assert "access-control-allow-origin" not in post(server, HELLO, headers=asks).headers
+    with live(tiny_llm, allowed_origins=("http://a",), api_keys=("k",)) as server:
+        assert (
+            httpx.options(server.base + CHAT, headers=asks).headers["access-control-allow-origin"]
+            == "http://a"
+        )
+        got = httpx.options(server.base + CHAT, headers={**asks, "Origin": "http://b"})
+        assert "access-control-allow-origin" not in got.headers
+
+
+def connect(server: Live, first: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.settimeout(10)
+    connection.sendall(first)
+    return connection
+
+
+def head(length: int) -> bytes:
+    lines = f"POST {CHAT} HTTP/1.1", "Host: a", "Content-Type: application/json", f"Content-Length: {length}"
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_requests_that_do_not_arrive(tiny_llm: AsyncLLM) -> None:
+    with live(tiny_llm, read_timeout=1.0) as server:
+        silent, begun, half = [connect(server, first) for first in (b"", b"POST /v1", head(50) + b"{")]
+        assert half.recv(1 << 16).startswith(b"HTTP/1.1 408")
+        assert silent.recv(1) == b""
+        assert begun.recv(1) == b""
+        for connection in (silent, begun, half):
+            connection.close()
+        until(lambda: server.connections == 0)
+
+
+def test_hundreds_of_idle_connections(server: Live) -> None:
+    idle = [connect(server) for _ in range(200)]
+    assert post(server, HELLO).status_code == 200
+    for connection in idle:
+        connection.close()
+    until(lambda: server.connections == 0)
+
+
+def test_what_is_no_http(server: Live) -> None:
+    for noise in (b"\x16\x03\x01\x02\x00" * 50, b"GET\r\n\r\n", b"\0" * 1000):
+        connection = connect(server, noise)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
+        connection.close()
+    assert post(server, HELLO).status_code == 200
+
+
+def test_slow_readers_do_not_hold_others_up(server: Live) -> None:
+    body = json.dumps({**LONG, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+    slow = connect(server, head(len(body)) + body)
+    began = time.monotonic()
+    assert post(server, HELLO).status_code == 200
+    assert time.monotonic() - began < 5
+    got = b""
+    while b"[DONE]" not in got:
+        got += slow.recv(4096)
+    slow.close()
+    assert got.count(b"data: ") >= 300
+    until(lambda: server.idle)

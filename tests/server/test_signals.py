@@ -1,0 +1,118 @@
+"""The command serves, lets requests finish when it is asked to end, and ends at once when asked again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from torch_armllm.cli import main
+
+# Steps that take their time, in a process of its own.
+SLOW = """
+import sys, time
+from torch_armllm.engine.runner import ModelRunner
+execute = ModelRunner.execute
+def slow(self, step):
+    time.sleep(float(sys.argv[1]))
+    return execute(self, step)
+ModelRunner.execute = slow
+from torch_armllm.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+class Process:
+    """A server in a process."""
+
+    def __init__(self, checkpoint: Path, seconds: float) -> None:
+        options = ["serve", str(checkpoint), "--port", "0", "--kv-cache-memory", "4MiB", "--api-key", "k"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SLOW, str(seconds), *options, "--served-model-name", "tiny"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(["."] + sys.path)},
+        )
+        assert self.process.stdout is not None
+        self.base = self.process.stdout.readline().split(" at ")[1].strip()
+        while True:
+            try:
+                httpx.get(self.base.removesuffix("/v1") + "/health")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.05)
+
+    def ask(self, tokens: int, begun: threading.Semaphore) -> str:
+        """An answer's stream."""
+        body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        text = ""
+        keys = {"Authorization": "Bearer k"}
+        with httpx.stream("POST", f"{self.base}/completions", json=body, headers=keys, timeout=60) as got:
+            for line in got.iter_lines():
+                if not text:
+                    begun.release()
+                text += line + "\n"
+        return text
+
+
+@pytest.fixture
+def process(tiny_checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Process]:
+    running = Process(tiny_checkpoint, request.param)
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+@pytest.mark.parametrize("process", [0.05], indirect=True)
+@pytest.mark.skipif(sys.platform != "linux", reason="signals as Linux has them")
+def test_the_first_signal_lets_requests_finish(process: Process) -> None:
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(8) as clients:
+        asking = [clients.submit(process.ask, 30, begun) for _ in range(8)]
+        for _ in asking:
+            assert begun.acquire(timeout=20)
+        process.process.send_signal(signal.SIGTERM)
+        for answer in asking:
+            text = answer.result()
+            assert text.count("data: ") >= 25
+            assert '"finish_reason":"length"' in text
+            assert "data: [DONE]" in text
+    assert process.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("process", [0.5], indirect=True)
+def test_the_second_signal_ends_at_once(process: Process) -> None:
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(1) as clients:
+        asking = clients.submit(process.ask, 300, begun)
+        assert begun.acquire(timeout=20)
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.process.poll() is None
+        began = time.monotonic()
+        process.process.send_signal(signal.SIGTERM)
+        assert process.process.wait(5) == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 2
+        with pytest.raises(httpx.RemoteProtocolError):
+            asking.result()
+
+
+def test_what_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (
+        ["--max-queue", "0"],
+        ["--max-request-bytes", "-1"],
+        ["--api-key", ""],
+        ["--chat-template", str(tmp_path / "nothing")],
+        ["--host", "203.0.113.7"],  # none of this machine's
+    ):
+        assert main(["serve", str(tmp_path), *wrong]) == 2
+        assert capsys.readouterr().err.startswith("torch-armllm: error: ")

@@ -1,0 +1,190 @@
+"""Calls of tools: as models write them, in pieces of any size, and as clients demand them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from tests.server.live import NAME, Live
+from torch_armllm.server.tools.choice import READERS, parser_of
+from torch_armllm.server.tools.reader import CallPiece, Heard, Reader
+
+CALLS = {
+    "hermes": [
+        'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": "é<x>"}}\n</tool_call>',
+        'Let me see.<tool_call>{"name": "f", "arguments": {"a": "é<x>"}}',  # the end was left out
+    ],
+    "mistral": [
+        'Let me see.[TOOL_CALLS] [{"name": "f", "arguments": {"a": "é<x>"}}]',
+        'Let me see.[TOOL_CALLS]f{"a": "é<x>"}',
+        'Let me see.[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": "é<x>"}',
+    ],
+    "llama": [
+        '{"name": "f", "parameters": {"a": "é<x>"}}',
+        '<|python_tag|>{"name": "f", "parameters": {"a": "é<x>"}}',
+        '\n{"type": "function", "name": "f", "parameters": {"a": "é<x>"}}\n',
+    ],
+}
+TWO = {
+    "hermes": '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>'
+    '{"name": "g", "arguments": "{}"}</tool_call>\n',
+    "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+    "llama": '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
+}
+NO_CALLS = {
+    "hermes": ["plain < text <tool", "<tool_call>nonsense</tool_call> more", '<tool_call>{"a": 1}', "  \n"],
+    "mistral": ["plain [TOOL", "[TOOL_CALLS] nonsense", "[TOOL_CALLS] [1]", ""],
+    "llama": ["plain {", '{"a": 1}', "{nonsense", '{"name": 7}', " <|pyth", '{"name": "f"} and more'],
+}
+
+
+def read(reader: Reader, text: str, size: int) -> tuple[str, list[CallPiece]]:
+    heard = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    heard.append(reader.finish())
+    return "".join(h.content for h in heard), [call for h in heard for call in h.calls]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in CALLS.items() for t in texts])
+def test_a_call(name: str, text: str, size: int) -> None:
+    content, (call,) = read(READERS[name](), text, size)
+    assert content.strip() == ("" if name == "llama" else "Let me see.")
+    assert (call.name, call.index, json.loads(call.arguments)) == ("f", 0, {"a": "é<x>"})
+    assert len(call.id or "") == 9
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("name", list(TWO))
+def test_two_calls(name: str, size: int) -> None:
+    content, calls = read(READERS[name](), TWO[name], size)
+    assert content == ""
+    assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "f", "{}"), (1, "g", "{}")]
+    assert calls[0].id != calls[1].id
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+@pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in NO_CALLS.items() for t in texts])
+def test_what_is_no_call_is_text(name: str, text: str, size: int) -> None:
+    assert read(READERS[name](), text, size) == (text, [])
+
+
+def test_text_is_not_held_back_without_need() -> None:
+    assert READERS["hermes"]().feed("a < b") == Heard("a < b")
+    assert READERS["hermes"]().feed("a <tool") == Heard("a ")
+    assert READERS["llama"]().feed("hello") == Heard("hello")
+
+
+def test_templates_tell_how_calls_are_written() -> None:
+    assert parser_of("{{ '[TOOL_CALLS]' }}") == "mistral"
+    assert parser_of("<tool_call>") == "hermes"
+    assert parser_of('{"name": function name, "parameters": {}}') == "llama"
+    assert parser_of("") == "hermes"
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "tells the weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "day": {"type": "integer", "maximum": 7}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
+ASK: Any = [{"role": "user", "content": "the weather in Rome?"}]
+
+
+@pytest.fixture
+def client(server: Live) -> OpenAI:
+    pytest.importorskip("llguidance", reason="demanded calls need the extra structured")
+    return OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0, timeout=30)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_calls_that_are_demanded(client: OpenAI, choice: Any, streamed: bool) -> None:
+    """A random model calls, because its answer has to match."""
+    named = choice != "required"
+    asked: Any = {
+        "model": NAME,
+        "messages": ASK,
+        "tools": [WEATHER, CLOCK] if named else [WEATHER],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 300,
+        "temperature": 0,
+    }
+    if streamed:
+        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+        pieces = [call for c in chunks for call in c.delta.tool_calls or []]
+        assert {piece.index for piece in pieces} == {0}
+        begins = [piece for piece in pieces if piece.function and piece.function.name]
+        assert begins == pieces[:1]
+        assert pieces[0].id and pieces[0].function and pieces[0].function.name == "weather"
+        arguments = "".join(piece.function.arguments or "" for piece in pieces if piece.function)
+        assert not "".join(c.delta.content or "" for c in chunks)
+        reason = chunks[-1].finish_reason
+    else:
+        (got,) = client.chat.completions.create(**asked).choices
+        assert got.message.tool_calls is not None
+        (call,) = got.message.tool_calls
+        assert call.type == "function"
+        assert got.message.content is None
+        assert call.function.name == "weather"
+        arguments, reason = call.function.arguments, got.finish_reason
+    assert json.loads(arguments)["city"] in ("Rome", "Oslo")
+    assert reason == ("stop" if named else "tool_calls")
+
+
+def test_a_conversation_goes_on_behind_a_call(client: OpenAI) -> None:
+    call = {
+        "id": "a" * 9,
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+    }
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a" * 9, "content": "sunny"},
+    ]
+    got = client.chat.completions.create(model=NAME, messages=messages, tools=[WEATHER], max_tokens=2)
+    assert got.choices[0].message.role == "assistant"
+
+
+def test_choices_that_cannot_be(client: OpenAI) -> None:
+    for wrong in ({"type": "function", "function": {"name": "nothing"}}, "sometimes"):
+        with pytest.raises(BadRequestError):
+            client.chat.completions.create(
+                model=NAME,
+                messages=ASK,
+                tools=[WEATHER],
+                tool_choice=wrong,  # type: ignore[call-overload]
+            )
+
+
+def test_answers_of_a_form(client: OpenAI, server: Live) -> None:
+    spaces = server.serving.conversations.tokenizer(" \t\n\r")[
+        "input_ids"
+    ]  # a random model goes on with them
+    schema = WEATHER["function"]["parameters"]
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    got = client.chat.completions.create(
+        model=NAME,
+        messages=ASK,
+        response_format=wanted,
+        max_tokens=300,
+        temperature=0,
+        logit_bias={str(token): -100 for token in spaces},
+    )
+    assert json.loads(got.choices[0].message.content or "")["city"] in ("Rome", "Oslo")
+    chosen = client.chat.completions.create(
+        model=NAME, messages=ASK, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+    )
+    assert chosen.choices[0].message.content in ("yes", "no")
