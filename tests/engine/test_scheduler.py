@@ -42,12 +42,12 @@ def test_without_chunks_a_prompt_waits_until_all_of_it_fits() -> None:
         max_num_seqs=4, max_num_batched_tokens=8, max_model_len=8, enable_chunked_prefill=False, caching=False
     )
     run.add(request("a", [1], max_tokens=3))
-    run.add(request("b", [1, 2], max_tokens=1))
-    run.add(request("long", [2] * 7, max_tokens=1))
+    run.add(request("b", [1, 2], max_tokens=3))
+    run.add(request("long", [2] * 6, max_tokens=1))
     run.add(request("late", [2], max_tokens=1))
     assert counts(run.step()) == [("a", 0, 1), ("b", 0, 2)]
-    assert counts(run.step()) == [("a", 1, 1), ("long", 0, 7)]
-    assert counts(run.step()) == [("a", 2, 1), ("late", 0, 1)]
+    assert counts(run.step()) == [("a", 1, 1), ("b", 2, 1), ("long", 0, 6)]
+    assert counts(run.step()) == [("a", 2, 1), ("b", 3, 1), ("late", 0, 1)]
 
 
 def test_lower_priorities_are_served_first_and_equal_ones_as_they_came() -> None:
