@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch_armllm.engine.intake import Prompt
 from torch_armllm.engine.load import conversation_tokens
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm import LLM
+from torch_armllm.recorded_prompts import Messages, read_prompt_file
 
 
 @dataclass(frozen=True)
@@ -65,42 +65,22 @@ def read_prompts(file: Path, count: int | None, llm: LLM) -> list[Prompt]:
     """Prompts from a file, from its beginning again where it has fewer than asked for.
 
     Args:
-        file: ``.jsonl``, whose lines have ``prompt``, a text, or ``turns``, messages with ``role`` and
-            ``content`` or texts of which the first is asked; or text, whose lines are prompts.
+        file: see ``read_prompt_file``.
         count: how many; None: all.
         llm: whose chat template makes prompts of turns.
 
     Raises:
-        ValueError: there is no prompt, or a line is something else; the message has its number.
+        ValueError: it holds none, or something else.
         OSError: the file cannot be read.
     """
-    found = list(_lines(file, llm))
-    if not found:
-        raise ValueError(f"{file} holds no prompt")
+    found = [_prompt(entry, llm) for entry in read_prompt_file(file)]
     return found if count is None else [found[i % len(found)] for i in range(count)]
 
 
-def _lines(file: Path, llm: LLM) -> Iterator[Prompt]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        if file.suffix != ".jsonl":
-            yield line
-            continue
-        try:
-            yield _prompt(json.loads(line), llm)
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number}: {error}") from error
-
-
-def _prompt(entry: Any, llm: LLM) -> Prompt:
-    if isinstance(entry, dict) and isinstance(entry.get("prompt"), str):
-        return str(entry["prompt"])
-    turns = entry.get("turns") if isinstance(entry, dict) else None
-    if not isinstance(turns, list) or not turns:
-        raise ValueError("an entry needs 'prompt', a text, or 'turns', a list of messages or texts")
-    messages = [{"role": "user", "content": turns[0]}] if isinstance(turns[0], str) else turns
-    return conversation_tokens(llm.get_tokenizer(), messages, add_generation_prompt=True)
+def _prompt(entry: str | Messages, llm: LLM) -> Prompt:
+    if isinstance(entry, str):
+        return entry
+    return conversation_tokens(llm.get_tokenizer(), entry, add_generation_prompt=True)
 
 
 def measure(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, progress: bool = True) -> Throughput:
