@@ -96,9 +96,10 @@ struct Tile {
   }
 };
 
-// How far from the scalar variant's result, for values and keys up to 4 and scores up to about 20.
+// How far from the scalar variant's result, for values and keys up to 4 and scores up to about 20.  Of these very
+// numbers Arm's float16 sums are 1.53e-2 off at most, its eight-bit weights 1.6e-2 and its eight-bit queries 1.7e-2.
 double tolerance(CacheType type) {
-  return type == CacheType::f32 ? 0.0 : type == CacheType::f16 ? 2e-2 : 4e-2;
+  return type == CacheType::f32 ? 0.0 : type == CacheType::f16 ? 1.6e-2 : 4e-2;
 }
 
 void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, const char* name,
