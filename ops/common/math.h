@@ -55,10 +55,9 @@ __attribute__((always_inline)) inline F32 tanh(F32 x) {
   return select_greater(size, set1(0.625f), select_greater(x, zero(), large, -large), small);
 }
 
-// x · Φ(x).  Φ(−t) = e^(−t²/2) · s · P(s) with s = 1 / (1 + t/4), so that the left tail keeps its relative accuracy.
-__attribute__((always_inline)) inline F32 gelu(F32 x) {
-  const F32 t = abs(x), s = set1(1.0f) / fma(t, set1(0.25f), set1(1.0f));
-  F32 p = set1(0.0165797523f);  // e^(t²/2) · Φ(−t) / s
+// e^(t²/2) · Φ(−t) for t ≥ 0 from s = 1 / (1 + t/4).
+__attribute__((always_inline)) inline F32 normal_tail(F32 s) {
+  F32 p = set1(0.0165797523f);
   p = fma(p, s, set1(-0.0627926933f));
   p = fma(p, s, set1(0.0516535311f));
   p = fma(p, s, set1(0.0284343939f));
@@ -68,7 +67,13 @@ __attribute__((always_inline)) inline F32 gelu(F32 x) {
   p = fma(p, s, set1(0.0955156996f));
   p = fma(p, s, set1(0.0994925579f));
   p = fma(p, s, set1(0.0997479035f));
-  const F32 tail = exp(t * t * set1(-0.5f)) * (s * p);
+  return s * p;
+}
+
+// x · Φ(x); of products, so that the left tail keeps its relative accuracy.
+__attribute__((always_inline)) inline F32 gelu(F32 x) {
+  const F32 t = abs(x), s = set1(1.0f) / fma(t, set1(0.25f), set1(1.0f));
+  const F32 tail = exp(t * t * set1(-0.5f)) * normal_tail(s);
   return x * select_greater(x, zero(), set1(1.0f) - tail, tail);
 }
 

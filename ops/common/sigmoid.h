@@ -5,6 +5,7 @@
 // One order of operations in every variant.
 #pragma once
 
+#include "common/math.h"
 #include "common/start.h"
 
 namespace armllm::ARMLLM_VARIANT {
@@ -114,17 +115,7 @@ __attribute__((always_inline)) inline F32 gelu_tanh_times(F32 x, F32 up) {
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 gelu_times(F32 x, F32 up) {
   const F32 t = at_most(abs(x), set1(13.0f)), s = reciprocal<Accuracy::f16>(fma(t, set1(0.25f), set1(1.0f)));
-  F32 p = set1(0.0165797523f);
-  p = fma(p, s, set1(-0.0627926933f));
-  p = fma(p, s, set1(0.0516535311f));
-  p = fma(p, s, set1(0.0284343939f));
-  p = fma(p, s, set1(0.0127128972f));
-  p = fma(p, s, set1(0.0866564122f));
-  p = fma(p, s, set1(0.0719995496f));
-  p = fma(p, s, set1(0.0955156996f));
-  p = fma(p, s, set1(0.0994925579f));
-  p = fma(p, s, set1(0.0997479035f));
-  const F32 tail = exp_minus<accuracy>(t * t * set1(0.5f)) * (s * p);
+  const F32 tail = exp_minus<accuracy>(t * t * set1(0.5f)) * normal_tail(s);
   return from_floor(x) * up * select_greater(x, zero(), set1(1.0f) - tail, tail);
 }
 
