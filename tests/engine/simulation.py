@@ -158,6 +158,7 @@ class Simulation:
             writing = len(answer.token_ids) - before[answer] == 1
             assert not writing or answer in answers or answer in step.preempted
         assert not step.preempted or before.keys() >= set(answers)
+        assert all(len(s.answer.draft) == s.draft_count for s in step.scheduled)
         for answer, start, count in step.scheduled:
             assert answer.status is Status.RUNNING and start == answer.computed and count > 0
             assert start + count <= self.scheduler.max_length

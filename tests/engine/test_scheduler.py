@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.simulation import Simulation, request
 from torch_armllm.engine.block_manager import BlockManager
+from torch_armllm.engine.block_tables import BlockTables
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
@@ -34,6 +35,18 @@ def test_a_prompt_is_read_in_what_answers_leave() -> None:
     assert counts(run.step()) == [("a", 2, 1), ("b", 3, 1), ("long", 4, 4)]
     assert counts(run.step()) == [("a", 3, 1), ("b", 4, 1), ("long", 8, 2), ("late", 0, 1)]
     run.run()
+    run.check_end()
+
+
+def test_who_is_admitted_leaves_a_block_to_each_running_answer() -> None:
+    run = simulation(5, caching=False)
+    for name in "ab":
+        run.add(request(name, [1] * 3, max_tokens=5))
+    run.step()
+    run.add(request("c", [2] * 5, max_tokens=2))
+    assert run.blocks.free == 3 and len(run.step().scheduled) == 2
+    run.run()
+    assert run.scheduler.preemptions == 0
     run.check_end()
 
 
@@ -256,6 +269,22 @@ def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
     assert run.blocks.find(before, 2) == answer.blocks[:1]
     run.run()
     run.check_end()
+
+
+def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in() -> None:
+    blocks = BlockManager(16, 2, swap_blocks=8)
+    tables, step = BlockTables(blocks), Step()
+    text = [1, 2, 3, 4, 5, 6, 7]
+    (half,), (whole,) = request("half", text).answers, request("whole", text).answers
+    assert tables.admit(half, step, reserve=0, most=7)
+    half.computed = 3
+    assert tables.swap_out(half, step) and len(step.swaps_out) == 2
+    assert tables.admit(whole, step, reserve=0, most=7)
+    tables.advance(whole, 0, 7, [8])
+    assert tables.admit(half, step, reserve=0, most=7)
+    assert half.computed == 3 and half.blocks[0] == whole.blocks[0]
+    assert not {*half.blocks[1:]} & {*whole.blocks}
+    assert [block for _, block in step.swaps_in] == half.blocks[1:2]
 
 
 def test_who_was_refused_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,6 @@ class Scheduler:
         for answer in self._running:  # whose end is cut off by preemption
             start = answer.computed
             if len(answer.token_ids) - start > 1:
-                answer.draft.clear()
                 continue
             ready = start % size and not self.blocks.is_shared(answer.blocks[-1])
             if not ready and not self._extend(answer, step):
