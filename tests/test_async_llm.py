@@ -227,3 +227,36 @@ def test_it_sleeps_while_there_is_nothing_to_do(make: Make) -> None:
     time.sleep(0.5)
     assert time.process_time() - before < 0.01
     assert llm.llm_engine.steps == 2
+
+
+def test_work_between_steps(make: Make) -> None:
+    llm = make(seconds=0.005)
+
+    async def run() -> None:
+        asking = asyncio.ensure_future(read(llm, "ab", params(30)))
+        names = [await llm.between_steps(lambda: threading.current_thread().name) for _ in range(3)]
+        assert names == ["armllm-engine"] * 3
+        assert not asking.done()
+        with pytest.raises(ZeroDivisionError):
+            await llm.between_steps(lambda: 1 // 0)
+        assert (await asking)[-1].outputs[0].text == "ab" * 15
+        llm.shutdown()
+        with pytest.raises(EngineDeadError):
+            await llm.between_steps(lambda: 1)
+
+    asyncio.run(run())
+
+
+def test_work_that_waits_hears_of_the_end(make: Make) -> None:
+    llm = make(seconds=0.2)
+    llm.llm_engine.fail_at = 1  # type: ignore[attr-defined]
+
+    async def run() -> None:
+        asking = asyncio.ensure_future(read(llm, "ab", params(30)))
+        await until(llm.llm_engine.has_unfinished_requests)
+        with pytest.raises(EngineDeadError):
+            await llm.between_steps(lambda: 1)
+        with pytest.raises(EngineDeadError):
+            await asking
+
+    asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -159,6 +160,18 @@ def test_embeddings(client: OpenAI, server: Live, pooling: str) -> None:
     assert got.usage.prompt_tokens == 5 + 7 + 300
     short = client.embeddings.create(model=NAME, input="hello", dimensions=8, extra_body=more).data[0]
     assert len(short.embedding) == 8
+
+
+def test_texts_are_read_between_the_steps_of_others(client: OpenAI) -> None:
+    text = "x" * 400
+    settings: Any = {"model": NAME, "prompt": "abc", "max_tokens": 200, "temperature": 0}
+    alone: Any = client.completions.create(**settings)
+    vector = client.embeddings.create(model=NAME, input=text).data[0].embedding
+    with ThreadPoolExecutor(4) as clients:
+        answers = [clients.submit(client.completions.create, **settings) for _ in range(3)]
+        vectors = [client.embeddings.create(model=NAME, input=text).data[0].embedding for _ in range(5)]
+        assert [answer.result().choices[0].text for answer in answers] == [alone.choices[0].text] * 3
+    assert vectors == [vector] * 5
 
 
 def test_eight_chats_at_once_give_what_they_give_alone(server: Live) -> None:

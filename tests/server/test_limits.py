@@ -164,3 +164,19 @@ def test_slow_readers_do_not_hold_others_up(server: Live) -> None:
     slow.close()
     assert got.count(b"data: ") >= 300
     until(lambda: server.idle)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs Linux's TCP_USER_TIMEOUT")
+def test_readers_that_take_nothing(tiny_llm: AsyncLLM) -> None:
+    """More is sent than buffers hold: the connection is dropped, and with it the request."""
+    body = {**LONG, "temperature": 1, "n": 16, "stream": True, "logprobs": True, "top_logprobs": 20}
+    with live(tiny_llm, write_timeout=1.0) as server:
+        stuck = socket.socket()
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.connect(("127.0.0.1", server.port))
+        content = json.dumps(body).encode()
+        stuck.sendall(head(len(content)) + content)
+        until(lambda: bool(server.serving.admission.held))
+        until(lambda: server.connections == 0, 30)
+        until(lambda: server.idle)
+        stuck.close()

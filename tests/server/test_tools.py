@@ -35,7 +35,13 @@ TWO = {
     "llama": '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
 }
 NO_CALLS = {
-    "hermes": ["plain < text <tool", "<tool_call>nonsense</tool_call> more", '<tool_call>{"a": 1}', "  \n"],
+    "hermes": [
+        "plain < text <tool",
+        "<tool_call>nonsense</tool_call> more",
+        "a \n b\n",
+        '<tool_call>{"a": 1}',
+        "  \n",
+    ],
     "mistral": ["plain [TOOL", "[TOOL_CALLS] nonsense", "[TOOL_CALLS] [1]", ""],
     "llama": ["plain {", '{"a": 1}', "{nonsense", '{"name": 7}', " <|pyth", '{"name": "f"} and more'],
 }
@@ -73,7 +79,7 @@ def test_what_is_no_call_is_text(name: str, text: str, size: int) -> None:
 
 def test_text_is_not_held_back_without_need() -> None:
     assert READERS["hermes"]().feed("a < b") == Heard("a < b")
-    assert READERS["hermes"]().feed("a <tool") == Heard("a ")
+    assert READERS["hermes"]().feed("a <tool") == Heard("a")
     assert READERS["llama"]().feed("hello") == Heard("hello")
 
 
@@ -141,6 +147,34 @@ def test_calls_that_are_demanded(client: OpenAI, choice: Any, streamed: bool) ->
         arguments, reason = call.function.arguments, got.finish_reason
     assert json.loads(arguments)["city"] in ("Rome", "Oslo")
     assert reason == ("stop" if named else "tool_calls")
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_calls_that_a_model_writes(client: OpenAI, streamed: bool, parallel: bool) -> None:
+    text = "I look.\n" + TWO["hermes"].strip()
+    asked: Any = {
+        "model": NAME,
+        "messages": ASK,
+        "tools": [WEATHER, CLOCK],
+        "parallel_tool_calls": parallel,
+        "extra_body": {"structured_outputs": {"choice": [text]}},  # makes the model write it
+    }
+    if streamed:
+        chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+        content = "".join(c.delta.content or "" for c in chunks)
+        calls = [call for c in chunks for call in c.delta.tool_calls or []]
+        assert [call.index for call in calls] == list(range(1 + parallel))
+        reason = chunks[-1].finish_reason
+    else:
+        (got,) = client.chat.completions.create(**asked).choices
+        content, calls, reason = got.message.content, got.message.tool_calls, got.finish_reason
+    assert content == "I look."
+    names = [(call.function.name, call.function.arguments) for call in calls]
+    assert names == [("f", "{}"), ("g", "{}")][: 1 + parallel]
+    assert reason == "tool_calls"
+    ignored = client.chat.completions.create(**asked, tool_choice="none").choices[0]
+    assert (ignored.message.content, ignored.finish_reason) == (text, "stop")
 
 
 def test_a_conversation_goes_on_behind_a_call(client: OpenAI) -> None:

@@ -83,6 +83,7 @@ async def _encoded(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGe
         try:
             async for event in events:
                 yield _encode(event)
+                await asyncio.sleep(0)  # where many wait, others have their turn, and who left is noticed
         except ApiError as error:
             yield _encode(error.to_dict())
         except Exception as error:

@@ -8,7 +8,10 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesReader:
-    """See `Reader`; what stands between the marks and is no call is text."""
+    """See `Reader`; what stands between the marks and is no call is text.
+
+    Spaces are held back until it is known whether a call follows, to which they belong.
+    """
 
     def __init__(self) -> None:
         self._text = ""
@@ -29,10 +32,9 @@ class HermesReader:
                 self._say(before.rstrip(), heard)
             self._inside = not self._inside
         if not self._inside:
-            certain = len(self._text.rstrip()) if self._called else len(self._text)
-            certain = min(certain, len(self._text) - held(self._text, BEGIN))
-            self._say(self._text[:certain], heard)
-            self._text = self._text[certain:]
+            certain = self._text[: len(self._text) - held(self._text, BEGIN)].rstrip()
+            self._say(certain, heard)
+            self._text = self._text[len(certain) :]
         return heard
 
     def finish(self) -> Heard:
