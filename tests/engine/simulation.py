@@ -180,6 +180,7 @@ class Simulation:
         assert set(scheduler._running) == set(by_status[Status.RUNNING])
         assert set(scheduler._waiting) == {*by_status[Status.WAITING], *by_status[Status.SWAPPED]}
         assert set(scheduler._tables.swapped) == set(by_status[Status.SWAPPED])
+        assert not scheduler._tables._arriving
         counts = (scheduler.running, scheduler.waiting, scheduler.swapped)
         assert counts == tuple(len(by_status[s]) for s in (Status.RUNNING, Status.WAITING, Status.SWAPPED))
         assert set(scheduler._places) == {a for a in answers if a.status is not Status.FINISHED}

@@ -285,6 +285,9 @@ def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in(
     assert half.computed == 3 and half.blocks[0] == whole.blocks[0]
     assert not {*half.blocks[1:]} & {*whole.blocks}
     assert [block for _, block in step.swaps_in] == half.blocks[1:2]
+    tables.forget(half)
+    tables.forget(whole)
+    assert blocks.free == 16 and blocks.free_slots == 8 and not tables._arriving
 
 
 def test_who_was_refused_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
