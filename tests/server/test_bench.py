@@ -16,13 +16,13 @@ from torch_armllm.cli import main
 def test_every_token_is_counted(
     tiny_llm: AsyncLLM, endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with live(tiny_llm, api_keys=("secret",)) as server:
+    with live(tiny_llm, api_keys=("sécret",)) as server:
         command = ["bench", "serve", "--base-url", f"{server.base}/v1", "--endpoint", endpoint]
         sizes = ["--num-prompts", "6", "--input-len", "5", "--output-len", "8", "--max-concurrency", "3"]
         assert main([*command, *sizes]) == 2
         assert "401" in capsys.readouterr().err
         file = tmp_path / "a.json"
-        assert main([*command, *sizes, "--api-key", "secret", "--json", str(file)]) == 0
+        assert main([*command, *sizes, "--api-key", "sécret", "--json", str(file)]) == 0
     found = json.loads(file.read_text())
     (run,) = found["runs"]
     assert found["model"] == NAME

@@ -13,7 +13,7 @@ from torch_armllm.async_llm import AsyncLLM
 from torch_armllm.server.auth import Authentication
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.limits import BodyLimit
-from torch_armllm.server.routes import embeddings, generation, health, models, tokens
+from torch_armllm.server.routes import embeddings, generation, health, models, page, tokens
 from torch_armllm.server.serving import Serving
 from torch_armllm.server.settings import ServerSettings
 
@@ -40,7 +40,7 @@ def build_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.serving = serving
-    for group in (models, generation, embeddings, tokens, health):
+    for group in (page, models, generation, embeddings, tokens, health):
         app.include_router(group.router)
     add_error_handlers(app)
     app.add_middleware(BodyLimit, most=settings.max_request_bytes, seconds=settings.read_timeout)

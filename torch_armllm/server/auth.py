@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from torch_armllm.server.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health"})
-"""Answered without a key."""
+OPEN_PATHS = frozenset({"/", "/health"})
+"""Answered without a key: the page asks for one itself, and holds nothing that is secret."""
 
 
 class Authentication:

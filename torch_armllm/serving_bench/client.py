@@ -58,7 +58,7 @@ class Client:
         root = target.base_url.rstrip("/").removesuffix("/v1")
         self._client = httpx.AsyncClient(
             base_url=f"{root}/v1/",
-            headers={"Authorization": f"Bearer {target.api_key}"} if target.api_key else {},
+            headers={b"Authorization": f"Bearer {target.api_key}".encode()} if target.api_key else {},
             timeout=httpx.Timeout(target.timeout, connect=30),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )
