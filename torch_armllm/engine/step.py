@@ -31,6 +31,8 @@ class Scheduled(NamedTuple):
     @property
     def draft_count(self) -> int:
         """How many of the tokens are guesses: the last ones."""
+        if not self.answer.draft:
+            return 0
         return max(0, self.end - len(self.answer.token_ids))
 
     @property
