@@ -48,6 +48,7 @@ def plot(results: Sequence[ServingResult], title: str, file: Path) -> None:
             axis.annotate(text, (spread.median, height), (4, 4), textcoords="offset points", fontsize=8)
         axis.set_xlabel(f"{name.upper()}, ms")
         axis.set_ylabel("output tokens a second")
+        axis.margins(0.12)  # for the rates beside the points
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
