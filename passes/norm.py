@@ -147,7 +147,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             eps = node.args[3] if len(node.args) > 3 else None
             if eps is None:
                 eps = torch.finfo(value(node).dtype).eps
-            _replace(module, node, torch.ops.armllm.rms_norm.default, node.args[0], node.args[2], eps, 0.0)
+            weight = node.args[2] or _ones(module, node, value(node))
+            _replace(module, node, torch.ops.armllm.rms_norm.default, node.args[0], weight, eps, 0.0)
         elif is_op(node, aten.layer_norm.default) and len(node.args[1]) == 1:
             weight, bias, eps = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
             _replace(module, node, torch.ops.armllm.layer_norm.default, node.args[0], weight, bias, eps)

@@ -239,7 +239,7 @@ class _Finder:
         self.tables = Tables(module)
         self.rotations = Rotations(module)
         self.turned: set[Node] = set()
-        """Keys that a rotation in place has turned."""
+        """Queries and keys that a rotation in place has turned."""
 
     def _spelt(self, operand: Any, before: Node) -> _Side | None:
         found = _match(operand)
@@ -257,12 +257,14 @@ class _Finder:
     def rewrite(self, node: Node) -> bool:
         """Turns what one attention reads by the op; False: its operands are not rotations that are known."""
         q, k = node.args[:2]
+        if q in self.turned:  # by an attention to the same keys
+            return True
         for find in (self._spelt, self._probed):
             queries = find(q, node)
             if queries is not None and k in self.turned:
                 self._turn(node, queries, None)
                 return True
-            keys = find(k, node)
+            keys = find(k, node) if k not in self.turned else None
             if queries is not None and keys is not None and queries.table == keys.table:
                 self._turn(node, queries, keys)
                 return True
@@ -274,8 +276,8 @@ class _Finder:
         with graph.inserting_before(node):
             keys = call(graph, aten.slice.Tensor, q.x, 2, 0, 0) if k is None else k.x
             call(graph, torch.ops.armllm.rope_.default, q.x, keys, *table, *q.layout)
-            node.update_arg(0, call(graph, aten.transpose.int, q.x, 1, 2))
-            if k is not None:
-                turned = call(graph, aten.transpose.int, k.x, 1, 2)
-                node.args[1].replace_all_uses_with(turned)  # type: ignore[union-attr]
-                self.turned.add(turned)
+            for position, side in ((0, q), (1, k)):
+                if side is not None:
+                    turned = call(graph, aten.transpose.int, side.x, 1, 2)
+                    node.args[position].replace_all_uses_with(turned)  # type: ignore[union-attr]
+                    self.turned.add(turned)

@@ -23,6 +23,7 @@ CAPTURED = [
     "granite", "granitemoe", "granitemoeshared", "deepseek_v2", "deepseek_v3", "glm4", "glm4_moe", "cohere",
     "cohere2", "starcoder2", "stablelm", "gpt2", "gpt_neox", "opt", "falcon", "smollm3", "ernie4_5_moe",
     "exaone4", "hunyuan_v1_moe", "dots1", "minimax_m2", "nemotron", "gemma4", "gemma4_text", "mimo_v2_flash",
+    "deepseek_v32", "glm_moe_dsa",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops, whatever else happens."""
 
@@ -44,9 +45,10 @@ _ABSORBED = Bounds(usual=3e-2)
 
 BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("cohere_compass_text", "gemma4_unified", "granite", "phi"), _CARRIED_EARLY),
-    **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu"), _ABSORBED),
+    **dict.fromkeys(("axk2", "deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu"), _ABSORBED),
     # some tokens go to other experts for it, and those of axk1 agree on little
     "deepseek_v3": _ABSORBED._replace(worst=0.3),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _ABSORBED._replace(worst=0.6)),
     "axk1": _ABSORBED._replace(worst=1.0),
 }
 """Of the families that need other than the default ones, and why."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from torch_armllm.hf import attention, experts, mla, sdpa
+from torch_armllm.hf import attention, experts, indexer, mla, sdpa
 from torch_armllm.hf.body import body_of, first_position_of
 from torch_armllm.repeats import Folded, NotAlike
 from torch_armllm.tokenwise import tokens_meet
@@ -32,6 +32,8 @@ class Captured:
     graph_module: fx.GraphModule
     names: dict[str, str] = field(default_factory=dict)
     """Attribute of the graph module → fully qualified name in the base model."""
+    calls_again: bool = False
+    """Whether a layer attends several times to the same keys; each time has a cache layer of its own."""
 
 
 class _Body(nn.Module):
@@ -49,6 +51,7 @@ class _Body(nn.Module):
 @contextlib.contextmanager
 def _seams(model: nn.Module, implementation: str) -> Iterator[None]:
     attention.register()
+    indexer.register()
     experts.register()
     found: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     configs = found.values()
@@ -57,7 +60,11 @@ def _seams(model: nn.Module, implementation: str) -> Iterator[None]:
         for config, _, _ in before:
             config._attn_implementation = implementation
             config._experts_implementation = experts.IMPLEMENTATION
-        with mla.latents_left_in_graph(model), experts.batched_left_in_graph(model):
+        with (
+            mla.latents_left_in_graph(model),
+            experts.batched_left_in_graph(model),
+            indexer.left_out(model),
+        ):
             yield
     finally:
         for config, attn, expert in before:
@@ -97,7 +104,15 @@ def _check_attentions(base: nn.Module, captured: Captured) -> None:
     if not layers:
         raise CaptureError(f"{kind} does not use transformers' attention interface")
     if len(set(layers)) != len(layers):
-        raise CaptureError(f"{kind} calls one layer's attention several times")
+        nodes = [
+            n for n in captured.graph_module.graph.nodes if n.target is torch.ops.armllm.attention.default
+        ]
+        if len({(n.args[3], n.args[1]) for n in nodes}) != len(set(layers)):
+            raise CaptureError(f"{kind} runs one layer several times")
+        captured.calls_again = True
+        for number, node in enumerate(nodes):
+            node.update_arg(3, number)
+        captured.graph_module.recompile()
 
 
 def _check_tokens(base: nn.Module, captured: Captured) -> None:
@@ -157,7 +172,7 @@ def capture(model: nn.Module) -> Captured:
         try:
             captured = _export_each_kind_of_layer(base)
         except NotAlike:
-            captured = _export(base, attention.IMPLEMENTATION)
+            captured = _export(base, _implementation(base))
             _check_tokens(base, captured)
     _check_attentions(base, captured)
     _compare(base, captured)
@@ -168,10 +183,14 @@ def _export_each_kind_of_layer(base: nn.Module) -> Captured:
     """The same graph as exporting every layer gives, in a fraction of the time."""
     folded = Folded(base)
     with folded.fold():
-        captured = _export(base, attention.IMPLEMENTATION)
+        captured = _export(base, _implementation(base))
     _check_tokens(base, captured)
     folded.unfold(captured.graph_module, captured.names)
     return captured
+
+
+def _implementation(base: nn.Module) -> str:
+    return indexer.IMPLEMENTATION if indexer.indexers_of(base) else attention.IMPLEMENTATION
 
 
 def _export(base: nn.Module, implementation: str) -> Captured:

@@ -20,6 +20,7 @@ from torch_armllm.engine.cache_shape import Shape
 from torch_armllm.engine.sequence import Sequence
 from torch_armllm.hf.body import first_position_of, position_limit
 from torch_armllm.hf.cache import PagedCache
+from torch_armllm.hf.told import Told
 from torch_armllm.plan import Plan, StepInputs
 
 _IGNORED = {
@@ -73,13 +74,21 @@ class PatchedForward:
     """``forward`` of a base model: the plan on a paged cache, or the modules where it cannot serve a call."""
 
     def __init__(
-        self, base: nn.Module, plan: Plan, shape: Shape, vocabulary: int, longest: int | None = None
+        self,
+        base: nn.Module,
+        plan: Plan,
+        shape: Shape,
+        vocabulary: int,
+        longest: int | None = None,
+        apart: bool = False,
     ) -> None:
         self.base = base
         self.plan = plan
         self.shape = shape
         self.vocabulary = vocabulary
         self.longest = longest
+        self.apart = apart
+        """Whether modules keep in their cache what the plan does not, so that they begin a text anew."""
         self.first_position = first_position_of(base)
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
@@ -108,10 +117,13 @@ class PatchedForward:
             if input_ids is None or inputs_embeds is not None:
                 raise _Unserved("inputs_embeds are given")
             self._check(past_key_values, attention_mask, kwargs)
+            self._check_length(past_key_values, input_ids.shape[1])
             cache, keep = self._cache(past_key_values, use_cache, input_ids)
             hidden = self._step(cache, input_ids, attention_mask, position_ids)
         except _Unserved as reason:
             self._warn(str(reason))
+            if self.apart and isinstance(past_key_values, PagedCache):
+                self._tell_again(past_key_values)
             return self.module_forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -166,21 +178,46 @@ class PatchedForward:
         if self.base.training:
             raise _Unserved("the model is in training mode")
 
+    def _check_length(self, past: Any, length: int) -> None:
+        before = past.get_seq_length() if past is not None else 0
+        if self.longest is not None and before + length > self.longest:
+            raise _Unserved(f"texts of more than {self.longest} tokens are not attended to as a whole")
+
+    def _tell_again(self, cache: PagedCache) -> None:
+        """Gives the modules a cache of their own kind, in place, with what it held."""
+        told = cache.told
+        config: Any = self.base.config
+        cache.give_back(config.get_text_config(decoder=True))
+        if told is not None and told.ids.shape[1]:
+            self.module_forward(
+                input_ids=told.ids,
+                attention_mask=told.kept,
+                position_ids=told.positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
+
     def _cache(self, past: Any, use_cache: bool | None, input_ids: Tensor) -> tuple[PagedCache, bool]:
         batch = input_ids.shape[0]
         if past is None:
             if use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True):
-                return self._pools.cache(lambda pool: PagedCache(pool, batch)), True
+                made = self._pools.cache(lambda pool: PagedCache(pool, batch))
+                made.told = Told(batch) if self.apart else None
+                return made, True
             self._transient.reset()
             self._transient.rows = [Sequence(self._transient.pool) for _ in range(batch)]
             return self._transient, False
         if type(past) is DynamicCache:
+            if self.apart and past.get_seq_length():
+                raise _Unserved("the given cache was filled by modules")
             if any(not _is_whole(layer) for layer in past.layers):
                 raise _Unserved("the given cache has forgotten positions behind a sliding window")
             given = past
             past = self._pools.cache(lambda pool: PagedCache.adopt(given, pool, batch))
         if not past.rows:
             past.rows = [Sequence(past.pool) for _ in range(batch)]
+        if self.apart and past.told is None:
+            past.told = Told(batch)
         if len(past.rows) != batch:
             raise ValueError(f"the cache holds {len(past.rows)} sequences but the batch has {batch}")
         return past, True
@@ -188,8 +225,6 @@ class PatchedForward:
     def _step(self, cache: PagedCache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
         batch, length = ids.shape
         past = cache.padded_length
-        if self.longest is not None and past + length > self.longest:
-            raise _Unserved(f"texts of more than {self.longest} tokens need attention in chunks")
         kept = _kept_tokens(cache, mask, past, length)
         if positions is None:
             first = self.first_position
@@ -210,6 +245,8 @@ class PatchedForward:
             slots += row.append(count)
             starts.append(len(slots))
         cache.padded_length = past + length
+        if cache.told is not None:
+            cache.told.append(ids, positions, kept)
         lengths = [row.length for row in cache.rows]
         hidden = self.plan.run(
             StepInputs(

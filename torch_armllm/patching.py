@@ -13,7 +13,8 @@ from torch import Tensor, fx, nn
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
 from torch_armllm.engine.cache_shape import CacheShape, LatentShape, MixedShape, Shape
-from torch_armllm.hf.body import body_of, indexer_of, longest_of
+from torch_armllm.hf.body import body_of, longest_of
+from torch_armllm.hf.indexer import dense_until, indexers_of
 from torch_armllm.hf.mla import expands_latents
 from torch_armllm.huge_pages import collapse_packed
 from torch_armllm.memory import release_free_memory
@@ -169,9 +170,9 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     """Captures the model and puts a plan in the place of its base model's forward."""
     base = body_of(model)
     try:
-        indexer = indexer_of(base)
-        if indexer is not None:
-            raise CaptureError(f"{indexer} chooses which tokens are attended to")
+        indexers, dense = indexers_of(base), dense_until(base)
+        if indexers and dense is None:
+            raise CaptureError(f"{type(indexers[0]).__name__} chooses which tokens are attended to")
         captured = capture(model)
         layout = cache_layout(captured.graph_module)
         shape = _cache_shape(base, captured.graph_module, layout, cache_dtype)
@@ -185,11 +186,13 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     plan, why_not_native = make_plan(graph_module)
     if why_not_native is not None:
         report.notes.append(f"the graph runs node by node: {why_not_native}")
-    longest = longest_of(base)
+    longest = min((n for n in (longest_of(base), dense) if n is not None), default=None)
     if longest is not None:
-        report.notes.append(f"texts of more than {longest} tokens run module by module: attention is chunked")
+        why = "attention is sparse" if longest == dense else "attention is chunked"
+        report.notes.append(f"texts of more than {longest} tokens run module by module: {why}")
+    apart = bool(indexers) or captured.calls_again
     vocabulary = model.get_input_embeddings().num_embeddings
-    forward = PatchedForward(base, plan, shape, vocabulary, longest)
+    forward = PatchedForward(base, plan, shape, vocabulary, longest, apart)
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.kv_bytes = shape.bytes_per_token

@@ -65,12 +65,15 @@ def test_norms_by_a_power_and_without_weights_are_recognised(dtype: torch.dtype)
 def test_torch_norms_are_recognised() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(
-        nn.LayerNorm(24), nn.RMSNorm(24, eps=1e-6), nn.LayerNorm(24, elementwise_affine=False)
+        nn.LayerNorm(24),
+        nn.RMSNorm(24, eps=1e-6),
+        nn.LayerNorm(24, elementwise_affine=False),
+        nn.RMSNorm(24, eps=1e-6, elementwise_affine=False),
     )
     x = torch.randn(1, 5, 24)
     before, after, expected, got = run_norm(module, x)
-    assert before == ["layer_norm", "rms_norm", "layer_norm"]
-    assert after == ["armllm::layer_norm", "armllm::rms_norm", "armllm::layer_norm"]
+    assert before == 2 * ["layer_norm", "rms_norm"]
+    assert after == 2 * ["armllm::layer_norm", "armllm::rms_norm"]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -37,7 +37,7 @@ EXACT: dict[str, int] = {
     "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "linear_head_dim": 16, "linear_num_heads": 4,
-    "index_head_dim": 16, "index_n_heads": 2, "index_topk": 16,
+    "index_head_dim": 16, "index_n_heads": 2, "index_topk": 64,
     "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 16, "laurel_rank": 16,
     "shape_vocab_size": 97, "pronunciation_vocab_size": 97, "zero_expert_num": 2,
     "rotary_dim": 8, "block_size": 16,

@@ -34,12 +34,6 @@ def first_position_of(base: Any) -> int:
     return int(table.padding_idx) + 1 if counts and getattr(table, "padding_idx", None) is not None else 0
 
 
-def indexer_of(base: Any) -> str | None:
-    """The class that chooses the tokens to attend to (sparse attention as in DeepSeek 3.2), or None."""
-    kinds = (type(module).__name__ for module in base.modules())
-    return next((kind for kind in kinds if kind.endswith("Indexer")), None)
-
-
 def position_limit(config: Any) -> int | None:
     """Positions that a model was made for; None where its rotary embedding grows with the text."""
     text = config.get_text_config()

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from torch_armllm.engine.block_pool import BlockPool
 from torch_armllm.engine.cache_shape import Shape
 from torch_armllm.engine.sequence import Sequence
+from torch_armllm.hf.told import Told
 
 
 class PagedCache(DynamicCache):
@@ -23,6 +24,8 @@ class PagedCache(DynamicCache):
     pool: BlockPool
     rows: list[Sequence]
     padded_length: int
+    told: Told | None
+    """the tokens so far, where modules could not go on from this cache"""
 
     def __init__(self, pool: BlockPool, batch_size: int = 0) -> None:
         super().__init__()
@@ -32,6 +35,7 @@ class PagedCache(DynamicCache):
         self.pool = pool
         self.rows = [Sequence(self.pool) for _ in range(batch_size)]
         self.padded_length = 0
+        self.told = None
 
     @classmethod
     def adopt(cls, cache: DynamicCache, pool: BlockPool, batch_size: int) -> PagedCache:
@@ -53,6 +57,14 @@ class PagedCache(DynamicCache):
             cache._write_dense(layer, keys, values, new=layer == 0)
         cache.padded_length = length
         return cache
+
+    def give_back(self, config: Any) -> None:
+        """Turns this cache into an empty one of transformers, in place."""
+        for row in self.rows:
+            row.release()
+        self.__dict__.clear()
+        self.__class__ = DynamicCache  # type: ignore[assignment]
+        DynamicCache.__init__(self, config=config)
 
     # what the paged step needs
 
@@ -168,6 +180,8 @@ class PagedCache(DynamicCache):
         for row in self.rows:
             row.release()
         self.padded_length = 0
+        if self.told is not None:
+            self.told.crop(0)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last ``-tokens_to_remove`` positions of every row."""
@@ -179,12 +193,16 @@ class PagedCache(DynamicCache):
         for row in self.rows:
             row.truncate(max(0, row.length - count))
         self.padded_length -= count
+        if self.told is not None:
+            self.told.crop(self.padded_length)
 
     def _choose(self, indices: list[int]) -> None:
         chosen = [self.rows[i].fork() for i in indices]
         for row in self.rows:
             row.release()
         self.rows = chosen
+        if self.told is not None:
+            self.told.choose(indices)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps the rows that the beams continue; blocks are shared, not copied."""
