@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,6 +15,8 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class EngineDeadError(RuntimeError):
@@ -172,9 +175,11 @@ class EngineThread:
             names = list(self._streams)
             self._inbox.clear()
             self._streams.clear()
+        self._send((stream, self._death()) for stream in waiting)
         if cause is None:
             self._engine.abort_request(names)
-        self._send((stream, self._death()) for stream in waiting)
+        else:
+            logger.error("the engine failed", exc_info=cause)
         for done in calls:
             if done.set_running_or_notify_cancel():
                 done.set_exception(self._death())
