@@ -1,0 +1,81 @@
+"""The server on Ray Serve, with as many replicas as there is work for.
+
+    pip install "ray[serve]" "torch_armllm[serve]"
+    python docs/examples/ray_serve.py smollm2 --max-replicas 4 --cores 8
+    curl http://127.0.0.1:8000/v1/models
+
+Each replica has the model, an engine and cores of its own, and answers all of the server's routes. What
+memory is free is shared by all replicas of a machine, so that each one is told how much it may take. Replicas
+do not know of each other: a prompt whose beginning one of them keeps is read anew by another, and
+``/metrics`` are those of one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+
+def replicas(
+    model: str, engine: dict[str, Any], cores: int, most: int, running: int = 16
+) -> serve.Application:
+    """An application of Ray Serve.
+
+    Args:
+        model: smollm2, a folder or a hub name.
+        engine: of each replica; see ``torch_armllm.LLM``.
+        cores: of each replica.
+        most: replicas.
+        running: requests that a replica has before another one is started; three times as many wait at most.
+    """
+
+    def build() -> FastAPI:
+        import torch
+
+        torch.set_num_threads(cores)
+        from torch_armllm.async_llm import AsyncLLM
+        from torch_armllm.server.app import build_app
+        from torch_armllm.server.settings import ServerSettings
+
+        llm = AsyncLLM(model, max_num_seqs=running, progress=False, **engine)
+        return build_app(llm, ServerSettings(name=model, max_queue=2 * running))
+
+    @serve.deployment(
+        name="model",
+        ray_actor_options={"num_cpus": cores},
+        autoscaling_config={"min_replicas": 1, "max_replicas": most, "target_ongoing_requests": running},
+        max_ongoing_requests=3 * running,
+    )
+    @serve.ingress(build)
+    class Replica:
+        pass
+
+    return Replica.bind()
+
+
+def main() -> None:
+    """Serves until Ctrl-C."""
+    parser = argparse.ArgumentParser(description="A model on Ray Serve.")
+    parser.add_argument("model", help="smollm2, a folder or a hub name")
+    parser.add_argument("--cores", type=int, default=4, help="of each replica (4)")
+    parser.add_argument("--max-replicas", type=int, default=4, help="(4)")
+    parser.add_argument("--cache-mb", type=int, default=1024, help="MB of each replica's KV cache (1024)")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    serve.start(http_options={"host": "127.0.0.1", "port": options.port})
+    engine = {"kv_cache_memory": options.cache_mb << 20}
+    serve.run(replicas(options.model, engine, options.cores, options.max_replicas))
+    print(f"serving {options.model} at http://127.0.0.1:{options.port}/v1; Ctrl-C ends it", flush=True)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        serve.shutdown()
+
+
+if __name__ == "__main__":
+    main()
