@@ -137,9 +137,27 @@ class FewerThreads {
   int64_t team_;
 };
 
-void run_by(int64_t threads, TaskSet* const* sets, int64_t count, PhaseCounter* counters,
+// The size of the team whose work the calling thread does; 0: none.
+//
+// Workers may not ask torch: in a thread that asks for the first time it sets the number anew, to what its libraries
+// think right inside of a team, and a worker that cuts tiles otherwise than the others computes the wrong ones.
+thread_local int64_t working_for = 0;
+
+class WorkingFor {
+ public:
+  explicit WorkingFor(int64_t team) : before_(working_for) { working_for = team; }
+  ~WorkingFor() { working_for = before_; }
+  WorkingFor(const WorkingFor&) = delete;
+  WorkingFor& operator=(const WorkingFor&) = delete;
+
+ private:
+  int64_t before_;
+};
+
+void run_by(int64_t threads, int64_t team, TaskSet* const* sets, int64_t count, PhaseCounter* counters,
             std::atomic<int64_t>& displaced) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    const WorkingFor here(team);
     for (int64_t i = begin; i < end; ++i) {
       work(sets, count, counters);
       if (is_displaced()) displaced.fetch_add(1, std::memory_order_relaxed);
@@ -149,7 +167,7 @@ void run_by(int64_t threads, TaskSet* const* sets, int64_t count, PhaseCounter* 
 
 }  // namespace
 
-int64_t team_size() { return torch::stable::get_num_threads(); }
+int64_t team_size() { return working_for != 0 ? working_for : torch::stable::get_num_threads(); }
 
 void run(TaskSet* const* sets, int64_t count) {
   int64_t phases = 0;
@@ -180,9 +198,9 @@ void run(TaskSet* const* sets, int64_t count) {
     work(sets, count, shared);
   } else if (threads < team && FewerThreads::is_possible()) {
     const FewerThreads fewer(threads, team);
-    run_by(threads, sets, count, shared, displaced);
+    run_by(threads, team, sets, count, shared, displaced);
   } else {
-    run_by(team, sets, count, shared, displaced);
+    run_by(team, team, sets, count, shared, displaced);
   }
   crew.note(monotonic_time(), displaced.load(std::memory_order_relaxed));
 }

@@ -1,0 +1,23 @@
+"""The first op of a process: threads that have never run one must cut it as the others do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import torch
+torch.manual_seed(0)
+from tests.ops.packed_weights import packed, run
+weight, x = packed(1152, 1536, "g32i"), torch.randn(12, 1536)
+first = run(x, weight, 1152, "g32i")
+sys.exit(0 if torch.equal(first, run(x, weight, 1152, "g32i")) else 1)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(2))
+def test_the_first_run_has_the_bits_of_later_ones(attempt: int) -> None:
+    assert subprocess.run([sys.executable, "-c", SCRIPT], check=False).returncode == 0
