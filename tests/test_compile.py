@@ -16,7 +16,7 @@ from torch_armllm.ops.embedding import split_rest
 from torch_armllm.quant import scheme_named
 from torch_armllm.quant.packing import quantize_matrices
 
-NOT_COMPUTED = {"isa_select", "isa_list", "plan_create", "plan_run", "plan_free"}
+NOT_COMPUTED = {"isa_select", "isa_list", "plan_create", "plan_run", "plan_free", "team_threads"}
 """They manage the library and take or return no tensors that a graph could hold."""
 
 
@@ -102,6 +102,8 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         0.25,
     ),
     "sample": a_sampler,
+    "sample_probabilities": lambda t: a_sampler(t)[:5],
+    "top_logprobs": lambda t: (rows(t, 30), torch.arange(t) % 30, 3),
     "attention": lambda t: (
         torch.randn(1, 2, t, 16),
         torch.randn(1, 1, t, 16),
