@@ -126,3 +126,30 @@ def test_sample(measure: Any, rows: int, kind: str, peer: bool) -> None:
         measure(lambda: torch_sample(logits, top_k, top_p), read=read)
     else:
         measure(lambda: sample.sample(logits, temperature, count, mass, none, seeds, steps), read=read)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("peer", [False, True], ids=["armllm", "torch"])
+def test_sample_probabilities(measure: Any, rows: int, peer: bool) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(rows, VOCABULARY) * 3).bfloat16()
+    one, none, all_tokens = torch.ones(rows), torch.zeros(rows), torch.zeros(rows, dtype=torch.int64)
+    if peer:
+        measure(lambda: logits.float().softmax(-1), read=logits.numel() * BF16)
+    else:
+        measure(
+            lambda: sample.sample_probabilities(logits, one, all_tokens, one, none),
+            read=logits.numel() * BF16,
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("peer", [False, True], ids=["armllm", "torch"])
+def test_top_logprobs(measure: Any, rows: int, peer: bool) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(rows, VOCABULARY) * 3).bfloat16()
+    ids = torch.arange(rows)
+    if peer:
+        measure(lambda: logits.float().log_softmax(-1).topk(5), read=logits.numel() * BF16)
+    else:
+        measure(lambda: sample.top_logprobs(logits, ids, 5), read=logits.numel() * BF16)

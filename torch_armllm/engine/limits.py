@@ -37,7 +37,7 @@ def longest_text(model: Any, wanted: int | None, longest: int | None) -> int:
         )
     if longest is not None and wanted > longest:
         raise ValueError(
-            f"max_model_len = {wanted}, but behind {longest} tokens this model attends in chunks, which the "
-            f"engine does not do: ask for {longest} at most"
+            f"max_model_len = {wanted}, but this model attends to {longest} tokens as a whole at most, and "
+            f"the engine does nothing else: ask for {longest} at most"
         )
     return wanted
