@@ -63,7 +63,7 @@ test-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)
 
 bench: $(READY)
-	$(PY) -m bench.peers $(ARGS)
+	$(PY) -m bench.ops $(ARGS)
 
 microbench: $(READY)
 	$(PY) -m pytest bench --benchmark-columns=min,median,ops --benchmark-sort=name $(ARGS)

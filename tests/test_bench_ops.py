@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from bench.peers import limits, timing
+from bench.ops import limits, timing
 
 
 def test_sides_run_in_turn_and_give_medians() -> None:
