@@ -44,6 +44,11 @@ class Live:
     def connections(self) -> int:
         return len(self._server.server_state.connections)
 
+    def own_socket(self) -> Any:
+        """The server's end of the only connection."""
+        (connection,) = self._server.server_state.connections
+        return connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+
     @property
     def idle(self) -> bool:
         """Whether nothing is left of any request."""

@@ -144,6 +144,14 @@ def test_hundreds_of_idle_connections(server: Live) -> None:
     until(lambda: server.connections == 0)
 
 
+def test_what_is_sent_does_not_wait(server: Live) -> None:
+    connection = connect(server)
+    until(lambda: server.connections == 1)
+    assert server.own_socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    connection.close()
+    until(lambda: server.connections == 0)
+
+
 def test_what_is_no_http(server: Live) -> None:
     for noise in (b"\x16\x03\x01\x02\x00" * 50, b"GET\r\n\r\n", b"\0" * 1000):
         connection = connect(server, noise)

@@ -46,7 +46,8 @@ def listen(host: str, port: int, write_timeout: float) -> socket.socket:
         OSError: the address is taken, or none of this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends at once (TCP_NODELAY) only where the protocol is named: others' answers wait for 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
