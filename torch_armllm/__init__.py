@@ -57,5 +57,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        from torch_armllm.garbage import collection_paused
+
+        with collection_paused():
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

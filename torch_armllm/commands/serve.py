@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch_armllm.commands import Subcommands
 from torch_armllm.commands.engine_options import add_engine_options, engine_arguments
+from torch_armllm.garbage import collection_paused
 
 _KEY_VARIABLE = "ARMLLM_API_KEY"
 
@@ -52,6 +53,7 @@ def add(commands: Subcommands) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Loads the model and serves it until a signal comes."""
     import asyncio
+    import gc
 
     from torch_armllm.server.settings import ServerSettings
 
@@ -69,12 +71,14 @@ def run(options: argparse.Namespace) -> None:
         chat_template=options.chat_template.read_text(encoding="utf-8") if options.chat_template else None,
         tool_parser=options.tool_call_parser,
     )
-    try:
-        from torch_armllm.server.run import allow_many_connections, listen, serve
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{error}: pip install 'torch_armllm[serve]'") from error
+    with collection_paused():
+        try:
+            from torch_armllm.server.run import allow_many_connections, listen, serve
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{error}: pip install 'torch_armllm[serve]'") from error
+        from torch_armllm.async_llm import AsyncLLM
+    gc.freeze()
     listening = listen(options.host, options.port, settings.write_timeout)
-    from torch_armllm.async_llm import AsyncLLM
 
     with listening:
         allow_many_connections()
