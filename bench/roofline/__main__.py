@@ -1,0 +1,111 @@
+"""What big Arm servers should reach, from counted instructions: predictions, not measurements.
+
+    python -m bench.roofline [--model Llama --machine Graviton4] [--arm build/bench/arm.json] [--json]
+
+Cycles are those of docs/performance.md's model, weights and caches count by their bytes, machines by their
+data sheets and the assumptions that machines.py names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..records import table
+from .figures import Figures, read_records
+from .machines import BARRIER_US, MACHINES, SHARE, Machine, machine_named
+from .models import MODELS, Model, model_named
+from .predict import Work, predict
+from .published import PUBLISHED
+
+WORKS = {
+    "prompt 512": Work(512, 0, 1),
+    "prompt 2048": Work(2048, 0, 1),
+    "decode, 1": Work(1, 1024, 1),
+    "decode, 8": Work(8, 1024, 8),
+    "decode, 16": Work(16, 1024, 16),
+    "decode, 64": Work(64, 1024, 64),
+}
+"""Decoding is behind 1024 tokens."""
+
+
+def records(models: Iterable[Model], machines: Iterable[Machine], figures: Figures) -> list[dict[str, Any]]:
+    """A prediction for each model, machine and work."""
+    found = []
+    for model in models:
+        for machine in machines:
+            for name, work in WORKS.items():
+                made = predict(model, machine, work, figures)
+                found.append(
+                    {
+                        "model": model.name,
+                        "machine": machine.name,
+                        "cores": machine.cores,
+                        "work": name,
+                        "tok_s": made.tok_s,
+                        "memory": made.memory_s / made.seconds,
+                        "compute": made.compute_s / made.seconds,
+                        "barriers": made.barriers_s / made.seconds,
+                        "kind": "prediction",
+                    }
+                )
+    return found
+
+
+def rates(found: list[dict[str, Any]]) -> str:
+    """Tokens a second, a row for each model and machine."""
+    rows: dict[tuple[str, str, int], dict[str, float]] = {}
+    for r in found:
+        rows.setdefault((r["model"], r["machine"], r["cores"]), {})[r["work"]] = r["tok_s"]
+    body = [[*key, *(row[name] for name in WORKS)] for key, row in rows.items()]
+    return table(["model", "machine", "cores", *WORKS], body)
+
+
+def beside_published(figures: Figures) -> str:
+    """Predictions at the threads of published figures; of prompts at 512 tokens, of decoding at 128."""
+    body = []
+    for one in PUBLISHED:
+        machine, model = machine_named(one.machine), model_named(one.model)
+        work = WORKS["prompt 512"] if one.prompt else Work(1, 128, 1)
+        made = predict(model, machine, work, figures, one.threads)
+        what = "prompt" if one.prompt else "decode, 1"
+        ratio = made.tok_s / one.tok_s
+        threads = one.threads or machine.cores
+        body.append(
+            [model.name, machine.name, threads, what, made.tok_s, one.tok_s, ratio, one.engine, one.source]
+        )
+    header = ["model", "machine", "threads", "work", "predicted", "published", "ratio", "by", "source"]
+    return table(header, body)
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arm", type=Path, nargs="*", default=[], help="records of make bench-arm")
+    parser.add_argument("--model", nargs="*", default=[], help="beginnings of names")
+    parser.add_argument("--machine", nargs="*", default=[], help="beginnings of names")
+    parser.add_argument("--json", action="store_true", help="records instead of tables")
+    options = parser.parse_args()
+    figures = read_records(options.arm)
+    models = [model_named(name) for name in options.model] or MODELS
+    machines = [machine_named(name) for name in options.machine] or MACHINES
+    found = records(models, machines, figures)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    print(f"Predictions (tok/s): {SHARE:.0%} of the data sheet's bandwidth, {BARRIER_US} µs a phase\n")
+    print(rates(found), end="\n\n")
+    for machine in machines:
+        if machine.assumed:
+            print(f"{machine.name}: assumed are {machine.assumed}")
+    print("\nBeside published figures of other engines\n")
+    print(beside_published(figures))
+
+
+if __name__ == "__main__":
+    main()

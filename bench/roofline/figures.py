@@ -1,0 +1,95 @@
+"""What was counted and modelled of the Arm kernels: multiply-accumulates a cycle."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..records import Record
+from ..report import DOCUMENT
+
+_NAMES = {
+    "neoverse-v1": "V1",
+    "neoverse-v2": "V2",
+    "neoverse-n1": "N1",
+    "neoverse-n2": "N2",
+    "a64fx": "A64FX",
+}
+
+
+class Figures:
+    """Rates of products by their number of rows, and of attention."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = [r for r in records if "mac_per_cycle" in r]
+
+    def product(self, core: str, variant: str, rows: float, int8: bool = False) -> float:
+        """Of a linear layer for that many tokens: between the counted ones, by the logarithm.
+
+        Raises:
+            ValueError: nothing was counted for this core and variant.
+        """
+        op, dtype = ("int8_linear", "i8") if int8 else ("int4_linear", "g32i")
+        found = {}
+        for r in self._of(op, dtype, core, variant):
+            match = re.match(r"M=(\d+) ", r["shape"])
+            if match:
+                found[int(match[1])] = float(r["mac_per_cycle"])
+        if not found:
+            raise ValueError(f"no products of {dtype} were counted for {core} with {variant}")
+        known = sorted(found)
+        below = max((m for m in known if m <= rows), default=known[0])
+        above = min((m for m in known if m >= rows), default=known[-1])
+        if below == above:
+            return found[below]
+        part = (rows - below) / (above - below)
+        return found[below] ** (1 - part) * found[above] ** part
+
+    def attention(self, core: str, variant: str, latent: bool, decode: bool) -> float:
+        """Of attention over a bfloat16 cache.
+
+        Raises:
+            ValueError: nothing was counted for this core and variant.
+        """
+        op, start = ("mla_attention" if latent else "paged_attention"), "decode" if decode else ""
+        for r in self._of(op, "bf16", core, variant):
+            if r["shape"].startswith("decode") == bool(start):
+                return float(r["mac_per_cycle"])
+        raise ValueError(f"no {op} was counted for {core} with {variant}")
+
+    def _of(self, op: str, dtype: str, core: str, variant: str) -> Iterator[Record]:
+        wanted = (op, dtype, core, variant)
+        for r in self._records:
+            if (r["op"], r["dtype"], _NAMES.get(r["cpu"], r["cpu"]), r["variant"]) == wanted:
+                yield r
+
+
+def read_records(paths: Sequence[Path]) -> Figures:
+    """Records that ``make bench-arm`` wrote; without any, those that docs/performance.md shows."""
+    if paths:
+        return Figures([record for path in paths for record in json.loads(path.read_text())])
+    return Figures(list(shown_records(DOCUMENT.read_text())))
+
+
+def shown_records(text: str) -> Iterator[Record]:
+    """The records in the table of products, a core each."""
+    match = re.search(r"<!-- table: arm-products -->\n(.*?)<!-- end -->", text, flags=re.S)
+    assert match, "docs/performance.md has no table of products"
+    lines = [
+        [cell.strip() for cell in line.strip(" |").split(" | ")] for line in match[1].strip().splitlines()
+    ]
+    header = lines[0]
+    for cells in lines[2:]:
+        row = dict(zip(header, [*cells, *[""] * (len(header) - len(cells))], strict=True))
+        for core in _NAMES.values():
+            if row.get(core):
+                yield {
+                    "op": row["op"],
+                    "shape": row["shape"],
+                    "dtype": row["type"],
+                    "variant": row["variant"],
+                    "cpu": core,
+                    "mac_per_cycle": float(row[core]),
+                }

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.roofline.__main__ import WORKS, beside_published, rates, records
+from bench.roofline.figures import Figures, read_records, shown_records
+from bench.roofline.machines import BARRIER_US, SHARE, Machine
+from bench.roofline.models import Attention, Experts, Model, Product, model_named
+from bench.roofline.predict import Work, predict
+
+MACHINE = Machine("M", "V2", "i8mm", 10, 2.0, 100.0, 20.0)
+
+
+def figures(rate: float = 50.0) -> Figures:
+    made = []
+    for op, dtype in (("int4_linear", "g32i"), ("int8_linear", "i8")):
+        made += [
+            {"op": op, "dtype": dtype, "variant": "i8mm", "cpu": "V2", "shape": f"M={m} N=K=64"}
+            | {"mac_per_cycle": rate * scale}
+            for m, scale in ((1, 1.0), (16, 4.0))
+        ]
+    for shape in ("decode 1", "128 queries"):
+        made.append(
+            {"op": "paged_attention", "dtype": "bf16", "variant": "i8mm", "cpu": "neoverse-v2"}
+            | {"shape": shape, "mac_per_cycle": rate}
+        )
+    return Figures(made)
+
+
+def test_rates_lie_between_the_counted_ones() -> None:
+    found = figures()
+    assert found.product("V2", "i8mm", 0.5) == 50
+    assert found.product("V2", "i8mm", 16) == 200
+    assert found.product("V2", "i8mm", 1000) == 200
+    assert found.product("V2", "i8mm", 8.5) == pytest.approx(100)
+    with pytest.raises(ValueError, match="N1"):
+        found.product("N1", "dotprod", 1)
+
+
+def test_a_step_is_bound_by_bytes_or_by_cycles() -> None:
+    model = Model("one", ((1, (Product(1 << 20, 4096),)),), Product(16, 32, int8=True))
+    read = predict(model, MACHINE, Work(1, 0, 1), figures())
+    assert read.memory_s == pytest.approx(model.weight_bytes() / (SHARE * 100e9), rel=1e-3)
+    computed = predict(model, MACHINE, Work(512, 0, 1), figures())
+    assert computed.compute_s == pytest.approx(512 * (1 << 20) * 4096 / (200 * 10 * 2e9), rel=1e-3)
+    assert computed.memory_s < 1e-6
+    alone = predict(model, MACHINE, Work(1, 0, 1), figures(), threads=2)
+    assert alone.memory_s == pytest.approx(model.weight_bytes() / 40e9, rel=1e-3)
+    assert alone.barriers_s == pytest.approx(read.barriers_s / 5)
+    assert read.barriers_s == pytest.approx((2 + 2 + 3) * BARRIER_US * 1e-6)
+
+
+def test_experts_that_are_read_grow_with_the_tokens() -> None:
+    experts = Experts(8, 2, 64, 32)
+    assert experts.touched(1) == pytest.approx(2)
+    assert experts.touched(1000) == pytest.approx(8)
+    assert 2 < experts.touched(2) < 4
+
+
+def test_windows_bound_what_attention_reads() -> None:
+    head = Product(16, 32, int8=True)
+    whole = Model("whole", ((1, (Attention(8, 8, 64, 64),)),), head)
+    window = Model("window", ((1, (Attention(8, 8, 64, 64, window=128),)),), head)
+    work = Work(1, 12799, 1)
+    ratio = (
+        predict(whole, MACHINE, work, figures()).memory_s / predict(window, MACHINE, work, figures()).memory_s
+    )
+    assert 90 < ratio < 100
+
+
+def test_models_have_the_sizes_that_their_names_say() -> None:
+    sizes = {"Llama": 8.0e9, "Qwen3": 30.5e9, "gpt-oss": 20.9e9, "DeepSeek": 15.7e9, "Qwen2.5": 1.54e9}
+    for name, parameters in sizes.items():
+        weights = 0.0
+        for count, part in model_named(name).parts():
+            if isinstance(part, Product):
+                weights += count * part.rows * part.columns
+            elif isinstance(part, Experts):
+                weights += count * part.count * sum(m.rows * m.columns for m in part.matrices)
+        assert 0.9 * parameters < weights + 0.7e9 and weights < 1.01 * parameters, (
+            name
+        )  # embeddings are left out
+    with pytest.raises(ValueError, match="Mistral"):
+        model_named("Mistral")
+
+
+def test_the_documents_tables_serve_every_model_and_machine() -> None:
+    from bench.roofline.machines import MACHINES
+    from bench.roofline.models import MODELS
+
+    shown = read_records([])
+    found = records(MODELS, MACHINES, shown)
+    assert len(found) == len(MODELS) * len(MACHINES) * len(WORKS)
+    assert all(r["tok_s"] > 0 and r["kind"] == "prediction" for r in found)
+    assert rates(found).count("\n") == 1 + len(MODELS) * len(MACHINES)
+    assert "llama.cpp #28141" in beside_published(shown)
+
+
+def test_cells_that_are_empty_are_no_records() -> None:
+    text = (
+        "<!-- table: arm-products -->\n| op | shape | type | variant | instructions/MAC | V2 | N1 |\n"
+        "|---|---|---|---|---|---|---|\n"
+        "| int4_linear | M=1 N=K=8 | g32i | i8mm | 0.1 | 26.8 | |\n<!-- end -->"
+    )
+    assert [(r["cpu"], r["mac_per_cycle"]) for r in shown_records(text)] == [("V2", 26.8)]
