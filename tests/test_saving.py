@@ -208,7 +208,8 @@ def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) 
     [
         ({"scheme": "int3"}, "unknown quantisation scheme 'int3'; there are g32i"),
         ({"head": "int3"}, "unknown quantisation scheme 'int3'"),
-        ({"scheme": "int8"}, "scheme 'int8' is for the head"),
+        ({"overrides": {"mlp": "int3"}}, "unknown quantisation scheme 'int3'"),
+        ({"method": "best"}, "unknown quantisation method 'best'"),
         ({"kv_cache": "int4"}, "kv_cache must be one of int8"),
         ({"bits": 4}, "has no option 'bits'"),
         ({"format": 9}, "saved in format 9 and this torch_armllm reads format 1: upgrade"),

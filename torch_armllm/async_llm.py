@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
 from torch_armllm.engine.intake import Prompt
-from torch_armllm.engine.load import default_params, engine_config, load_engine
+from torch_armllm.engine.load import default_params, engine_config, load_engine, take_recipe
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 
@@ -58,7 +58,7 @@ class AsyncLLM:
             model,
             tokenizer,
             dtype=dtype,
-            quantization=quantization,
+            quantization=take_recipe(quantization, settings),
             skip_tokenizer_init=skip_tokenizer_init,
             progress=progress,
             config=engine_config(settings),

@@ -21,6 +21,7 @@ from torch_armllm import embedded
 from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.registration import METHOD
 from torch_armllm.machine import free_memory
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.upcycle import upcycle
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def load_model(
     dtype: torch.dtype | str = torch.bfloat16,
     progress: bool = False,
     kv_cache: str | None = None,
-    quantization: str | None = None,
+    quantization: Recipe | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model.
 
@@ -45,7 +46,7 @@ def load_model(
         dtype: of the weights; ``auto`` is the checkpoint's own.
         progress: shows a bar while the experts are made.
         kv_cache: see `patch`; of a checkpoint that was quantised before, instead of what it was saved with.
-        quantization: the scheme that weights are quantised to as they are read, layer by layer, where memory
+        quantization: the recipe by which weights are quantised as they are read, layer by layer, where memory
             does not suffice for all of them; None: they are loaded as they are.
 
     Raises:
@@ -64,8 +65,7 @@ def load_model(
             "without regard to what its inputs carry",
             *(size / 1e9, free / 1e9),
         )
-        scheme = "g32i" if quantization == "int4" else quantization
-        options["quantization_config"] = ArmInt4Config(scheme, kv_cache=kv_cache)
+        options["quantization_config"] = ArmInt4Config(**quantization.to_dict(), kv_cache=kv_cache)
     model = AutoModelForCausalLM.from_pretrained(place, **options).eval()
     return upcycle(model, progress=progress) if source == MOE else model
 

@@ -13,7 +13,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from torch_armllm.engine.intake import Prompt
-from torch_armllm.engine.load import conversation_tokens, default_params, engine_config, load_engine
+from torch_armllm.engine.load import (
+    conversation_tokens,
+    default_params,
+    engine_config,
+    load_engine,
+    take_recipe,
+)
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.interrupts import interrupts_held
@@ -35,7 +41,8 @@ class LLM:
         progress: shows bars while the model is loaded and quantised.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
             ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
-            logged unless ``disable_log_stats=False``: there is a bar.
+            logged unless ``disable_log_stats=False``: there is a bar.  And of the quantisation: ``head``,
+            ``ignore``, ``overrides``, ``method``, as `torch_armllm.patch` takes them.
 
     Attributes:
         llm_engine: what computes the answers.
@@ -61,7 +68,7 @@ class LLM:
             model,
             tokenizer,
             dtype=dtype,
-            quantization=quantization,
+            quantization=take_recipe(quantization, settings),
             skip_tokenizer_init=skip_tokenizer_init,
             progress=progress,
             config=engine_config({"disable_log_stats": True, **settings}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
 from torch_armllm.engine.cache_shape import CacheShape, LatentShape, MixedShape, Shape
 from torch_armllm.hf.body import body_of, longest_of
+from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.indexer import dense_until, indexers_of
 from torch_armllm.hf.mla import expands_latents
 from torch_armllm.huge_pages import collapse_packed
@@ -25,6 +26,8 @@ from torch_armllm.passes.match import is_op, value
 from torch_armllm.passes.mla import find_latent, why_not_absorbed
 from torch_armllm.patched import PatchedForward, with_gradients_by_modules
 from torch_armllm.plan import make_plan
+from torch_armllm.quant.quantizer import quantize_by
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.report import LayerRecord, Report
 
 _STATE = "_armllm"
@@ -214,6 +217,9 @@ def patch(
     progress: bool = True,
     importance: bool = True,
     kv_cache: str | None = None,
+    overrides: Mapping[str, str | None] | None = None,
+    method: str = "mse",
+    calibration: Tensor | None = None,
 ) -> Report:
     """Quantises a transformers causal language model to INT4 and rewrites it to fused ops, in place.
 
@@ -224,8 +230,8 @@ def patch(
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
             float16.
-        quantize: ``"int4"`` (the exact scheme g32i), the name of a scheme (``g32i``, ``g32``, ``row``), or
-            None to keep the weights as they are.
+        quantize: ``"int4"`` (the exact scheme g32i), ``"int8"``, the name of another scheme (``g32``,
+            ``row``, …), or None to keep the weights as they are.
         head: the output head's scheme: ``"int8"``, an INT4 scheme, or None to leave it alone.
         ignore: shell-style patterns of layer names that must stay unquantised, such as ``"*.down_proj"``.
         keep_original: keeps the float weights, so that `unpatch` gives them back exactly.
@@ -234,6 +240,11 @@ def patch(
             tokens: one pass over 512 of them saves a good part of what INT4 costs in accuracy.
         kv_cache: what keys and values are stored as: ``"int8"`` (one scale a token and head),
             ``"bfloat16"``, ``"float16"``, ``"float32"``, or None for the model's own dtype.
+        overrides: schemes of layers that are to become something else, by shell-style pattern or by kind
+            (``experts``, ``shared_experts``, ``attention``, ``mlp``, ``head``); None leaves them.  The last
+            one that fits counts.
+        method: ``"mse"`` searches scales, ``"rtn"`` takes them from the peaks.
+        calibration: token ids ``(sequences, length)`` for methods that calibrate.
 
     Returns:
         What was covered by which op, what was left and why, sizes and errors; it prints as a table.
@@ -250,27 +261,32 @@ def patch(
             f"{type(model).__name__} caches latents, which are not stored as int8; "
             "kv_cache takes bfloat16, float16 or float32 for it"
         )
-    scheme = "g32i" if quantize == "int4" or quantize is None else quantize
     records = None
-    if quantize is not None and not quant.is_packed(model):
-        records = quant.quantize(
-            model,
-            scheme,
-            head=head,
-            ignore=ignore,
-            keep_original=keep_original,
-            progress=progress,
-            importance=importance,
-        )
-    elif quantize is not None and scheme != (own := model.config.quantization_config.scheme):
-        raise ValueError(
-            f"the weights are packed as {own!r} already; to have them as {scheme!r}, load the original model"
-        )
+    if quantize is not None:
+        recipe = Recipe(quantize, head, ignore, overrides or {}, method)
+        if quant.is_packed(model):
+            _check_packed(model.config.quantization_config, recipe)
+        else:
+            records = quantize_by(recipe, model, keep_original, progress, importance, calibration)
     report = fuse(model, kv_cache, records)
     model.__dict__[_STATE].quantized = quantize is not None
     if hasattr(model, "hf_quantizer"):
         model.config.quantization_config.kv_cache = kv_cache
     return report
+
+
+def _check_packed(own: ArmInt4Config, wanted: Recipe) -> None:
+    """Raises ValueError if the weights are packed already, and by another recipe than is asked for."""
+    if wanted.scheme != own.scheme:
+        raise ValueError(
+            f"the weights are packed as {own.scheme!r} already; to have them as {wanted.scheme!r}, load the "
+            "original model"
+        )
+    if wanted.overrides and dict(wanted.overrides) != own.overrides:
+        raise ValueError(
+            f"the weights are packed already, with the overrides {own.overrides}; to have "
+            f"{dict(wanted.overrides)}, load the original model"
+        )
 
 
 def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) -> Report:

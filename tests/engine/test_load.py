@@ -16,6 +16,7 @@ from torch_armllm import LLM, AsyncLLM, SamplingParams, checkpoint
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.load import engine_config, load_engine
 from torch_armllm.patching import patched_forward
+from torch_armllm.quant.recipe import Recipe
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9] * 40, [5, 6, 7, 8], [3]]
@@ -125,10 +126,10 @@ def test_weights_that_memory_does_not_suffice_for(
     tiny("llama").save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     monkeypatch.setattr(checkpoint, "free_memory", lambda: 200_000)
-    loaded = checkpoint.load_model(str(tmp_path), kv_cache="int8", quantization="int4")
+    loaded = checkpoint.load_model(str(tmp_path), kv_cache="int8", quantization=Recipe())
     assert torch_armllm.is_patched(loaded)
     assert loaded.hf_quantizer.quantization_config.scheme == "g32i"
     assert "and 0.0 GB are free: each layer is quantised as it is read" in caplog.text
     assert patched_forward(loaded).shape.dtype is torch.int8
     monkeypatch.setattr(checkpoint, "free_memory", lambda: 2_000_000)
-    assert not torch_armllm.is_patched(checkpoint.load_model(str(tmp_path), quantization="int4"))
+    assert not torch_armllm.is_patched(checkpoint.load_model(str(tmp_path), quantization=Recipe()))

@@ -16,6 +16,10 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.patching import patched_forward
+from torch_armllm.quant.recipe import Recipe
+
+_QUANTIZATION = ("head", "ignore", "overrides", "method")
+"""Settings of a recipe, beside its scheme."""
 
 
 class Loaded(NamedTuple):
@@ -31,7 +35,7 @@ def load_engine(
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     *,
     dtype: str | torch.dtype = "auto",
-    quantization: str | None = "int4",
+    quantization: str | Recipe | None = "int4",
     skip_tokenizer_init: bool = False,
     progress: bool = True,
     config: EngineConfig | None = None,
@@ -42,7 +46,8 @@ def load_engine(
         model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
         tokenizer: or its folder or name; None: the model's own.
         dtype: of the weights that are loaded; ``auto`` is the checkpoint's own.
-        quantization: see `torch_armllm.patch`; regarded where the model is not quantised or patched yet.
+        quantization: a scheme, a recipe, or None for the weights as they are; regarded where the model is not
+            quantised or patched yet.
         skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
         progress: shows bars.
         config: of the engine.
@@ -55,10 +60,13 @@ def load_engine(
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
     cache = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    recipe = Recipe(quantization) if isinstance(quantization, str) else quantization
     if isinstance(model, str):
-        model = load_model(model, _dtype(dtype), progress, cache, quantization)
+        model = load_model(model, _dtype(dtype), progress, cache, recipe)
     if not torch_armllm.is_patched(model):
-        torch_armllm.patch(model, quantization, progress=progress, kv_cache=cache)
+        options = {} if recipe is None else recipe.to_dict()
+        scheme = options.pop("scheme", None)
+        torch_armllm.patch(model, scheme, progress=progress, kv_cache=cache, **options)
     _check_cache(model, cache)
     return Loaded(build_engine(model, own_tokenizer, config), model, own_tokenizer)
 
@@ -72,8 +80,25 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     known = [field.name for field in fields(EngineConfig)]
     for name in settings:
         if name not in known:
-            raise ValueError(f"unknown setting {name!r}; an engine has {', '.join(known)}")
+            raise ValueError(
+                f"unknown setting {name!r}; an engine has {', '.join(known)}, "
+                f"and the quantisation of its model {', '.join(_QUANTIZATION)}"
+            )
     return EngineConfig(**settings)
+
+
+def take_recipe(quantization: str | None, settings: dict[str, Any]) -> Recipe | None:
+    """Takes out of settings what says how to quantise, beside the scheme.
+
+    Raises:
+        ValueError: a scheme or a method is unknown; or the settings are given, but no scheme.
+    """
+    options = {name: settings.pop(name) for name in _QUANTIZATION if name in settings}
+    if quantization is not None:
+        return Recipe(quantization, **options)
+    if options:
+        raise ValueError(f"{next(iter(options))} is given, but quantization is None: the weights would stay")
+    return None
 
 
 def default_params(generation: GenerationConfig | None) -> SamplingParams:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_armllm.hf.registration import METHOD
+
+if TYPE_CHECKING:
+    from torch_armllm.quant.recipe import Recipe
 
 FORMAT = 1
 _CACHES = ("int8", "bfloat16", "float16", "float32")
@@ -19,7 +22,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         AutoModelForCausalLM.from_pretrained(name, quantization_config=ArmInt4Config())
 
     Attributes:
-        scheme, head, ignore, kv_cache: as `torch_armllm.patch` takes them.
+        scheme, head, ignore, overrides, method, kv_cache: as `torch_armllm.patch` takes them.
         importance: quantises with regard to what each input channel carries, as ``patch`` does by default.
             Off unless asked for, as it needs the whole float model, which is loaded first.  Without, each
             layer is quantised as soon as it is read, and the peak memory is that of the quantised model and
@@ -40,13 +43,16 @@ class ArmInt4Config(QuantizationConfigMixin):
         modules: dict[str, dict[str, Any]] | None = None,
         format: int = FORMAT,
         quant_method: str = METHOD,
+        overrides: Mapping[str, str | None] | None = None,
+        method: str = "mse",
         **unknown: Any,
     ) -> None:
         """See the class.
 
         Raises:
-            ValueError: there is no such scheme, cache or option, or the format is a newer one.
+            ValueError: there is no such scheme, method, cache or option, or the format is a newer one.
         """
+        from torch_armllm.quant.recipe import Recipe
         from torch_armllm.quant.schemes import scheme_named
 
         if unknown:
@@ -62,22 +68,28 @@ class ArmInt4Config(QuantizationConfigMixin):
             )
         if kv_cache is not None and kv_cache not in _CACHES:
             raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
-        if scheme == "int8":
-            raise ValueError(
-                "scheme 'int8' is for the head; the other layers take g32i, row, g32 and the like"
-            )
-        for name in (scheme, head, *(saved.get("scheme") for saved in (modules or {}).values())):
-            if name is not None and name != TIED:
+        recipe = Recipe(scheme, head, ignore, overrides or {}, method)
+        for saved in (modules or {}).values():
+            if (name := saved.get("scheme")) is not None and name != TIED:
                 scheme_named(name)
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers' enumeration has its own only
-        self.scheme = scheme
-        self.head = head
-        self.ignore = list(ignore)
+        self.scheme = recipe.scheme
+        self.head = recipe.head
+        self.ignore = list(recipe.ignore)
+        self.overrides = dict(recipe.overrides)
+        self.method = recipe.method
         self.kv_cache = kv_cache
         self.importance = importance
         self.fuse = fuse
         self.modules = modules
         self.format = format
+
+    @property
+    def recipe(self) -> Recipe:
+        """What becomes of which layer."""
+        from torch_armllm.quant.recipe import Recipe
+
+        return Recipe(self.scheme, self.head, self.ignore, self.overrides, self.method)
 
 
 TIED = "tied"

@@ -76,12 +76,12 @@ class ArmInt4Quantizer(HfQuantizer):
         return _Take(self._loader)
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        from torch_armllm import patching, quant
+        from torch_armllm import patching
         from torch_armllm.quant.loading import refuse_missing
+        from torch_armllm.quant.quantizer import quantize_by
         from torch_armllm.quant.saved import finish_skeleton
 
         config = self.quantization_config
-        options = {"scheme": config.scheme, "head": config.head, "ignore": config.ignore, "progress": False}
         model.eval()
         model.__dict__.pop("hf_quantizer", None)
         del model.config.quantization_config  # type: ignore[union-attr]  # until it is true
@@ -94,7 +94,7 @@ class ArmInt4Quantizer(HfQuantizer):
             records = self._loader.finish()
             self._loader = None
         else:
-            records = quant.quantize(model, **options)  # type: ignore[arg-type]
+            records = quantize_by(config.recipe, model, progress=False)
         attach(model, config, self)
         if config.fuse:
             self.report = patching.fuse(model, config.kv_cache, records)

@@ -26,7 +26,7 @@ _FLOOR = 1e-3
 
 
 @torch.no_grad()
-def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Tensor]:
+def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tensor]:
     """Runs the model once on random tokens and measures what reaches each layer.
 
     Args:
@@ -34,17 +34,17 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Tenso
         layers: whose inputs to measure; heads are left out, they are not run.
 
     Returns:
-        By ``id`` of the layer's module: float32 ``(in_features,)``, the mean square of each input channel,
+        By name of the layer: float32 ``(in_features,)``, the mean square of each input channel,
         1 on average.  Layers that the tokens did not reach are missing; all are, with a warning, where the
         model does not run on tokens alone.
     """
     if not isinstance(model, PreTrainedModel):
         return {}
     base = body_of(model)
-    sums: dict[int, Tensor] = {}
-    counts: dict[int, int] = {}
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
 
-    def watch(key: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def watch(key: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(_: nn.Module, arguments: tuple[Any, ...]) -> None:
             x = arguments[0].detach().float().flatten(0, -2)
             sums[key] = sums.get(key, 0) + x.square().sum(0)
@@ -53,8 +53,8 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Tenso
 
         return hook
 
-    wanted = [x.module for x in layers if x.reason is None and x.kind != "head"]
-    hooks = [module.register_forward_pre_hook(watch(id(module))) for module in wanted]
+    wanted = [layer for layer in layers if layer.reason is None and layer.kind != "head"]
+    hooks = [layer.module.register_forward_pre_hook(watch(layer.name)) for layer in wanted]
     generator = torch.Generator().manual_seed(_SEED)
     vocabulary = model.config.get_text_config().vocab_size
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or TOKENS

@@ -12,9 +12,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from torch_armllm.memory import release_free_memory
-from torch_armllm.quant.layers import Layer, Places
+from torch_armllm.quant.layers import Layer, Places, find_layers
+from torch_armllm.quant.methods import make_method
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
-from torch_armllm.quant.quantizer import choose_layers, commit, refuse_damaged, untouched
+from torch_armllm.quant.quantizer import commit, refuse_damaged, untouched
 from torch_armllm.quant.replacement import Replacement, replacement
 from torch_armllm.quant.saved import placeholder
 from torch_armllm.quant.spool import Spool
@@ -33,8 +34,9 @@ class LayerLoader:
 
     def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
         self._model = model
-        options = (config.scheme, config.head, config.ignore)
-        self._layers, self._handlers = choose_layers(model, *options, loading=True)
+        recipe = config.recipe
+        self._layers, self._schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
+        self._method = make_method(recipe.method, model, self._layers)
         self._wanted: dict[str, Layer] = {}
         self._made: dict[str, tuple[Replacement, LayerRecord]] = {}
         self._error: ValueError | None = None
@@ -67,7 +69,7 @@ class LayerLoader:
                 return
             refuse_damaged([layer])
             spool = Spool(in_memory=None)
-            found = replacement(self._model, layer, self._handlers[layer.kind], None, False, spool)
+            found = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
             spool.load(found.module)
             self._made[layer.name] = found, found.record(layer)
         except ValueError as error:
@@ -100,7 +102,7 @@ class LayerLoader:
             else:
                 refuse_damaged([layer])
                 spool = Spool()
-                made = replacement(self._model, layer, self._handlers[layer.kind], None, False, spool)
+                made = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
                 records.append(commit(layer, made, spool, hung))
         return records
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torch_armllm.ops import linear, moe
 from torch_armllm.quant.experts import ExpertLayout
-from torch_armllm.quant.packing import dequantize_matrix, split_panels
+from torch_armllm.quant.packing import dequantize_matrix, op_name, split_panels
 
 
 class QuantLinear(nn.Module):
@@ -75,7 +75,7 @@ class QuantLinear(nn.Module):
 
 
 class QuantExperts(nn.Module):
-    """All experts of a layer with packed INT4 weights; called as transformers calls its experts modules.
+    """All experts of a layer with packed weights; called as transformers calls its experts modules.
 
     Attributes:
         gate_up_packed: uint8 (E, 2·⌈I/16⌉, bytes); panels of gate and up alternate; without a gate, up alone.
@@ -162,7 +162,7 @@ class QuantExperts(nn.Module):
             self.gate_up_packed,
             self.down_packed,
             self.intermediate_dim,
-            self.scheme,
+            op_name(self.scheme),
             self.activation,
             self.limit,
             self.gate_up_bias,

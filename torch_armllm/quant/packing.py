@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import linear
-from torch_armllm.quant.scheme import PANEL, Quantised, Scheme, relative_error, row_chunks
+from torch_armllm.quant.method import Search
+from torch_armllm.quant.scheme import PANEL, Quantised, Rounding, Scheme, relative_error, row_chunks
 from torch_armllm.quant.workers import each
 
 _PIECE = 1 << 24
@@ -25,37 +26,42 @@ def pack(quantised: Quantised) -> Tensor:
     )
 
 
-def quantize_matrix(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, float]:
-    """Quantises and packs a float matrix (N, K); errors count by ``importance`` (K,), where it is given.
+def quantize_matrix(weight: Tensor, scheme: Scheme, rounding: Rounding | None = None) -> tuple[Tensor, float]:
+    """Quantises and packs a float matrix (N, K); without a ``rounding`` by searching scales.
 
     Returns:
         The panels, uint8 (⌈N/16⌉, bytes), and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
     """
-    packed, error = quantize_matrices([weight], scheme, importance)
+    packed, error = quantize_matrices([weight], scheme, None if rounding is None else [rounding])
     return packed[0], error
 
 
 def quantize_matrices(
-    weights: list[Tensor], scheme: Scheme, importance: Tensor | None = None
+    weights: Sequence[Tensor], scheme: Scheme, roundings: Sequence[Rounding] | None = None
 ) -> tuple[Tensor, float]:
     """Quantises and packs E float matrices of the same shape (N, K), such as views of one large parameter.
+
+    Args:
+        weights: the matrices.
+        scheme: what they become.
+        roundings: one for each of them; without, scales are searched.
 
     Returns:
         The panels, uint8 (E, ⌈N/16⌉, bytes), and the relative round-trip error of all of them together.
     """
-    packed, error, energy = _quantize(weights, scheme, importance)
+    packed, error, energy = _quantize(weights, scheme, roundings or [Search()] * len(weights))
     return packed, relative_error(error, energy)
 
 
 def quantize_pieces(
-    weight: Tensor, scheme: Scheme, importance: Tensor | None, take: Callable[[slice, Tensor], None]
+    weight: Tensor, scheme: Scheme, rounding: Rounding, take: Callable[[slice, Tensor], None]
 ) -> float:
     """Quantises and packs a float matrix (N, K) that is too large to be there twice, some rows at a time.
 
     Args:
         weight: the matrix.
-        scheme: how.
-        importance: (K,), or None.
+        scheme: what it becomes.
+        rounding: how.
         take: is called with a range of rows and their panels, uint8 (⌈rows/16⌉, bytes), in order.
 
     Returns:
@@ -63,7 +69,7 @@ def quantize_pieces(
     """
     sums = (0.0, 0.0)
     for rows in row_chunks(weight.shape[0], weight.shape[1], _PIECE):
-        packed, error, energy = _quantize([weight[rows]], scheme, importance)
+        packed, error, energy = _quantize([weight[rows]], scheme, [rounding])
         take(rows, packed[0])
         del packed
         release_free_memory()  # or it would add up from piece to piece
@@ -76,14 +82,14 @@ def empty_panels(leading: tuple[int, ...], rows: int, columns: int, scheme: str,
     shape = (
         *leading,
         repeat * linear.panel_count(rows),
-        linear.panel_layout(_op_name(scheme), columns).bytes,
+        linear.panel_layout(op_name(scheme), columns).bytes,
     )
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
 def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
     """The float32 matrix (N, K), or (E, N, K) for packed experts, that the panels stand for."""
-    return linear.unpack_weight(packed, out_features, in_features, _op_name(scheme))
+    return linear.unpack_weight(packed, out_features, in_features, op_name(scheme))
 
 
 def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,16 +98,21 @@ def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantize(
-    weights: list[Tensor], scheme: Scheme, importance: Tensor | None
+    weights: Sequence[Tensor], scheme: Scheme, roundings: Sequence[Rounding]
 ) -> tuple[Tensor, float, float]:
     """The panels of E float matrices, Σ(W − Ŵ)² and ΣW²."""
     rows, columns = weights[0].shape
-    jobs = [(index, part) for index in range(len(weights)) for part in row_chunks(rows, columns)]
+    jobs = [
+        (index, part)
+        for index, rounding in enumerate(roundings)
+        for part in row_chunks(rows, columns, rounding.chunk)
+    ]
+    assert len(roundings) == len(weights)
     packed = torch.empty_like(empty_panels((len(weights),), rows, columns, scheme.name), device="cpu")
 
     def work(job: tuple[int, slice]) -> tuple[float, float]:
         index, part = job
-        found, error, energy = scheme.quantise_chunk(weights[index][part], importance)
+        found, error, energy = scheme.quantise_chunk(weights[index][part], roundings[index])
         panels = slice(part.start // PANEL, linear.panel_count(part.stop))
         packed[index, panels] = pack(found)
         return error, energy
@@ -110,5 +121,6 @@ def _quantize(
     return packed, sum(s[0] for s in sums), sum(s[1] for s in sums)
 
 
-def _op_name(scheme: str) -> str:
+def op_name(scheme: str) -> str:
+    """What the ops call a scheme."""
     return "i8" if scheme == "int8" else scheme

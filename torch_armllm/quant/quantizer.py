@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.quantizer import attach
 from torch_armllm.memory import release_free_memory
-from torch_armllm.quant.importance import input_energies
 from torch_armllm.quant.layers import Layer, Places, find_layers
+from torch_armllm.quant.methods import make_method
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.replacement import Replacement, replacement
-from torch_armllm.quant.scheme import Scheme
-from torch_armllm.quant.schemes import scheme_named
 from torch_armllm.quant.spool import Spool
 from torch_armllm.report import LayerRecord
 
@@ -32,6 +30,10 @@ def quantize(
     keep_original: bool = False,
     progress: bool = True,
     importance: bool = True,
+    *,
+    overrides: Mapping[str, str | None] | None = None,
+    method: str = "mse",
+    calibration: Tensor | None = None,
 ) -> list[LayerRecord]:
     """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
 
@@ -44,70 +46,66 @@ def quantize(
 
     Args:
         model: a transformers model on the CPU with bfloat16, float16 or float32 weights.
-        scheme: of the linear layers and the experts: any of `SCHEMES` but ``int8``.
-        head: of the output head: ``int8``, one of the above, or None to leave it alone.
+        scheme: of the linear layers and the experts: any of `SCHEMES`.
+        head: of the output head: one of them, or None to leave it alone.
         ignore: shell-style patterns of layer names that must stay as they are, such as ``*.down_proj``.
         keep_original: keeps the float weights for `restore`.
         progress: shows a bar.
         importance: runs the model once on random tokens, and lets errors in the search of scales count by
-            what each input channel then carries; see `torch_armllm.quant.importance`.
+            what each input channel then carries; see `torch_armllm.quant.importance`.  For ``mse`` alone.
+        overrides: schemes of layers that are to become something else, by pattern or kind: see `Recipe`.
+        method: ``mse`` searches scales, ``rtn`` takes them from the peaks, ``gptq`` and ``awq`` calibrate.
+        calibration: token ids ``(sequences, length)`` for the methods that calibrate.
 
     Returns:
         A record for every layer with a weight matrix, those that were left alone included.
 
     Raises:
-        ValueError: there is no such scheme; or a weight is not on the CPU, not finite, or quantised already.
+        ValueError: there is no such scheme or method; a pattern fits nothing; or a weight is not on the CPU,
+            not finite, or quantised already.
     """
+    recipe = Recipe(scheme, head, ignore, overrides or {}, method)
+    return quantize_by(recipe, model, keep_original, progress, importance, calibration)
+
+
+@torch.no_grad()
+def quantize_by(
+    recipe: Recipe,
+    model: nn.Module,
+    keep_original: bool = False,
+    progress: bool = True,
+    importance: bool = True,
+    calibration: Tensor | None = None,
+) -> list[LayerRecord]:
+    """Quantises by a recipe; see `quantize`."""
     if any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules()):
         raise ValueError(
             "the model is quantised already; take it back with torch_armllm.unpatch(model) first"
         )
-    layers, handlers = choose_layers(model, scheme, head, ignore)
+    layers, schemes = recipe.assign(find_layers(model, recipe.ignore))
     refuse_damaged(layers)
-    energies = input_energies(model, layers) if importance else {}
+    wanted = [layer for layer in layers if layer.name in schemes]
+    method = make_method(recipe.method, model, wanted, importance, calibration)
     spool = Spool()
     made: dict[str, Replacement] = {}
-    wanted = [layer for layer in layers if layer.reason is None]
-    for layer in tqdm(wanted, desc="Quantising", unit="layer", disable=not progress):
-        energy = energies.get(id(layer.module))
-        made[layer.name] = replacement(model, layer, handlers[layer.kind], energy, keep_original, spool)
-        release_free_memory()
+    try:
+        for layer in tqdm(method.order(wanted), desc="Quantising", unit="layer", disable=not progress):
+            found = replacement(model, layer, schemes[layer.name], method, keep_original, spool)
+            made[layer.name] = found
+            method.took(layer, found.module)
+            release_free_memory()
+    except BaseException:
+        method.abandon()
+        raise
+    method.commit()
     hung = Places(model)
     records = [
         commit(layer, made[layer.name], spool, hung) if layer.name in made else untouched(layer)
         for layer in layers
     ]
     if isinstance(model, PreTrainedModel):
-        attach(model, ArmInt4Config(scheme, head, ignore))
+        attach(model, ArmInt4Config(**recipe.to_dict()))
     return records
-
-
-def choose_layers(
-    model: nn.Module, scheme: str, head: str | None, ignore: Sequence[str], loading: bool = False
-) -> tuple[list[Layer], dict[str, Scheme]]:
-    """The layers of a model, those to be left marked with the reason, and the scheme for each kind of layer.
-
-    Raises:
-        ValueError: there is no such scheme; or a layer is not on the CPU or quantised by other means.
-    """
-    body = scheme_named(scheme)
-    if scheme == "int8":
-        raise ValueError("scheme 'int8' is for the head; the other layers take g32i, row, g32 and the like")
-    last = scheme_named(head) if head is not None else None
-    layers = find_layers(model, ignore, loading)
-    if last is None:
-        layers = [
-            replace(layer, reason="left out on request")
-            if layer.kind == "head" and not layer.reason
-            else layer
-            for layer in layers
-        ]
-    return layers, {
-        "linear": body,
-        "latent": scheme_named("int8"),
-        "experts": body,
-        "head": last or body,
-    }
 
 
 def refuse_damaged(layers: Sequence[Layer]) -> None:

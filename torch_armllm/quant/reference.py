@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch_armllm.ops.linear import reference_int4_linear, reference_int8_linear
 from torch_armllm.quant.layers import Places
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.packing import op_name
 from torch_armllm.quant.recognise import ACTIVATIONS
 
 
@@ -56,15 +57,16 @@ class ReferenceExperts(nn.Module):
     def _expert(self, expert: int, rows: Tensor) -> Tensor:
         source = self.source
         packed, size = source.gate_up_packed[expert], source.intermediate_dim
+        scheme = op_name(source.scheme)
         panels = (packed[0::2], packed[1::2]) if source.gated else (packed, packed)
-        gate, up = (reference_int4_linear(rows, part, size, source.scheme) for part in panels)
+        gate, up = (reference_int4_linear(rows, part, size, scheme) for part in panels)
         if source.gate_up_bias is not None:
             bias = source.gate_up_bias[expert].float().expand(2, -1)
             gate, up = gate + bias[0], up + bias[1]
         inner = ACTIVATIONS[source.activation](gate, up, source.limit)
         packed = source.down_packed[expert]
         down_bias = None if source.down_bias is None else source.down_bias[expert]
-        return reference_int4_linear(inner, packed, source.hidden_dim, source.scheme, down_bias)
+        return reference_int4_linear(inner, packed, source.hidden_dim, scheme, down_bias)
 
 
 def emulate(model: nn.Module) -> nn.Module:

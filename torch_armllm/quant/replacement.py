@@ -12,6 +12,7 @@ from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.embedding import TiedEmbedding, can_share
 from torch_armllm.quant.experts import parameter
 from torch_armllm.quant.layers import Layer, weight_of
+from torch_armllm.quant.method import Method
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import empty_panels, quantize_matrices, quantize_pieces
 from torch_armllm.quant.scheme import Scheme
@@ -45,7 +46,7 @@ class Replacement:
 
 
 def replacement(
-    model: nn.Module, layer: Layer, scheme: Scheme, importance: Tensor | None, keep: bool, spool: Spool
+    model: nn.Module, layer: Layer, scheme: Scheme, method: Method, keep: bool, spool: Spool
 ) -> Replacement:
     """Makes what is to stand in a layer's place; nothing changes yet.
 
@@ -53,7 +54,7 @@ def replacement(
         model: the model, for embeddings that are tied to the layer.
         layer: the layer.
         scheme: its scheme.
-        importance: see `quantize`.
+        method: chooses the integers.
         keep: its float weights are to be kept.
         spool: takes the packed weights.
 
@@ -67,10 +68,10 @@ def replacement(
     sharer = None
     try:
         if layer.kind == "experts":
-            new, op = _quantize_experts(layer, scheme, importance), "int4_moe"
+            new, op = _quantize_experts(layer, scheme, method), "int4_moe"
             spool.store(new)
         else:
-            new, sharer = _quantize_linear(layer, scheme, importance, tied[0] if share else None, spool)
+            new, sharer = _quantize_linear(layer, scheme, method, tied[0] if share else None, spool)
             op = "int8_linear" if scheme.name == "int8" else "int4_linear"
     except ValueError as error:
         raise ValueError(f"{layer.name}: {error}") from error
@@ -79,7 +80,7 @@ def replacement(
 
 
 def _quantize_linear(
-    layer: Layer, scheme: Scheme, importance: Tensor | None, tied: nn.Embedding | None, spool: Spool
+    layer: Layer, scheme: Scheme, method: Method, tied: nn.Embedding | None, spool: Spool
 ) -> tuple[QuantLinear, TiedEmbedding | None]:
     """Packs a linear layer, and for the embedding that is ``tied`` to it the bits that are left."""
     module = layer.module
@@ -97,17 +98,21 @@ def _quantize_linear(
         if sharer is not None:
             spool.append(sharer, "rest", split_rest(weight[part], panels))
 
-    new.error = quantize_pieces(weight, scheme, importance, take)
+    new.error = quantize_pieces(weight, scheme, method.rounding(layer, scheme), take)
     return new, sharer
 
 
-def _quantize_experts(layer: Layer, scheme: Scheme, importance: Tensor | None) -> QuantExperts:
+def _quantize_experts(layer: Layer, scheme: Scheme, method: Method) -> QuantExperts:
     module, layout = layer.module, layer.layout
     assert layout is not None
     inner, outer = (parameter(module, name) for name in layout.weights)
-    made = [quantize_matrices(part, scheme, importance) for part in layout.inner(inner)]
     downs = layout.outer(outer)
-    down, down_error = quantize_matrices(downs, scheme)
+    experts = range(len(downs))
+    into, out = (
+        [method.rounding(layer, scheme, name, expert) for expert in experts] for name in layout.weights
+    )
+    made = [quantize_matrices(part, scheme, into) for part in layout.inner(inner)]
+    down, down_error = quantize_matrices(downs, scheme, out)
     hidden, intermediate = downs[0].shape
     biases = layout.biases(module)
     errors = [*(error for _, error in made), down_error]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ GROUP = 32
 """Values along K that share a scale or a multiplier."""
 PANEL = 16
 """Output rows of one packed panel."""
-_CHUNK = 1 << 17
-"""Weights searched at once: their temporaries fit a core's second-level cache."""
+CHUNK = 1 << 17
+"""Weights rounded at once: their temporaries fit a core's second-level cache."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,17 @@ class Quantised:
     zeros: Tensor | None = None
 
 
+class Rounding(ABC):
+    """Chooses the integers of one matrix, some of its rows at a time and on several threads."""
+
+    chunk: int = CHUNK
+    """Weights that are best rounded at once."""
+
+    @abstractmethod
+    def rows(self, weight: Tensor, scheme: Scheme) -> Quantised:
+        """Rounds some rows, float32 (r, K), to integers of a scheme."""
+
+
 class Scheme(ABC):
     """Turns float weights into integers and back."""
 
@@ -50,10 +61,13 @@ class Scheme(ABC):
         """Bits a weight of the packed form, for rows of ``columns`` values."""
 
     @abstractmethod
-    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:
+    def quantise_rows(
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantised:
         """Quantises float32 rows of shape (r, G, 32); the result's `q` is (r, G·32).
 
-        Squared errors count by ``importance`` (G, 32), where it is given.
+        Squared errors count by ``importance`` (G, 32), where it is given.  Without ``search`` the scales come
+        from the peaks alone, so that nothing is clipped.
         """
 
     def dequantize(self, quantised: Quantised) -> Tensor:
@@ -71,10 +85,21 @@ class Scheme(ABC):
         values = scales.float()
         return values.repeat_interleave(self.span, dim=1)[:, :columns] if self.span else values[:, None]
 
+    def round_rows(self, weight: Tensor, importance: Tensor | None = None, search: bool = True) -> Quantised:
+        """Quantises float32 rows (r, K); K need not be a multiple of 32.  See `quantise_rows`."""
+        columns = weight.shape[1]
+        groups = math.ceil(columns / GROUP)
+        short = (0, groups * GROUP - columns)
+        padded = torch.nn.functional.pad(weight, short).view(-1, groups, GROUP)
+        if importance is not None:
+            importance = torch.nn.functional.pad(importance, short).view(groups, GROUP)
+        found = self.quantise_rows(padded, importance, search)
+        return replace(found, q=found.q[:, :columns].contiguous())
+
     def quantise_chunk(
-        self, weight: Tensor, importance: Tensor | None = None
+        self, weight: Tensor, rounding: Rounding | None = None
     ) -> tuple[Quantised, float, float]:
-        """Quantises a few rows (r, K) of any float type; ``importance`` is (K,).
+        """Quantises a few rows (r, K) of any float type; without a ``rounding`` by searching scales.
 
         Returns:
             The integers, Σ(W − Ŵ)² and ΣW².
@@ -87,34 +112,21 @@ class Scheme(ABC):
                 f"{self.name} quantises float matrices (N, K), "
                 f"got {weight.dtype} of shape {tuple(weight.shape)}"
             )
-        columns = weight.shape[1]
-        groups = math.ceil(columns / GROUP)
         value = weight.float()
         energy = float(value.square().sum())
         if not math.isfinite(energy) and not bool(value.isfinite().all()):
             raise ValueError("the weight holds a NaN or an infinity: the checkpoint is damaged")
-        padded = torch.nn.functional.pad(value, (0, groups * GROUP - columns))
-        if importance is not None:
-            importance = torch.nn.functional.pad(importance, (0, groups * GROUP - columns)).view(
-                groups, GROUP
-            )
-        found = self.quantise_rows(padded.view(-1, groups, GROUP), importance)
-        cut = Quantised(
-            self.name, found.q[:, :columns].contiguous(), found.scales, found.multipliers, found.zeros
-        )
-        return cut, float((value - self.dequantize(cut)).square().sum()), energy
+        found = self.round_rows(value) if rounding is None else rounding.rows(value, self)
+        return found, float((value - self.dequantize(found)).square().sum()), energy
 
-    def quantize(self, weight: Tensor, importance: Tensor | None = None) -> tuple[Quantised, float]:
-        """Quantises a float matrix (N, K); K need not be a multiple of 32.
-
-        Args:
-            weight: the matrix.
-            importance: (K,), what a squared error in each column counts; all the same by default.
+    def quantize(self, weight: Tensor, rounding: Rounding | None = None) -> tuple[Quantised, float]:
+        """Quantises a float matrix (N, K); without a ``rounding`` by searching scales.
 
         Returns:
             The integers, and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
         """
-        parts = each(lambda rows: self.quantise_chunk(weight[rows], importance), row_chunks(*weight.shape))
+        chunks = row_chunks(weight.shape[0], weight.shape[1], CHUNK if rounding is None else rounding.chunk)
+        parts = each(lambda rows: self.quantise_chunk(weight[rows], rounding), chunks)
         pieces = [part[0] for part in parts]
         multipliers = [p.multipliers for p in pieces if p.multipliers is not None]
         zeros = [p.zeros for p in pieces if p.zeros is not None]
@@ -128,7 +140,7 @@ class Scheme(ABC):
         return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
 
 
-def row_chunks(rows: int, columns: int, weights: int = _CHUNK) -> list[slice]:
+def row_chunks(rows: int, columns: int, weights: int) -> list[slice]:
     """Row ranges of about so many ``weights`` each; all but the last hold whole panels."""
     step = max(1, weights // max(columns, 1) // PANEL) * PANEL
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

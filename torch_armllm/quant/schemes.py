@@ -1,7 +1,7 @@
 """Weight formats: how a float matrix becomes small integers, one handler a scheme.
 
-Every handler rounds to nearest and searches its scales by squared error, row chunk by row chunk, so that the
-temporary memory stays at a few megabytes whatever the size of the matrix.
+Every handler rounds to nearest, with scales from the peaks or searched by squared error, row chunk by row
+chunk, so that the temporary memory stays at a few megabytes whatever the size of the matrix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class G32I(Scheme):
     def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 4 / GROUP + 32 / columns
 
-    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
+    def quantise_rows(  # noqa: D102
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantised:
         peak = weight.abs().amax(dim=2)
         scale = peak.amax(dim=1) / (7.5 * 16)
         # The heavier tail is best kept on −8, the longer side: a negative row scale puts it there.
@@ -36,13 +38,18 @@ class G32I(Scheme):
         scale = torch.where(tail > 0, -scale, scale)
         widest = torch.ceil(peak * _inverse(scale).abs()[:, None] / 7)
         value = weight * _inverse(scale)[:, None, None]
-        steps = [(widest - step).clamp_(1, 16) for step in range(self.clipped)]
+        steps = [(widest - step).clamp_(1, 16) for step in range(self.clipped if search else 1)]
         multiplier, q = _search(value, steps, importance)
+        if not search:
+            return self._integers(q, scale, multiplier)
         scale = _fit(weight, q, multiplier, importance)
         value = weight * _inverse(scale)[:, None, None]
         steps = [multiplier, *((multiplier + step).clamp_(1, 16) for step in (1, -1))]
         multiplier, q = _search(value, steps, importance)
         scale = _fit(weight, q, multiplier, importance)
+        return self._integers(q, scale, multiplier)
+
+    def _integers(self, q: Tensor, scale: Tensor, multiplier: Tensor) -> Quantised:
         return Quantised(self.name, q.flatten(1).to(torch.int8), scale, multiplier.to(torch.uint8))
 
 
@@ -55,15 +62,22 @@ class Symmetric(Scheme):
     def __init__(self, name: str, span: int, bfloat16: bool = False) -> None:
         self.name, self.span, self.bfloat16 = name, span, bfloat16
 
+    def _factors(self, search: bool) -> tuple[float, ...]:
+        """What scales are tried, relative to the one that clips nothing."""
+        if not search:
+            return (1.0,)
+        return self.shrink if self.span else self.shrink_row
+
     def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + (16 if self.bfloat16 else 32) / (self.span or columns)
 
-    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
+    def quantise_rows(  # noqa: D102
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantised:
         value, importance = _regroup(weight, importance, self.span)
         scale = value.abs().amax(dim=2) / 7
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-        shrink = self.shrink if self.span else self.shrink_row
-        candidates = [_rounded(scale * factor, self.bfloat16) for factor in shrink]
+        candidates = [_rounded(scale * factor, self.bfloat16) for factor in self._factors(search)]
         scale, q = _search(value, candidates, importance)
         q = q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8)
         return Quantised(self.name, q, _stored(scale, self.span, self.bfloat16))
@@ -75,12 +89,14 @@ class Asymmetric(Symmetric):
     def bits(self, columns: int) -> float:  # noqa: D102
         return super().bits(columns) + 4 / (self.span or columns)
 
-    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
+    def quantise_rows(  # noqa: D102
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantised:
         value, importance = _regroup(weight, importance, self.span)
         low, high = value.amin(dim=2).clamp(max=0), value.amax(dim=2).clamp(min=0)
         best, best_zero = torch.ones_like(low), torch.zeros_like(low)
         least = torch.full_like(low, math.inf)
-        for factor in self.shrink if self.span else self.shrink_row:
+        for factor in self._factors(search):
             scale = _rounded((high - low) * (factor / 15), self.bfloat16)
             scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
             zero = torch.round(-low * factor / scale).clamp_(0, 15)
@@ -97,14 +113,16 @@ class Asymmetric(Symmetric):
 
 
 class Int8(Scheme):
-    """One float scale a row, q in −127…127: for the output head."""
+    """One float scale a row, q in −127…127: for the output head, or for all."""
 
     name = "int8"
 
     def bits(self, columns: int) -> float:  # noqa: D102
         return 8 + 32 / columns
 
-    def quantise_rows(self, weight: Tensor, importance: Tensor | None = None) -> Quantised:  # noqa: D102
+    def quantise_rows(  # noqa: D102
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantised:
         flat = weight.flatten(1)
         scale = flat.abs().amax(dim=1) / 127
         scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
@@ -127,12 +145,16 @@ _HANDLERS: tuple[Scheme, ...] = (
 SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in _HANDLERS}
 
 
+DEFAULT = "g32i"
+
+
 def scheme_named(name: str) -> Scheme:
-    """The handler of a scheme.
+    """The handler of a scheme; ``int4`` is the default one.
 
     Raises:
         ValueError: there is no such scheme.
     """
+    name = DEFAULT if name == "int4" else name
     if name not in SCHEMES:
         raise ValueError(f"unknown quantisation scheme {name!r}; there are {', '.join(SCHEMES)}")
     return SCHEMES[name]

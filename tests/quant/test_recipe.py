@@ -1,0 +1,155 @@
+"""Which layer becomes what: overrides, methods, and INT8 for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import torch_armllm
+from tests.models import tiny, token_ids
+from torch_armllm import LLM, ArmInt4Config
+from torch_armllm.quant import SCHEMES, quantize
+from torch_armllm.quant.layers import find_layers
+from torch_armllm.quant.method import Peak
+from torch_armllm.quant.recipe import LEFT, Recipe, kind_of
+from torch_armllm.report import LayerRecord
+
+OVERRIDES: dict[str, str | None] = {
+    "attention": "int8",
+    "*.layers.0.*": "g64",
+    "*.1.mlp.down_proj": None,
+    "mlp": "row",
+    "*.0.mlp.up_proj": "g128z",
+}
+
+
+def schemes(records: list[LayerRecord]) -> dict[str, str]:
+    return {r.name.removeprefix("model.layers."): r.scheme if r.quantised else "-" for r in records}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out: torch.Tensor = model(token_ids(2, 9)).logits
+    return out
+
+
+def test_the_last_override_that_fits_counts_and_ignore_before_all() -> None:
+    found = schemes(quantize(tiny("llama"), overrides=OVERRIDES, ignore=["*.1.mlp.up_proj"], progress=False))
+    assert found["0.self_attn.q_proj"] == "g64"
+    assert found["1.self_attn.q_proj"] == "int8"
+    assert found["0.mlp.up_proj"] == "g128z"
+    assert found["0.mlp.gate_proj"] == found["1.mlp.down_proj"] == "row"
+    assert found["1.mlp.up_proj"] == "-"
+    assert found["lm_head"] == "int8"
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("llama", {"attention": 8, "mlp": 6, "head": 1}),
+        ("gpt2", {"attention": 4, "mlp": 4, "head": 1}),
+        ("qwen3_moe", {"attention": 8, "experts": 2, "head": 1, None: 2}),
+    ],
+)
+def test_kinds_are_told_by_names(family: str, expected: dict[str | None, int]) -> None:
+    kinds = [kind_of(layer) for layer in find_layers(tiny(family))]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == expected
+
+
+def test_an_override_of_none_leaves_layers_with_a_reason() -> None:
+    records = quantize(tiny("mixtral"), overrides={"experts": None, "head": None}, progress=False)
+    left = {r.name: r.reason for r in records if not r.quantised and r.kind != "router"}
+    assert set(left) == {"lm_head", "model.layers.0.mlp.experts", "model.layers.1.mlp.experts"}
+    assert set(left.values()) == {LEFT}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overrides": {"*.q_prj": "int8"}}, r"override '\*.q_prj' fits no layer of the model"),
+        ({"overrides": {"shared_experts": "int8"}}, "override 'shared_experts' fits no layer"),
+        ({"overrides": {"*embed*": "int8"}}, "fits no layer"),
+        ({"overrides": {"*.gate": "int8"}}, "gate cannot be quantised: it chooses experts"),
+        ({"overrides": {"experts": "int3"}}, "unknown quantisation scheme 'int3'"),
+        ({"overrides": ["experts"]}, "overrides takes a dictionary of schemes by pattern"),
+        ({"ignore": "*.q_proj"}, r"ignore takes a list of patterns, not '\*.q_proj'"),
+        ({"method": "best"}, "unknown quantisation method 'best'; there are mse, rtn"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_and_named(options: dict[str, Any], message: str) -> None:
+    model = tiny("mixtral")
+    before = repr(model)
+    with pytest.raises(ValueError, match=message):
+        torch_armllm.patch(model, progress=False, **options)
+    assert repr(model) == before
+
+
+def test_what_expands_latents_is_int8_or_left() -> None:
+    layers = find_layers(tiny("llama"))
+    latents = [type(x)(x.name, x.module, "latent") if "v_proj" in x.name else x for x in layers]
+    found = Recipe(overrides={"attention": "g64"}).assign(latents)[1]
+    assert (found["model.layers.0.self_attn.v_proj"].name, found["model.layers.0.self_attn.q_proj"].name) == (
+        "int8",
+        "g64",
+    )
+    with pytest.raises(ValueError, match="expands latents, which is done in int8, or not quantised"):
+        Recipe(overrides={"*.v_proj": "g64"}).assign(latents)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_loading_and_saving_keep_the_recipe(family: str, tmp_path: Path) -> None:
+    overrides: dict[str, str | None] = {"attention": "g64", "*.layers.1.mlp.*": "int8", "*.0.*.o_proj": None}
+    model = tiny(family)
+    model.save_pretrained(tmp_path / "float")
+    report = torch_armllm.patch(model, overrides=overrides, method="rtn", progress=False)
+    config = ArmInt4Config(overrides=overrides, method="rtn")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "float", quantization_config=config)
+    assert schemes(loaded.hf_quantizer.report.layers) == schemes(report.layers)
+    assert torch.equal(logits(loaded), logits(model))
+    loaded.save_pretrained(tmp_path / "packed")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
+    assert torch.equal(logits(again), logits(model))
+    assert again.config.quantization_config.recipe == Recipe(overrides=overrides, method="rtn")
+
+
+def test_packed_weights_are_not_quantised_again() -> None:
+    model = tiny("llama")
+    quantize(model, overrides={"mlp": "int8"}, progress=False)
+    with pytest.raises(ValueError, match="packed already, with the overrides {'mlp': 'int8'}"):
+        torch_armllm.patch(model, overrides={"attention": "g32"})
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])
+def test_int8_for_all(family: str) -> None:
+    model = tiny(family)
+    expected = logits(model)
+    report = torch_armllm.patch(model, "int8", progress=False)
+    assert report.captured
+    assert {layer.scheme for layer in report.quantised} == {"int8"}
+    assert all((layer.error or 0) < 0.01 for layer in report.quantised)
+    if family == "llama":  # a router may turn at the least difference
+        assert float((logits(model) - expected).norm() / expected.norm()) < 0.03
+    assert logits(model).isfinite().all()
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_rounding_to_nearest_takes_scales_from_the_peaks(name: str) -> None:
+    weight = torch.randn(32, 200, generator=torch.Generator().manual_seed(0))
+    scheme = SCHEMES[name]
+    found, error = scheme.quantize(weight, Peak())
+    back = scheme.dequantize(found)
+    peaks = weight.unflatten(1, (-1, 40)).abs().amax((1, 2))
+    assert bool(((back - weight).abs().amax(1) <= peaks / 6).all())  # nothing is clipped
+    searched = scheme.quantize(weight)[1]
+    assert error == pytest.approx(searched) if name == "int8" else error > searched
+
+
+def test_an_engine_takes_a_recipe() -> None:
+    llm = LLM(tiny("llama"), quantization="g64", overrides={"attention": "int8"}, progress=False)
+    assert llm.model.config.quantization_config.recipe == Recipe("g64", overrides={"attention": "int8"})
+    with pytest.raises(ValueError, match="overrides is given, but quantization is None"):
+        LLM(tiny("llama"), quantization=None, overrides={"attention": "int8"})

@@ -1,0 +1,39 @@
+"""The method that a recipe names, made for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from torch_armllm.quant.importance import input_energies
+from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.method import CALIBRATED, Method, Mse, Rtn
+
+
+def make_method(
+    name: str,
+    model: nn.Module,
+    layers: Sequence[Layer],
+    importance: bool = False,
+    calibration: Tensor | None = None,
+) -> Method:
+    """Makes a method for the layers of a model.
+
+    Args:
+        name: one of `METHODS`.
+        model: whose layers they are.
+        layers: to be quantised.
+        importance: ``mse`` regards what random tokens bring to each layer.
+        calibration: token ids ``(sequences, length)``.
+
+    Raises:
+        ValueError: the method needs calibration tokens and there are none, or cannot use them.
+    """
+    if name in CALIBRATED:
+        raise ValueError(f"method {name!r} is not there yet; use 'mse' or 'rtn'")
+    if calibration is not None:
+        raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")
+    if name == "rtn":
+        return Rtn()
+    return Mse(input_energies(model, layers) if importance else None)

@@ -1,0 +1,146 @@
+"""What a model's layers are to become: a scheme for most of them, and for some another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.method import check_method
+from torch_armllm.quant.scheme import Scheme
+from torch_armllm.quant.schemes import scheme_named
+
+KINDS = ("experts", "shared_experts", "attention", "mlp", "head")
+"""Names that stand for all layers of a kind, in the place of a pattern."""
+LEFT = "left out on request"
+_SHARED = re.compile(r"shared_(expert|mlp)")
+_ATTENTION = re.compile(r"attn|attention")
+_MLP = re.compile(r"mlp|ffn|feed_forward|(^|_)moe$|^fc\d?$|^fc_(in|out)$")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which layer becomes what, and by which method.
+
+    Attributes:
+        scheme: of the linear layers and the experts.
+        head: of the output head; None leaves it alone.
+        ignore: shell-style patterns of names of layers that stay as they are.
+        overrides: scheme by pattern of names, or by one of `KINDS`; None leaves what fits as it is.  The last
+            one that fits a layer counts, before ``scheme`` and ``head``, and behind ``ignore``.
+        method: how integers are chosen: see `torch_armllm.quant.method`.
+    """
+
+    scheme: str = "g32i"
+    head: str | None = "int8"
+    ignore: Sequence[str] = ()
+    overrides: Mapping[str, str | None] = field(default_factory=dict)
+    method: str = "mse"
+
+    def __post_init__(self) -> None:
+        """Checks all names.
+
+        Raises:
+            ValueError: there is no such scheme or method, or something is of another type.
+        """
+        for name, value in (("ignore", self.ignore), ("overrides", self.overrides)):
+            if isinstance(value, str) or (name == "overrides" and not isinstance(value, Mapping)):
+                wanted = "a list of patterns" if name == "ignore" else "a dictionary of schemes by pattern"
+                raise ValueError(f"{name} takes {wanted}, not {value!r}")
+        check_method(self.method)
+        # `int4` is what users call g32i
+        object.__setattr__(self, "scheme", scheme_named(self.scheme).name)
+        object.__setattr__(self, "head", _canonical(self.head))
+        object.__setattr__(self, "ignore", tuple(self.ignore))
+        overrides = {pattern: _canonical(scheme) for pattern, scheme in self.overrides.items()}
+        object.__setattr__(self, "overrides", overrides)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its attributes as JSON types, and as arguments of `quantize` and `ArmInt4Config`."""
+        return {
+            "scheme": self.scheme,
+            "head": self.head,
+            "ignore": list(self.ignore),
+            "overrides": dict(self.overrides),
+            "method": self.method,
+        }
+
+    def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:
+        """Says for each layer what becomes of it.
+
+        Args:
+            layers: of a model, as `find_layers` lists them.
+
+        Returns:
+            The layers, those to be left marked with the reason, and by name the scheme of the others.
+
+        Raises:
+            ValueError: an override fits no layer, or none that can be quantised so; it is named.
+        """
+        for pattern, scheme in self.overrides.items():
+            self._check_fits(pattern, scheme, layers)
+        assigned = []
+        schemes = {}
+        for layer in layers:
+            scheme = self._scheme_of(layer)
+            if layer.reason is None and scheme is None:
+                layer = replace(layer, reason=LEFT)
+            if layer.reason is None and scheme is not None:
+                schemes[layer.name] = scheme_named(scheme)
+            assigned.append(layer)
+        return assigned, schemes
+
+    def _scheme_of(self, layer: Layer) -> str | None:
+        scheme = self.head if layer.kind == "head" else self.scheme
+        for pattern, other in self.overrides.items():
+            if fits(layer, pattern):
+                scheme = other
+        # It is summed over both of its axes, in the ops of latent attention.
+        return "int8" if layer.kind == "latent" and scheme is not None else scheme
+
+    def _check_fits(self, pattern: str, scheme: str | None, layers: Sequence[Layer]) -> None:
+        fitting = [layer for layer in layers if fits(layer, pattern)]
+        if not fitting:
+            example = f"; layers are named like {layers[0].name!r}" if layers else ""
+            raise ValueError(
+                f"override {pattern!r} fits no layer of the model: it is neither one of {', '.join(KINDS)} "
+                f"nor a pattern of a layer's name{example}"
+            )
+        if scheme is None:
+            return
+        refused = [layer.reason for layer in fitting if layer.reason is not None]
+        if len(refused) == len(fitting):
+            raise ValueError(
+                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} cannot be quantised: "
+                f"{refused[0]}"
+            )
+        if scheme != "int8" and all(layer.kind == "latent" for layer in fitting):
+            raise ValueError(
+                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} expands latents, which is "
+                "done in int8, or not quantised (None)"
+            )
+
+
+def fits(layer: Layer, pattern: str) -> bool:
+    """Whether a pattern of names, or one of `KINDS`, means a layer."""
+    return pattern == kind_of(layer) if pattern in KINDS else fnmatchcase(layer.name, pattern)
+
+
+def kind_of(layer: Layer) -> str | None:
+    """Which of `KINDS` a layer belongs to, by its own kind and the names of the modules around it."""
+    if layer.kind in ("head", "experts"):
+        return layer.kind
+    if layer.kind == "router":
+        return None
+    parts = layer.name.split(".")
+    for kind, names in (("shared_experts", _SHARED), ("attention", _ATTENTION), ("mlp", _MLP)):
+        if any(names.search(part) for part in parts):
+            return kind
+    return None
+
+
+def _canonical(scheme: str | None) -> str | None:
+    return None if scheme is None else scheme_named(scheme).name
