@@ -5,6 +5,7 @@
 #   make lint       ruff, clang-format    make types      mypy --strict
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
+#   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modelled cycles
 #   make models     docs/models.md: what becomes of each model family of transformers
 #   make microbench every op alone, many shapes (pytest-benchmark)
@@ -30,7 +31,7 @@ PYTHONS := torch_armllm ops passes tests bench
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo test test-arm bench bench-arm microbench models lint format types asan wheel clean
+.PHONY: all install demo test test-arm bench bench-peers bench-arm microbench models lint format types asan wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -64,6 +65,9 @@ test-arm: $(READY)
 
 bench: $(READY)
 	$(PY) -m bench.ops $(ARGS)
+
+bench-peers: $(READY)
+	$(PY) -m bench.peers $(ARGS)
 
 microbench: $(READY)
 	$(PY) -m pytest bench --benchmark-columns=min,median,ops --benchmark-sort=name $(ARGS)

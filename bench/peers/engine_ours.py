@@ -1,0 +1,76 @@
+"""This package's engine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import torch_armllm
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.load import load_engine
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+
+from .shapes import Shape
+from .work import Work
+
+LONGEST = 4608
+TOKENS = 16_384  # that the cache holds
+CHUNK = 512
+
+
+def quantised(shape: Shape, cache: Path) -> Path:
+    """The folder of the quantised model; made at the first call."""
+    folder = cache / shape.name / "armllm"
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(**shape.config)
+        with torch.device("cpu"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        torch_armllm.quantize(model, progress=False)
+        scratch = folder.with_suffix(".new")
+        shutil.rmtree(scratch, ignore_errors=True)
+        model.save_pretrained(scratch)
+        scratch.rename(folder)
+    return folder
+
+
+class Ours:
+    """See `work.Engine`."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        config = EngineConfig(
+            max_model_len=LONGEST,
+            max_num_seqs=16,
+            max_num_batched_tokens=CHUNK,
+            kv_cache_memory=1 << 30,
+            disable_log_stats=True,
+            threads=threads,
+        )
+        self.engine = load_engine(str(folder), skip_tokenizer_init=True, progress=False, config=config).engine
+
+    def ways(self, work: Work) -> list[str]:
+        return ["INT4"]
+
+    def prepare(self, work: Work, way: str) -> None:
+        pass
+
+    def start(self, name: str, prompt: list[int], new_tokens: int) -> None:
+        params = SamplingParams(
+            temperature=0, max_tokens=new_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
+
+    def step(self) -> dict[str, list[int]]:
+        found = {output.request_id: list(output.outputs[0].token_ids) for output in self.engine.step()}
+        return {name: tokens for name, tokens in found.items() if tokens}
+
+    def stop(self, name: str) -> None:
+        self.engine.abort_request(name)
+
+
+def load(engine: str, shape: Shape, threads: int, cache: Path) -> Ours:
+    """The engine, ready to compute."""
+    return Ours(quantised(shape, cache), threads)

@@ -1,0 +1,153 @@
+"""GGUF files of random weights, with the types that llama.cpp's own quantiser gives a ``Q4_0`` file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+
+from .shapes import Shape
+
+DEVIATION = 0.02  # of the weights
+Array = Any
+
+
+class Writer:
+    """Writes tensors of random numbers."""
+
+    def __init__(self, path: Path, architecture: str) -> None:
+        self.file = gguf.GGUFWriter(path, architecture)
+        self.random = np.random.default_rng(0)
+
+    def floats(self, name: str, *shape: int) -> None:
+        """Of float32: routers."""
+        values = self.random.normal(0, DEVIATION, shape).astype(np.float32)
+        self.file.add_tensor(f"{name}.weight", values)
+
+    def ones(self, name: str, size: int) -> None:
+        """Of float32: norms."""
+        self.file.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+
+    def blocks(self, name: str, *shape: int, head: bool = False) -> None:
+        """Of Q4_0; heads of Q6_K, or Q8_0 where rows are no multiple of its 256."""
+        kind = Type.Q4_0 if not head else Type.Q6_K if shape[-1] % 256 == 0 else Type.Q8_0
+        length, size = gguf.GGML_QUANT_SIZES[kind]
+        count = int(np.prod(shape)) // length
+        data = self.random.integers(0, 256, (count, size), dtype=np.uint8)
+        at, levels = {Type.Q4_0: (0, 4.6), Type.Q8_0: (0, 74.0), Type.Q6_K: (208, 18.5 * 8)}[kind]
+        if kind is Type.Q6_K:
+            data[:, 192:208] = 8  # all sub-blocks have the same scale
+        data[:, at : at + 2] = np.array([DEVIATION / levels], np.float16).view(np.uint8)
+        rows = data.reshape(*shape[:-1], shape[-1] // length * size)
+        self.file.add_tensor(f"{name}.weight", rows, raw_dtype=kind)
+
+    def close(self) -> None:
+        self.file.write_header_to_file()
+        self.file.write_kv_data_to_file()
+        self.file.write_tensors_to_file()
+        self.file.close()
+
+
+ARCHITECTURES = {"llama": "llama", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2"}
+
+
+def write(path: Path, shape: Shape) -> None:
+    """The whole file."""
+    c = shape.config
+    writer = Writer(path, ARCHITECTURES[c["model_type"]])
+    _settings(writer.file, c)
+    hidden, vocabulary = c["hidden_size"], c["vocab_size"]
+    tied = c["tie_word_embeddings"]
+    writer.blocks("token_embd", vocabulary, hidden, head=tied)
+    writer.ones("output_norm", hidden)
+    if not tied:
+        writer.blocks("output", vocabulary, hidden, head=True)
+    for layer in range(c["num_hidden_layers"]):
+        at = f"blk.{layer}"
+        writer.ones(f"{at}.attn_norm", hidden)
+        writer.ones(f"{at}.ffn_norm", hidden)
+        (_latent_attention if "kv_lora_rank" in c else _attention)(writer, at, c)
+        experts = c.get("num_experts") or c.get("n_routed_experts") or 0
+        if experts and layer >= c.get("first_k_dense_replace", 0):
+            _experts(writer, at, c, experts)
+        else:
+            _mlp(writer, at, hidden, c["intermediate_size"])
+    writer.close()
+
+
+def _settings(file: gguf.GGUFWriter, c: dict[str, Any]) -> None:
+    file.add_name("random")
+    file.add_vocab_size(c["vocab_size"])
+    file.add_tokenizer_model("none")
+    file.add_block_count(c["num_hidden_layers"])
+    file.add_context_length(c["max_position_embeddings"])
+    file.add_embedding_length(c["hidden_size"])
+    file.add_feed_forward_length(c["intermediate_size"])
+    file.add_head_count(c["num_attention_heads"])
+    file.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    file.add_rope_freq_base(c["rope_theta"])
+    if "num_experts_per_tok" in c:
+        file.add_expert_count(c.get("num_experts") or c["n_routed_experts"])
+        file.add_expert_used_count(c["num_experts_per_tok"])
+        file.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if "kv_lora_rank" not in c:
+        file.add_head_count_kv(c["num_key_value_heads"])
+        file.add_key_length(c["head_dim"])
+        file.add_value_length(c["head_dim"])
+        file.add_rope_dimension_count(c["head_dim"])
+        return
+    file.add_head_count_kv(1)
+    file.add_q_lora_rank(c["q_lora_rank"] or 0)
+    file.add_kv_lora_rank(c["kv_lora_rank"])
+    file.add_key_length(c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    file.add_value_length(c["kv_lora_rank"])
+    file.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    file.add_value_length_mla(c["v_head_dim"])
+    file.add_rope_dimension_count(c["qk_rope_head_dim"])
+    file.add_leading_dense_block_count(c["first_k_dense_replace"])
+    file.add_expert_shared_count(c["n_shared_experts"])
+    file.add_expert_weights_scale(c["routed_scaling_factor"])
+    file.add_expert_weights_norm(c["norm_topk_prob"])
+    file.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+
+
+def _attention(writer: Writer, at: str, c: dict[str, Any]) -> None:
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    queries, keys = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    writer.blocks(f"{at}.attn_q", queries, hidden)
+    writer.blocks(f"{at}.attn_k", keys, hidden)
+    writer.blocks(f"{at}.attn_v", keys, hidden)
+    writer.blocks(f"{at}.attn_output", hidden, queries)
+    if c["model_type"] == "qwen3_moe":
+        writer.ones(f"{at}.attn_q_norm", dim)
+        writer.ones(f"{at}.attn_k_norm", dim)
+
+
+def _latent_attention(writer: Writer, at: str, c: dict[str, Any]) -> None:
+    hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    writer.blocks(f"{at}.attn_q", heads * (nope + rope), hidden)
+    writer.blocks(f"{at}.attn_kv_a_mqa", rank + rope, hidden)
+    writer.ones(f"{at}.attn_kv_a_norm", rank)
+    writer.blocks(f"{at}.attn_k_b", heads, rank, nope)
+    writer.blocks(f"{at}.attn_v_b", heads, value, rank)
+    writer.blocks(f"{at}.attn_output", hidden, heads * value)
+
+
+def _mlp(writer: Writer, at: str, hidden: int, inner: int, suffix: str = "") -> None:
+    writer.blocks(f"{at}.ffn_gate{suffix}", inner, hidden)
+    writer.blocks(f"{at}.ffn_up{suffix}", inner, hidden)
+    writer.blocks(f"{at}.ffn_down{suffix}", hidden, inner)
+
+
+def _experts(writer: Writer, at: str, c: dict[str, Any], experts: int) -> None:
+    hidden, inner = c["hidden_size"], c["moe_intermediate_size"]
+    writer.floats(f"{at}.ffn_gate_inp", experts, hidden)
+    writer.blocks(f"{at}.ffn_gate_exps", experts, inner, hidden)
+    writer.blocks(f"{at}.ffn_up_exps", experts, inner, hidden)
+    writer.blocks(f"{at}.ffn_down_exps", experts, hidden, inner)
+    if shared := c.get("n_shared_experts"):
+        _mlp(writer, at, hidden, inner * shared, "_shexp")

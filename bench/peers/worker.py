@@ -1,0 +1,72 @@
+"""A process with one engine and one model: does a piece of work for every line that it is sent.
+
+    python -m bench.peers.worker ENGINE MODEL --threads 2 --cache build/bench/models
+
+Reads lines of JSON, ``{"work": "decode-8", "way": "flash", "seconds": 1}`` or ``{"ways": "decode-8"}``, and
+answers each with a line; what libraries print goes to the error stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .shapes import SHAPES
+from .work import Engine, Work, do
+
+ENGINES = {
+    "ours": "engine_ours",
+    "llama.cpp": "engine_llama",
+    "vllm": "engine_vllm",
+    "vllm-int4": "engine_vllm",
+}
+
+
+def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+    """What one line asks for."""
+    if "ways" in request:
+        return {"ways": engine.ways(Work.named(request["ways"]))}
+    work = Work.named(request["work"])
+    engine.prepare(work, request["way"])
+    return do(engine, work, request["seconds"])
+
+
+def main() -> None:
+    """Loads, says that it is ready, and serves."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engine", choices=list(ENGINES))
+    parser.add_argument("model", choices=list(SHAPES))
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    options = parser.parse_args()
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(line: dict[str, Any]) -> None:
+        out.write(json.dumps(line) + "\n")
+        out.flush()
+
+    try:
+        module = import_module(f".{ENGINES[options.engine]}", __package__)
+        engine = module.load(options.engine, SHAPES[options.model], options.threads, options.cache)
+    except Exception as error:
+        traceback.print_exc()
+        say({"error": f"{type(error).__name__}: {error}"})
+        return
+    say({"ready": True})
+    for line in sys.stdin:
+        try:
+            say(answer(engine, json.loads(line)))
+        except Exception as error:
+            traceback.print_exc()
+            say({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""`python -m bench.peers`: the arithmetic of its records, what it leaves out, our side on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bench.peers import __main__ as peers
+from bench.peers import process, results, work
+from bench.peers.work import ALL, Work, chats, decode, do, prefill
+
+
+def rounds(*rates: float) -> list[dict[str, float]]:
+    return [{"tok_s": float(rate)} for rate in rates]
+
+
+MEASURED = {
+    ("1b", "decode-1", "ours"): {"INT4": rounds(60, 90, 80)},
+    ("1b", "decode-1", "llama.cpp"): {"flash": rounds(50, 20, 40), "plain": rounds(30)},
+    ("1b", "decode-8", "vllm"): {"compiled": rounds(100)},
+}
+
+
+def test_work_has_names() -> None:
+    for each in ALL:
+        assert Work.named(each.name) == each
+    assert Work.named("decode-1@4096") == Work("decode", 1, context=4096)
+    for name in ("decode", "decode-0", "prefill-x", "chat-8"):
+        with pytest.raises(ValueError, match="no such work"):
+            Work.named(name)
+
+
+def test_records_hold_every_round_and_compare_medians() -> None:
+    found = {(r["work"], r["engine"]): r for r in results.records(MEASURED)}
+    ours, llama = found["decode-1", "ours"], found["decode-1", "llama.cpp"]
+    assert ours["tok_s"] == [60, 90, 80]
+    assert ours["ratio_to_ours"] == 1
+    assert llama["tok_s"] == [50, 20, 40]
+    assert llama["ratio_to_ours"] == 0.5
+    assert found["decode-8", "vllm"]["ratio_to_ours"] is None
+
+
+def test_best_way_is_of_those_measured_most() -> None:
+    assert results.best({"a": rounds(1, 9), "b": rounds(4)}) == "a"
+    assert results.best({"a": rounds(3), "b": rounds(4)}) == "b"
+
+
+def test_table_says_how_many_times_a_peer_ours_is() -> None:
+    lines = results.shown(results.records(MEASURED)).splitlines()
+    assert lines[0].split("|")[3].strip() == "ours, tok/s"
+    cells = [cell.strip() for cell in lines[2].split("|")[1:-1]]
+    assert cells == ["Llama-3.2-1B", "decode-1", "80.0", "40.0", "", "2", ""]
+
+
+def test_waits_are_of_chats_alone() -> None:
+    assert results.waits(results.records(MEASURED)) == ""
+    chat = {("1b", "chats-8", "ours"): {"INT4": [{"ttft_ms": 30.0, "tpot_ms": 4.0, "tok_s": 100.0}]}}
+    assert "30.0" in results.waits(results.records(chat))
+
+
+def test_what_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process.missing("ours", sys.executable) is None
+    monkeypatch.setitem(process.NEEDED, "vllm", ("no_such_module", "PYTHON -m pip install it"))
+    found = process.missing("vllm", sys.executable)
+    assert found is not None
+    assert f"{sys.executable} -m pip install it" in found
+
+
+def test_engines_that_are_missing_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        peers, "missing", lambda engine, python: "llama is left out" if "llama" in engine else None
+    )
+    options = peers.parsed(["--engines", "ours,llama.cpp,vllm", "--vllm-python", "/other"])
+    assert peers.interpreters(options) == {"ours": sys.executable, "vllm": "/other"}
+    assert "llama is left out" in capsys.readouterr().err
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="--models: there is no '7b'"):
+        peers.parsed(["--models", "7b"])
+
+
+class Clockwork:
+    """An engine whose steps take 10 ms; one reads all prompts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: len(self.prompts))
+        monkeypatch.setattr(work, "time", clock)
+        self.running: dict[str, int] = {}
+        self.prompts: list[list[int]] = []
+
+    def ways(self, work: Work) -> list[str]:
+        return ["only"]
+
+    def prepare(self, work: Work, way: str) -> None:
+        pass
+
+    def start(self, name: str, prompt: list[int], new_tokens: int) -> None:
+        self.running[name] = new_tokens
+        self.prompts.append(prompt)
+
+    def step(self) -> dict[str, list[int]]:
+        self.now += 0.01
+        return {name: [7] for name in self.running}
+
+    def stop(self, name: str) -> None:
+        self.running.pop(name, None)
+
+
+def test_rates_are_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Clockwork(monkeypatch)
+    assert prefill(engine, 100, 0.05)["tok_s"] == pytest.approx(10_000)
+    assert len({tuple(prompt) for prompt in engine.prompts}) == len(engine.prompts) > 3
+    assert decode(engine, 4, 16, 0.1)["tok_s"] == pytest.approx(400)
+    assert not engine.running
+
+
+def test_chats_go_on_with_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Clockwork(monkeypatch)
+    found = chats(engine, 2)
+    assert found["ttft_ms"] == pytest.approx(10)
+    assert found["tpot_ms"] == pytest.approx(10)
+    assert found["tok_s"] == pytest.approx(200)
+    first, second = engine.prompts[0], engine.prompts[2]
+    assert second[: len(first)] == first
+    assert second[len(first)] == 7
+
+
+def test_our_engine_does_all_kinds_of_work(tmp_path: Path) -> None:
+    from bench.peers.engine_ours import load
+    from bench.peers.shapes import SHAPES
+
+    engine = load("ours", SHAPES["tiny"], 1, tmp_path)
+    for name in ("prefill-64", "decode-2", "chats-2"):
+        asked = Work.named(name)
+        for way in engine.ways(asked):
+            engine.prepare(asked, way)
+            assert do(engine, asked, 0.01)["tok_s"] > 0
+    assert not engine.engine.has_unfinished_requests()
+
+
+def test_report_writes_records_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = [{"limit": "read", "threads": 1, "gb_s": 30.0}, {"limit": "INT8", "threads": 1, "gops": 900.0}]
+    monkeypatch.setattr(peers, "limits", lambda threads: bounds)
+    records, picture = tmp_path / "r.json", tmp_path / "p.png"
+    options = peers.parsed(["--json", str(records), "--plot", str(picture)])
+    peers.report(options, results.records(MEASURED))
+    assert len(json.loads(records.read_text())) == 5
+    assert picture.stat().st_size > 1000
