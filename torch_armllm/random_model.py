@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from torch_armllm.hf.config import TIED, ArmInt4Config
 from torch_armllm.quant.embedding import can_share
+from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import pack
-from torch_armllm.quant.quantizer import choose_layers
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.saved import build_skeleton
 from torch_armllm.quant.scheme import GROUP, Quantised
 
@@ -61,12 +62,12 @@ def save_random_model(
 
 def _packed_modules(model: nn.Module, scheme: str, head: str | None) -> dict[str, dict[str, Any]]:
     """Every layer that would be quantised, with its scheme."""
-    layers, handlers = choose_layers(model, scheme, head, (), loading=True)
+    layers, schemes = Recipe(scheme, head).assign(find_layers(model, (), loading=True))
     found: dict[str, dict[str, Any]] = {}
     for layer in layers:
         if layer.reason is not None:
             continue
-        name = handlers[layer.kind].name
+        name = schemes[layer.name].name
         found[layer.name] = {"scheme": name, "error": 0.0}
         own = {id(weight) for weight in layer.weights()}
         for place, module in model.named_modules():
