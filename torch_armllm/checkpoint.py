@@ -21,6 +21,8 @@ from torch_armllm import embedded
 from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.registration import METHOD
 from torch_armllm.machine import free_memory
+from torch_armllm.quant.formats import open_foreign
+from torch_armllm.quant.formats.loading import load_foreign
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.upcycle import upcycle
 
@@ -54,8 +56,13 @@ def load_model(
     """
     place = _place(source)
     config = AutoConfig.from_pretrained(place)
+    options: dict[str, Any]
+    foreign = open_foreign(place, config)
+    if foreign is not None:
+        options = {} if quantization is None else {"head": quantization.head, "ignore": quantization.ignore}
+        return load_foreign(foreign, ArmInt4Config(**options, kv_cache=kv_cache), dtype)
     saved = getattr(config, "quantization_config", None)
-    options: dict[str, Any] = {"config": config, "dtype": dtype}
+    options = {"config": config, "dtype": dtype}
     if saved is not None:
         if kv_cache is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
             saved["kv_cache"] = kv_cache

@@ -265,7 +265,8 @@ def patch(
     if quantize is not None:
         recipe = Recipe(quantize, head, ignore, overrides or {}, method)
         if quant.is_packed(model):
-            _check_packed(model.config.quantization_config, recipe)
+            if quantize != "int4" or model.config.quantization_config.source is None:
+                _check_packed(model.config.quantization_config, recipe)
         else:
             records = quantize_by(recipe, model, keep_original, progress, importance, calibration)
     report = fuse(model, kv_cache, records)
@@ -277,6 +278,11 @@ def patch(
 
 def _check_packed(own: ArmInt4Config, wanted: Recipe) -> None:
     """Raises ValueError if the weights are packed already, and by another recipe than is asked for."""
+    if own.source is not None:
+        raise ValueError(
+            f"the weights are packed as {own.source} stored them; to have them as {wanted.scheme!r}, load "
+            "the original model"
+        )
     if wanted.scheme != own.scheme:
         raise ValueError(
             f"the weights are packed as {own.scheme!r} already; to have them as {wanted.scheme!r}, load the "

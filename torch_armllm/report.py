@@ -18,7 +18,7 @@ class LayerRecord:
         scheme: how its weight is stored now, or its dtype where it was left.
         parameters: number of weights.
         bytes_before, bytes_after: size of the weights.
-        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖, None where nothing was quantised.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖, None where nothing was quantised, or by another tool.
         reason: why it was left alone, None where it was quantised.
     """
 
@@ -83,7 +83,8 @@ class Report:
 
     def worst(self, count: int = 3) -> list[LayerRecord]:
         """The quantised layers with the largest round-trip errors."""
-        ranked = sorted(self.quantised, key=lambda layer: layer.error or 0.0, reverse=True)
+        known = [layer for layer in self.quantised if layer.error is not None]
+        ranked = sorted(known, key=lambda layer: layer.error or 0.0, reverse=True)
         return ranked[:count]
 
     def to_dict(self) -> dict[str, Any]:

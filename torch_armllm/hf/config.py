@@ -30,6 +30,8 @@ class ArmInt4Config(QuantizationConfigMixin):
         fuse: patches the model when it is loaded; else its quantised modules run until ``patch`` is called.
         modules: of a saved model: the name of each packed module, its scheme and its round-trip error.
         format: version of the saved layout.
+        source: what quantised the weights, such as ``gptq``, where it was not this package; see
+            `torch_armllm.load`.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         quant_method: str = METHOD,
         overrides: Mapping[str, str | None] | None = None,
         method: str = "mse",
+        source: str | None = None,
         **unknown: Any,
     ) -> None:
         """See the class.
@@ -83,6 +86,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         self.fuse = fuse
         self.modules = modules
         self.format = format
+        self.source = source
 
     @property
     def recipe(self) -> Recipe:

@@ -54,6 +54,7 @@ class ArmInt4Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
+        from torch_armllm.quant.formats.loading import ForeignLoader
         from torch_armllm.quant.loading import LayerLoader, check_files
         from torch_armllm.quant.saved import build_skeleton, forget_ties
 
@@ -63,6 +64,8 @@ class ArmInt4Quantizer(HfQuantizer):
                 build_skeleton(model, self.quantization_config)
                 check_files(checkpoint_files or [], model)
                 forget_ties(model)
+            elif self.quantization_config.source is not None:
+                self._loader = ForeignLoader(model, self.quantization_config)
             elif not self.quantization_config.importance:
                 self._loader = LayerLoader(model, self.quantization_config)
 
@@ -98,7 +101,10 @@ class ArmInt4Quantizer(HfQuantizer):
         attach(model, config, self)
         if config.fuse:
             self.report = patching.fuse(model, config.kv_cache, records)
-            self.report.notes += [_UNWEIGHTED] if read_by_layer else []
+            if config.source is not None:
+                self.report.notes.append(f"weights are as {config.source} stored them")
+            elif read_by_layer:
+                self.report.notes.append(_UNWEIGHTED)
         return model
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -18,9 +18,11 @@ class QuantLinear(nn.Module):
         bias: the float bias of the layer it replaces, or None.
         in_features, out_features: sizes of the weight.
         scheme: a name of `torch_armllm.quant.SCHEMES`.
-        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None where the float one is not known.
         shell: the module it replaced; without its weight unless the originals were to be kept.
         float_dtype: type of the weight before it was quantised.
+        order: int64 (in_features,): column j of the packed weight belongs to input ``order[j]``; None where
+            they lie in the inputs' order.
     """
 
     NOT_COMPUTED_WITH = frozenset({"error", "_shell"})
@@ -28,6 +30,7 @@ class QuantLinear(nn.Module):
 
     weight_packed: Tensor
     bias: nn.Parameter | None
+    order: Tensor | None
 
     def __init__(
         self,
@@ -36,9 +39,10 @@ class QuantLinear(nn.Module):
         out_features: int,
         scheme: str,
         bias: Tensor | None = None,
-        error: float = 0.0,
+        error: float | None = 0.0,
         shell: nn.Module | None = None,
         float_dtype: torch.dtype = torch.float32,
+        order: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.float_dtype = float_dtype
@@ -47,6 +51,7 @@ class QuantLinear(nn.Module):
         self.scheme = scheme
         self.error = error
         self.register_buffer("weight_packed", weight_packed)
+        self.register_buffer("order", order)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
         # In a tuple: a shell is no submodule, its parameters are not the model's any more.
         self._shell = (shell,)
@@ -58,19 +63,22 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) of bfloat16, float16 or float32 to (…, out_features) of the same type."""
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
         if self.scheme == "int8":
             return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias)
         return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias)
 
     def dequantize(self) -> Tensor:
         """The float32 weight (out_features, in_features) that the integers stand for."""
-        return dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
+        value = dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
+        return value if self.order is None else torch.empty_like(value).index_copy_(1, self.order, value)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
-            f"bias={self.bias is not None}, error={self.error:.4f}"
+            f"bias={self.bias is not None}, error={_shown(self.error)}"
         )
 
 
@@ -106,7 +114,7 @@ class QuantExperts(nn.Module):
         limit: float = 7.0,
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
-        error: float = 0.0,
+        error: float | None = 0.0,
         shell: nn.Module | None = None,
         float_dtype: torch.dtype = torch.float32,
         layout: ExpertLayout | None = None,
@@ -183,5 +191,9 @@ class QuantExperts(nn.Module):
         return (
             f"num_experts={self.num_experts}, hidden_dim={self.hidden_dim}, "
             f"intermediate_dim={self.intermediate_dim}, activation={self.activation}, scheme={self.scheme}, "
-            f"error={self.error:.4f}"
+            f"error={_shown(self.error)}"
         )
+
+
+def _shown(error: float | None) -> str:
+    return "unknown" if error is None else f"{error:.4f}"

@@ -27,7 +27,10 @@ def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
         if isinstance(module, TiedEmbedding):
             found[name] = {"scheme": TIED}
         elif isinstance(module, (QuantLinear, QuantExperts)):
-            found[name] = {"scheme": module.scheme, "error": round(module.error, 6)}
+            error = None if module.error is None else round(module.error, 6)
+            found[name] = {"scheme": module.scheme, "error": error}
+            if isinstance(module, QuantLinear) and module.order is not None:
+                found[name]["ordered"] = True
     return found
 
 
@@ -54,7 +57,7 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
         if saved.get("scheme") == TIED:
             embeddings.append(shell)
         else:
-            hung.replace(shell, _empty(name, shell, str(saved.get("scheme")), float(saved.get("error", 0.0))))
+            hung.replace(shell, _empty(name, shell, saved))
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     for shell in embeddings:
         if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear):
@@ -83,15 +86,17 @@ def forget_ties(model: Any) -> None:
         model.all_tied_weights_keys = {a: b for a, b in tied.items() if a in own and b in own}
 
 
-def _empty(name: str, shell: nn.Module, scheme: str, error: float) -> nn.Module:
+def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
     """A packed module on the meta device in the place of a float one, which loses its weights."""
     made: nn.Module
+    scheme, error = str(saved.get("scheme")), saved.get("error", 0.0)
     if is_linear(shell):
         weight = weight_of(shell)
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
-        made = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype)
+        order = torch.empty(columns, dtype=torch.int64, device="meta") if saved.get("ordered") else None
+        made = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype, order)
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):
         downs = layout.outer(parameter(shell, "down_proj"))

@@ -1,0 +1,80 @@
+"""Checkpoints that other tools quantised: recognised here, read by a file each.
+
+A reader gives a `Foreign`: what a float checkpoint of the model would hold, by the names that it would have
+there, with `Integers` in the place of the weights that the tool quantised.  transformers' own conversions
+bring names and shapes to what the model wants (experts stacked, halves joined), and `ForeignLoader` packs a
+layer as soon as it has all of its weights.  A reader is listed in `READERS`; what it cannot read it refuses
+by a ValueError that names the tensor or the setting and says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from torch_armllm.hf.registration import METHOD
+from torch_armllm.quant.formats.foreign import Foreign
+from torch_armllm.quant.formats.weights import Integers, Lazy
+
+__all__ = ["READERS", "SUFFIXES", "Foreign", "Integers", "Lazy", "method_of", "open_foreign"]
+
+READERS = {
+    "awq": "torch_armllm.quant.formats.awq",
+    "gptq": "torch_armllm.quant.formats.gptq",
+}
+"""The module that reads a ``quant_method`` of config.json: ``read(place, config, settings) -> Foreign``."""
+SUFFIXES: dict[str, str] = {}
+"""The module that reads files of a suffix, by ``read_file(path) -> Foreign``."""
+
+
+def open_foreign(place: str, config: PreTrainedConfig | None = None) -> Foreign | None:
+    """Opens a checkpoint that another tool quantised.
+
+    Args:
+        place: a folder, a name on the model hub, or a file.
+        config: of the model, where it was read before.
+
+    Returns:
+        What it holds, or None for a checkpoint of floats or of this package.
+
+    Raises:
+        ValueError: it is quantised in a way that cannot be read.
+    """
+    for suffix, home in SUFFIXES.items():
+        if place.endswith(suffix):
+            read_file: Callable[[str], Foreign] = importlib.import_module(home).read_file
+            return read_file(place)
+    config = AutoConfig.from_pretrained(place) if config is None else config
+    settings = settings_of(config)
+    if settings is None or method_of(settings) == METHOD:
+        return None
+    method = method_of(settings)
+    if method not in READERS:
+        raise ValueError(
+            f"{place} is quantised by {method!r}, which cannot be read: what can be is "
+            f"{', '.join(sorted(READERS))}; load a bfloat16 or float16 checkpoint of the model instead"
+        )
+    read: Callable[[str, PreTrainedConfig, dict[str, Any]], Foreign] = importlib.import_module(
+        READERS[method]
+    ).read
+    try:
+        return read(place, config, settings)
+    except ValueError as error:
+        raise ValueError(f"{place} ({method}) cannot be read: {error}") from error
+
+
+def settings_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """The ``quantization_config`` of a model or of the language model in it."""
+    for part in (config, config.get_text_config(decoder=True)):
+        found = getattr(part, "quantization_config", None)
+        if found is not None:
+            return dict(found) if isinstance(found, dict) else dict(found.to_dict())
+    return None
+
+
+def method_of(settings: dict[str, Any]) -> str:
+    """The ``quant_method``; compressed-tensors wrote none at first."""
+    return str(settings.get("quant_method") or ("compressed-tensors" if "config_groups" in settings else "?"))

@@ -1,0 +1,50 @@
+"""AutoAWQ's ``gemm`` layout: ``w = s · (q − z)`` with eight outputs in an int32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from torch_armllm.quant.formats.folder import Packing, read_folder
+from torch_armllm.quant.formats.foreign import Foreign
+from torch_armllm.quant.formats.nibbles import integers, unpack
+from torch_armllm.quant.formats.weights import Integers
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the outputs 0…7 lie in an int32: its nibbles hold 0, 2, 4, 6, 1, 3, 5, 7."""
+
+
+class Awq(Packing):
+    """``qweight`` int32 (K, N/8), ``qzeros`` int32 (S, N/8), ``scales`` float16 (S, N)."""
+
+    marker = "qweight"
+    parts = ("qzeros", "scales")
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
+        q = unpack(parts["qweight"], 4, 1, _PLACES).t().contiguous().to(torch.int8)
+        zeros = unpack(parts["qzeros"], 4, 1, _PLACES).t()
+        return integers(q, parts["scales"].t(), zeros, self._group)
+
+
+def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
+    """Opens a folder that AutoAWQ wrote.
+
+    Raises:
+        ValueError: it is of another version than ``gemm`` or not of 4 bits.
+    """
+    bits, version = settings.get("bits", settings.get("w_bit")), str(settings.get("version", "gemm")).lower()
+    if bits != 4:
+        raise ValueError(f"weights of {bits} bits: AWQ of 4 bits can be read")
+    if version != "gemm":
+        raise ValueError(f"version {version!r}: the layout of 'gemm' can be read")
+    if settings.get("zero_point", True) is not True:
+        raise ValueError("zero_point is off: files with zero points can be read")
+    group = settings.get("group_size", settings.get("q_group_size", 128))
+    return read_folder(place, config, "awq", Awq(int(group)))

@@ -1,0 +1,132 @@
+"""The tensors of a transformers folder, found by name and read when they are asked for."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    cached_file,
+)
+
+from torch_armllm.quant.formats.foreign import Foreign, without_quantisation
+from torch_armllm.quant.formats.weights import Integers, Lazy
+from torch_armllm.quant.loading import check_files
+
+_KINDS = ((SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME), (WEIGHTS_INDEX_NAME, WEIGHTS_NAME))
+
+
+class Packing(ABC):
+    """How a tool stores a quantised module: which tensors, and what they mean.
+
+    Attributes:
+        marker: the last part of the name of a tensor that every quantised module has.
+        parts: of all tensors that such a module may have beside it; a bias is none of them.
+    """
+
+    marker: str
+    parts: tuple[str, ...]
+
+    @abstractmethod
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:
+        """The integers of the module ``name``, from its tensors by the last part of their names.
+
+        Raises:
+            ValueError: they do not fit one another, or there is no scheme that holds them.
+        """
+
+
+def read_folder(place: str, config: PreTrainedConfig, method: str, packing: Packing) -> Foreign:
+    """Opens the checkpoint of a tool that stores a quantised module as several tensors.
+
+    Raises:
+        ValueError: there is no file, a file is damaged, or a module lacks one of its tensors.
+    """
+    tensors = open_tensors(place)
+    quantised = {
+        name.removesuffix(f".{packing.marker}") for name in tensors if name.endswith(f".{packing.marker}")
+    }
+    if not quantised:
+        raise ValueError(f"no tensor is called ….{packing.marker}: config.json belongs to another checkpoint")
+    weights = dict(tensors)
+    for name in quantised:
+        own = {
+            part: weights.pop(f"{name}.{part}")
+            for part in (packing.marker, *packing.parts)
+            if f"{name}.{part}" in weights
+        }
+        weights[f"{name}.weight"] = _lazily(packing, name, own)
+    return Foreign(method, place, without_quantisation(config), weights)
+
+
+def _lazily(packing: Packing, name: str, own: dict[str, Any]) -> Lazy:
+    def read() -> Integers:
+        try:
+            return packing.decode(name, {part: tensor[...] for part, tensor in own.items()})
+        except KeyError as missing:
+            raise ValueError(f"{name}.{missing.args[0]} is missing: a file is, or it is damaged") from None
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+    return Lazy(read)
+
+
+def open_tensors(place: str) -> dict[str, Any]:
+    """Every tensor of a folder or of a model on the hub, by name: safetensors slices, or mapped tensors.
+
+    Raises:
+        ValueError: there is no file of weights, or one is damaged.
+    """
+    files = weight_files(place)
+    check_files(files)
+    found: dict[str, Any] = {}
+    for file in files:
+        if file.endswith(".safetensors"):
+            opened: Any = safe_open(file, framework="pt")
+            found.update({name: opened.get_slice(name) for name in opened.keys()})  # noqa: SIM118
+        else:
+            found.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+    return found
+
+
+def weight_files(place: str) -> list[str]:
+    """The files that hold a checkpoint's weights.
+
+    Raises:
+        ValueError: there are none.
+    """
+    for index_name, single in _KINDS:
+        index = _file(place, index_name)
+        if index is not None:
+            names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
+            files = {name: _file(place, name) for name in names}
+            missing = [name for name, file in files.items() if file is None]
+            if missing:
+                raise ValueError(f"{missing[0]} is named in {index_name} and missing: download it again")
+            return [file for file in files.values() if file is not None]
+        file = _file(place, single)
+        if file is not None:
+            return [file]
+    raise ValueError(f"there is no {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME} or {WEIGHTS_NAME}")
+
+
+def _file(place: str, name: str) -> str | None:
+    found: str | None = cached_file(
+        place,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found

@@ -1,0 +1,79 @@
+"""GPTQ's layouts, versions 1 and 2: ``w = s · (q − z)`` with the inputs of eight columns in an int32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from torch_armllm.quant.formats.folder import Packing, read_folder
+from torch_armllm.quant.formats.foreign import Foreign
+from torch_armllm.quant.formats.nibbles import integers, unpack
+from torch_armllm.quant.formats.weights import Integers
+
+
+class Gptq(Packing):
+    """``qweight`` int32 (K/8, N), ``qzeros`` int32 (S, N/8), ``scales`` (S, N) and ``g_idx`` int32 (K,).
+
+    Version 1 stores ``z − 1``, in as many bits as the weights have.  ``g_idx`` names the group of each input;
+    where it is not monotone (``desc_act``), columns are brought into the order of their groups.
+    """
+
+    marker = "qweight"
+    parts = ("qzeros", "scales", "g_idx")
+
+    def __init__(self, bits: int, group: int, symmetric: bool, version: int) -> None:
+        self._bits, self._group, self._symmetric, self._version = bits, group, symmetric, version
+
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
+        q = unpack(parts["qweight"], self._bits, 0).t()
+        zeros = unpack(parts["qzeros"], self._bits, 1).t()[: q.shape[0]]
+        if self._version == 1:
+            zeros = (zeros + 1) & ((1 << self._bits) - 1)
+        scales = parts["scales"].t()
+        columns = q.shape[1]
+        group = columns if self._group == -1 else self._group
+        order = None
+        if "g_idx" in parts:
+            order = _order(parts["g_idx"].long(), columns, group)
+            q = q if order is None else q[:, order]
+        middle = 1 << (self._bits - 1)
+        if self._symmetric and bool((zeros == middle).all()):
+            centred = (q.to(torch.int16) - middle).to(torch.int8)
+            return integers(centred.contiguous(), scales, None, group, order)
+        return integers(q.to(torch.int8).contiguous(), scales, zeros, group, order)
+
+
+def _order(groups: Tensor, columns: int, group: int) -> Tensor | None:
+    """The columns in the order of their groups; None where they lie so.
+
+    Raises:
+        ValueError: a group has another number of columns than the others.
+    """
+    expected = torch.arange(columns) // group
+    if torch.equal(groups, expected):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if groups.shape != expected.shape or not torch.equal(groups[order], expected):
+        raise ValueError(f"g_idx does not give every group {group} columns")
+    return order
+
+
+def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
+    """Opens a folder that AutoGPTQ or GPTQModel wrote.
+
+    Raises:
+        ValueError: it is not of 4 bits, or of another layout.
+    """
+    bits = settings.get("bits")
+    if bits != 4:
+        raise ValueError(f"weights of {bits} bits: GPTQ of 4 bits can be read")
+    form = str(settings.get("checkpoint_format", "gptq")).lower()
+    if form not in ("gptq", "gptq_v2"):
+        raise ValueError(f"checkpoint_format {form!r}: gptq and gptq_v2 can be read")
+    symmetric = bool(settings.get("sym", True))
+    packing = Gptq(4, int(settings.get("group_size", 128)), symmetric, 2 if form == "gptq_v2" else 1)
+    return read_folder(place, config, "gptq", packing)

@@ -1,0 +1,164 @@
+"""Packing the layers of a model while a foreign checkpoint is read, and the call that does all of it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from torch_armllm.memory import release_free_memory
+from torch_armllm.quant.formats.foreign import Foreign
+from torch_armllm.quant.formats.modules import packed_experts, packed_linear
+from torch_armllm.quant.formats.weights import Integers, Lazy
+from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.loading import LayerLoader
+from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.replacement import Replacement
+from torch_armllm.quant.saved import placeholder
+from torch_armllm.report import LayerRecord
+
+if TYPE_CHECKING:
+    from torch_armllm.hf.config import ArmInt4Config
+
+
+class ForeignLoader(LayerLoader):
+    """Packs integers as they come, and leaves the floats that the checkpoint left, but for the head.
+
+    A weight of integers whose layer has no op for them, or that is no layer's, becomes floats again.
+    """
+
+    def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
+        super().__init__(model, config)
+        self._integers: dict[str, dict[str, Integers]] = {}
+        self._left: dict[str, str] = {}
+        self._plain: dict[str, nn.Module] = {}
+        for layer in self._layers:
+            if layer.reason is not None and layer.kind != "experts":
+                self._plain[f"{layer.name}.weight"] = layer.module
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding):
+                self._plain[f"{name}.weight"] = module
+
+    def wants(self, name: str) -> bool:  # noqa: D102
+        return super().wants(name) or name in self._plain
+
+    @torch.no_grad()
+    def take(self, name: str, weight: Tensor) -> None:  # noqa: D102
+        attribute = name.rpartition(".")[2]
+        layer = self._wanted.get(name)
+        if layer is None:
+            self._keep(self._plain[name], attribute, weight)
+        elif isinstance(weight, Integers):
+            self._hold(layer, attribute, weight)
+        elif layer.kind == "head":
+            super().take(name, weight)
+        else:
+            self._left[layer.name] = f"the checkpoint left it in {str(weight.dtype).removeprefix('torch.')}"
+            self._keep(layer.module, attribute, weight)
+
+    @torch.no_grad()
+    def finish(self) -> list[LayerRecord]:  # noqa: D102
+        self._layers = [
+            replace(layer, reason=self._left.get(layer.name, layer.reason)) for layer in self._layers
+        ]
+        return super().finish()
+
+    def _keep(self, module: nn.Module, attribute: str, weight: Tensor | Integers) -> None:
+        """Gives a module a float weight."""
+        module._is_hf_initialized = True  # type: ignore[assignment]
+        dtype = module.get_parameter(attribute).dtype
+        value = weight.dequantize() if isinstance(weight, Integers) else weight
+        kept = nn.Parameter(value.to(dtype), requires_grad=False)
+        kept._is_hf_initialized = True  # type: ignore[attr-defined]
+        module._parameters[attribute] = kept
+
+    def _hold(self, layer: Layer, attribute: str, weight: Integers) -> None:
+        """Keeps integers until their layer has all of them, and packs it then."""
+        module = layer.module
+        expected = module.get_parameter(attribute)
+        held = self._integers.setdefault(layer.name, {})
+        held[attribute] = weight
+        module._parameters[attribute] = placeholder(expected)
+        try:
+            if self._error is not None:
+                raise self._error
+            if weight.shape != expected.shape:
+                raise ValueError(
+                    f"{layer.name}.{attribute} has the shape {tuple(weight.shape)} in the checkpoint and "
+                    f"{tuple(expected.shape)} in the model: config.json belongs to another checkpoint"
+                )
+            if len(held) == len(layer.weights()):
+                made = _packed(layer, held)
+                self._made[layer.name] = made, made.record(layer)
+        except ValueError as error:
+            self._error = error
+        release_free_memory()
+
+
+def _packed(layer: Layer, held: dict[str, Integers]) -> Replacement:
+    new: QuantLinear | QuantExperts
+    try:
+        if layer.layout is not None:
+            new, op = packed_experts(layer, *(held[name] for name in layer.layout.weights)), "int4_moe"
+        else:
+            new = packed_linear(layer, held["weight"])
+            op = "int8_linear" if new.scheme == "int8" else "int4_linear"
+    except ValueError as error:
+        raise ValueError(f"{layer.name}: {error}") from error
+    held.clear()
+    return Replacement(new.train(layer.module.training), op)
+
+
+def load_foreign(
+    foreign: Foreign, config: ArmInt4Config, dtype: torch.dtype | str = "auto"
+) -> PreTrainedModel:
+    """Loads a checkpoint that another tool quantised into packed modules, layer by layer, and patches it.
+
+    Args:
+        foreign: the checkpoint.
+        config: ``head``, ``ignore``, ``kv_cache`` and ``fuse``; what was quantised keeps its scheme.
+        dtype: of what is not quantised, and of what the model computes; ``auto``: the checkpoint's own.
+
+    Raises:
+        ValueError: a weight is missing, damaged or stored in a way that cannot be read.
+    """
+    config.source = foreign.method
+    model_class = _class_of(foreign.config)
+    model: PreTrainedModel = model_class.from_pretrained(
+        None,
+        config=foreign.config,
+        state_dict=foreign.weights,
+        dtype=_dtype(foreign) if dtype == "auto" else dtype,
+        quantization_config=config,
+    )
+    model.name_or_path = model.config.name_or_path = foreign.place
+    if model.can_generate():
+        with contextlib.suppress(OSError):
+            model.generation_config = GenerationConfig.from_pretrained(foreign.place)
+    report = model.hf_quantizer.report
+    if report is not None:
+        report.notes += foreign.notes
+    return model.eval()
+
+
+def _class_of(config: PreTrainedConfig) -> Any:
+    for part in (config, config.get_text_config(decoder=True)):
+        if type(part) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return MODEL_FOR_CAUSAL_LM_MAPPING[type(part)]
+    raise ValueError(f"{type(config).__name__} is not the configuration of a causal language model")
+
+
+def _dtype(foreign: Foreign) -> torch.dtype:
+    """The type that the configuration names, or that of the floats that were left."""
+    named = foreign.config.dtype or foreign.config.get_text_config(decoder=True).dtype
+    if isinstance(named, torch.dtype):
+        return named
+    for weight in foreign.weights.values():
+        if not isinstance(weight, Lazy) and (dtype := weight[:0].dtype).is_floating_point:
+            assert isinstance(dtype, torch.dtype)
+            return dtype
+    return torch.bfloat16
