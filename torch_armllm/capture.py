@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from torch_armllm.hf import attention, experts, indexer, mla, sdpa
 from torch_armllm.hf.body import body_of, first_position_of
+from torch_armllm.parallel.turns import TURNS
 from torch_armllm.repeats import Folded, NotAlike
 from torch_armllm.tokenwise import tokens_meet
 
@@ -164,6 +165,14 @@ def capture(model: nn.Module) -> Captured:
         CaptureError: the model cannot be exported, with the exporter's own reason.
     """
     base = body_of(model)
+    with TURNS.alone():  # tracing patches what all modules of this process are called by
+        captured = _exported(base)
+    _check_attentions(base, captured)
+    _compare(base, captured)
+    return captured
+
+
+def _exported(base: nn.Module) -> Captured:
     if sdpa.calls_it(base):
         with sdpa.marked():
             captured = _export(base, sdpa.IMPLEMENTATION)
@@ -174,8 +183,6 @@ def capture(model: nn.Module) -> Captured:
         except NotAlike:
             captured = _export(base, _implementation(base))
             _check_tokens(base, captured)
-    _check_attentions(base, captured)
-    _compare(base, captured)
     return captured
 
 

@@ -22,7 +22,7 @@ from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.speculative.build import build_speculation
 from torch_armllm.engine.stopping import AnswerText, end_tokens
 from torch_armllm.engine.trace import NO_TRACE, TraceFile
-from torch_armllm.machine import cpu_name
+from torch_armllm.machine import cpu_name, free_memory
 from torch_armllm.messages import show_messages
 from torch_armllm.ops import isa
 from torch_armllm.parallel.threads import Team, choose_threads
@@ -62,6 +62,7 @@ def build_engine(
             max_num_seqs=config.max_num_seqs,
             memory=config.kv_cache_memory,
             swap_space=0 if forward is None else config.swap_space,
+            free=max(0, free_memory() - config.promised_memory),
         )
         logger.info("%s: %s", type(model).__name__, memory)
         max_model_len = memory.max_model_len

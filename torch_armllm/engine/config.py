@@ -25,6 +25,8 @@ class EngineConfig:
         kv_cache_dtype: ``auto`` is the model's own.
         swap_space: bytes of ordinary memory for blocks of preempted answers; 0, or where they do not fit:
             they are computed again.
+        promised_memory: bytes that others of this process were given and may not have written to yet; they
+            count as taken, though the system calls them free.
         scheduling_policy: who is served first; None: by priority, equal ones in the order in which they came.
         seed: from which the seeds of requests without one are drawn; None: another in every process.
         speculative_config: how tokens are guessed: ``{"method": "ngram" | "draft_model", …}``.
@@ -42,6 +44,7 @@ class EngineConfig:
     kv_cache_memory: int | float | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
     swap_space: int = 0
+    promised_memory: int = 0
     scheduling_policy: Policy | None = None
     seed: int | None = 0
     speculative_config: dict[str, Any] | None = None

@@ -50,8 +50,8 @@ class Head:
 
     def _is_alone(self, like: Tensor) -> bool:
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator)
-        rows = (rows * torch.tensor(_SCALES)[:, None]).to(like.dtype)
+        rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator, dtype=torch.float32)
+        rows = (rows * torch.tensor(_SCALES, dtype=torch.float32)[:, None]).to(like.dtype)
         whole, alone = self._by_model(rows), self._by_layer(rows)
         return whole.dtype == alone.dtype and torch.equal(whole, alone)
 

@@ -36,7 +36,10 @@ class LogitRules:
         self.bias: tuple[Tensor, Tensor] | None = None
         if params.logit_bias:
             ids = [token for token in params.logit_bias if token < vocab_size]
-            self.bias = torch.tensor(ids), torch.tensor([float(params.logit_bias[i]) for i in ids])
+            self.bias = (
+                torch.tensor(ids),
+                torch.tensor([params.logit_bias[i] for i in ids], dtype=torch.float32),
+            )
         self.forbidden: Tensor | None = None
         if params.allowed_token_ids is not None:
             allowed = torch.tensor([t for t in params.allowed_token_ids if t < vocab_size], dtype=torch.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import MutableMapping
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,7 +53,7 @@ class ModulesRunner:
         self.block_size = block_size
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
         self._trace = trace
-        self._team = team
+        self._at_work = nullcontext if team is None else team.at_work
         self._takes = set(inspect.signature(model.forward).parameters)
         self._texts: MutableMapping[Answer, Text] = WeakKeyDictionary()
 
@@ -60,8 +61,10 @@ class ModulesRunner:
     def execute(self, step: Step) -> Tensor:
         """Computes a step; see `ModelRunner.execute`."""
         assert not step.swaps_out and not step.swaps_in
-        if self._team is not None:
-            self._team.settle()
+        with self._at_work():
+            return self._compute(step)
+
+    def _compute(self, step: Step) -> Tensor:
         self._forget(step)
         for s in step.scheduled:
             if s.start and s.answer not in self._texts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class ModelRunner:
         self._builder = StepBuilder(self.cache, self.block_size, forward.first_position)
         self._head = Head(model, forward)
         self._trace = trace
-        self._team = team
+        self._at_work = nullcontext if team is None else team.at_work
 
     @torch.no_grad()
     def execute(self, step: Step) -> Tensor:
@@ -66,8 +67,10 @@ class ModelRunner:
             Logits ``(R, vocabulary)`` in the model's type: the rows of every `Scheduled.wanted`, in the order
             of ``step.scheduled``.
         """
-        if self._team is not None:
-            self._team.settle()
+        with self._at_work():
+            return self._compute(step)
+
+    def _compute(self, step: Step) -> Tensor:
         self.move(step)
         inputs, rows = self._builder.build(step)
         self._trace.mark("prepare")

@@ -61,7 +61,9 @@ class SamplingBatch:
         self._histories = histories
         if any(self._penalised):
             names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-            self._penalties = {n: torch.tensor([float(getattr(p, n)) for p in params]) for n in names}
+            self._penalties = {
+                n: torch.tensor([getattr(p, n) for p in params], dtype=torch.float32) for n in names
+            }
             none = torch.empty(0, dtype=torch.int64)
             ids, offsets = _lists(
                 [

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 
 from torch_armllm.machine import cpu_limit, physical_cores
 from torch_armllm.ops import team
+from torch_armllm.parallel.turns import TURNS, Turns
 
 _PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """Settings by which users place OpenMP's threads themselves."""
@@ -126,13 +127,25 @@ class Team:
 
     Workers keep their places as long as nobody else wants those: behind a process that takes a core, or a
     second engine that chose the same ones, the system has to be free to move them.
+
+    Args:
+        chosen: how many there are, and where.
+        turns: that teams take at the cores.
     """
 
-    def __init__(self, chosen: Threads) -> None:
+    def __init__(self, chosen: Threads, turns: Turns = TURNS) -> None:
         self.chosen = chosen
+        self._turns = turns
         self._caller: int | None = None
         self._waited: dict[int, int] = {}
         self._looked = 0.0
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Waits for the team's turn, and makes the calling thread compute by the chosen threads."""
+        with self._turns.turn(self.chosen.count):
+            self.settle()
+            yield
 
     def settle(self) -> None:
         """Makes the calling thread compute by the chosen threads; costs nothing where it did last."""

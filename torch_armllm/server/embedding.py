@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.hf.body import body_of
+from torch_armllm.parallel.turns import TURNS
 from torch_armllm.patching import patched_forward
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
@@ -65,7 +66,8 @@ class _Reading:
         end = self._begin + self._size
         ids = torch.tensor([self._tokens[self._begin : end]])
         whole = len(self._tokens) <= self._size
-        out = self._body(input_ids=ids, past_key_values=self._cache, use_cache=not whole)
+        with TURNS.alone():
+            out = self._body(input_ids=ids, past_key_values=self._cache, use_cache=not whole)
         hidden = out.last_hidden_state[0].float()
         self._cache = None if whole else out.past_key_values
         self.total = self.total + hidden.sum(0)
