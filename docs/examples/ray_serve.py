@@ -37,12 +37,14 @@ def replicas(
         import torch
 
         torch.set_num_threads(cores)
-        from torch_armllm.async_llm import AsyncLLM
         from torch_armllm.server.app import build_app
-        from torch_armllm.server.settings import ServerSettings
+        from torch_armllm.server.models import Models
+        from torch_armllm.server.settings import ModelSettings, ServerSettings
 
-        llm = AsyncLLM(model, max_num_seqs=running, progress=False, **engine)
-        return build_app(llm, ServerSettings(name=model, max_queue=2 * running))
+        models = Models(ServerSettings(max_queue=2 * running), {"max_num_seqs": running, **engine})
+        served = ModelSettings(model, model)
+        models.add(models.read(served), served)
+        return build_app(models)
 
     @serve.deployment(
         name="model",

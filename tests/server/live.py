@@ -11,8 +11,9 @@ from typing import Any
 
 from torch_armllm.async_llm import AsyncLLM
 from torch_armllm.server.app import build_app
+from torch_armllm.server.models import Models
 from torch_armllm.server.run import listen, make_server
-from torch_armllm.server.settings import ServerSettings
+from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 NAME = "tiny"
 
@@ -22,17 +23,20 @@ class Live:
 
     Attributes:
         base: its address.
-        serving: what its routes share.
+        llm: the model that was there first.
+        serving: the same, as the server has it.
+        models: all of them.
     """
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
-        self.llm = llm
+    def __init__(self, llm: AsyncLLM, model: ModelSettings, models: Models) -> None:
+        self.llm, self.models = llm, models
+        settings = models.settings
         self._socket = listen("127.0.0.1", 0, settings.write_timeout)
         self.port: int = self._socket.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
-        self._app = build_app(llm, settings)
-        self.serving = self._app.state.serving
-        self._server = make_server(self._app, settings)
+        models.add(llm, model)
+        self.serving = models.find(model.name)
+        self._server = make_server(build_app(models), settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         until(lambda: self._server.started)
@@ -63,8 +67,11 @@ class Live:
 
 
 @contextmanager
-def live(llm: AsyncLLM, **settings: Any) -> Iterator[Live]:
-    server = Live(llm, ServerSettings(**{"name": NAME, "drain_timeout": 2.0, **settings}))
+def live(
+    llm: AsyncLLM, name: str = NAME, engine: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[Live]:
+    models = Models(ServerSettings(**{"drain_timeout": 2.0, **settings}), engine)
+    server = Live(llm, ModelSettings(name), models)
     try:
         yield server
     finally:

@@ -16,11 +16,15 @@ _KEY_VARIABLE = "ARMLLM_API_KEY"
 def add(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("serve", help="an OpenAI-compatible server")
-    parser.add_argument("model", help="smollm2, smollm2-moe, a folder or a hub name")
+    parser.add_argument("model", nargs="+", help="smollm2, smollm2-moe, a folder or a hub name; or several")
     group = parser.add_argument_group("the server")
     group.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines, too (127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="0: any that is free (8000)")
-    group.add_argument("--served-model-name", help="what clients call the model; default: as given here")
+    group.add_argument(
+        "--served-model-name",
+        action="append",
+        help="what clients call the model, once for each; default: as given here",
+    )
     group.add_argument(
         "--api-key",
         action="append",
@@ -55,10 +59,10 @@ def run(options: argparse.Namespace) -> None:
     import asyncio
     import gc
 
-    from torch_armllm.server.settings import ServerSettings
+    from torch_armllm.server.settings import ModelSettings, ServerSettings
 
+    names = _names(options)
     settings = ServerSettings(
-        name=options.served_model_name or options.model,
         api_keys=tuple(_keys(options)),
         max_request_bytes=_positive(options, "max_request_bytes"),
         max_queue=_positive(options, "max_queue"),
@@ -68,24 +72,42 @@ def run(options: argparse.Namespace) -> None:
         write_timeout=_positive(options, "write_timeout"),
         drain_timeout=_positive(options, "drain_timeout"),
         allowed_origins=tuple(options.allowed_origin or ()),
-        chat_template=options.chat_template.read_text(encoding="utf-8") if options.chat_template else None,
-        tool_parser=options.tool_call_parser,
     )
+    template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     with collection_paused():
         try:
+            from torch_armllm.server.models import Models
             from torch_armllm.server.run import allow_many_connections, listen, serve
         except ModuleNotFoundError as error:
             raise ImportError(f"{error}: pip install 'torch_armllm[serve]'") from error
-        from torch_armllm.async_llm import AsyncLLM
     gc.freeze()
     listening = listen(options.host, options.port, settings.write_timeout)
 
     with listening:
         allow_many_connections()
-        llm = AsyncLLM(options.model, **engine_arguments(options))
+        models = Models(settings, {"progress": True, **engine_arguments(options)})
+        for name, source in zip(names, options.model, strict=True):
+            model = ModelSettings(name, source, {}, template, options.tool_call_parser)
+            models.add(models.read(model), model)
         host, port = listening.getsockname()[:2]
-        print(f"serving {settings.name} at http://{host}:{port}/v1", flush=True)
-        asyncio.run(serve(llm, settings, listening))
+        print(f"serving {', '.join(names)} at http://{host}:{port}/v1", flush=True)
+        asyncio.run(serve(models, listening))
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """What clients call the models.
+
+    Raises:
+        ValueError: two have one name, or there is not one for each.
+    """
+    names: list[str] = options.served_model_name or options.model
+    if len(names) != len(options.model):
+        raise ValueError(
+            f"--served-model-name is given {len(names)} times for {len(options.model)} models: once for each"
+        )
+    if len(set(names)) != len(names):
+        raise ValueError(f"two models have one name in {', '.join(names)}: give each a --served-model-name")
+    return names
 
 
 def _keys(options: argparse.Namespace) -> list[str]:

@@ -9,28 +9,26 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import torch_armllm
-from torch_armllm.async_llm import AsyncLLM
 from torch_armllm.server.auth import Authentication
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.limits import BodyLimit
-from torch_armllm.server.routes import embeddings, generation, health, models, page, tokens
-from torch_armllm.server.serving import Serving
-from torch_armllm.server.settings import ServerSettings
+from torch_armllm.server.models import Leases, Models
+from torch_armllm.server.routes import admin, embeddings, generation, health, models, page, tokens
 
 
-def build_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
-    """An application that serves a model; whoever runs it shuts the model down.
+def build_app(served: Models) -> FastAPI:
+    """An application that serves models; whoever runs it closes them.
 
     Args:
-        llm: what answers.
-        settings: of the server.
+        served: what answers.
     """
-    serving = Serving(llm, settings)
+    settings = served.settings
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         yield
-        serving.conversations.close()
+        for serving in served:
+            serving.conversations.close()
 
     app = FastAPI(
         title="torch_armllm",
@@ -39,10 +37,11 @@ def build_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.serving = serving
-    for group in (page, models, generation, embeddings, tokens, health):
+    app.state.models = served
+    for group in (page, models, generation, embeddings, tokens, admin, health):
         app.include_router(group.router)
     add_error_handlers(app)
+    app.add_middleware(Leases)
     app.add_middleware(BodyLimit, most=settings.max_request_bytes, seconds=settings.read_timeout)
     if settings.api_keys:
         app.add_middleware(Authentication, keys=settings.api_keys)

@@ -60,10 +60,9 @@ class Chat:
     """
 
     def __init__(self, serving: Serving, body: ChatRequest) -> None:
-        serving.check_model(body.model)
         self._serving = serving
         self._body = body
-        self._use = tool_use(body, serving.conversations.template, serving.settings.tool_parser)
+        self._use = tool_use(body, serving.conversations.template, serving.model.tool_parser)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._texts = TokenTexts(serving.conversations.tokenizer)
@@ -172,5 +171,5 @@ class Chat:
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._serving.settings.name,
+            "model": self._serving.name,
         }

@@ -35,7 +35,6 @@ class Completion:
     """
 
     def __init__(self, serving: Serving, body: CompletionRequest) -> None:
-        serving.check_model(body.model)
         self._serving = serving
         self._body = body
         self._id = f"cmpl-{uuid.uuid4().hex}"
@@ -146,7 +145,7 @@ class Completion:
             "id": self._id,
             "object": "text_completion",
             "created": self._created,
-            "model": self._serving.settings.name,
+            "model": self._serving.name,
         }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -36,42 +37,70 @@ _HISTOGRAMS = {
     "request_params_max_tokens": ("Most tokens that requests ask for.", _COUNTS),
 }
 
+_GAUGES = (
+    ("num_requests_running", "Answers that take part in steps.", "running"),
+    ("num_requests_waiting", "Answers that wait for their turn.", "waiting"),
+    ("kv_cache_usage_perc", "Part of the KV cache's blocks in use, 0 to 1.", "kv_usage"),
+)
+_COUNTERS = (
+    ("prompt_tokens", "Tokens of prompts that were computed.", "prompt_tokens"),
+    ("generation_tokens", "Tokens that were drawn.", "generation_tokens"),
+    ("num_preemptions", "Answers that lost their blocks to others.", "preemptions"),
+    ("spec_decode_num_draft_tokens", "Tokens that were guessed.", "draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", "accepted_tokens"),
+)
+
 
 class Metrics:
-    """Numbers of a model that is served.
+    """Numbers of a server; each is labelled by the model that it belongs to."""
 
-    Args:
-        name: of the model.
-        stats: of its engine.
-    """
-
-    def __init__(self, name: str, stats: EngineStats) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(name, stats))
-        self._ends = Counter(
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.engines: dict[str, EngineStats] = {}
+        self.reasons: defaultdict[str, set[str]] = defaultdict(set)
+        self.registry.register(_EngineCollector(self.engines))
+        self.ends = Counter(
             "vllm:request_success",
             "Requests that ended, by what ended them.",
             [_LABEL, "finished_reason"],
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._prefix = {
-            what: Counter(f"vllm:prefix_cache_{what}", text, [_LABEL], registry=self._registry).labels(name)
+        self.prefix = {
+            what: Counter(f"vllm:prefix_cache_{what}", text, [_LABEL], registry=self.registry)
             for what, text in (
                 ("queries", "Tokens of prompts that the prefix cache was asked for."),
                 ("hits", "Tokens of prompts that the prefix cache held."),
             )
         }
-        self._histograms = {
-            short: Histogram(f"vllm:{short}", text, [_LABEL], registry=self._registry, buckets=limits).labels(
-                name
-            )
+        self.histograms = {
+            short: Histogram(f"vllm:{short}", text, [_LABEL], registry=self.registry, buckets=limits)
             for short, (text, limits) in _HISTOGRAMS.items()
         }
-        self._name = name
+
+    def of(self, name: str, stats: EngineStats) -> ModelMetrics:
+        """Numbers of a model; those of another with its name go on.
+
+        Args:
+            name: of the model.
+            stats: of its engine.
+        """
+        self.engines[name] = stats
+        return ModelMetrics(self, name, stats)
 
     def page(self) -> bytes:
         """All numbers, in Prometheus' text format."""
-        return bytes(generate_latest(self._registry))
+        return bytes(generate_latest(self.registry))
+
+
+class ModelMetrics:
+    """Numbers of a model that is served; see `Metrics.of`."""
+
+    def __init__(self, metrics: Metrics, name: str, stats: EngineStats) -> None:
+        self._metrics = metrics
+        self._name = name
+        self._stats = stats
+        self._prefix = {what: counter.labels(name) for what, counter in metrics.prefix.items()}
+        self._histograms = {short: found.labels(name) for short, found in metrics.histograms.items()}
 
     def observe(self, name: str, value: float) -> None:
         """Enters a value into a histogram."""
@@ -79,12 +108,24 @@ class Metrics:
 
     def count_end(self, reason: str) -> None:
         """Counts a request that ended."""
-        self._ends.labels(self._name, reason).inc()
+        self._metrics.reasons[self._name].add(reason)
+        self._metrics.ends.labels(self._name, reason).inc()
 
     def count_prompt(self, tokens: int, cached: int) -> None:
         """Counts what the prefix cache did for a prompt."""
         self._prefix["queries"].inc(tokens)
         self._prefix["hits"].inc(cached)
+
+    def close(self) -> None:
+        """Takes the model's numbers away, unless another one has its name by now."""
+        metrics = self._metrics
+        if metrics.engines.get(self._name) is not self._stats:
+            return
+        del metrics.engines[self._name]
+        for metric in (*metrics.prefix.values(), *metrics.histograms.values()):
+            metric.remove(self._name)
+        for reason in metrics.reasons.pop(self._name, ()):
+            metrics.ends.remove(self._name, reason)
 
 
 class Watch:
@@ -95,7 +136,7 @@ class Watch:
         params: of the request.
     """
 
-    def __init__(self, metrics: Metrics, params: SamplingParams) -> None:
+    def __init__(self, metrics: ModelMetrics, params: SamplingParams) -> None:
         self._metrics = metrics
         self._params = params
         self._tokens = 0
@@ -147,32 +188,23 @@ class Watch:
 
 
 class _EngineCollector(Collector):
-    """What the engine counts itself, read when somebody asks."""
+    """What engines count themselves, read when somebody asks."""
 
-    def __init__(self, name: str, stats: EngineStats) -> None:
-        self._name = name
-        self._stats = stats
+    def __init__(self, engines: Mapping[str, EngineStats]) -> None:
+        self._engines = engines
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        gauges, totals = self._stats.gauges(), self._stats.totals
-        for name, text, value in (
-            ("num_requests_running", "Answers that take part in steps.", gauges.running),
-            ("num_requests_waiting", "Answers that wait for their turn.", gauges.waiting),
-            ("kv_cache_usage_perc", "Part of the KV cache's blocks in use, 0 to 1.", gauges.kv_usage),
-        ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=[_LABEL])
-            gauge.add_metric([self._name], value)
+        gauges = {name: stats.gauges() for name, stats in self._engines.items()}
+        for short, text, field in _GAUGES:
+            gauge = GaugeMetricFamily(f"vllm:{short}", text, labels=[_LABEL])
+            for name, found in gauges.items():
+                gauge.add_metric([name], getattr(found, field))
             yield gauge
-        for name, text, value in (
-            ("prompt_tokens", "Tokens of prompts that were computed.", totals.prompt_tokens),
-            ("generation_tokens", "Tokens that were drawn.", totals.generation_tokens),
-            ("num_preemptions", "Answers that lost their blocks to others.", totals.preemptions),
-            ("spec_decode_num_draft_tokens", "Tokens that were guessed.", totals.draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", totals.accepted_tokens),
-        ):
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=[_LABEL])
-            counter.add_metric([self._name], value)
+        for short, text, field in _COUNTERS:
+            counter = CounterMetricFamily(f"vllm:{short}", text, labels=[_LABEL])
+            for name, stats in self._engines.items():
+                counter.add_metric([name], getattr(stats.totals, field))
             yield counter

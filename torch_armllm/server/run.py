@@ -14,9 +14,9 @@ from collections.abc import Generator
 import uvicorn
 from fastapi import FastAPI
 
-from torch_armllm.async_llm import AsyncLLM
 from torch_armllm.server.app import build_app
 from torch_armllm.server.connections import Connection
+from torch_armllm.server.models import Models
 from torch_armllm.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -75,23 +75,20 @@ def make_server(app: FastAPI, settings: ServerSettings) -> Server:
     return Server(config)
 
 
-async def serve(llm: AsyncLLM, settings: ServerSettings, listening: socket.socket) -> None:
+async def serve(models: Models, listening: socket.socket) -> None:
     """Serves until a signal comes: the first lets running requests finish, a second ends at once.
 
     Args:
-        llm: what answers; it is shut down at the end.
-        settings: of the server.
+        models: what answers; they are closed at the end.
         listening: see `listen`.
     """
-    app = build_app(llm, settings)
-    server = make_server(app, settings)
+    server = make_server(build_app(models), models.settings)
 
     def end(number: int) -> None:
         if server.should_exit:
             logger.warning("ended before all requests were answered")
             os._exit(128 + number)
-        held = app.state.serving.admission.held
-        logger.info("ending: %d answers are being finished; a second signal ends at once", held)
+        logger.info("ending: %d answers are being finished; a second signal ends at once", models.held)
         server.should_exit = True
 
     loop = asyncio.get_running_loop()
@@ -102,7 +99,7 @@ async def serve(llm: AsyncLLM, settings: ServerSettings, listening: socket.socke
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        llm.shutdown()
+        models.close()
 
 
 def allow_many_connections() -> None:

@@ -1,4 +1,4 @@
-"""A model that is served, and what all routes share."""
+"""A model that is served."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import Request
-
 from torch_armllm.async_llm import AsyncLLM, EngineDeadError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -17,7 +15,7 @@ from torch_armllm.server.conversations import Conversations
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.limits import Admission
 from torch_armllm.server.metrics import Metrics, Watch
-from torch_armllm.server.settings import ServerSettings
+from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 
 class Serving:
@@ -25,7 +23,9 @@ class Serving:
 
     Args:
         llm: what answers.
+        model: what was decided on for it.
         settings: of the server.
+        metrics: of the server.
 
     Attributes:
         admission: counts what is being answered.
@@ -33,26 +33,41 @@ class Serving:
         created: when it was loaded, in seconds since 1970.
         max_model_len: most tokens of a prompt and its answer.
         metrics: of its requests.
+        name: as clients ask for it.
+        unused: whether no request holds it.
         vocabulary: how many tokens it has.
     """
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+    def __init__(
+        self, llm: AsyncLLM, model: ModelSettings, settings: ServerSettings, metrics: Metrics
+    ) -> None:
         engine = llm.llm_engine
         self.llm = llm
+        self.model = model
+        self.name = model.name
+        self.unused = asyncio.Event()
+        self.unused.set()
+        self._users = 0
         self.settings = settings
         self.created = int(time.time())
         self.max_model_len = engine.intake.max_model_len
         self.vocabulary: int = llm.model.get_input_embeddings().num_embeddings
         self.defaults = llm.get_default_sampling_params()
         self.admission = Admission(engine.scheduler.config.max_num_seqs, settings.max_queue)
-        self.conversations = Conversations(llm.get_tokenizer(), settings.chat_template)
-        self.metrics = Metrics(settings.name, engine.stats)
+        self.conversations = Conversations(llm.get_tokenizer(), model.chat_template)
+        self.metrics = metrics.of(model.name, engine.stats)
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError unless a client asks for this model, or for none by name."""
-        if name is not None and name != self.settings.name:
-            text = f"there is no model {name[:200]!r}; this server has {self.settings.name!r}"
-            raise ApiError(404, text, "model", "model_not_found")
+    def hold(self) -> None:
+        """Keeps it for a request; see `release`."""
+        self._users += 1
+        self.unused.clear()
+
+    def release(self) -> None:
+        """A request was answered to the end."""
+        self._users -= 1
+        assert self._users >= 0
+        if not self._users:
+            self.unused.set()
 
     def check_tokens(self, tokens: Sequence[int], param: str, answered: bool = True) -> None:
         """Raises ApiError where a text cannot be read.
@@ -104,8 +119,7 @@ class Serving:
         late.set()
         self._aborting = asyncio.ensure_future(self.llm.abort(request_id))
 
-
-def serving_of(request: Request) -> Serving:
-    """The model that a request's server has."""
-    serving: Serving = request.app.state.serving
-    return serving
+    def close(self) -> None:
+        """Ends the engine and its threads; requests that run get an error."""
+        self.conversations.close()
+        self.llm.shutdown()

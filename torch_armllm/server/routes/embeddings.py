@@ -11,8 +11,9 @@ from torch import Tensor
 
 from torch_armllm.server.completions import several_prompts
 from torch_armllm.server.embedding import embed
+from torch_armllm.server.models import serving_of
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
-from torch_armllm.server.serving import Serving, serving_of
+from torch_armllm.server.serving import Serving
 from torch_armllm.server.streaming import unless_gone
 
 router = APIRouter()
@@ -21,11 +22,10 @@ router = APIRouter()
 @router.post("/v1/embeddings", response_model=None)
 async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:
     """Vectors of texts."""
-    return JSONResponse(await unless_gone(request.receive, _answer(serving_of(request), body)))
+    return JSONResponse(await unless_gone(request.receive, _answer(serving_of(request, body.model), body)))
 
 
 async def _answer(serving: Serving, body: EmbeddingRequest) -> dict[str, Any]:
-    serving.check_model(body.model)
     prompts = several_prompts(body.input)
     data: list[dict[str, Any]] = []
     count = 0
@@ -37,7 +37,7 @@ async def _answer(serving: Serving, body: EmbeddingRequest) -> dict[str, Any]:
             count += len(prompt)
             data.append({"object": "embedding", "index": index, "embedding": _shown(vector, body)})
     usage = {"prompt_tokens": count, "total_tokens": count}
-    return {"object": "list", "data": data, "model": serving.settings.name, "usage": usage}
+    return {"object": "list", "data": data, "model": serving.name, "usage": usage}
 
 
 def _shown(vector: Tensor, body: EmbeddingRequest) -> str | list[float]:

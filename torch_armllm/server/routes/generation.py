@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from torch_armllm.server.chat import Chat
 from torch_armllm.server.completions import Completion
+from torch_armllm.server.models import serving_of
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.protocol.completions import CompletionRequest
-from torch_armllm.server.serving import serving_of
 from torch_armllm.server.streaming import stream, unless_gone
 
 router = APIRouter()
@@ -19,13 +19,13 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_model=None)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """Continues a conversation."""
-    return await _respond(request, Chat(serving_of(request), body), bool(body.stream))
+    return await _respond(request, Chat(serving_of(request, body.model), body), bool(body.stream))
 
 
 @router.post("/v1/completions", response_model=None)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continues texts."""
-    return await _respond(request, Completion(serving_of(request), body), bool(body.stream))
+    return await _respond(request, Completion(serving_of(request, body.model), body), bool(body.stream))
 
 
 async def _respond(request: Request, asked: Chat | Completion, streamed: bool) -> Response:

@@ -7,16 +7,18 @@ from starlette.responses import Response
 
 import torch_armllm
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.serving import serving_of
+from torch_armllm.server.models import models_of
 
 router = APIRouter()
 
 
 @router.get("/health", response_model=None)
 async def health(request: Request) -> Response:
-    """200 while the engine runs."""
-    if serving_of(request).llm.errored:
-        raise ApiError(503, "the engine does not run any more", code="engine_dead")
+    """200 while all engines run."""
+    dead = [serving.name for serving in models_of(request) if serving.llm.errored]
+    if dead:
+        text = f"the engine of {', '.join(dead)} does not run any more"
+        raise ApiError(503, text, code="engine_dead")
     return Response()
 
 
@@ -29,5 +31,5 @@ async def version() -> dict[str, str]:
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
     """Numbers for Prometheus."""
-    page = serving_of(request).metrics.page()
+    page = models_of(request).metrics.page()
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from torch_armllm.server.serving import Serving, serving_of
+from torch_armllm.server.models import models_of
+from torch_armllm.server.serving import Serving
 
 router = APIRouter()
 
@@ -14,24 +15,23 @@ router = APIRouter()
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
     """All of them."""
-    return {"object": "list", "data": [_card(serving_of(request))]}
+    return {"object": "list", "data": [card(serving) for serving in models_of(request)]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
     """One by its name."""
-    serving = serving_of(request)
-    serving.check_model(name)
-    return _card(serving)
+    return card(models_of(request).find(name))
 
 
-def _card(serving: Serving) -> dict[str, Any]:
+def card(serving: Serving) -> dict[str, Any]:
+    """What clients are told of a model."""
     return {
-        "id": serving.settings.name,
+        "id": serving.name,
         "object": "model",
         "created": serving.created,
         "owned_by": "torch_armllm",
-        "root": serving.settings.name,
+        "root": serving.model.source or serving.name,
         "parent": None,
         "max_model_len": serving.max_model_len,
     }

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from torch_armllm.server.errors import ApiError
+from torch_armllm.server.models import serving_of
 from torch_armllm.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from torch_armllm.server.serving import serving_of
 
 router = APIRouter()
 
@@ -16,8 +16,7 @@ router = APIRouter()
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """The tokens of a text or a conversation."""
-    serving = serving_of(request)
-    serving.check_model(body.model)
+    serving = serving_of(request, body.model)
     conversations = serving.conversations
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt or messages, one of them", "prompt")
@@ -38,6 +37,5 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, str]:
     """The text of tokens."""
-    serving = serving_of(request)
-    serving.check_model(body.model)
+    serving = serving_of(request, body.model)
     return {"prompt": await serving.conversations.text_of(body.tokens)}
