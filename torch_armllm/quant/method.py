@@ -12,6 +12,7 @@ from torch_armllm.quant.scheme import Quantised, Rounding, Scheme
 if TYPE_CHECKING:
     from torch_armllm.quant.layers import Layer
     from torch_armllm.quant.modules import QuantExperts, QuantLinear
+    from torch_armllm.quant.spool import Spool
 
 UNCALIBRATED = ("mse", "rtn")
 CALIBRATED = ("gptq", "awq")
@@ -44,8 +45,8 @@ class Method:
         """
         raise NotImplementedError
 
-    def took(self, layer: Layer, made: QuantLinear | QuantExperts) -> None:
-        """Learns what became of a layer; the buffers of ``made`` may be on the meta device."""
+    def took(self, layer: Layer, made: QuantLinear | QuantExperts, spool: Spool) -> None:
+        """Learns what became of a layer; the buffers of ``made`` are in the ``spool``."""
 
     def commit(self) -> None:
         """Makes what the method changes beside the layers; it must not fail."""

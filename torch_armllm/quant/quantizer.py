@@ -92,7 +92,7 @@ def quantize_by(
         for layer in tqdm(method.order(wanted), desc="Quantising", unit="layer", disable=not progress):
             found = replacement(model, layer, schemes[layer.name], method, keep_original, spool)
             made[layer.name] = found
-            method.took(layer, found.module)
+            method.took(layer, found.module, spool)
             release_free_memory()
     except BaseException:
         method.abandon()

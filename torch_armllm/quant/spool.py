@@ -46,6 +46,15 @@ class Spool:
             assert empty is not None
             module._buffers[name] = self._join(pieces, empty)
 
+    def peek(self, module: nn.Module) -> dict[str, Tensor]:
+        """A module's buffers, which stay here."""
+        found = {}
+        for name, pieces in self._held.get(module, {}).items():
+            empty = module._buffers[name]
+            assert empty is not None
+            found[name] = self._join(list(pieces), empty)
+        return found
+
     def _join(self, pieces: list[Tensor | _Stored], empty: Tensor) -> Tensor:
         if len(pieces) == 1 and isinstance(pieces[0], Tensor):
             return pieces[0]

@@ -1,0 +1,100 @@
+"""Coordinate descent behind GPTQ: every group of columns anew, given all the others, until little is gained.
+
+Block by block the error tr((W − Ŵ) H (W − Ŵ)ᵀ) is minimised over the integers of a group and its step; a
+group is changed only where that lowers the error.  QuantEase (arXiv 2309.01885) moves single weights so.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.quant.calibration.grid import Grid
+from torch_armllm.quant.calibration.nearest import nearest
+
+_BLOCK = 128
+
+
+class Descent:
+    """The weights of some rows, on their way.
+
+    Attributes:
+        values: float32 (K, N), where the weights are now.
+        left: float32 (K, N), H (W − Ŵ)ᵀ.
+    """
+
+    def __init__(self, weight: Tensor, hessian: Tensor, values: Tensor, grid: Grid) -> None:
+        """Takes W and Ŵ as (K, N), and H as float32 (K, K), positive definite."""
+        self._hessian, self._grid = hessian, grid
+        self._pull = hessian @ weight
+        self.values = values
+        self.left = self._pull - hessian @ values
+        self._weight = weight
+
+    def error(self) -> Tensor:
+        """(w − ŵ) H (w − ŵ)ᵀ of every row (N,)."""
+        return ((self._weight - self.values) * self.left).sum(0)
+
+    def refit_rows(self) -> None:
+        """Gives every row the scale with the least error for its integers."""
+        if self._grid.float_factors:
+            return
+        size = (self.values * (self._pull - self.left)).sum(0)
+        change = (self.values * self._pull).sum(0) / torch.where(size > 0, size, torch.ones_like(size))
+        change = torch.where((size > 0) & (change > 0), change, torch.ones_like(change))
+        self._grid.row *= change
+        self.left = self._pull - (self._pull - self.left) * change
+        self.values *= change
+
+    def sweep(self, wider: bool = True) -> None:
+        """Visits every group once; ``wider`` looks for better steps too."""
+        columns, span = len(self.values), self._grid.span
+        block = max(_BLOCK, span)
+        for begin in range(0, columns, block):
+            end = min(begin + block, columns)
+            before, left = self.values[begin:end].clone(), self.left[begin:end].clone()
+            for first in range(begin, end, span):
+                group = slice(first, min(first + span, columns))
+                change = self._visit(group, left[group.start - begin : group.stop - begin], wider)
+                left.addmm_(self._hessian[begin:end, group], change, alpha=-1)
+            self.left.addmm_(self._hessian[:, begin:end], self.values[begin:end] - before, alpha=-1)
+
+    def _visit(self, group: slice, left: Tensor, wider: bool) -> Tensor:
+        """Moves a group to where the error is least, and returns by how much (n, N)."""
+        grid, now = self._grid, self.values[group]
+        inner = self._hessian[group, group]
+        order = inner.diagonal().argsort()  # what counts most is rounded first, from the last
+        upper = torch.linalg.cholesky(inner[order][:, order], upper=True)
+        target = (now + torch.cholesky_solve(left, torch.linalg.cholesky(inner)))[order]
+        index = group.start // grid.span
+        factor = grid.factor[index]
+        least = (upper @ (now[order] - target)).square().sum(0)
+        best, best_factor = now[order], factor
+        columns = torch.arange(group.start, group.stop)[order]
+        low, high = grid.bounds(columns)
+        for other in self._factors(index, now, target[order.argsort()], inner) if wider else [factor]:
+            step = (other * grid.row).expand(len(columns), -1)
+            values = nearest(target, upper, step, low, high)
+            error = (upper @ (values - target)).square().sum(0)
+            better = error < least
+            least = torch.where(better, error, least)
+            best, best_factor = torch.where(better, values, best), torch.where(better, other, best_factor)
+        grid.factor[index] = best_factor
+        found = torch.empty_like(best)
+        found[order] = best
+        change = found - now
+        self.values[group] = found
+        return change
+
+    def _factors(self, index: int, now: Tensor, target: Tensor, inner: Tensor) -> list[Tensor]:
+        """Steps to try for a group."""
+        grid, factor = self._grid, self._grid.factor[index]
+        if grid.whole_factors:
+            return [factor, grid.kept(factor + 1), grid.kept(factor - 1)]
+        if not grid.float_factors:
+            return [factor]
+        pulled = inner @ now
+        size = (now * pulled).sum(0)
+        fitted = factor * (target * pulled).sum(0) / torch.where(size > 0, size, torch.ones_like(size))
+        fitted = torch.where((size > 0) & (fitted * factor > 0), fitted, factor)
+        return [factor, grid.kept(fitted), grid.kept(fitted * 0.95), grid.kept(fitted * 1.05)]

@@ -1,0 +1,47 @@
+"""Rounding the weights of a row one after the other, each making up for what those before it left.
+
+GPTQ (arXiv 2210.17323) in the form of Babai's nearest plane (arXiv 2507.18553): with H = UᵀU, U upper, the
+error (w − ŵ) H (w − ŵ)ᵀ is the sum over i of (Σ_{j ≥ i} U_ij (ŵ_j − w_j))².  Going from the last column to
+the first, each term has one unknown left, and rounding makes it small.  No inverse of H is needed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.quant.calibration.grid import inverse
+
+_BLOCK = 128
+
+
+def nearest(
+    target: Tensor, upper: Tensor, step: Tensor, low: Tensor, high: Tensor, block: int = _BLOCK
+) -> Tensor:
+    """Rounds columns from the last to the first.
+
+    Args:
+        target: float32 (K, N), what is to be rounded; a column of weights is a row of it.
+        upper: float32 (K, K), the upper Cholesky factor of H.
+        step: float32 (K, N).
+        low: (K, N) or (K, 1), the least integers.
+        high: likewise the largest.
+        block: columns whose corrections are brought to the others at once.
+
+    Returns:
+        The rounded values, float32 (K, N).
+    """
+    columns, rows = target.shape
+    values, moved = torch.empty_like(target), torch.zeros_like(target)
+    scaled = upper / upper.diagonal()[:, None]
+    shrink = inverse(step)
+    for end in range(columns, 0, -block):
+        begin = max(end - block, 0)
+        wanted = target[begin:end] - scaled[begin:end, end:] @ moved[end:]
+        for j in range(end - 1, begin - 1, -1):
+            value = torch.mul(wanted[j - begin], shrink[j]).round_().clamp_(low[j], high[j]).mul_(step[j])
+            values[j] = value
+            torch.sub(value, target[j], out=moved[j])
+            if j > begin:
+                wanted[: j - begin].addr_(scaled[begin:j, j], moved[j], alpha=-1)
+    return values

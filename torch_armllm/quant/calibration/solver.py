@@ -1,0 +1,57 @@
+"""GPTQ and what follows it, for the rows of one matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.quant.calibration.descent import Descent
+from torch_armllm.quant.calibration.grid import grid_of
+from torch_armllm.quant.calibration.nearest import nearest
+from torch_armllm.quant.scheme import Quantised, Rounding, Scheme
+
+SWEEPS = 3
+_TRIES = 4
+
+
+class Compensated(Rounding):
+    """Integers by GPTQ in the order of activation, then by coordinate descent, steps and all.
+
+    The steps come from the usual search, errors counted by the diagonal of H; the columns that carry most are
+    rounded first, so that the others can make up for them.  What then lies on the grid is improved group by
+    group.
+    """
+
+    def __init__(self, hessian: Tensor, rows: int, sweeps: int = SWEEPS) -> None:
+        """Takes H, float32 (K, K), positive definite, and how many rows the matrix has."""
+        self._hessian, self._sweeps = hessian, sweeps
+        self._order = hessian.diagonal().argsort()
+        self._upper = factor(hessian[self._order][:, self._order])
+        half = -(-rows // max(2, torch.get_num_threads()))
+        self.chunk = len(hessian) * min(512, -(-half // 16) * 16)
+
+    def rows(self, weight: Tensor, scheme: Scheme) -> Quantised:  # noqa: D102
+        energy = self._hessian.diagonal()
+        grid = grid_of(scheme.round_rows(weight, energy / energy.mean()))
+        target = weight.t().contiguous()
+        order = self._order
+        low, high = grid.bounds(order)
+        values = torch.empty_like(target)
+        values[order] = nearest(target[order], self._upper, grid.steps(order), low, high)
+        descent = Descent(target, self._hessian, values, grid)
+        for _ in range(self._sweeps):
+            descent.refit_rows()
+            descent.sweep()
+        descent.refit_rows()
+        return grid.stored(descent.values)
+
+
+def factor(hessian: Tensor) -> Tensor:
+    """The upper Cholesky factor of a matrix, damped more where rounding made it indefinite."""
+    for step in range(_TRIES):
+        upper: Tensor
+        upper, failed = torch.linalg.cholesky_ex(hessian, upper=True)
+        if not int(failed):
+            return upper
+        hessian = hessian + torch.eye(len(hessian)) * (10.0**step * 1e-2 * hessian.diagonal().mean())
+    raise ValueError("the inputs of a layer depend on each other so much that they cannot be calibrated with")

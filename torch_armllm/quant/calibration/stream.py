@@ -1,0 +1,192 @@
+"""Running a model over calibration texts one decoder layer at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.hf.body import body_of
+
+logger = logging.getLogger(__name__)
+
+
+class _Stop(Exception):
+    """Ends a forward where the first decoder layer would begin."""
+
+
+@dataclass
+class _Call:
+    """How a decoder layer was called, its hidden states left out."""
+
+    module: nn.Module
+    states: Tensor
+    rest: tuple[Any, ...]
+    named: dict[str, Any]
+    output: Any = None
+
+    def same_context(self, other: _Call) -> bool:
+        """Whether another text would be given the same masks and positions."""
+        mine, theirs = self.context(), other.context()
+        return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
+
+    def context(self) -> list[Any]:
+        """All that it was given beside hidden states."""
+        return _leaves((self.rest, [self.named[name] for name in sorted(self.named)]))
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return _first(self.module(states, *self.rest, **self.named))
+
+
+class Stages:
+    """The parts of a model that are calibrated one after the other, each with what reaches it.
+
+    Decoder layers that hand nothing but hidden states on are run one at a time on what those before them
+    gave, quantised as they are by then.  A model that does more runs as a whole for each of them.
+
+    Attributes:
+        modules: a stage each.
+        streamed: stages run by themselves.
+    """
+
+    def __init__(self, model: nn.Module, tokens: Tensor, batch: int) -> None:
+        """Takes token ids (sequences, length), to be run ``batch`` sequences at a time."""
+        self._base = body_of(model)
+        self._batches = list(tokens.split(batch))
+        self.modules: list[nn.Module] = _decoder_layers(self._base)
+        self._calls: list[_Call] = []
+        self._states: list[Tensor] = []
+        reason = self._prepare() if self.modules else "it has no list of layers"
+        self.streamed = reason is None
+        if reason is not None:
+            logger.warning(
+                "%s cannot be run layer by layer (%s): it runs as a whole", type(model).__name__, reason
+            )
+            self._calls, self._states = [], []
+            self.modules = self.modules or [self._base]
+
+    def run(self, stage: int) -> None:
+        """Runs a stage on what reaches it, so that hooks see it."""
+        if not self.streamed:
+            for tokens in self._batches:
+                self._forward(tokens)
+            return
+        call = self._calls[stage]
+        for tokens, states in zip(self._batches, self._states, strict=True):
+            _cut(call, len(tokens))(states)
+
+    def advance(self, stage: int) -> None:
+        """Replaces what reaches a stage by what leaves it."""
+        if self.streamed:
+            call = self._calls[stage]
+            for index, tokens in enumerate(self._batches):
+                self._states[index] = _cut(call, len(tokens))(self._states[index])
+
+    def _forward(self, tokens: Tensor) -> None:
+        self._base(input_ids=tokens, use_cache=False)
+
+    def _prepare(self) -> str | None:
+        """Records the calls of one run, and what reaches the first layer; or says why it is of no use."""
+        self._calls = self._record()
+        if [call.module for call in self._calls] != self.modules:
+            return "its layers do not run once each, in order"
+        for call, following in zip(self._calls, self._calls[1:], strict=False):
+            if _first(call.output) is not following.states:
+                return "something happens between its layers"
+        for call in self._calls:
+            call.output = None
+            if not all(_plain(leaf) for leaf in call.context()):
+                return "its layers share more than hidden states"
+        self._states = []
+        for tokens in self._batches:
+            first = self._record(tokens, only_first=True)[0]
+            if len(tokens) == len(self._batches[0]) and not first.same_context(self._calls[0]):
+                return "its layers are told of the text itself"
+            self._states.append(first.states)
+        return None
+
+    def _record(self, tokens: Tensor | None = None, only_first: bool = False) -> list[_Call]:
+        calls: list[_Call] = []
+
+        def before(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            named = dict(named)
+            states, rest = (args[0], args[1:]) if args else (named.pop("hidden_states", None), ())
+            calls.append(_Call(module, states, rest, named))
+            if only_first:
+                raise _Stop
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            calls[-1].output = output
+
+        handles = [m.register_forward_pre_hook(before, with_kwargs=True) for m in self.modules]
+        handles += [m.register_forward_hook(after) for m in self.modules]
+        try:
+            self._forward(self._batches[0] if tokens is None else tokens)
+        except _Stop:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return calls
+
+
+def watch(
+    modules: Sequence[nn.Module], see: Callable[[nn.Module, tuple[Any, ...]], None], run: Callable[[], None]
+) -> None:
+    """Calls ``see`` with each of some modules and its arguments while something runs."""
+    handles = [module.register_forward_pre_hook(see) for module in modules]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _decoder_layers(base: nn.Module) -> list[nn.Module]:
+    """The list of modules with the most weights."""
+    lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    size = {id(m): sum(p.numel() for p in m.parameters()) for m in lists}
+    return list(max(lists, key=lambda m: size[id(m)])) if lists else []
+
+
+def _cut(call: _Call, sequences: int) -> _Call:
+    """A call for a batch of fewer sequences, as the last one may be."""
+    if sequences == len(call.states):
+        return call
+    before = len(call.states)
+
+    def less(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() and value.shape[0] == before:
+            return value[:sequences]
+        if isinstance(value, (tuple, list)):
+            return type(value)(less(part) for part in value)
+        return value
+
+    named = {name: less(value) for name, value in call.named.items()}
+    return _Call(call.module, call.states[:sequences], less(call.rest), named)
+
+
+def _first(output: Any) -> Tensor:
+    found = output[0] if isinstance(output, (tuple, list)) else output
+    assert isinstance(found, Tensor), f"a decoder layer gave {type(output).__name__}"
+    return found
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return [value]
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (Tensor, bool, int, float, str)) or value == {}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    return one is other or one == other
