@@ -145,6 +145,17 @@ def test_sample_probabilities(measure: Any, rows: int, peer: bool) -> None:
 
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("peer", [False, True], ids=["armllm", "torch"])
+def test_best_tokens(measure: Any, rows: int, peer: bool) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(rows, VOCABULARY) * 3).bfloat16()
+    if peer:
+        measure(lambda: logits.argmax(-1), read=logits.numel() * BF16)
+    else:
+        measure(lambda: sample.best_tokens(logits), read=logits.numel() * BF16)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("peer", [False, True], ids=["armllm", "torch"])
 def test_top_logprobs(measure: Any, rows: int, peer: bool) -> None:
     torch.manual_seed(0)
     logits = (torch.randn(rows, VOCABULARY) * 3).bfloat16()

@@ -43,6 +43,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // sample: temperature, top_p, min_p and the penalties f32 (rows); top_k, seeds, steps int64 (rows); token lists as ids and offsets
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor steps, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None, bool logprobs=False) -> (Tensor, Tensor)");
   m.def("sample_probabilities(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None) -> Tensor");
+  m.def("best_tokens(Tensor logits) -> Tensor");
   m.def("top_logprobs(Tensor logits, Tensor ids, int count) -> (Tensor, Tensor, Tensor, Tensor)");
   // machine
   m.def("isa_select(str name) -> str");

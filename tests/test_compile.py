@@ -103,6 +103,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     ),
     "sample": a_sampler,
     "sample_probabilities": lambda t: a_sampler(t)[:5],
+    "best_tokens": lambda t: (rows(t, 30),),
     "top_logprobs": lambda t: (rows(t, 30), torch.arange(t) % 30, 3),
     "attention": lambda t: (
         torch.randn(1, 2, t, 16),

@@ -7,13 +7,16 @@ from torch import Tensor
 
 from torch_armllm.ops.sample.reference import (
     philox_uniform,
+    reference_best_tokens,
     reference_probabilities,
     reference_sample,
     reference_top_logprobs,
 )
 
 __all__ = [
+    "best_tokens",
     "philox_uniform",
+    "reference_best_tokens",
     "reference_probabilities",
     "reference_sample",
     "reference_top_logprobs",
@@ -154,6 +157,27 @@ def _(
     output_offsets: Tensor | None = None,
 ) -> Tensor:
     return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+def best_tokens(logits: Tensor) -> Tensor:
+    """The token with the largest logit of each row, as `sample` draws it at temperature 0.
+
+    Args:
+        logits: ``(B, V)`` in float32, bfloat16 or float16.  NaN counts as −∞.
+
+    Returns:
+        int64 ``(B,)``, of equal ones the lowest; −1 for a row that holds no logit above −∞.
+
+    Raises:
+        RuntimeError: the shape or dtype does not fit.
+    """
+    ids: Tensor = torch.ops.armllm.best_tokens(logits)
+    return ids
+
+
+@torch.library.register_fake("armllm::best_tokens")
+def _(logits: Tensor) -> Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
 
 
 def top_logprobs(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -66,6 +66,13 @@ def reference_sample(
     return int(torch.searchsorted(reached, torch.tensor(at, dtype=torch.float64), right=True))
 
 
+def reference_best_tokens(logits: Tensor) -> Tensor:
+    """See `torch_armllm.ops.sample.best_tokens`."""
+    numbers = logits.float().nan_to_num(float("-inf"), float("inf"), float("-inf"))
+    best = (numbers == numbers.amax(-1, keepdim=True)).int().argmax(-1)
+    return best.where(numbers.amax(-1) > float("-inf"), -1)
+
+
 def reference_top_logprobs(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `torch_armllm.ops.sample.top_logprobs`, for finite logits and NaN."""
     logits = logits.float().nan_to_num(float("-inf"), float("inf"), float("-inf"))

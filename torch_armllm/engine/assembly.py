@@ -38,39 +38,44 @@ class Assembler:
             request: what was worked on.
             text_of: gives an answer's text, as far as it may be shown.
         """
-        kind = request.params.output_kind
-        if kind is RequestOutputKind.FINAL_ONLY and not request.finished:
+        kind, finished = request.params.output_kind, request.finished
+        if kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
-        delta = kind is RequestOutputKind.DELTA
-        answers = [self._answer(answer, text_of(answer), delta) for answer in request.answers]
+        outputs = []
+        for answer in request.answers:
+            text = text_of(answer)
+            first, shown = 0, 0
+            if kind is RequestOutputKind.DELTA:
+                begin = self._begin_delta(answer, len(text))
+                if begin is None:
+                    continue
+                first, shown = begin
+            outputs.append(_completion(answer, text, first, shown))
         return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[answer for answer in answers if answer is not None],
-            finished=request.finished,
-            prompt_logprobs=request.prompt_logprobs,
-            num_cached_tokens=request.num_cached_tokens,
-            metrics=request.metrics,
+            *(request.request_id, request.prompt, request.prompt_token_ids, outputs, finished),
+            *(request.prompt_logprobs, request.num_cached_tokens, request.metrics),
         )
 
-    def _answer(self, answer: Answer, text: str, delta: bool) -> CompletionOutput | None:
-        first, shown = 0, 0
+    def _begin_delta(self, answer: Answer, length: int) -> tuple[int, int] | None:
+        """How many tokens and characters were reported before; None where there are no more of them."""
+        reported = self._reported.setdefault(answer, Reported())
+        first, shown = reported.tokens, reported.text
         finished = answer.status is Status.FINISHED
-        if delta:
-            reported = self._reported.setdefault(answer, Reported())
-            first, shown = reported.tokens, reported.text
-            nothing_new = first == answer.output_length and shown == len(text)
-            if nothing_new and reported.finished == finished:
-                return None
-            reported.tokens, reported.text, reported.finished = answer.output_length, len(text), finished
-        wants_logprobs = answer.params.logprobs is not None
-        return CompletionOutput(
-            index=answer.index,
-            text=text[shown:],
-            token_ids=answer.token_ids[answer.prompt_length + first :],
-            cumulative_logprob=answer.cumulative_logprob if wants_logprobs else None,
-            logprobs=answer.logprobs[first:] if wants_logprobs else None,
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
-        )
+        if first == answer.output_length and shown == length and reported.finished == finished:
+            return None
+        reported.tokens, reported.text, reported.finished = answer.output_length, length, finished
+        return first, shown
+
+
+def _completion(answer: Answer, text: str, first: int, shown: int) -> CompletionOutput:
+    """What an answer holds from a token and a character on."""
+    wants_logprobs = answer.params.logprobs is not None
+    return CompletionOutput(
+        answer.index,
+        text[shown:],
+        answer.token_ids[answer.prompt_length + first :],
+        answer.cumulative_logprob if wants_logprobs else None,
+        answer.logprobs[first:] if wants_logprobs else None,
+        answer.finish_reason,
+        answer.stop_reason,
+    )

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from torch_armllm import env
 from torch_armllm.engine.block_manager import BlockManager
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.detokenizer import Pieces
 from torch_armllm.engine.intake import Intake
 from torch_armllm.engine.kv_memory import KvMemory, shape_by_config, size_kv_memory
 from torch_armllm.engine.limits import longest_text
@@ -82,9 +83,11 @@ def build_engine(
     sampler = Sampler(_drawable(model, tokenizer), ends, tokenizer)
     intake = Intake(tokenizer, max_model_len, sampler.check, config.seed)
 
+    pieces = None if tokenizer is None else (Pieces(tokenizer, False), Pieces(tokenizer, True))
+
     def begin_text(answer: Answer) -> AnswerText:
         prompt = answer.request.prompt_token_ids
-        return AnswerText(tokenizer, answer.params, prompt, ends, max_model_len)
+        return AnswerText(tokenizer, answer.params, prompt, ends, max_model_len, pieces)
 
     speculation = None
     if config.speculative_config is not None and forward is not None:

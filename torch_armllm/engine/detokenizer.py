@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 UNREADABLE = "\ufffd"
@@ -48,6 +49,25 @@ class TokenTexts:
         return text
 
 
+class Pieces(dict[int, str | None]):
+    """The text of tokens that have the same one beside whatever others; None for the rest.
+
+    Where a decoder does nothing but put bytes together, those are the tokens of whole characters.  Each is
+    decoded once.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._decode = decoder(tokenizer, skip_special_tokens)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.any = backend is not None and isinstance(backend.decoder, decoders.ByteLevel)
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self._decode([token_id]) if self.any else UNREADABLE
+        found = self[token_id] = None if UNREADABLE in text else text
+        return found
+
+
 class Detokenizer:
     """Gives out the text of tokens as it becomes certain.
 
@@ -60,17 +80,21 @@ class Detokenizer:
         tokenizer: whose tokens come.
         prompt_token_ids: what stands before the first one.
         skip_special_tokens: leaves special tokens out.
+        pieces: of this tokenizer, with special tokens left out or not; None: all tokens are decoded.
     """
 
-    __slots__ = ("_decode", "_pending", "_shown", "_window")
+    __slots__ = ("_decode", "_late", "_pending", "_pieces", "_shown", "_window")
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
         prompt_token_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
+        pieces: Pieces | None = None,
     ) -> None:
         self._decode = decoder(tokenizer, skip_special_tokens)
+        self._pieces = pieces if pieces is not None and pieces.any else None
+        self._late: list[int] = []  # tokens whose text was given out, and that the window does not have yet
         prompt = list(prompt_token_ids[-_WINDOW:])
         self._window, self._shown = self._context(prompt)
         self._pending = 0  # tokens behind the last one whose text was given out entirely
@@ -83,6 +107,12 @@ class Detokenizer:
 
     def append(self, token_id: int) -> str:
         """Takes a token and returns the text that is certain now and was not before."""
+        if self._pieces is not None and not self._pending:
+            piece = self._pieces[token_id]
+            if piece is not None:
+                self._late.append(token_id)
+                return piece
+        self._catch_up()
         self._window.append(token_id)
         self._pending += 1
         text = self._decode(self._window)
@@ -104,12 +134,18 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text that was held back because its last character is not complete."""
+        self._catch_up()
         text = self._decode(self._window)
         if not text.startswith(self._shown):
             text = self._restart()
         rest = text[len(self._shown) :]
         self._shown, self._pending = text, 0
         return rest
+
+    def _catch_up(self) -> None:
+        if self._late:
+            self._window, self._shown = self._context(self._window + self._late)
+            self._late.clear()
 
     def _restart(self) -> str:
         """Leaves the shown tokens out: with a byte that fits nowhere their whole run became unreadable."""

@@ -152,16 +152,23 @@ class LLMEngine:
         rows: list[int] = []
         end = 0
         for scheduled in step.scheduled:
-            answer, first = scheduled.answer, end
+            answer, start, count = scheduled
+            if count == 1 and answer.prompt_length <= start == len(answer.token_ids) - 1:  # most are so
+                answers.append(answer)
+                counts.append(0)
+                rows.append(end)
+                end += 1
+                continue
+            first = end
             end += len(scheduled.wanted)
-            if answer.params.prompt_logprobs is not None and scheduled.start < answer.prompt_length:
-                self._note_prompt(answer, scheduled.start, logits[first:end])
+            if answer.params.prompt_logprobs is not None and start < answer.prompt_length:
+                self._note_prompt(answer, start, logits[first:end])
             if scheduled.draws:
                 for each in (answer, *self._siblings(answer)):
                     answers.append(each)
                     counts.append(scheduled.draft_count)
                     rows += range(end - 1 - scheduled.draft_count, end)
-        chosen = logits if rows == list(range(len(logits))) else logits[rows]
+        chosen = logits if rows == list(range(end)) else logits[rows]
         return dict(zip(answers, self._verify(chosen, answers, counts), strict=True))
 
     def _siblings(self, answer: Answer) -> list[Answer]:
@@ -211,17 +218,19 @@ class LLMEngine:
     def _outputs(self, requests: Iterable[Request]) -> list[RequestOutput]:
         outputs = []
         for request in requests:
-            if request.finished:
+            finished = request.finished
+            if finished:
                 request.metrics.finished_time = time.monotonic()
             output = self._assembler.output(request, self._text)
             if output is not None:
                 outputs.append(output)
-            if request.finished:
+            if finished:
                 self._forget(request)
         return outputs
 
     def _text(self, answer: Answer) -> str:
-        return self._texts[answer].text if answer in self._texts else ""
+        text = self._texts.get(answer)
+        return "" if text is None else text.text
 
     def _show_all(self, request: Request) -> None:
         for answer in request.answers:

@@ -53,7 +53,11 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether every answer has come to its end."""
-        return all(answer.status is Status.FINISHED for answer in self.answers)
+        # asked in every step, where a generator would cost more than all else
+        for answer in self.answers:  # noqa: SIM110
+            if answer.status is not Status.FINISHED:
+                return False
+        return True
 
 
 @dataclass(eq=False)
@@ -67,6 +71,7 @@ class Answer:
         computed: positions whose keys and values stand in the blocks.
         draft: tokens that are guessed to follow `token_ids` and are verified by the next step.
         logprobs: of the answer's tokens, where they are asked for.
+        prompt_length: tokens of the prompt.
     """
 
     request: Request
@@ -80,16 +85,15 @@ class Answer:
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    prompt_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_token_ids)
 
     @property
     def params(self) -> SamplingParams:
         """How its tokens are drawn."""
         return self.request.params
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -19,6 +19,7 @@ from torch_armllm.engine.sampling_batch import SamplingBatch
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.structured import StructuredOutputs
 from torch_armllm.engine.token_history import TokenHistory
+from torch_armllm.ops.sample import best_tokens
 
 
 class Drawn(NamedTuple):
@@ -185,10 +186,15 @@ class Sampler:
         """Tokens, one a row."""
         if not answers:
             return []
-        drawn = self._by_rules(
+        self._gather(answers)
+        if self._batch.plain and not self._rules:
+            best: list[int] = best_tokens(logits).tolist()
+            if -1 not in best:
+                return best
+        drawn: list[int] = self._by_rules(
             lambda ruled: self._batch.draw(ruled, aheads, purpose), logits, answers, aheads, keep
-        )
-        return drawn.tolist()
+        ).tolist()
+        return drawn
 
     def _by_rules(
         self,

@@ -44,12 +44,18 @@ def _lists(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class SamplingBatch:
-    """One row an answer, or several where drafted tokens are verified."""
+    """One row an answer, or several where drafted tokens are verified.
+
+    Attributes:
+        greedy: whether nothing is left to chance.
+        plain: whether, besides, the logits are taken as they are.
+    """
 
     def __init__(self, answers: Sequence[Answer], histories: Sequence[TokenHistory]) -> None:
         self.answers = list(answers)
         params = [answer.params for answer in answers]
         self.greedy = all(is_greedy(p) for p in params)
+        self.plain = self.greedy and not any(_penalised(p) for p in params)
         self.temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32)
         self.top_k = torch.tensor([p.top_k for p in params], dtype=torch.int64)
         self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float32)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from torch_armllm.engine.detokenizer import Detokenizer
+from torch_armllm.engine.detokenizer import Detokenizer, Pieces
 from torch_armllm.engine.outputs import FinishReason
 from torch_armllm.engine.sampling_params import SamplingParams
 
@@ -44,6 +44,7 @@ class AnswerText:
         prompt_token_ids: of the request.
         end_token_ids: the model's own; see `end_tokens`.
         max_model_len: most tokens of prompt and answer.
+        pieces: of the tokenizer, with special tokens (first) and without; see `Detokenizer`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class AnswerText:
         prompt_token_ids: Sequence[int],
         end_token_ids: Sequence[int],
         max_model_len: int,
+        pieces: tuple[Pieces, Pieces] | None = None,
     ) -> None:
         self._params = params
         self._stops = params.stop_texts
@@ -63,7 +65,9 @@ class AnswerText:
         self._most = room if params.max_tokens is None else min(room, params.max_tokens)
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
+            skip = params.skip_special_tokens
+            known = None if pieces is None else pieces[skip]
+            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip, known)
         self._length = 0
         self._unread: list[int] = []  # tokens that are not text yet
         self._known = ""  # text, and what is held back of it

@@ -1,0 +1,55 @@
+"""The largest logit of each row, on every variant."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_armllm.ops import isa
+from torch_armllm.ops.sample import best_tokens, reference_best_tokens, sample
+
+RUNNABLE = isa.machine().runnable
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.sampled_from((0, 1, 3, 8)),
+    vocabulary=st.sampled_from((1, 2, 63, 65, 700, 8192, 8193, 20_000)),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
+    seed=st.integers(0, 100),
+)
+def test_agrees_with_the_reference_and_with_sample(
+    rows: int, vocabulary: int, dtype: torch.dtype, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    wide = (torch.randn(rows, vocabulary + 5) * 2).to(dtype)  # bfloat16 has many that are equal
+    logits = wide[:, :vocabulary]
+    logits[torch.rand(rows, vocabulary) < 0.1] = math.nan
+    expected = reference_best_tokens(logits)
+    zeros, ones, none = torch.zeros(rows), torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
+    for name in RUNNABLE:
+        with isa.use(name):
+            found = best_tokens(logits)
+            assert torch.equal(found, expected)
+            if (found >= 0).all():
+                assert torch.equal(found, sample(logits, zeros, none, ones, zeros, none, none)[0])
+
+
+def test_rows_without_a_number_have_no_token() -> None:
+    logits = torch.full((4, 9000), -math.inf)
+    logits[1] = math.nan
+    logits[2, 8999] = -3e38
+    logits[3, [20, 8500]] = math.inf
+    assert best_tokens(logits).tolist() == [-1, -1, 8999, 20]
+
+
+def test_opcheck_and_errors() -> None:
+    torch.library.opcheck(torch.ops.armllm.best_tokens.default, (torch.randn(2, 30),))
+    with pytest.raises(RuntimeError, match=r"shape \(rows, vocabulary\)"):
+        best_tokens(torch.randn(30))
+    with pytest.raises(RuntimeError, match="logits must be float32, bfloat16 or float16"):
+        best_tokens(torch.ones(1, 30, dtype=torch.int64))
