@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.stand_in import StandIn
 from torch_armllm import async_llm
-from torch_armllm.async_llm import AsyncLLM, EngineDeadError
+from torch_armllm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -168,6 +168,22 @@ def test_an_error_of_the_engine_reaches_everybody(make: Make) -> None:
         with pytest.raises(EngineDeadError, match="out of order"):
             await read(llm, "ab", params(1))
         await llm.abort("anything")
+
+    asyncio.run(main())
+
+
+def test_a_step_that_fails_ends_its_requests_alone(make: Make) -> None:
+    llm = make(seconds=0.001, seats=3)
+    llm.llm_engine.fail_once_at = 5
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(read(llm, "ab", params(20))) for _ in range(5)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        failed = [error for error in found if isinstance(error, StepFailedError)]
+        assert len(failed) == len(set(map(id, failed))) == 3
+        assert all("bad luck" in str(e) and isinstance(e.__cause__, RuntimeError) for e in failed)
+        assert sum(isinstance(outputs, list) and outputs[-1].finished for outputs in found) == 2
+        assert not llm.errored and (await read(llm, "ab", params(2)))[-1].outputs[0].text == "ab"
 
     asyncio.run(main())
 

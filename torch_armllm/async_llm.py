@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
+from torch_armllm.engine.failure import StepFailedError
 from torch_armllm.engine.intake import Prompt
 from torch_armllm.engine.load import default_params, engine_config, load_engine, take_recipe
 from torch_armllm.engine.outputs import RequestOutput
@@ -20,7 +21,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
-__all__ = ["AsyncLLM", "EngineDeadError"]
+__all__ = ["AsyncLLM", "EngineDeadError", "StepFailedError"]
 
 
 class AsyncLLM:
@@ -87,6 +88,7 @@ class AsyncLLM:
 
         Raises:
             ValueError: the request can never be served, or its name is taken.
+            StepFailedError: a step that it took part in failed; the engine goes on.
             EngineDeadError: the engine failed, or was shut down.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params

@@ -10,6 +10,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.patching import patched_forward
 
 MEMORY = 4 << 20
 
@@ -18,6 +19,17 @@ def engine(family: str = "llama", **settings: Any) -> LLMEngine:
     """An engine whose prompts and answers are tokens."""
     settings = {"kv_cache_memory": MEMORY, "max_num_batched_tokens": 64, **settings}
     return build_engine(patched(family), None, EngineConfig(**settings))
+
+
+def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLMEngine:
+    """An engine of so many blocks."""
+    forward = patched_forward(patched(family))
+    assert forward is not None
+    block = forward.shape.block_size * forward.shape.bytes_per_token
+    sizes = {"kv_cache_memory": blocks * block, "swap_space": swap_blocks * block}
+    on = engine(family, **{**sizes, **limits})
+    assert on.scheduler.blocks.num_blocks == blocks and on.scheduler.blocks.swap_blocks == swap_blocks
+    return on
 
 
 def submit(on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch_armllm.engine.failure import StepFailedError
 from torch_armllm.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -21,6 +22,7 @@ class StandIn:
         self.seats = seats
         self.seconds = seconds
         self.fail_at: int | None = None
+        self.fail_once_at: int | None = None
 
     def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, priority: int = 0
@@ -50,6 +52,11 @@ class StandIn:
         time.sleep(self.seconds)
         if self.steps == self.fail_at:
             raise RuntimeError("out of order")
+        if self.steps == self.fail_once_at:
+            names = list(self.requests)[: self.seats]
+            for name in names:
+                del self.requests[name]
+            raise StepFailedError(names, RuntimeError("bad luck"))
         outputs = []
         for name in list(self.requests)[: self.seats]:
             self.lengths[name] += 1

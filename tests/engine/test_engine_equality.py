@@ -10,15 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.engines import engine
+from tests.engine.engines import engine, tight
 from tests.models import token_ids
-from tests.patched_models import patched
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Step
-from torch_armllm.patching import patched_forward
 
 LONGEST = 160
 TEXT: list[int] = token_ids(1, LONGEST, seed=0)[0].tolist()
@@ -84,17 +82,7 @@ def alone(family: str, asked: Asked) -> list[Any]:
     return run(on, [asked])[0]
 
 
-def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLMEngine:
-    """An engine of so many blocks."""
-    forward = patched_forward(patched(family))
-    assert forward is not None
-    block = forward.shape.block_size * forward.shape.bytes_per_token
-    sizes = {"kv_cache_memory": blocks * block, "swap_space": swap_blocks * block}
-    on = engine(family, **{"max_model_len": LONGEST, **sizes, **limits})
-    assert on.scheduler.blocks.num_blocks == blocks and on.scheduler.blocks.swap_blocks == swap_blocks
-    return on
-
-
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 MIXED = [
     Asked(shared=70, own=9, seed=1, max_tokens=50),
     Asked(shared=70, own=3, seed=2, temperature=0.9, max_tokens=60),
@@ -125,7 +113,7 @@ def test_from_the_prefix_cache(family: str) -> None:
 def test_preempted_and_computed_again_or_swapped(
     family: str, swap_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on = tight(family, 6, swap_blocks, max_num_seqs=8, enable_prefix_caching=False)
+    on = tight(family, 6, swap_blocks, max_model_len=LONGEST, max_num_seqs=8, enable_prefix_caching=False)
     steps: list[Step] = []
     move = on.runner.move  # type: ignore[attr-defined]
     monkeypatch.setattr(on.runner, "move", lambda step: steps.append(step) or move(step))
@@ -146,7 +134,7 @@ def test_a_policy_of_ones_own_decides_who_is_served_first() -> None:
 
 
 def test_with_guesses_and_preemption() -> None:
-    on = tight("llama", 7, 5, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    on = tight("llama", 7, 5, max_model_len=LONGEST, speculative_config=NGRAM)
     assert run(on, MIXED) == [alone("llama", one) for one in MIXED]
     assert on.stats.totals.accepted_tokens > 0 and on.stats.totals.preemptions > 0
 
@@ -188,6 +176,7 @@ def test_any_requests(
         "llama",
         blocks,
         swap_blocks,
+        max_model_len=LONGEST,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=tokens if chunked else LONGEST,
         enable_prefix_caching=caching,

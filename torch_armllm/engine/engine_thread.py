@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from torch_armllm.engine.failure import StepFailedError
 from torch_armllm.engine.intake import Prompt
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -37,7 +38,7 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[RequestOutput]:
-        """Computes a step."""
+        """Computes a step; a `StepFailedError` ends some requests, any other error the engine."""
         ...
 
     def has_unfinished_requests(self) -> bool:
@@ -98,7 +99,8 @@ class EngineThread:
     """Runs an engine: takes steps while there are requests, and sleeps while there are none.
 
     Only this thread touches the engine; everybody else leaves word for it, which it reads between two steps.
-    An error of a step ends it, and reaches all who wait.
+    A step that fails ends the requests that took part in it; whatever else goes wrong ends the thread, and
+    reaches all who wait.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -163,7 +165,7 @@ class EngineThread:
         try:
             while self._read_inbox():
                 if self._engine.has_unfinished_requests():
-                    self._hand_out(self._engine.step())
+                    self._step()
         except BaseException as error:  # whatever it is: those who wait must hear of it
             cause = error
         with self._changed:
@@ -183,6 +185,16 @@ class EngineThread:
         for done in calls:
             if done.set_running_or_notify_cancel():
                 done.set_exception(self._death())
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except StepFailedError as failure:
+            logger.error("%s; %d requests have ended", failure, len(failure.request_ids), exc_info=failure)
+            streams = [self._streams.pop(name, None) for name in failure.request_ids]
+            self._send((stream, failure.again()) for stream in streams if stream is not None)
+        else:
+            self._hand_out(outputs)
 
     def _death(self) -> EngineDeadError:
         """An error for one of those who wait: each gets its own, for each adds its traceback."""

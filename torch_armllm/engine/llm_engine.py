@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.assembly import Assembler
+from torch_armllm.engine.failure import StepFailedError
 from torch_armllm.engine.intake import Intake, Prompt
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.request import Answer, Request, Status
@@ -111,7 +112,11 @@ class LLMEngine:
         return bool(self._requests)
 
     def step(self) -> list[RequestOutput]:
-        """Computes one step and returns the outputs of requests that it changed."""
+        """Computes one step and returns the outputs of requests that it changed.
+
+        Raises:
+            StepFailedError: it could not be computed, which ended the requests that took part.
+        """
         began = time.monotonic()
         self._trace.begin()
         step = self.scheduler.schedule()
@@ -119,6 +124,12 @@ class LLMEngine:
             return []
         self._note_start(step, began)
         self._trace.mark("schedule")
+        try:
+            return self._compute(step, began)
+        except Exception as error:
+            raise self._give_up(step, error) from error
+
+    def _compute(self, step: Step, began: float) -> list[RequestOutput]:
         logits = self.runner.execute(step)
         tokens = self._draw(step, logits)
         self._trace.mark("sample")
@@ -133,6 +144,16 @@ class LLMEngine:
         self._trace.mark("finish")
         self._trace.end(answers=len(step.scheduled), tokens=step.token_count, drawn=len(drawn))
         return outputs
+
+    def _give_up(self, step: Step, error: Exception) -> StepFailedError:
+        """Ends all whose keys and values the step was to compute or to move: nobody knows which it did."""
+        answers = [*(scheduled.answer for scheduled in step.scheduled), *step.preempted]
+        requests = {answer.request.request_id: answer.request for answer in answers}
+        for name, request in requests.items():
+            self.scheduler.abort(name)
+            if name in self._requests:
+                self._forget(request)
+        return StepFailedError(requests, error)
 
     def _gauges(self) -> Gauges:
         scheduler, blocks = self.scheduler, self.scheduler.blocks

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from torch_armllm.async_llm import AsyncLLM, EngineDeadError
+from torch_armllm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.server.conversations import Conversations
@@ -109,6 +109,8 @@ class Serving:
                     yield output
         except (ValueError, ImportError) as error:
             raise bad_request(error) from error
+        except StepFailedError as error:
+            raise ApiError(500, str(error), code="step_failed") from error
         except EngineDeadError as error:
             raise ApiError(503, "the engine does not run any more", code="engine_dead") from error
         finally:
