@@ -1,4 +1,4 @@
-"""The command line: demo, chat, serve, models, env, and bench latency, throughput, serve and report."""
+"""The command line: demo, chat, serve, eval, models, env, and bench latency, throughput, serve and report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from torch_armllm.commands import chat, demo, env, latency, models, report, serve, serving, throughput
+from torch_armllm.commands import chat, demo, env, eval, latency, models, report, serve, serving, throughput
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     added = [demo.add(commands), chat.add(commands), serve.add(commands)]
     bench = commands.add_parser("bench", help="measurements").add_subparsers(dest="what", required=True)
     added += [latency.add(bench), throughput.add(bench), serving.add(bench), report.add(bench)]
-    added += [env.add(commands), models.add(commands)]
+    added += [eval.add(commands), env.add(commands), models.add(commands)]
     for command in added:
         command.add_argument("--threads", type=int, help="cores to use; default: as torch decides")
     return parser

@@ -172,12 +172,17 @@ def attach(model: Any, config: ArmInt4Config, quantizer: ArmInt4Quantizer | None
     model.is_quantized = True
     model.quantization_method = config.quant_method
     forget_ties(model)
+    model.tie_weights = _stay_tied
+
+
+def _stay_tied(*args: Any, **kwargs: Any) -> None:
+    """What is tied shares its integers already; transformers would look for float weights to tie."""
 
 
 def detach(model: Any) -> None:
     """Takes `attach` back."""
     for owner, names in (
-        (model, ("hf_quantizer", "is_quantized", "quantization_method")),
+        (model, ("hf_quantizer", "is_quantized", "quantization_method", "tie_weights")),
         (model.config, ("quantization_config", "_is_quantized")),
     ):
         for name in names:

@@ -1,0 +1,143 @@
+"""``torch-armllm eval`` end to end on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import pytest
+
+from torch_armllm.cli import main
+from torch_armllm.evaluation import require, run
+
+
+def _eval(folder: Path, tasks: Path, *more: str, names: str = "own_choice,own_letters,own_text") -> int:
+    return main(
+        ["eval", str(folder), "--include-path", str(tasks), "--tasks", names, "--dtype", "float32", *more]
+    )
+
+
+def test_one_command_makes_the_table_the_page_the_file_and_the_plot(
+    tiny_folder: Path,
+    own_tasks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the tasks' data are found from anywhere
+    files = [f"--{kind}=out.{kind}" for kind in ("json", "markdown")] + ["--plot=out.png"]
+    assert _eval(tiny_folder, own_tasks, "--schemes", "f32,int4-row,int4-g32i", *files) == 0
+    out = capsys.readouterr().out
+    assert "own_choice" in out and "KL divergence" in out and Path("out.png").stat().st_size > 1000
+    assert "| own_letters | 10 | acc | int4-row |" in Path("out.markdown").read_text()
+    found = json.loads(Path("out.json").read_text())
+    lines = {(line["task"], line["metric"], line["scheme"]): line for line in found["table"]}
+    assert set(found["schemes"]) == {"f32", "int4-row", "int4-g32i"}
+    for scheme in ("int4-row", "int4-g32i"):
+        text = lines["own_text", "word_perplexity", scheme]
+        assert text["kl"] > 0 and text["change"] > 0 and 0 < text["agreement"] <= 1
+        choice = lines["own_choice", "acc", scheme]
+        assert choice["moved"] > 0 and choice["p"] is not None and choice["rows"] == 10
+    assert found["schemes"]["f32"]["bits"] == 32 and found["schemes"]["int4-row"]["bits"] < 8
+    assert not Path("out.logits").exists()
+
+
+def test_an_interrupted_run_goes_on(
+    tiny_folder: Path, own_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = f"--json={tmp_path / 'out.json'}"
+    asked: list[str] = []
+    own = run._evaluate
+
+    def evaluate(lm: Any, task: Any, options: Any) -> dict[str, Any]:
+        asked.append(task.config.task)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return own(lm, task, options)
+
+    limit = ("--limit", "4", "--schemes", "f32,int4-g32i")
+    names = "own_text,own_letters"
+    assert _eval(tiny_folder, own_tasks, file, *limit, names=names) == 0
+    whole = json.loads((tmp_path / "out.json").read_text())["table"]
+    (tmp_path / "out.json").unlink()
+    monkeypatch.setattr(run, "_evaluate", evaluate)
+    assert _eval(tiny_folder, own_tasks, file, *limit, names=names) == 130
+    assert _eval(tiny_folder, own_tasks, file, *limit, names=names) == 0
+    assert asked == ["own_text", "own_letters", "own_text", "own_text", "own_letters"]
+    assert json.loads((tmp_path / "out.json").read_text())["table"] == whole
+
+
+def test_other_settings_are_not_mixed_in(
+    tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = f"--json={tmp_path / 'out.json'}"
+    arguments = (file, "--schemes", "f32")
+    assert _eval(tiny_folder, own_tasks, *arguments, "--limit", "2", names="own_letters") == 0
+    assert _eval(tiny_folder, own_tasks, *arguments, "--limit", "3", names="own_letters") == 2
+    assert "limit: 2 before, 3 now" in capsys.readouterr().err
+
+
+def test_a_scheme_that_fails_leaves_the_others(
+    tiny_folder: Path,
+    own_tasks: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = run.load_scheme
+
+    def load(source: str, scheme: Any, *more: Any) -> Any:
+        if scheme.name == "int4-row":
+            raise RuntimeError("no room")
+        return own(source, scheme, *more)
+
+    monkeypatch.setattr(run, "load_scheme", load)
+    schemes = ("--schemes", "f32,int4-row,int4-g32i", "--limit", "2")
+    assert _eval(tiny_folder, own_tasks, *schemes, names="own_letters") == 2
+    said = capsys.readouterr()
+    assert "int4-row failed" in said.err and "RuntimeError: no room" in said.out
+    assert sum("int4-g32i" in line for line in said.out.splitlines()) == 3  # its size, and two metrics
+
+
+@pytest.mark.parametrize(
+    "more,names,wanted",
+    [
+        (("--schemes", "bf16,int3"), "own_text", "int3"),
+        (("--schemes", "bf16,int4+gptq"), "own_text", "--calibration"),
+        ((), "own_txt", "own_text"),
+        (("--include-path", "nowhere"), "own_text", "nowhere"),
+    ],
+)
+def test_mistakes_are_named(
+    own_tasks: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+    names: str,
+    wanted: str,
+) -> None:
+    every = lm_eval.tasks.TaskManager
+    # without the harness' own tasks, which take seconds to find
+    few = partial(every, include_defaults=False)
+    monkeypatch.setattr(
+        lm_eval.tasks, "TaskManager", lambda include_path, **_: few(include_path=include_path)
+    )
+    assert _eval(Path("no model"), own_tasks, *more, names=names) == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_tags_and_patterns_name_tasks(own_tasks: Path) -> None:
+    from torch_armllm.evaluation.tasks import load_tasks
+
+    assert list(load_tasks(["own_tag"], [own_tasks])) == ["own_text"]
+    assert sorted(load_tasks(["own_*"], [own_tasks])) == ["own_choice", "own_letters", "own_text"]
+
+
+def test_a_missing_extra_is_named(
+    own_tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(require.importlib.util, "find_spec", lambda name: None)
+    assert _eval(Path("no model"), own_tasks) == 2
+    assert "pip install 'torch_armllm[eval]'" in capsys.readouterr().err

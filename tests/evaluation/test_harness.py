@@ -1,0 +1,102 @@
+"""Answers that are packed and share what they can are those that lm-eval's own loop gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_armllm.checkpoint import load_tokenizer
+from torch_armllm.evaluation.by_modules import ModuleScorer
+from torch_armllm.evaluation.by_plan import PlanScorer
+from torch_armllm.evaluation.harness import ArmLM
+from torch_armllm.evaluation.loading import load_scheme
+from torch_armllm.evaluation.scheme import Scheme
+
+_CONTEXT = list(range(20, 60))
+_REQUESTS = [
+    *((_CONTEXT, [70, 71 + n, 72]) for n in range(4)),  # one question, four answers
+    *((_CONTEXT[:33], [n]) for n in range(40, 44)),  # answers of one token
+    *(([5 + n, *_CONTEXT[: 7 * n]], [80] * (n + 1)) for n in range(6)),  # nothing in common
+    ([9] * 130, [9] * 3),  # cut on the left
+    ([7], [8]),
+]
+
+
+def _harness(folder: Path, scheme: str, **options: Any) -> ArmLM:
+    model, _ = load_scheme(str(folder), Scheme.parse(scheme), "float32")
+    return ArmLM(model, tokenizer=load_tokenizer(str(folder)), max_length=128, batch_size=3, **options)
+
+
+def _answers(harness: ArmLM) -> list[tuple[float, bool]]:
+    requests = [((str(n), ""), *request) for n, request in enumerate(_REQUESTS)]
+    return harness._loglikelihood_tokens(requests, disable_tqdm=True)
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32i", "int4-row"])
+def test_the_plan_gives_the_same_bits(tiny_folder: Path, scheme: str) -> None:
+    packed = _harness(tiny_folder, scheme)
+    assert isinstance(packed._scorer, PlanScorer)
+    plain = ArmLM(packed.model, tokenizer=packed.tokenizer, max_length=128, batch_size=3, plain=True)
+    answers = _answers(packed)
+    assert answers == _answers(plain)
+    assert len({value for value, _ in answers}) == len(_REQUESTS)
+
+
+def test_one_token_is_the_likeliest(tiny_folder: Path) -> None:
+    harness = _harness(tiny_folder, "int4-g32i")
+    asked = [(("", str(token)), _CONTEXT, [token]) for token in range(harness.tokenizer.vocab_size)]
+    answers = harness._loglikelihood_tokens(asked, disable_tqdm=True)
+    assert sum(greedy for _, greedy in answers) == 1 and max(answers)[1]
+
+
+def test_small_steps_give_the_same_bits(tiny_folder: Path) -> None:
+    harness = _harness(tiny_folder, "int4-g32i")
+    whole = _answers(harness)
+    assert isinstance(harness._scorer, PlanScorer)
+    harness._scorer._most = 16
+    assert _answers(harness) == whole
+    assert harness._scorer._pool.free == len(harness._scorer._pool)
+
+
+def test_transformers_forward_gives_the_same_to_rounding(tiny_folder: Path) -> None:
+    shared = _harness(tiny_folder, "f32")
+    assert isinstance(shared._scorer, ModuleScorer)
+    plain = ArmLM(shared.model, tokenizer=shared.tokenizer, max_length=128, batch_size=3, plain=True)
+    for (a, same), (b, expected) in zip(_answers(shared), _answers(plain), strict=True):
+        assert a == pytest.approx(b, abs=1e-4) and same == expected
+
+
+@pytest.mark.parametrize("scheme", ["int4-g32i", "f32"])
+def test_texts_are_read_in_windows(tiny_folder: Path, scheme: str) -> None:
+    shared = _harness(tiny_folder, scheme)
+    seen: list[torch.Tensor] = []
+    shared.watch = seen.append
+    plain = ArmLM(shared.model, tokenizer=shared.tokenizer, max_length=128, batch_size=3, plain=True)
+    windows = [(None, [1], list(range(3, 131))), (None, list(range(3, 131))[-100:], list(range(28)))]
+    ours, theirs = (
+        h._loglikelihood_tokens(windows, disable_tqdm=True, override_bs=2) for h in (shared, plain)
+    )
+    for (a, _), (b, _) in zip(ours, theirs, strict=True):
+        assert a == b if scheme != "f32" else a == pytest.approx(b, abs=1e-3)
+    assert sum(len(rows) for rows in seen) == 128 + 127
+
+
+def test_generated_answers_go_through_the_plan(tiny_folder: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    harness = _harness(tiny_folder, "int4-g32i")
+    asked = Instance("generate_until", {}, ("the sea", {"until": ["\n"], "max_gen_toks": 5}), 0)
+    (answer,) = harness.generate_until([asked], disable_tqdm=True)
+    assert isinstance(answer, str)
+
+
+def test_lm_eval_knows_the_model_by_name(tiny_folder: Path) -> None:
+    from lm_eval.api.registry import get_model
+
+    made = get_model("armllm").create_from_arg_string(
+        f"pretrained={tiny_folder},scheme=g32i,dtype=float32", {"batch_size": 2, "device": None}
+    )
+    assert isinstance(made._scorer, PlanScorer)

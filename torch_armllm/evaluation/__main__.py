@@ -1,0 +1,14 @@
+"""lm-eval's own command line, with the model ``armllm``.
+
+python -m torch_armllm.evaluation run --model armllm --model_args pretrained=DIR,scheme=g32i --tasks piqa
+"""
+
+from torch_armllm.evaluation.require import require_lm_eval
+
+require_lm_eval()
+
+from lm_eval.__main__ import cli_evaluate  # noqa: E402
+
+from torch_armllm.evaluation import harness  # noqa: E402,F401  # registers the model
+
+cli_evaluate()

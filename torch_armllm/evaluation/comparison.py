@@ -1,0 +1,141 @@
+"""A scheme beside the baseline, metric by metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch_armllm.evaluation.paired import Estimate, difference, mcnemar, mean, weighted
+from torch_armllm.evaluation.rows import TaskResult
+
+
+@dataclass(frozen=True)
+class Line:
+    """A metric of a task in a scheme.
+
+    Attributes:
+        score, stderr: of the scheme alone.
+        change: from the baseline, a difference, or for perplexities a ratio; None for the baseline itself.
+        change_stderr: of the change, paired by row.
+        p: McNemar's exact test, of right and wrong answers.
+        changed: share of rows whose answer is another one.
+        moved: mean absolute difference of log-likelihoods, in nats.
+        kl, kl_stderr, agreement: of texts, see `Comparison`.
+    """
+
+    task: str
+    rows: int
+    metric: str
+    kind: str
+    scheme: str
+    score: float
+    stderr: float | None = None
+    change: float | None = None
+    change_stderr: float | None = None
+    p: float | None = None
+    changed: float | None = None
+    moved: float | None = None
+    kl: float | None = None
+    kl_stderr: float | None = None
+    agreement: float | None = None
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether `change` is a ratio."""
+        return self.kind in ("perplexity", "weighted")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return asdict(self)
+
+
+def compare(results: Mapping[str, Mapping[str, TaskResult]], baseline: str) -> list[Line]:
+    """All lines: tasks in the order of the first scheme that has them, schemes in theirs.
+
+    Args:
+        results: of each scheme, its tasks.
+        baseline: the scheme that others are compared with; where it lacks a task, nothing is compared.
+    """
+    names = list(dict.fromkeys(task for tasks in results.values() for task in tasks))
+    return [
+        line
+        for task in names
+        for metric in next(tasks[task] for tasks in results.values() if task in tasks).scores
+        for scheme, tasks in results.items()
+        if task in tasks
+        for line in _line(
+            task,
+            metric,
+            scheme,
+            tasks[task],
+            None if scheme == baseline else results.get(baseline, {}).get(task),
+        )
+    ]
+
+
+def _line(task: str, metric: str, scheme: str, found: TaskResult, base: TaskResult | None) -> Iterator[Line]:
+    if metric not in found.scores:
+        return
+    kind = found.kinds[metric]
+    values = found.values(metric)
+    known: dict[str, Any] = {"stderr": _stderr(kind, list(values.values()))}
+    if base is not None and metric in base.scores:
+        shared = [key for key in values if key in base.values(metric)]
+        known.update(
+            _change(kind, [base.values(metric)[key] for key in shared], [values[key] for key in shared])
+        )
+        known.update(_answers(base, found))
+        known.update({key: found.distributions.get(key) for key in ("kl", "kl_stderr", "agreement")})
+    yield Line(task, len(values), metric, kind, scheme, found.scores[metric], **known)
+
+
+def _stderr(kind: str, values: list[Any]) -> float | None:
+    if kind == "mean":
+        return mean(values).stderr
+    if kind == "perplexity":
+        return _of_perplexity(mean(values))
+    if kind in ("weighted", "bits"):
+        estimate = weighted([(value, weight) for value, weight in values])
+        return _of_perplexity(estimate) if kind == "weighted" else estimate.stderr / math.log(2)
+    return None
+
+
+def _of_perplexity(likelihood: Estimate) -> float:
+    return math.exp(-likelihood.value) * likelihood.stderr
+
+
+def _change(kind: str, a: list[Any], b: list[Any]) -> dict[str, float]:
+    if not a or kind == "other":
+        return {}
+    if kind == "mean":
+        found = difference(a, b)
+        right = all(value in (0, 1) for value in (*a, *b))
+        return {
+            "change": found.value,
+            "change_stderr": found.stderr,
+            **({"p": mcnemar(a, b)} if right else {}),
+        }
+    if kind == "perplexity":
+        lost = difference(b, a)
+    else:  # both have the same weights
+        lost = weighted([(x[0] - y[0], x[1]) for x, y in zip(a, b, strict=True)])
+    if kind == "bits":
+        return {"change": lost.value / math.log(2), "change_stderr": lost.stderr / math.log(2)}
+    return {"change": math.exp(lost.value), "change_stderr": math.exp(lost.value) * lost.stderr}
+
+
+def _answers(base: TaskResult, found: TaskResult) -> dict[str, float]:
+    """How many answers changed, and how far log-likelihoods moved; not of texts, which have one each."""
+    if any(kind in ("weighted", "bits") for kind in found.kinds.values()):
+        return {}
+    before = {row.id: row for row in base.rows}
+    pairs = [(before[row.id], row) for row in found.rows if row.id in before]
+    if not pairs:
+        return {}
+    moved = [abs(x - y) for a, b in pairs for x, y in zip(a.loglikelihoods, b.loglikelihoods, strict=True)]
+    return {
+        "changed": sum(a.answer != b.answer for a, b in pairs) / len(pairs),
+        **({"moved": sum(moved) / len(moved)} if moved else {}),
+    }

@@ -1,0 +1,81 @@
+"""How far the predictions of a model are from those of another, token by token over a text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torch_armllm.evaluation.texts import log_probabilities
+
+
+class Reference:
+    """A baseline's logits of a text's first positions, in a file, as they are.
+
+    Args:
+        file: is made.
+        most: positions that are kept.
+    """
+
+    def __init__(self, file: Path, most: int) -> None:
+        self._file = file.open("wb")
+        self._most = most
+        self._tokens = 0
+        self._dtype = ""
+
+    def take(self, logits: Tensor) -> None:
+        """Notes further positions ``(R, vocabulary)``."""
+        rows = logits[: self._most - self._tokens].contiguous()
+        if len(rows):
+            self._file.write(rows.view(torch.uint8).numpy().data)
+            self._tokens += len(rows)
+            self._dtype = str(rows.dtype).removeprefix("torch.")
+
+    def result(self) -> dict[str, Any]:
+        """Ends the file, and says what it takes to read it."""
+        self._file.close()
+        return {"tokens": self._tokens, "dtype": self._dtype}
+
+
+class Comparison:
+    """Compares a model's logits with those that a `Reference` noted, in the same order.
+
+    Args:
+        file: of the reference.
+        dtype: of what it holds.
+    """
+
+    def __init__(self, file: Path, dtype: str) -> None:
+        self._file = file.open("rb")
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._divergences: list[float] = []
+        self._same = 0
+
+    def take(self, logits: Tensor) -> None:
+        """Compares further positions ``(R, vocabulary)``; those beyond the file's end are left out."""
+        width = logits.shape[-1] * self._dtype.itemsize
+        data = np.fromfile(self._file, np.uint8, len(logits) * width)
+        if not data.size:
+            return
+        base = log_probabilities(torch.from_numpy(data).view(self._dtype).view(-1, logits.shape[-1]))
+        other = log_probabilities(logits[: len(base)])
+        self._divergences += (base.exp() * (base - other)).sum(-1).tolist()
+        self._same += int((base.argmax(-1) == other.argmax(-1)).sum())
+
+    def result(self) -> dict[str, Any]:
+        """Tokens, mean KL divergence from the baseline in nats, its standard error, and top-1 agreement."""
+        self._file.close()
+        found = np.array(self._divergences)
+        count = len(found)
+        if not count:
+            return {"tokens": 0}
+        return {
+            "tokens": count,
+            "kl": float(found.mean()),
+            "kl_stderr": float(found.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
+            "agreement": self._same / count,
+        }

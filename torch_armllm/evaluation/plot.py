@@ -1,0 +1,52 @@
+"""What bits buy: scores by bits a weight, with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch_armllm.evaluation.comparison import Line
+from torch_armllm.evaluation.store import SchemeResult
+
+_COLUMNS = 3
+
+
+def plot(lines: Sequence[Line], schemes: Mapping[str, SchemeResult], title: str, file: Path) -> None:
+    """Draws a panel a task and metric.
+
+    Args:
+        lines: of a comparison; of a text's metrics, which say the same, the first one is drawn.
+        schemes: say how many bits a weight has.
+        title: above it all.
+        file: whose suffix says the format.
+
+    Raises:
+        ValueError: the format is none that matplotlib knows.
+        OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    panels: dict[tuple[str, str], list[Line]] = {}
+    texts: dict[str, str] = {}
+    for line in lines:
+        if line.kind in ("weighted", "bits") and texts.setdefault(line.task, line.metric) != line.metric:
+            continue
+        panels.setdefault((line.task, line.metric), []).append(line)
+    columns = min(_COLUMNS, max(len(panels), 1))
+    height = -(-len(panels) // columns) or 1
+    figure = Figure(figsize=(4.2 * columns, 3.2 * height), layout="constrained")
+    figure.suptitle(title)
+    grid = figure.subplots(height, columns, squeeze=False)
+    for axis in grid.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, ((task, metric), members) in zip(grid.flat, panels.items(), strict=False):
+        for line in members:
+            bits = schemes[line.scheme].bits or 0.0
+            axis.errorbar([bits], [line.score], yerr=[line.stderr or 0.0], fmt="o", capsize=3)
+            axis.annotate(line.scheme, (bits, line.score), (5, 4), textcoords="offset points", fontsize=8)
+        axis.set_title(f"{task}, {metric}", fontsize=9)
+        axis.set_xlabel("bits a weight")
+        axis.set_xscale("log", base=2)
+        axis.margins(0.25)  # for the names beside the points
+        axis.grid(alpha=0.3)
+    figure.savefig(file, dpi=150)

@@ -1,0 +1,102 @@
+"""A comparison as text: one table, a line a task, metric and scheme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torch_armllm.evaluation.comparison import Line
+from torch_armllm.evaluation.store import SchemeResult
+
+_HEADER = (
+    *("task", "rows", "metric", "scheme", "score", "change", "p"),
+    *("changed", "Δ log-lik.", "KL divergence", "same top-1"),
+)
+_NOTE = (
+    "score ± standard error. change: score − the first scheme's, for perplexities the ratio, ± the paired "
+    "standard error. p: McNemar's exact test. changed: share of rows answered otherwise. Δ log-lik.: mean "
+    "absolute change of a log-likelihood, nats. KL divergence from the first scheme, nats a token; same "
+    "top-1: share of tokens."
+)
+
+
+def cells(lines: Sequence[Line]) -> list[tuple[str, ...]]:
+    """The table's cells, its header first; of a text's metrics, which say the same, the first one."""
+    shown: list[tuple[str, ...]] = [_HEADER]
+    texts: dict[str, str] = {}
+    for line in lines:
+        if line.kind in ("weighted", "bits") and texts.setdefault(line.task, line.metric) != line.metric:
+            continue
+        shown.append(
+            (
+                *(line.task, str(line.rows), line.metric, line.scheme),
+                _with_error(line.score, line.stderr),
+                _change(line),
+                "" if line.p is None else f"{line.p:.3f}",
+                "" if line.changed is None else f"{100 * line.changed:.1f} %",
+                "" if line.moved is None else f"{line.moved:.3f}",
+                "" if line.kl is None else _with_error(line.kl, line.kl_stderr),
+                "" if line.agreement is None else f"{100 * line.agreement:.1f} %",
+            )
+        )
+    return shown
+
+
+def as_text(lines: Sequence[Line], schemes: Mapping[str, SchemeResult]) -> str:
+    """For a terminal."""
+    table = cells(lines)
+    widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    return "\n".join([*_summary(schemes), "", *(row.rstrip() for row in rows), "", _NOTE])
+
+
+def as_markdown(lines: Sequence[Line], schemes: Mapping[str, SchemeResult], title: str) -> str:
+    """A page."""
+    header, *rows = cells(lines)
+    parts = [
+        f"# {title}",
+        "",
+        *(f"- {line}" for line in _summary(schemes)),
+        "",
+        _markdown_row(header),
+        _markdown_row(["---"] * len(header)),
+        *(_markdown_row(row) for row in rows),
+        "",
+        _NOTE,
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _markdown_row(row: Sequence[str]) -> str:
+    return f"| {' | '.join(row)} |"
+
+
+def _summary(schemes: Mapping[str, SchemeResult]) -> list[str]:
+    lines = []
+    for name, result in schemes.items():
+        seconds = sum(task.seconds for task in result.tasks.values())
+        size = (
+            ""
+            if result.bits is None
+            else f"{result.bits:.2f} bits a weight, {(result.bytes or 0) / 1e6:.0f} MB, "
+        )
+        failed = "" if result.error is None else f"; failed: {result.error}"
+        lines.append(f"{name}: {size}{seconds:.0f} s{failed}")
+    return lines
+
+
+def _change(line: Line) -> str:
+    if line.change is None:
+        return ""
+    if line.is_ratio:
+        return "× " + _with_error(line.change, line.change_stderr)
+    return _with_error(line.change, line.change_stderr, "+")
+
+
+def _with_error(value: float, error: float | None, sign: str = "") -> str:
+    """With as many digits as the error leaves meaning to, four at least."""
+    digits = 4 if abs(value) < 10 else 2
+    if error is None or math.isnan(error):
+        return f"{value:{sign}.{digits}f}"
+    return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"
