@@ -23,7 +23,9 @@ __all__ = ["READERS", "SUFFIXES", "Foreign", "Integers", "Lazy", "method_of", "o
 
 READERS = {
     "awq": "torch_armllm.quant.formats.awq",
+    "compressed-tensors": "torch_armllm.quant.formats.compressed_tensors",
     "gptq": "torch_armllm.quant.formats.gptq",
+    "torchao": "torch_armllm.quant.formats.torchao",
 }
 """The module that reads a ``quant_method`` of config.json: ``read(place, config, settings) -> Foreign``."""
 SUFFIXES: dict[str, str] = {}

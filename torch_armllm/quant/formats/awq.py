@@ -28,8 +28,8 @@ class Awq(Packing):
         self._group = group
 
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
-        q = unpack(parts["qweight"], 4, 1, _PLACES).t().contiguous().to(torch.int8)
-        zeros = unpack(parts["qzeros"], 4, 1, _PLACES).t()
+        q = unpack(parts["qweight"], 4, 1, _PLACES).t().to(torch.int8) - 8
+        zeros = unpack(parts["qzeros"], 4, 1, _PLACES).t().to(torch.int16) - 8
         return integers(q, parts["scales"].t(), zeros, self._group)
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from torch_armllm.quant.formats.folder import Packing, read_folder
 from torch_armllm.quant.formats.foreign import Foreign
-from torch_armllm.quant.formats.nibbles import integers, unpack
+from torch_armllm.quant.formats.nibbles import by_groups, integers, unpack
 from torch_armllm.quant.formats.weights import Integers
 
 
@@ -29,51 +29,33 @@ class Gptq(Packing):
         self._bits, self._group, self._symmetric, self._version = bits, group, symmetric, version
 
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
-        q = unpack(parts["qweight"], self._bits, 0).t()
+        middle = 1 << (self._bits - 1)
+        q = (unpack(parts["qweight"], self._bits, 0).t().to(torch.int16) - middle).to(torch.int8)
         zeros = unpack(parts["qzeros"], self._bits, 1).t()[: q.shape[0]]
         if self._version == 1:
-            zeros = (zeros + 1) & ((1 << self._bits) - 1)
-        scales = parts["scales"].t()
-        columns = q.shape[1]
-        group = columns if self._group == -1 else self._group
+            zeros = (zeros + 1) & (2 * middle - 1)
+        centred = (
+            None if self._symmetric and bool((zeros == middle).all()) else zeros.to(torch.int16) - middle
+        )
         order = None
         if "g_idx" in parts:
-            order = _order(parts["g_idx"].long(), columns, group)
+            order = by_groups(parts["g_idx"], q.shape[1], self._group)
             q = q if order is None else q[:, order]
-        middle = 1 << (self._bits - 1)
-        if self._symmetric and bool((zeros == middle).all()):
-            centred = (q.to(torch.int16) - middle).to(torch.int8)
-            return integers(centred.contiguous(), scales, None, group, order)
-        return integers(q.to(torch.int8).contiguous(), scales, zeros, group, order)
-
-
-def _order(groups: Tensor, columns: int, group: int) -> Tensor | None:
-    """The columns in the order of their groups; None where they lie so.
-
-    Raises:
-        ValueError: a group has another number of columns than the others.
-    """
-    expected = torch.arange(columns) // group
-    if torch.equal(groups, expected):
-        return None
-    order = torch.argsort(groups, stable=True)
-    if groups.shape != expected.shape or not torch.equal(groups[order], expected):
-        raise ValueError(f"g_idx does not give every group {group} columns")
-    return order
+        return integers(q, parts["scales"].t(), centred, self._group, order, self._bits)
 
 
 def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
     """Opens a folder that AutoGPTQ or GPTQModel wrote.
 
     Raises:
-        ValueError: it is not of 4 bits, or of another layout.
+        ValueError: it is not of 4 or 8 bits, or of another layout.
     """
     bits = settings.get("bits")
-    if bits != 4:
-        raise ValueError(f"weights of {bits} bits: GPTQ of 4 bits can be read")
+    if bits not in (4, 8):
+        raise ValueError(f"weights of {bits} bits: GPTQ of 4 and 8 bits can be read")
     form = str(settings.get("checkpoint_format", "gptq")).lower()
     if form not in ("gptq", "gptq_v2"):
         raise ValueError(f"checkpoint_format {form!r}: gptq and gptq_v2 can be read")
     symmetric = bool(settings.get("sym", True))
-    packing = Gptq(4, int(settings.get("group_size", 128)), symmetric, 2 if form == "gptq_v2" else 1)
+    packing = Gptq(int(bits), int(settings.get("group_size", 128)), symmetric, 2 if form == "gptq_v2" else 1)
     return read_folder(place, config, "gptq", packing)

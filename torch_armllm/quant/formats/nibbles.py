@@ -1,4 +1,4 @@
-"""Small integers that lie side by side in larger ones."""
+"""Small integers that lie side by side in larger ones, and the scheme that holds them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_armllm.quant.formats.weights import Integers
 from torch_armllm.quant.scheme import Quantised
+from torch_armllm.quant.schemes import SCHEMES
 
 SPANS = (128, 64, 32)
 """Group sizes that a scheme has."""
@@ -36,44 +37,88 @@ def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = N
     return lanes.movedim(-1, axis).contiguous()
 
 
-def integers(
-    q: Tensor, scales: Tensor, zeros: Tensor | None, group: int, order: Tensor | None = None
-) -> Integers:
-    """Integers of 4 bits with the scheme that holds them as they are.
+def by_groups(groups: Tensor, columns: int, group: int) -> Tensor | None:
+    """The columns in the order of their groups (``desc_act``); None where they lie so.
 
     Args:
-        q: int8 (N, K): −8…7, or 0…15 where there are zero points.
-        scales: floats (N, S), one a group of ``group`` columns.
-        zeros: (N, S) in 0…15, or None.
-        group: columns that share a scale; K or more, or −1: the whole row.
-        order: see `Integers`.
+        groups: integers (K,), the group of each column.
+        columns: K.
+        group: columns of each group.
 
     Raises:
-        ValueError: no scheme has groups of this size, or the shapes do not fit.
+        ValueError: a group has another number of columns than the others.
+    """
+    expected = torch.arange(columns) // (columns if group <= 0 else group)
+    groups = groups.long()
+    if torch.equal(groups, expected):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if groups.shape != expected.shape or not torch.equal(groups[order], expected):
+        raise ValueError(f"g_idx does not give every group {group} columns")
+    return order
+
+
+def integers(
+    q: Tensor, scales: Tensor, zeros: Tensor | None, group: int, order: Tensor | None = None, bits: int = 4
+) -> Integers:
+    """Integers with the scheme that holds them as they are: ``w = scale · (q − zero)``.
+
+    Args:
+        q: int8 (N, K): −8…7, or −128…127 of 8 bits.
+        scales: floats (N, S), one a group of ``group`` columns.
+        zeros: int16 (N, S) in the range of q, or None where all are 0.
+        group: columns that share a scale; K or more, or −1: the whole row.
+        order: see `Integers`.
+        bits: 4 or 8.
+
+    Raises:
+        ValueError: no scheme holds them, or the shapes do not fit.
     """
     rows, columns = q.shape
-    whole = group in (-1, 0) or group >= columns
+    whole = group <= 0 or group >= columns
     count = 1 if whole else -(-columns // group)
     for name, part in (("scales", scales), ("zero points", zeros)):
         if part is not None and part.shape != (rows, count):
             raise ValueError(f"{name} have the shape {tuple(part.shape)}, and {(rows, count)} is expected")
-    suffix = "" if zeros is None else "z"
-    if zeros is not None and (int(zeros.min()) < 0 or int(zeros.max()) > 15):
-        reach = f"{int(zeros.min())} to {int(zeros.max())}"
-        raise ValueError(f"zero points reach from {reach}, and 0…15 can be read")
-    if whole:
-        own = None if zeros is None else zeros[:, 0].to(torch.uint8).contiguous()
-        return Integers(Quantised(f"row{suffix}", q, scales[:, 0].float().contiguous(), None, own), order)
-    span = next((span for span in SPANS if group % span == 0), None)
+    if not bool(scales.isfinite().all()):
+        raise ValueError("a scale is not finite: the checkpoint is damaged")
+    span = 0 if whole else next((span for span in SPANS if group % span == 0), None)
     if span is None:
         raise ValueError(f"groups of {group} columns: multiples of {min(SPANS)} can be read")
-    scales = _repeated(scales, group // span, columns, span)
-    zeros = None if zeros is None else _repeated(zeros, group // span, columns, span).to(torch.uint8)
+    if span:
+        scales = _repeated(scales, group // span, columns, span)
+        zeros = None if zeros is None else _repeated(zeros, group // span, columns, span)
+    if bits == 8:
+        return Integers(_int8(q, scales, zeros, span), order)
+    return Integers(_int4(q, scales, zeros, span), order)
+
+
+def _int4(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantised:
+    low, high = torch.aminmax(q)
+    if int(low) < -8 or int(high) > 7:
+        raise ValueError(f"integers reach from {int(low)} to {int(high)}, and 4 bits hold −8…7")
+    name = f"g{span}" if span else "row"
+    if zeros is not None:
+        name, q, zeros = f"{name}z", q + 8, zeros + 8
+        if int(zeros.min()) < 0 or int(zeros.max()) > 15:
+            raise ValueError("a zero point lies outside of the range of its integers")
+        zeros = (zeros if span else zeros[:, 0]).to(torch.uint8).contiguous()
+    if not span:
+        return Quantised(name, q.contiguous(), scales[:, 0].float().contiguous(), None, zeros)
     if scales.dtype == torch.bfloat16:
-        suffix += "b"
-    else:
-        scales = scales.float()
-    return Integers(Quantised(f"g{span}{suffix}", q, scales, None, zeros), order)
+        return Quantised(f"{name}b", q.contiguous(), scales.contiguous(), None, zeros)
+    return Quantised(name, q.contiguous(), scales.float().contiguous(), None, zeros)
+
+
+def _int8(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantised:
+    if zeros is not None:
+        raise ValueError("integers of 8 bits with zero points have no scheme")
+    if not span:
+        return Quantised("int8", q.contiguous(), scales[:, 0].float().contiguous())
+    name = f"int8g{span}"
+    if name not in SCHEMES:
+        raise ValueError(f"integers of 8 bits with a scale for each {span} columns have no scheme")
+    return Quantised(name, q.contiguous(), scales.float().contiguous())
 
 
 def _repeated(values: Tensor, times: int, columns: int, span: int) -> Tensor:

@@ -1,0 +1,122 @@
+"""Folders that compressed-tensors' own compressors wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.quant.formats import folders
+from torch_armllm.checkpoint import load_model
+
+compressors = pytest.importorskip("compressed_tensors.compressors")
+quantization = pytest.importorskip("compressed_tensors.quantization")
+SIZES: dict[str, Any] = {"hidden_size": 128, "dtype": torch.bfloat16}
+
+
+def scheme(bits: int, group: int | None, symmetric: bool, inputs: str | None) -> Any:
+    weights = quantization.QuantizationArgs(
+        num_bits=bits,
+        type="int",
+        symmetric=symmetric,
+        strategy="group" if group else "channel",
+        group_size=group,
+    )
+    activations = None
+    if inputs is not None:
+        activations = quantization.QuantizationArgs(
+            num_bits=8,
+            type="int",
+            symmetric=True,
+            strategy="token" if inputs == "dynamic" else "tensor",
+            dynamic=inputs == "dynamic",
+        )
+    return quantization.QuantizationScheme(targets=["Linear"], weights=weights, input_activations=activations)
+
+
+def encoder(form: str, wanted: Any) -> folders.Encode:
+    compressor = compressors.BaseCompressor.get_value_from_registry(form)
+    args = wanted.weights
+
+    def encode(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        parts = weight.unflatten(1, (-1, args.group_size or weight.shape[1]))
+        qparams = quantization.utils.calculate_qparams(parts.amin(2), parts.amax(2), args)
+        state = dict(zip(("weight_scale", "weight_zero_point"), qparams, strict=True), weight=weight)
+        state["weight_zero_point"] = state["weight_zero_point"].to(torch.int8)
+        written = compressor.compress(state, wanted)
+        if wanted.input_activations is not None and not wanted.input_activations.dynamic:
+            written["input_scale"] = torch.ones(1)
+        return written, compressor.decompress(dict(written), wanted)["weight"]
+
+    return encode
+
+
+def settings(form: str, wanted: Any, **other: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": wanted.model_dump(mode="json")},
+        "ignore": ["lm_head"],
+        **other,
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "options", "packed"),
+    [
+        ("llama", "pack-quantized", (4, 32, True, None), "g32b"),
+        ("llama", "pack-quantized", (4, 64, False, None), "g64zb"),
+        ("llama", "pack-quantized", (4, None, True, None), "row"),
+        ("llama", "int-quantized", (4, 32, True, "dynamic"), "g32b"),
+        ("llama", "int-quantized", (8, None, True, "static"), "int8"),
+        ("llama", "pack-quantized", (8, None, True, None), "int8"),
+        ("qwen3_moe", "pack-quantized", (4, 32, True, None), "g32b"),
+    ],
+)
+def test_integers_and_scales_are_taken_as_they_are(
+    family: str,
+    form: str,
+    options: tuple[int, int | None, bool, str | None],
+    packed: str,
+    tmp_path: Path,
+) -> None:
+    wanted = scheme(*options)
+    sizes = {**SIZES, "moe_intermediate_size" if "moe" in family else "intermediate_size": 192}
+    expected = folders.write(tmp_path, family, encoder(form, wanted), settings(form, wanted), **sizes)
+    report = folders.check(tmp_path, expected).hf_quantizer.report
+    assert {record.scheme for record in report.quantised if record.kind != "head"} == {packed}
+    assert any("not the static ones" in note for note in report.notes) == (options[-1] == "static")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": {"num_bits": 2}}, "has int2 weights; int4 and int8 can be read"),
+        ({"weights": {"type": "float", "num_bits": 8}}, "has float8 weights"),
+        ({"weights": {"strategy": "block"}}, "a scale for each block"),
+        ({"format": "marlin-24"}, "has the format 'marlin-24'"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "weights are sparse"),
+        ({"transform_config": {"config_groups": {"R1": {}}}}, "rotates activations"),
+        ({"config_groups": {}}, "has no config_groups"),
+        ({"targets": ["re:.*down_proj"]}, "no entry of config_groups has it as a target"),
+        ({"weights": {"group_size": 64}}, r"scales have the shape \(128, 3\), and \(128, 2\) is expected"),
+    ],
+)
+def test_what_cannot_be_read_says_why(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    wanted = scheme(4, 32, True, None)
+    whole = settings("pack-quantized", wanted)
+    group = whole["config_groups"]["group_0"]
+    for name, value in change.items():
+        if name == "weights":
+            group["weights"].update(value)
+        elif name == "targets":
+            group[name] = value
+        else:
+            whole[name] = value
+    folders.write(tmp_path, "llama", encoder("pack-quantized", wanted), whole, hidden_size=128)
+    with pytest.raises(ValueError, match=message):
+        load_model(str(tmp_path / "quantised"))

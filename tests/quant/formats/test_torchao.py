@@ -1,0 +1,75 @@
+"""Folders that transformers saved with torchao's tensors in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+from tests.models import tiny
+from tests.quant.formats import folders
+from torch_armllm.checkpoint import load_model
+
+quantization = pytest.importorskip("torchao.quantization")
+granularity = pytest.importorskip("torchao.quantization.granularity")
+
+
+def configuration(name: str) -> Any:
+    if name == "int8":
+        return quantization.Int8WeightOnlyConfig(version=2)
+    if name == "int8 with int8 activations":
+        return quantization.Int8DynamicActivationInt8WeightConfig(version=2)
+    asymmetric = "asymmetric" in name
+    return quantization.IntxWeightOnlyConfig(
+        weight_dtype=torch.int4,
+        granularity=granularity.PerAxis(0) if "row" in name else granularity.PerGroup(32),
+        mapping_type=quantization.MappingType.ASYMMETRIC
+        if asymmetric
+        else quantization.MappingType.SYMMETRIC,
+    )
+
+
+def save(folder: Path, name: str) -> Any:
+    """Writes the folder, and gives the floats that it stands for."""
+    tiny("llama", torch.bfloat16, hidden_size=128).save_pretrained(folder / "float")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder / "float", quantization_config=TorchAoConfig(configuration(name)), dtype="auto"
+    )
+    model.save_pretrained(folder / "quantised")
+    expected = AutoModelForCausalLM.from_pretrained(folder / "float", dtype="auto")
+    for module_name, module in expected.named_modules():
+        if isinstance(module, torch.nn.Linear) and module_name != "lm_head":
+            weight = model.get_submodule(module_name).weight
+            module.weight = torch.nn.Parameter(weight.dequantize(), requires_grad=False)
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("int8", "int8"),
+        ("int8 with int8 activations", "int8"),
+        ("int4", "g32b"),
+        ("int4, asymmetric", "g32zb"),
+        ("int4, a scale a row", "row"),
+    ],
+)
+def test_integers_and_scales_are_taken_as_they_are(name: str, packed: str, tmp_path: Path) -> None:
+    expected = save(tmp_path, name)
+    report = folders.check(tmp_path, expected).hf_quantizer.report
+    assert {record.scheme for record in report.quantised if record.kind != "head"} == {packed}
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    save(tmp_path, "int4")
+    file = tmp_path / "quantised" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"IntxUnpackedToInt8Tensor", b"Int4TilePackedTo4dTensor"))
+    with pytest.raises(ValueError, match="is a Int4TilePackedTo4dTensor; Int8Tensor, Intx"):
+        load_model(str(tmp_path / "quantised"))
+    file.write_bytes(whole.replace(b'\\"int4\\"', b'\\"int3\\"'))
+    with pytest.raises(ValueError, match="its values are int3; int4 and int8 can be read"):
+        load_model(str(tmp_path / "quantised"))
