@@ -45,6 +45,7 @@ class Simulation:
         self.requests: list[Request] = []
         self.live: list[Request] = []
         self.steps: list[Step] = []
+        self.last_overlooked: Answer | None = None
 
     def add(self, request: Request) -> Request:
         self.scheduler.add(request)
@@ -149,7 +150,7 @@ class Simulation:
         return answer.blocks[position // self.blocks.block_size], place
 
     def check_limits(self, step: Step, before: dict[Answer, int]) -> None:
-        config = self.scheduler.config
+        scheduler, config = self.scheduler, self.scheduler.config
         assert 0 < step.token_count <= config.max_num_batched_tokens or not self.scheduler.has_unfinished
         answers = [s.answer for s in step.scheduled]
         assert len(set(answers)) == len(answers) <= config.max_num_seqs
@@ -157,13 +158,34 @@ class Simulation:
         for answer in before:
             writing = len(answer.token_ids) - before[answer] == 1
             assert not writing or answer in answers or answer in step.preempted
-        assert not step.preempted or before.keys() >= set(answers)
+        # Where nobody was let in for it, nobody comes in who would move the blocks once more.
+        rank = {a: scheduler._places[a][0] for a in [*answers, *step.preempted]}
+        for answer in set(answers) - before.keys():
+            assert all(rank[answer] < rank[other] for other in step.preempted)
+        overlooked = self.overlooked(step)
+        assert overlooked is None or overlooked is not self.last_overlooked
+        self.last_overlooked = overlooked
         assert all(len(s.answer.draft) == s.draft_count for s in step.scheduled)
         for answer, start, count in step.scheduled:
             assert answer.status is Status.RUNNING and start == answer.computed and count > 0
             assert start + count <= self.scheduler.max_length
             whole = start + count >= len(answer.token_ids)
             assert whole or config.enable_chunked_prefill
+
+    def overlooked(self, step: Step) -> Answer | None:
+        """Who waits although worse ranked ones hold all that it lacks: for a step at most."""
+        scheduler, blocks = self.scheduler, self.blocks
+        full = step.token_count == scheduler.config.max_num_batched_tokens
+        if not scheduler._waiting or step.preempted or full or not scheduler.config.enable_chunked_prefill:
+            return None
+        first = scheduler._waiting[0]
+        rank = scheduler._places[first][0]
+        better = [a for a in scheduler._running if scheduler._places[a][0] <= rank]
+        seats = [a.params.n - len(a.request.answers) + 1 for a in (*better, first)]
+        needed = -(-len(first.token_ids) // blocks.block_size) + sum(seats[:-1])
+        kept = {block for answer in better for block in answer.blocks}
+        fits = sum(seats) <= scheduler.config.max_num_seqs and needed + len(kept) <= blocks.num_blocks
+        return first if fits and len(better) < len(scheduler._running) else None
 
     def check(self) -> None:
         """Every block is free, findable or held by exactly those that have it in their tables."""
@@ -226,3 +248,14 @@ class Simulation:
                 for length in range(answer.prompt_length, len(answer.token_ids)):
                     text = answer.token_ids[:length]
                     assert answer.token_ids[length] == next_token(text, answer.index)
+
+
+def simulation(
+    num_blocks: int = 64, *, block_size: int = 4, swap_blocks: int = 0, caching: bool = True, **limits: object
+) -> Simulation:
+    config = SchedulerConfig(**{"max_model_len": 64, **limits})  # type: ignore[arg-type]
+    return Simulation(config, BlockManager(num_blocks, block_size, swap_blocks, caching))
+
+
+def counts(step: Step) -> list[tuple[str, int, int]]:
+    return [(s.answer.request.request_id, s.start, s.count) for s in step.scheduled]

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.simulation import Simulation, request
+from tests.engine.simulation import counts, request, simulation
 from torch_armllm.engine.block_manager import BlockManager
-from torch_armllm.engine.block_tables import BlockTables
-from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.request import Answer, Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
-from torch_armllm.engine.step import Step
-
-
-def simulation(
-    num_blocks: int = 64, *, block_size: int = 4, swap_blocks: int = 0, caching: bool = True, **limits: object
-) -> Simulation:
-    config = SchedulerConfig(**{"max_model_len": 64, **limits})  # type: ignore[arg-type]
-    return Simulation(config, BlockManager(num_blocks, block_size, swap_blocks, caching))
-
-
-def counts(step: Step) -> list[tuple[str, int, int]]:
-    return [(s.answer.request.request_id, s.start, s.count) for s in step.scheduled]
 
 
 def test_a_prompt_is_read_in_what_answers_leave() -> None:
@@ -61,24 +48,6 @@ def test_without_chunks_a_prompt_waits_until_all_of_it_fits() -> None:
     assert counts(run.step()) == [("a", 0, 1), ("b", 0, 2)]
     assert counts(run.step()) == [("a", 1, 1), ("b", 2, 1), ("long", 0, 6)]
     assert counts(run.step()) == [("a", 2, 1), ("b", 3, 1), ("late", 0, 1)]
-
-
-def test_lower_priorities_are_served_first_and_equal_ones_as_they_came() -> None:
-    run = simulation(max_num_seqs=1, max_num_batched_tokens=8)
-    for name, priority in (("a", 1), ("b", 0), ("c", 0), ("d", -1)):
-        run.add(request(name, [1], priority=priority, max_tokens=1))
-    assert [counts(run.step())[0][0] for _ in range(4)] == ["d", "b", "c", "a"]
-
-
-def test_a_policy_of_ones_own_decides() -> None:
-    class ShortFirst:
-        def rank(self, request: Request) -> float:
-            return len(request.prompt_token_ids)
-
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=1), BlockManager(8, 4), ShortFirst())
-    scheduler.add(request("long", [1, 2, 3]))
-    scheduler.add(request("short", [1]))
-    assert counts(scheduler.schedule()) == [("short", 0, 1)]
 
 
 def test_answers_share_their_prompt_and_copy_what_they_go_on_in() -> None:
@@ -137,57 +106,6 @@ def test_a_turn_of_a_conversation_finds_the_last_one_with_its_answer() -> None:
     assert second.num_cached_tokens == 8
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_the_youngest_gives_up_its_blocks_and_gets_them_back(preemption: str) -> None:
-    run = simulation(4, swap_blocks=4, caching=False, preemption=preemption)
-    old = run.add(request("old", [1] * 6, max_tokens=7))
-    young = run.add(request("young", [2] * 3, max_tokens=6))
-    while not (step := run.step()).preempted:
-        pass
-    (answer,) = young.answers
-    assert step.preempted == [answer] and young.metrics.preemptions == 1 and run.scheduler.preemptions == 1
-    swapped = preemption == "swap"
-    assert answer.status is (Status.SWAPPED if swapped else Status.WAITING)
-    assert (run.scheduler.waiting, run.scheduler.swapped) == (1 - swapped, swapped)
-    assert len(step.swaps_out) == (2 if swapped else 0) and (answer.computed > 0) == swapped
-    run.run()
-    assert sum(len(s.swaps_in) for s in run.steps) == (2 if swapped else 0)
-    assert old.metrics.preemptions == 0
-    run.check_end()
-
-
-def test_what_does_not_fit_into_swap_memory_is_computed_again() -> None:
-    run = simulation(4, swap_blocks=1, caching=False, preemption="swap")
-    run.add(request("old", [1] * 6, max_tokens=7))
-    young = run.add(request("young", [2] * 3, max_tokens=6))
-    while not run.step().preempted:
-        pass
-    assert young.answers[0].status is Status.WAITING and not any(s.swaps_out for s in run.steps)
-    run.run()
-    run.check_end()
-
-
-def test_a_worse_priority_gives_way_however_old_it_is() -> None:
-    run = simulation(4, caching=False)
-    run.add(request("old", [1] * 3, priority=1, max_tokens=9))
-    run.step()
-    run.add(request("urgent", [2] * 3, max_tokens=9))
-    while not (step := run.step()).preempted:
-        pass
-    assert [a.request.request_id for a in step.preempted] == ["old"]
-
-
-def test_a_prompt_that_is_read_for_several_answers_gives_all_its_seats_back() -> None:
-    run = simulation(8, max_num_seqs=4, max_num_batched_tokens=4, caching=False)
-    run.add(request("old", [1] * 7, max_tokens=12))
-    many = run.add(request("many", [2] * 19, n=3, max_tokens=2))
-    while not (step := run.step()).preempted:
-        pass
-    assert step.preempted == many.answers and many.answers[0].computed == 0
-    run.run()
-    run.check_end()
-
-
 def test_drafts_are_verified_and_rolled_back() -> None:
     run = simulation(max_num_batched_tokens=64)
     run.add(request("a", [1, 2, 3], max_tokens=12))
@@ -219,75 +137,6 @@ def test_a_draft_ends_where_the_text_must() -> None:
     run.add(request("a", [1] * 4, max_tokens=9))
     run.step(draft=lambda answer: [0] * 9)
     assert counts(run.step()) == [("a", 4, 4)]
-
-
-@pytest.mark.parametrize("when", ["waiting", "reading", "writing", "computed", "forked", "swapped"])
-def test_an_abort_frees_everything_at_any_time(when: str) -> None:
-    run = simulation(6, swap_blocks=6, max_num_seqs=4, max_num_batched_tokens=4, preemption="swap")
-    run.add(request("other", [1] * 4, max_tokens=16))
-    asked = run.add(request("a", [2] * 10, n=2 if when == "forked" else 1, max_tokens=9))
-    if when == "waiting":
-        assert run.scheduler.abort("a") is asked
-    elif when == "swapped":
-        while asked.answers[0].status is not Status.SWAPPED:
-            run.step()
-        run.scheduler.abort("a")
-    elif when in ("computed", "forked"):
-        while asked.answers[0].computed < 8:
-            run.step()
-        run.step(abort="a" if when == "computed" else None)
-        run.scheduler.abort("a")
-    else:
-        for _ in range({"reading": 2, "writing": 6}[when]):
-            run.step()
-        run.scheduler.abort("a")
-    assert asked.finished and {a.finish_reason for a in asked.answers} == {"abort"}
-    assert run.scheduler.abort("a") is None and run.scheduler.abort("nobody") is None
-    run.run()
-    run.check_end()
-
-
-def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
-    run = simulation(4, swap_blocks=8, block_size=2, preemption="swap")
-    run.add(request("old", [1], max_tokens=6))
-    young = run.add(request("young", [2] * 3, max_tokens=5))
-    (answer,) = young.answers
-    while not run.step().preempted:
-        pass
-    run.blocks.deallocate(run.blocks.allocate(run.blocks.free))  # whatever can be found is overwritten
-    while answer.status is Status.SWAPPED:
-        before = list(answer.token_ids)
-        step = run.scheduler.schedule()
-        if answer.status is Status.RUNNING:
-            assert step.swaps_in and run.blocks.find(before, 2) == []
-        run.execute(step)
-        drawn = {s.answer: run.draw(s.answer, 0) for s in step.scheduled}
-        run.scheduler.complete(step, drawn)
-        for other in drawn:
-            if other.output_length == other.params.max_tokens:
-                run.scheduler.finish(other, "length")
-    assert run.blocks.find(before, 2) == answer.blocks[:1]
-    run.run()
-    run.check_end()
-
-
-def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in() -> None:
-    blocks = BlockManager(16, 2, swap_blocks=8)
-    tables, step = BlockTables(blocks), Step()
-    text = [1, 2, 3, 4, 5, 6, 7]
-    (half,), (whole,) = request("half", text).answers, request("whole", text).answers
-    assert tables.admit(half, step, reserve=0, most=7)
-    half.computed = 3
-    assert tables.swap_out(half, step) and len(step.swaps_out) == 2
-    assert tables.admit(whole, step, reserve=0, most=7)
-    tables.advance(whole, 0, 7, [8])
-    assert tables.admit(half, step, reserve=0, most=7)
-    assert half.computed == 3 and half.blocks[0] == whole.blocks[0]
-    assert not {*half.blocks[1:]} & {*whole.blocks}
-    assert [block for _, block in step.swaps_in] == half.blocks[1:2]
-    tables.forget(half)
-    tables.forget(whole)
-    assert blocks.free == 16 and blocks.free_slots == 8 and not tables._arriving
 
 
 def test_who_was_refused_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,18 +36,16 @@ class BlockTables:
         Returns:
             Whether it fits; nothing has happened where it does not.
         """
-        blocks, size, known = self.blocks, self.blocks.block_size, len(answer.token_ids)
+        blocks = self.blocks
         slots = self.swapped.get(answer)
         sought = self._sought(answer)
         found = blocks.find(answer.token_ids, sought)
-        begun = len(found) * size
-        computed = begun if slots is None else answer.computed
-        missing = -(-known // size) - len(found)
-        if known - computed > most or missing + blocks.count_free(found) + reserve > blocks.free:
+        if not self._has_room(answer, found, reserve, most):
             return False
-        answer.blocks = blocks.share(found) + blocks.allocate(missing)
+        begun = len(found) * blocks.block_size
+        answer.blocks = blocks.share(found) + blocks.allocate(self._size(answer) - len(found))
         if slots is None:
-            answer.computed = computed
+            answer.computed = begun
             self._count(answer, sought)
         else:
             held = answer.blocks[: len(slots)]
@@ -55,6 +53,26 @@ class BlockTables:
             blocks.deallocate_slots(self.swapped.pop(answer))
             self._arriving[answer] = begun  # cannot be found before the step has filled them
         return True
+
+    def fits(self, answer: Answer, reserve: int, most: int) -> bool:
+        """Whether `admit` would do what it is asked for."""
+        return self._has_room(answer, self.blocks.find(answer.token_ids, self._sought(answer)), reserve, most)
+
+    def fits_beside(self, answer: Answer, others: Sequence[Answer], reserve: int) -> bool:
+        """Whether an answer fits if these others alone keep what they hold."""
+        held = {block for other in others for block in other.blocks}
+        found = self.blocks.find(answer.token_ids, self._sought(answer))
+        missing = self._size(answer) - sum(block in held for block in found)
+        return missing + reserve + len(held) <= self.blocks.num_blocks
+
+    def _has_room(self, answer: Answer, found: Sequence[int], reserve: int, most: int) -> bool:
+        computed = answer.computed if answer in self.swapped else len(found) * self.blocks.block_size
+        missing = self._size(answer) - len(found) + self.blocks.count_free(found)
+        return len(answer.token_ids) - computed <= most and missing + reserve <= self.blocks.free
+
+    def _size(self, answer: Answer) -> int:
+        """Blocks that all its tokens fill."""
+        return -(-len(answer.token_ids) // self.blocks.block_size)
 
     def _sought(self, answer: Answer) -> int:
         """How many of an answer's tokens may come from the prefix cache."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 
 from torch_armllm.engine.block_manager import BlockManager
@@ -24,8 +24,9 @@ class Scheduler:
 
     A prompt is admitted when there are blocks for all of it, and gets them at once; only the tokens of
     answers ask for blocks later. When there are none, the last running answer in the policy's order gives
-    up its own. Who is scheduled in a step comes before all that may still be preempted in it, and in a step
-    with a preemption nobody is admitted: so no block that a step moves is moved by it once more.
+    up its own; so do those of a worse rank than one that waits, if that lets it in. Who is scheduled in a
+    step comes before all that may still be preempted in it, and where an answer's token cost another one its
+    blocks nobody is admitted: so no block that a step moves is moved by it once more.
 
     Attributes:
         max_length: most tokens of a prompt and its answer: `max_model_len`, or what all blocks hold.
@@ -48,6 +49,7 @@ class Scheduler:
         self._tables = BlockTables(blocks)
         self._seats = 0
         self._refused: tuple[Answer, int, int] | None = None
+        self._hopeless: tuple[Answer, int] | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -121,16 +123,18 @@ class Scheduler:
         del self._places[answer]
         if self._refused is not None and self._refused[0] is answer:
             self._refused = None
+        if self._hopeless is not None and self._hopeless[0] is answer:
+            self._hopeless = None
         if answer.request.finished:
             del self._requests[answer.request.request_id]
 
     def schedule(self) -> Step:
         """The next step; it has something to compute while there are unfinished requests."""
         step = Step()
+        self._make_way(step)
+        made_way = len(step.preempted)
         left = self._schedule_answers(step)
-        left = self._schedule_prompts(step, left)
-        if left and self._waiting and not step.preempted:
-            self._admit(step, left)
+        self._schedule_prompts(step, left, admit=len(step.preempted) == made_way)
         assert step.scheduled or not self._requests
         return step
 
@@ -188,17 +192,43 @@ class Scheduler:
             left -= count
         return left
 
-    def _schedule_prompts(self, step: Step, left: int) -> int:
-        """Goes on with prompts that were admitted before; returns how many tokens are left."""
-        for answer in self._running:
+    def _schedule_prompts(self, step: Step, left: int, admit: bool) -> None:
+        """Goes on with prompts that were admitted before, and admits others, all in their order."""
+        for answer in [a for a in self._running if len(a.token_ids) - a.computed > 1]:
+            if admit and self._waiting:
+                left = self._admit(step, left, self._places[answer])
             if left == 0:
-                break
-            rest = len(answer.token_ids) - answer.computed
-            if rest > 1:
-                count = min(rest, left)
-                step.scheduled.append(Scheduled(answer, answer.computed, count))
-                left -= count
-        return left
+                return
+            count = min(len(answer.token_ids) - answer.computed, left)
+            step.scheduled.append(Scheduled(answer, answer.computed, count))
+            left -= count
+        if admit and self._waiting:
+            self._admit(step, left)
+
+    def _make_way(self, step: Step) -> None:
+        """Takes seats and blocks from those of a worse rank than one that waits, where that lets it in."""
+        if not self._waiting or not self._running:
+            return
+        first = self._waiting[0]
+        rank, _, _ = self._places[first]
+        kept = bisect_right(self._running, rank, key=lambda answer: self._places[answer][0])
+        if kept == len(self._running) or self._hopeless == (first, kept):
+            return
+        others = self._running[:kept]
+        seats = sum(map(self._seats_of, others))
+        enough = seats + self._seats_of(first) <= self.config.max_num_seqs
+        if not (enough and self._tables.fits_beside(first, others, seats)):
+            self._hopeless = first, kept  # until one of those others has gone
+            return
+        while not self._is_welcome(first):
+            assert len(self._running) > kept
+            self._preempt(self._running[-1], step)
+        self._refused = None
+
+    def _is_welcome(self, answer: Answer) -> bool:
+        """Whether an answer that waits could be admitted now."""
+        seats = self._seats + self._seats_of(answer) <= self.config.max_num_seqs
+        return seats and self._tables.fits(answer, self._seats, self.max_length)
 
     def _extend(self, answer: Answer, step: Step) -> bool:
         """Gives an answer a block for its next position; False where it lost those it had."""
@@ -223,11 +253,19 @@ class Scheduler:
         answer.request.metrics.preemptions += 1
         self.preemptions += 1
 
-    def _admit(self, step: Step, left: int) -> None:
-        """Gives blocks to those who wait, in order, until one does not fit."""
+    def _admit(self, step: Step, left: int, end: _Place | None = None) -> int:
+        """Gives blocks to those who wait, in order, until one does not fit; returns how many tokens are left.
+
+        Args:
+            step: to compute their first tokens.
+            left: tokens that the step has room for.
+            end: those behind this place are not admitted.
+        """
         while left and self._waiting:
             answer = self._waiting[0]
             seats = self._seats_of(answer)
+            if (end is not None and self._places[answer] > end) or answer in step.preempted:
+                break
             if self._seats + seats > self.config.max_num_seqs or not self._has_room(answer, step, left):
                 break
             del self._waiting[0]
@@ -237,6 +275,7 @@ class Scheduler:
             count = min(len(answer.token_ids) - answer.computed, left)
             step.scheduled.append(Scheduled(answer, answer.computed, count))
             left -= count
+        return left
 
     def _has_room(self, answer: Answer, step: Step, left: int) -> bool:
         """Gives an answer its blocks; who was refused is asked again when there is more than there was."""
