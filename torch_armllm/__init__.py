@@ -14,6 +14,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "is_patched",
+    "load",
     "patch",
     "quantize",
     "unpatch",
@@ -30,6 +31,7 @@ _when_transformers_is_there()
 
 if TYPE_CHECKING:
     from torch_armllm.async_llm import AsyncLLM
+    from torch_armllm.checkpoint import load
     from torch_armllm.engine.outputs import RequestOutput
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.hf.config import ArmInt4Config
@@ -43,6 +45,7 @@ _HOMES = {
     "unpatch": "torch_armllm.patching",
     "is_patched": "torch_armllm.patching",
     "quantize": "torch_armllm.quant",
+    "load": "torch_armllm.checkpoint",
     "ArmInt4Config": "torch_armllm.hf.config",
     "Report": "torch_armllm.report",
     "LLM": "torch_armllm.llm",

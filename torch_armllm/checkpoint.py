@@ -21,7 +21,7 @@ from torch_armllm import embedded
 from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.registration import METHOD
 from torch_armllm.machine import free_memory
-from torch_armllm.quant.formats import open_foreign
+from torch_armllm.quant.formats import open_foreign, settings_of
 from torch_armllm.quant.formats.loading import load_foreign
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.upcycle import upcycle
@@ -31,6 +31,34 @@ logger = logging.getLogger(__name__)
 DENSE = "smollm2"
 MOE = "smollm2-moe"
 SOURCES = f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from it), a folder, or a hub name"
+
+
+def load(
+    source: str, config: ArmInt4Config | None = None, dtype: torch.dtype | str = "auto"
+) -> PreTrainedModel:
+    """Loads a causal language model into packed modules, layer by layer, and patches it.
+
+    A checkpoint that GPTQ, AWQ, compressed-tensors or torchao quantised keeps its integers and scales; one
+    that this package saved is taken as it lies; one of floats is quantised as it is read.
+
+    Args:
+        source: see `load_model`.
+        config: how floats are quantised; of a checkpoint that is quantised already, ``head``, ``ignore``,
+            ``kv_cache`` and ``fuse`` are regarded, of one of this package none.
+        dtype: of what is not quantised, and of what the model computes; ``auto`` is the checkpoint's own.
+
+    Raises:
+        FileNotFoundError: the folder holds no checkpoint.
+        ValueError: the checkpoint is damaged, or quantised in a way that cannot be read.
+    """
+    place = _place(source)
+    saved = AutoConfig.from_pretrained(place)
+    foreign = open_foreign(place, saved)
+    if foreign is not None:
+        return load_foreign(foreign, config or ArmInt4Config(), dtype)
+    options = {} if settings_of(saved) is not None else {"quantization_config": config or ArmInt4Config()}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
+    return model.eval()
 
 
 def load_model(

@@ -95,7 +95,8 @@ def _check_model(model: nn.Module) -> None:
     )
     if not quant.is_packed(model) and (foreign is not None or getattr(model, "is_quantized", False)):
         raise ValueError(
-            f"this {kind} has weights quantised by {foreign}; load it in BF16 or FP32 to patch it"
+            f"this {kind} has weights quantised by {foreign}; torch_armllm.load(folder) reads what others "
+            "quantised, or load it in BF16 or FP32 to patch it"
         )
     elsewhere = {str(p.device) for p in model.parameters() if p.device.type != "cpu"}
     if elsewhere:

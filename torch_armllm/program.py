@@ -37,6 +37,7 @@ class Opcode(IntEnum):
     DENSE_HEADS = 18
     MLA_WRITE = 19
     MLA_ATTENTION = 20
+    REORDER = 21
 
 
 class Space(IntEnum):

@@ -9,7 +9,14 @@
 namespace armllm {
 namespace {
 constexpr int64_t kRowsPerTile = 16;
+
+template <class T>
+void reorder(const void* in, const int32_t* order, void* out, int64_t width) {
+  const T* from = static_cast<const T*>(in);
+  T* to = static_cast<T*>(out);
+  for (int64_t c = 0; c < width; ++c) to[c] = from[order[c]];
 }
+}  // namespace
 
 int64_t Embedding::tiles(int) const { return ceil_div(args.tokens, kRowsPerTile); }
 
@@ -39,6 +46,19 @@ void Add::tile(int, int64_t index) {
     } else {
       const void* by = args.by.data == nullptr ? nullptr : args.by.row(r);
       add_scaled(a, args.b.row(r), by, args.factor, args.out.row(r), args.out.type, args.width);
+    }
+  }
+}
+
+int64_t Reorder::tiles(int) const { return ceil_div(args.rows, kRowsPerTile); }
+
+void Reorder::tile(int, int64_t index) {
+  const int64_t end = std::min(args.rows, (index + 1) * kRowsPerTile);
+  for (int64_t r = index * kRowsPerTile; r < end; ++r) {
+    if (args.out.type == DType::f32) {
+      reorder<uint32_t>(args.in.row(r), args.order, args.out.row(r), args.width);
+    } else {
+      reorder<uint16_t>(args.in.row(r), args.order, args.out.row(r), args.width);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Embedding look-up, scaling and addition, for the plan alone: outside it torch's own operators do these.
+// Embedding look-up, scaling, addition and the order of columns, for the plan alone: outside it torch's own operators do these.
 #pragma once
 
 #include "common/tasks.h"
@@ -34,6 +34,21 @@ void add_scaled(const void* a, const void* b, const void* by, float factor, void
 class Add final : public TaskSet {
  public:
   AddArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+// out[r][c] = in[r][order[c]], for layers whose weights lie in another order than their inputs.
+struct ReorderArgs {
+  Rows in, out;
+  const int32_t* order = nullptr;  // [width], each in 0 … width − 1
+  int64_t rows = 0, width = 0;
+};
+
+class Reorder final : public TaskSet {
+ public:
+  ReorderArgs args;
   int phases() const override { return 1; }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;

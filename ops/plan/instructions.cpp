@@ -41,6 +41,7 @@ enum Opcode : int64_t {
   kDenseHeads,
   kMlaWrite,
   kMlaAttention,
+  kReorder,
 };
 
 void check_ids(const int64_t* ids, int64_t tokens, int64_t vocabulary) {
@@ -373,6 +374,18 @@ Instruction add(Reader& in) {
   });
 }
 
+Instruction reorder(Reader& in) {
+  auto task = std::make_unique<Reorder>();
+  const View rows = in.view(), order = in.view(), out = in.view();
+  task->args.width = in.integer();
+  return simple(std::move(task), [=](Reorder& t, const Frame& f) {
+    t.args.in = f.rows(rows);
+    t.args.order = f.pointer<int32_t>(order);
+    t.args.out = f.rows(out);
+    t.args.rows = f.tokens;
+  });
+}
+
 }  // namespace
 
 Instruction decode(int64_t opcode, Reader& in) {
@@ -419,6 +432,8 @@ Instruction decode(int64_t opcode, Reader& in) {
       return mla_write(in);
     case kMlaAttention:
       return mla_attention(in);
+    case kReorder:
+      return reorder(in);
     default:
       STD_TORCH_CHECK(false, "plan: unknown opcode ", opcode);
   }

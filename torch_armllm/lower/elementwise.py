@@ -100,9 +100,22 @@ def _add(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operand
     return out
 
 
+def _index_select(low: Lowering, node: Node, source: Any, dim: int, order: Any) -> Operand:
+    """The columns of rows in another order."""
+    rows, val = low.rows(source), source.meta["val"]
+    if dim % val.dim() != val.dim() - 1 or len(rows.inner) != 1:
+        raise Unlowerable(f"{node} selects along dimension {dim}")
+    if constant(low.module, order) is None or node.meta["val"].shape != val.shape or val.dtype.itemsize == 1:
+        raise Unlowerable(f"{node} is no order of columns")
+    out = low.new(node)
+    low.emit(Opcode.REORDER, rows, low.weight(order, torch.int32), out, out.width)
+    return out
+
+
 WRITERS: dict[Any, Writer] = {
     aten.add.Tensor: _add,
     aten.mul.Tensor: _mul,
+    aten.index_select.default: _index_select,
     aten.square.default: _square,
     aten.pow.Tensor_Scalar: _square,
     aten.gelu.default: _unary("gelu"),

@@ -21,7 +21,7 @@ class QuantLinear(nn.Module):
         error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None where the float one is not known.
         shell: the module it replaced; without its weight unless the originals were to be kept.
         float_dtype: type of the weight before it was quantised.
-        order: int64 (in_features,): column j of the packed weight belongs to input ``order[j]``; None where
+        order: int32 (in_features,): column j of the packed weight belongs to input ``order[j]``; None where
             they lie in the inputs' order.
     """
 
@@ -72,7 +72,9 @@ class QuantLinear(nn.Module):
     def dequantize(self) -> Tensor:
         """The float32 weight (out_features, in_features) that the integers stand for."""
         value = dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
-        return value if self.order is None else torch.empty_like(value).index_copy_(1, self.order, value)
+        if self.order is None:
+            return value
+        return torch.empty_like(value).index_copy_(1, self.order.long(), value)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""

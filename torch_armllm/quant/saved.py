@@ -95,7 +95,7 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
         rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
-        order = torch.empty(columns, dtype=torch.int64, device="meta") if saved.get("ordered") else None
+        order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
         made = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype, order)
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):

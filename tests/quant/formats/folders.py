@@ -90,5 +90,5 @@ def check(folder: Path, expected: PreTrainedModel, tolerance: float = 0.05) -> A
     # the median of the tokens: rounded activations let a few of them choose other experts
     assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < tolerance
     report = model.hf_quantizer.report
-    assert report.captured, str(report)
+    assert report.captured and not any("node by node" in note for note in report.notes), str(report)
     return model

@@ -19,7 +19,7 @@ from torch_armllm.hf.registration import METHOD
 from torch_armllm.quant.formats.foreign import Foreign
 from torch_armllm.quant.formats.weights import Integers, Lazy
 
-__all__ = ["READERS", "SUFFIXES", "Foreign", "Integers", "Lazy", "method_of", "open_foreign"]
+__all__ = ["READERS", "SUFFIXES", "Foreign", "Integers", "Lazy", "method_of", "open_foreign", "settings_of"]
 
 READERS = {
     "awq": "torch_armllm.quant.formats.awq",

@@ -29,7 +29,7 @@ def packed_linear(layer: Layer, weight: Integers) -> QuantLinear:
         None,
         module,
         weight_of(module).dtype,
-        weight.order,
+        None if weight.order is None else weight.order.int(),
     )
 
 
