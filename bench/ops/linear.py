@@ -18,7 +18,7 @@ from .timing import cold, in_turn, on_huge_pages, threads
 SIZE = 2048
 TOKENS = (1, 4, 8, 16, 64, 128, 512)
 GEMV = 8  # tokens up to which the weights come from memory
-SCHEMES = {"g32i": 32, "g32": 32, "g128": 128, "g128z": 128, "i8": 0}
+SCHEMES = {"g32i": 32, "g32": 32, "g128": 128, "g128z": 128, "g32m": 32, "i8": 0, "int8g32": 32}
 PEERS = ("oneDNN u8s8", "_int_mm", "_weight_int4pack_mm", "linear bf16")
 
 
@@ -33,6 +33,8 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         multipliers = torch.randint(1, 17, (rows, groups), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows))
     scales = torch.rand(rows, groups)
+    if linear.has_middles(scheme):
+        return linear.pack_int4(q, None, scales, scheme, None, torch.rand(rows, groups))
     if scheme.endswith("z"):
         zeros = torch.randint(0, 16, (rows, groups), dtype=torch.uint8)
         return linear.pack_int4(q + 8, None, scales, scheme, zeros)

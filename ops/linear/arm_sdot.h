@@ -228,7 +228,7 @@ void sdot_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int6
   const int32_t* offsets[kCount];
   for (int t = 0; t < kCount; ++t) {
     values[t] = token_values(x, first + t);
-    offsets[t] = x.group_offsets + (first + t) * x.groups;
+    offsets[t] = x.group_offsets + (first + t) * x.row_groups();
   }
   if (scheme == Scheme::g32i) {  // one by one: two at a time take more registers than there are
     for (int t = 0; t < kCount; ++t)

@@ -11,9 +11,10 @@ enum class Sum { multiplied, row, groups };  // g32i; row and rowz; float group 
 template <Sum kind, int T>
 void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                  float* out) {
-  const int64_t groups = x.groups, row_bytes = groups * kGroup, step = groups_per_scale(layout.scheme);
+  const int64_t groups = x.groups, row_bytes = x.row_bytes(), row_groups = x.row_groups(),
+                step = groups_per_scale(layout.scheme);
   const int8_t* values = x.values + first_token * row_bytes;
-  const int32_t* offsets = x.group_offsets + first_token * groups;
+  const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
   PanelStream<4, (T == 1)> stream(panel, layout);
@@ -33,7 +34,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
     const int8_t* xg = values + g * kGroup;
     stream.group();
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) offset[t] += offsets[t * groups + g];
+    for (int t = 0; t < T; ++t) offset[t] += offsets[t * row_groups + g];
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       // A 16-bit lane sums 8 products u·x, and one of a row's four takes the whole group's offset: at most 32512 in
@@ -41,7 +42,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
       __m256i low_acc[T], high_acc[T];
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t)
-        low_acc[t] = high_acc[t] = _mm256_set1_epi64x(zero_points ? 0 : offsets[t * groups + g] & 0xffff);
+        low_acc[t] = high_acc[t] = _mm256_set1_epi64x(zero_points ? 0 : offsets[t * row_groups + g] & 0xffff);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
         const __m256i half = load(w + j * 64 + h * 32), low = low_rows(half), high = high_rows(half);
@@ -103,7 +104,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
 template <int T>
 void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                float* out) {
-  const int64_t row_bytes = x.groups * kGroup;
+  const int64_t row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
   const uint8_t* w = panel + layout.values;
   PanelStream<8, (T == 1)> stream(panel, layout);

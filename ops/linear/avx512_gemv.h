@@ -10,9 +10,10 @@ namespace {
 template <bool multiplied, int T>
 void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                  float* out) {
-  const int64_t groups = x.groups, row_bytes = groups * kGroup, step = groups_per_scale(layout.scheme);
+  const int64_t groups = x.groups, row_bytes = x.row_bytes(), step = groups_per_scale(layout.scheme);
   const int8_t* values = x.values + first_token * row_bytes;
-  const int32_t* offsets = x.group_offsets + first_token * groups;
+  const int64_t row_groups = x.row_groups();
+  const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
   // The offset of a symmetric scheme belongs to one of the two lanes of each row.
@@ -33,8 +34,8 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
     __m512i low_acc[T], high_acc[T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
-      low_acc[t] = high_acc[t] = _mm512_maskz_set1_epi32(offset_lanes, offsets[t * groups + g]);
-      if constexpr (!multiplied) offset[t] += offsets[t * groups + g];
+      low_acc[t] = high_acc[t] = _mm512_maskz_set1_epi32(offset_lanes, offsets[t * row_groups + g]);
+      if constexpr (!multiplied) offset[t] += offsets[t * row_groups + g];
     }
     const int8_t* xg = values + g * kGroup;
     stream.group();
@@ -97,9 +98,10 @@ ARMLLM_INLINE __m512i add_halves(__m512i low, __m512i high) {
 template <int T>
 void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                float* out) {
-  const int64_t groups = x.groups, row_bytes = groups * kGroup;
+  const int64_t groups = x.groups, row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
-  const int32_t* offsets = x.group_offsets + first_token * groups;
+  const int64_t row_groups = x.row_groups();
+  const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   PanelStream<4, (T <= 2)> stream(panel, layout);
   __m512i low_acc[T], high_acc[T];
@@ -125,7 +127,7 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     int32_t offset = 0;  // −8·Σ x
-    for (int64_t g = 0; g < groups; ++g) offset += offsets[t * groups + g];
+    for (int64_t g = 0; g < groups; ++g) offset += offsets[t * row_groups + g];
     const __m512i sum = _mm512_add_epi32(add_halves(low_acc[t], high_acc[t]),
                                          _mm512_mullo_epi32(zero, _mm512_set1_epi32(offset / 8)));
     _mm512_storeu_ps(out + t * kPanel, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scales));
@@ -135,9 +137,10 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
 template <int T>
 void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                float* out) {
-  const int64_t groups = x.groups, row_bytes = groups * kGroup;
+  const int64_t groups = x.groups, row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
-  const int32_t* offsets = x.group_offsets + first_token * groups;
+  const int64_t row_groups = x.row_groups();
+  const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
   PanelStream<8, (T <= 2)> stream(panel, layout);
@@ -152,7 +155,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
     const int8_t* xg = values + g * kGroup;
     stream.group();
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) offset[t] += offsets[t * groups + g];
+    for (int t = 0; t < T; ++t) offset[t] += offsets[t * row_groups + g];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j, w += 128) {
       const __m512i first = _mm512_xor_si512(load(w), flip), second = _mm512_xor_si512(load(w + 64), flip);

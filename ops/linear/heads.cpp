@@ -19,11 +19,11 @@ TileGrid grid_of(const QuantHeadsArgs& a) {
 
 Activations activations_of(const QuantHeadsArgs& a, int64_t head) {
   char* scratch = static_cast<char*>(a.scratch) + head * activation_bytes(a.tokens, a.in_features);
-  return activations_in(scratch, a.tokens, a.in_features, *variant().linear);
+  return activations_in(scratch, a.tokens, a.in_features, Scheme::i8, *variant().linear);
 }
 
 int64_t tiles_of_head(const QuantHeadsArgs& a, int phase) {
-  return phase == 0 ? ceil_div(a.tokens, quantize_step(activations_of(a, 0))) : grid_of(a).count();
+  return phase == 0 ? ceil_div(a.tokens, quantize_step(activations_of(a, 0), a.tokens)) : grid_of(a).count();
 }
 
 }  // namespace

@@ -16,6 +16,11 @@ float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8
 void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                    const void* residual, void* y, DType type);
 
+// LinearKernels::add_middles and LinearKernels::add (middles.simd.cpp)
+void linear_add_middles(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
+                        int tokens, float* out, int64_t out_stride);
+void linear_add(float* sums, const float* more, int64_t n);
+
 // How gemm takes the float group scales of scale group `column`: 16 factors, round_half_even(s_group / s_row · kFoldOne)
 // within ±kFoldLimit, 0 where s_row is 0.  The folded weight is (q · factor + 128) >> 8 (panel.simd.cpp).
 void linear_fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_t column, int16_t* factors);
@@ -56,7 +61,7 @@ static inline float panel_group_scale(const uint8_t* panel, const PanelLayout& l
 
 // First byte of token `m` in quantised activations; its chunks of 8 bytes lie block · 8 apart.
 static inline const int8_t* token_values(const Activations& x, int64_t token) {
-  return x.values + (token / x.block) * x.block * x.groups * kGroup + (token % x.block) * 8;
+  return x.values + (token / x.block) * x.block * x.row_bytes() + (token % x.block) * 8;
 }
 
 // How gemv comes by the bytes of this panel and the next, each of which is read once.

@@ -27,6 +27,15 @@ SCHEMES = {
     "g32zb": 26,
     "g64zb": 28,
     "g128zb": 29,
+    "g32m": 34,
+    "g64m": 36,
+    "g128m": 37,
+    "int8g32": 66,
+    "int8g64": 68,
+    "int8g128": 69,
+    "int8g32m": 98,
+    "int8g64m": 100,
+    "int8g128m": 101,
 }
 """Every scheme and its number among the kernels."""
 EXACT = ("g32i", "row", "rowz", "i8")
@@ -41,7 +50,8 @@ class PanelLayout:
         groups: groups of 32 columns.
         span: columns of a float group scale; 0 where a row has one scale.
         scale_groups: scales a row.
-        scales, multipliers, zero_points, values: where each section begins, whether the scheme has it or not.
+        scales, middles, multipliers, zero_points, values: where each section begins, whether the scheme has
+            it or not; of INT8 with group scales, ``scales`` and ``values`` are the groups' panels.
         bytes: of the whole panel.
     """
 
@@ -49,6 +59,7 @@ class PanelLayout:
     span: int
     scale_groups: int
     scales: int
+    middles: int
     multipliers: int
     zero_points: int
     values: int
@@ -63,7 +74,7 @@ def group_span(scheme: str) -> int:
     """
     if scheme not in SCHEMES:
         raise ValueError(f"unknown scheme {scheme!r}; there are: {', '.join(SCHEMES)}")
-    return 0 if scheme in EXACT else int(scheme[1:].rstrip("zb"))
+    return 0 if scheme in EXACT else int(scheme.removeprefix("int8")[1:].rstrip("zbm"))
 
 
 def has_zero_points(scheme: str) -> bool:
@@ -76,6 +87,16 @@ def has_bf16_scales(scheme: str) -> bool:
     return SCHEMES[scheme] & 16 != 0
 
 
+def has_middles(scheme: str) -> bool:
+    """Whether every group has a float that its values are off by: ``scale · q + middle``."""
+    return SCHEMES[scheme] & 32 != 0
+
+
+def is_int8(scheme: str) -> bool:
+    """Whether the values take eight bits."""
+    return scheme == "i8" or scheme.startswith("int8")
+
+
 def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     """Describes the panels of a weight with ``in_features`` columns.
 
@@ -85,15 +106,21 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     span = group_span(scheme)
     groups = -(-in_features // GROUP)
     scale_groups = -(-groups * GROUP // span) if span else 1
-    sections = at = PANEL * 4
+    if is_int8(scheme) and span:
+        start = scale_groups * PANEL * 4 if has_middles(scheme) else 0
+        total = start + scale_groups * PANEL * 4 + groups * 512
+        return PanelLayout(groups, span, scale_groups, start, 0, start, start, start, total)
+    sections = middles = at = PANEL * 4
     if span:
-        at = sections = at + _lines(scale_groups * PANEL * (2 if has_bf16_scales(scheme) else 4))
+        at = sections = middles = at + _lines(scale_groups * PANEL * (2 if has_bf16_scales(scheme) else 4))
+    if has_middles(scheme):
+        at = sections = at + scale_groups * PANEL * 4
     if scheme == "g32i":
         at += _lines(groups * 8)
     if has_zero_points(scheme):
         at += _lines(scale_groups * 8)
     total = at + groups * (512 if scheme == "i8" else 256)
-    return PanelLayout(groups, span, scale_groups, PANEL * 4, sections, sections, at, total)
+    return PanelLayout(groups, span, scale_groups, PANEL * 4, middles, sections, sections, at, total)
 
 
 def panel_count(out_features: int) -> int:
@@ -111,10 +138,16 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
         scheme: the one it was packed with.
 
     Returns:
-        int8 ``(N, K)``; 0..15 for schemes with zero points, else -8..7, or -128..127 for ``i8``.
+        int8 ``(N, K)``; 0..15 for schemes with zero points, else -8..7, or -128..127 for INT8.
     """
     layout = panel_layout(scheme, in_features)
     panels = panel_count(out_features)
+    if is_int8(scheme) and layout.span:
+        parts = [
+            unpack_values(part, out_features, part.shape[1] // 512 * GROUP, "i8")
+            for part in _int8_panels(weight, layout)
+        ]
+        return torch.cat(parts, 1)[:, :in_features].contiguous()
     values = weight[:, layout.values : layout.bytes].contiguous()
     if scheme == "i8":
         lines = values.view(torch.int8).view(panels, layout.groups * 8, PANEL, 4)
@@ -142,12 +175,21 @@ def unpack_zero_points(weight: Tensor, out_features: int, in_features: int, sche
 def unpack_scales(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
     """The scales: float32 ``(out_features,)``, or ``(out_features, scales a row)`` of float groups."""
     layout = panel_layout(scheme, in_features)
+    if is_int8(scheme) and layout.span:
+        parts = [part[:, : PANEL * 4] for part in _int8_panels(weight, layout)]
+        return _float_section(torch.cat(parts, 1), 0, layout, out_features)
     start = layout.scales if layout.span else 0
     dtype = torch.bfloat16 if has_bf16_scales(scheme) else torch.float32
     section = weight[:, start : start + layout.scale_groups * PANEL * dtype.itemsize].contiguous()
     scales = section.view(dtype).view(-1, layout.scale_groups, PANEL).to(torch.float32)
     rows = scales.permute(0, 2, 1).reshape(-1, layout.scale_groups)[:out_features].contiguous()
     return rows if layout.span else rows[:, 0].contiguous()
+
+
+def unpack_middles(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
+    """The middles of schemes that have them: float32 ``(out_features, scales a row)``."""
+    layout = panel_layout(scheme, in_features)
+    return _float_section(weight, layout.middles, layout, out_features)
 
 
 def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:
@@ -209,6 +251,19 @@ def fold_scales(w: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     factor = torch.round(ratio.clamp(-32512.0, 32512.0)).to(torch.int32)
     folded = (w.to(torch.int32) * factor[..., None] + 128) >> 8
     return folded.to(torch.int8).flatten(1), row_scale
+
+
+def _int8_panels(weight: Tensor, layout: PanelLayout) -> tuple[Tensor, ...]:
+    """The panels of scheme ``i8`` that INT8 with group scales consists of, one a scale."""
+    panels = weight[:, layout.values : layout.bytes]
+    return tuple(panels.split(PANEL * 4 + layout.span * PANEL, 1))  # type: ignore[no-untyped-call]
+
+
+def _float_section(weight: Tensor, start: int, layout: PanelLayout, out_features: int) -> Tensor:
+    """A section of one float32 a row and scale, as ``(out_features, scales a row)``."""
+    section = weight[:, start : start + layout.scale_groups * PANEL * 4].contiguous()
+    rows = section.view(torch.float32).view(-1, layout.scale_groups, PANEL).permute(0, 2, 1)
+    return rows.reshape(-1, layout.scale_groups)[:out_features].contiguous()
 
 
 def _unpack_nibbles(weight: Tensor, start: int, columns: int, out_features: int) -> Tensor:

@@ -22,8 +22,9 @@ TileGrid grid_of(const GatedLinearArgs& a) {
 template <typename Args>
 int64_t tiles_of(const Args& a, int phase) {
   if (phase == 1) return grid_of(a).count();
-  return ceil_div(a.tokens,
-                  quantize_step(activations_in(a.scratch, a.tokens, a.in_features, *variant().linear)));
+  return ceil_div(
+      a.tokens, quantize_step(activations_in(a.scratch, a.tokens, a.in_features, a.scheme, *variant().linear),
+                              a.tokens));
 }
 
 }  // namespace
@@ -39,7 +40,7 @@ int64_t QuantLinear::tiles(int phase) const { return tiles_of(args, phase); }
 void QuantLinear::tile(int phase, int64_t index) {
   const LinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
-  const Activations x = activations_in(a.scratch, a.tokens, a.in_features, kernels);
+  const Activations x = activations_in(a.scratch, a.tokens, a.in_features, a.scheme, kernels);
   if (phase == 0) return input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
   multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
                 [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
@@ -62,7 +63,7 @@ void QuantGatedLinear::tile(int phase, int64_t index) {
   constexpr float kLimit = 7.0f;  // of swiglu_clamped and silu_clamped
   const GatedLinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
-  const Activations x = activations_in(a.scratch, a.tokens, a.in_features, kernels);
+  const Activations x = activations_in(a.scratch, a.tokens, a.in_features, a.scheme, kernels);
   if (phase == 0) return input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
   const GatedEpilogue epilogue{a.gate_bias, a.up_bias,      a.bias_type, a.activation,
                                kLimit,      a.out_features, a.out};

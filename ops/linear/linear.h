@@ -15,13 +15,18 @@ constexpr int64_t kMostGemvTokens = 16;  // no variant's gemv_tokens is larger
 //   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8.   Rows past the last are zero.
 struct Activations {
   int8_t* values = nullptr;
-  float* scales = nullptr;           // one a token; NaN where the row held a NaN or an infinity
-  int32_t* group_offsets = nullptr;  // [tokens][groups]: −8 · Σ values of the group; nullptr if not needed
+  float* scales = nullptr;  // one a token; NaN where the row held a NaN or an infinity
+  int32_t* group_offsets =
+      nullptr;  // [tokens][row_groups()]: −8 · Σ values of the group; nullptr if not needed
   int64_t groups = 0;
   int64_t block = 1;
+  int64_t others = 0;  // groups of every row beyond those of this view
   // What comes next, for gemm to fetch while it computes: its own operands are in the cache.
   const uint8_t* ahead = nullptr;
   int64_t ahead_bytes = 0;
+
+  int64_t row_groups() const { return groups + others; }
+  int64_t row_bytes() const { return row_groups() * kGroup; }
 };
 
 struct LinearKernels {
@@ -56,6 +61,13 @@ struct LinearKernels {
   // y[n] = acc[n] · x_scale (+ bias[n]) (+ residual[n]), each step rounded to float32, then to the output type.
   void (*finish)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                  const void* residual, void* y, DType type);
+
+  // out[t · out_stride + r] += Σ c_group[r] · Σ x of the group: what gemv and gemm leave out of schemes with middles.
+  void (*add_middles)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
+                      int tokens, float* out, int64_t out_stride);
+
+  // sums[i] += more[i]
+  void (*add)(float* sums, const float* more, int64_t n);
 
   bool gemv_interleaves = false;  // what gemv wants of Activations::block, see gemv_block_of()
 

@@ -237,7 +237,7 @@ void gemm(const int8_t* w, const int32_t* offsets, const float* row_scales, int 
   for (int64_t g = 0; g < x.groups; g += kSegment) {
     const int64_t some = x.groups - g < kSegment ? x.groups - g : kSegment;
     for (int t = 0; t < tokens; t += kBlock) {
-      const int8_t* values = x.values + (first_token + t) * x.groups * kGroup + g * kBlock * kGroup;
+      const int8_t* values = x.values + (first_token + t) * x.row_bytes() + g * kBlock * kGroup;
       if (form == kNibbles) {
         sum_groups(values, some, prepared);
       } else {
@@ -264,7 +264,18 @@ void gemm(const int8_t* w, const int32_t* offsets, const float* row_scales, int 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kTokens,       kPanels, linear_quantize, gemv,      unpack,
-                              gemm,   linear_finish, false,   kMostGemvTokens, kWordBytes};
+const LinearKernels linear = {kBlock,
+                              kTokens,
+                              kPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack,
+                              gemm,
+                              linear_finish,
+                              linear_add_middles,
+                              linear_add,
+                              false,
+                              kMostGemvTokens,
+                              kWordBytes};
 
 }  // namespace armllm::avx2

@@ -197,7 +197,7 @@ template <int P>
 void gemm_panels(const int8_t* w, const float* row_scales, const Activations& x, int64_t first_token,
                  int tokens, const int32_t* offsets, Ahead& ahead, float* out, int64_t out_stride) {
   for (int t = 0; t < tokens; t += kBlock) {
-    const int8_t* values = x.values + (first_token + t) * x.groups * kGroup;
+    const int8_t* values = x.values + (first_token + t) * x.row_bytes();
     const int left = tokens - t;
     float* to = out + t * out_stride;
     // Experts have few rows: a last block is often ragged.
@@ -217,7 +217,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
   int32_t offsets[kTokens];
   for (int t = 0; t < tokens; t += kBlock)
-    token_offsets(x.values + (first_token + t) * x.groups * kGroup, x.groups * 4, offsets + t);
+    token_offsets(x.values + (first_token + t) * x.row_bytes(), x.groups * 4, offsets + t);
   Ahead ahead(x, w);
   for (int p = 0; p < panels; p += kWide) {
     const int8_t* group = w + p * x.groups * 512;
@@ -239,7 +239,8 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kTokens, kPanels,       linear_quantize, gemv,
-                              unpack, gemm,    linear_finish, false,           kMostGemvTokens};
+const LinearKernels linear = {kBlock, kTokens,        kPanels,       linear_quantize,    gemv,
+                              unpack, gemm,           linear_finish, linear_add_middles, linear_add,
+                              false,  kMostGemvTokens};
 
 }  // namespace armllm::avx512

@@ -153,7 +153,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
   for (int half = 0; half < 2 * panels; ++half, w += half_bytes) {
     const float* scales = row_scales + 8 * half;
     for (int t = 0; t < tokens; t += kTokens) {
-      const int8_t* values = x.values + (first_token + t) * x.groups * kGroup;
+      const int8_t* values = x.values + (first_token + t) * x.row_bytes();
       float* target = out + t * out_stride + 8 * half;
       const int count = tokens - t < kTokens ? tokens - t : kTokens;
       if (count > 6) {
@@ -172,8 +172,19 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kTokens,       kCallTokens, kCallPanels, linear_quantize, gemv,       unpack<PairOrder>, gemm,
-    linear_finish, true,        kGemvTokens, kPanel * kGroup, gemv_panels};
+const LinearKernels linear = {kTokens,
+                              kCallTokens,
+                              kCallPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack<PairOrder>,
+                              gemm,
+                              linear_finish,
+                              linear_add_middles,
+                              linear_add,
+                              true,
+                              kGemvTokens,
+                              kPanel * kGroup,
+                              gemv_panels};
 
 }  // namespace armllm::i8mm

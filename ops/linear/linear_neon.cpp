@@ -152,7 +152,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
       gemv_int8(panel, layout, values, out);
       continue;
     }
-    const int32_t* offsets = x.group_offsets + (first_token + t) * x.groups;
+    const int32_t* offsets = x.group_offsets + (first_token + t) * x.row_groups();
     if (scheme == Scheme::g32i) {
       gemv_nibbles<Sums::multiplied>(panel, layout, values, offsets, out);
     } else if (has_float_groups(scheme)) {
@@ -189,7 +189,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemm_tile(const int8_t* w, const int8_t* x, int64_t
 
 void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
-  const int64_t bytes = x.groups * kGroup, steps = bytes / 16;
+  const int64_t bytes = x.row_bytes(), steps = x.groups * 2;
   for (int quad = 0; quad < 4 * panels; ++quad, w += steps * kStepBytes) {
     const float* scales = row_scales + 4 * quad;
     int t = 0;
@@ -205,7 +205,8 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {1,    kCallTokens,      kCallPanels, linear_quantize,
-                              gemv, unpack<RowOrder>, gemm,        linear_finish};
+const LinearKernels linear = {
+    1,    kCallTokens,   kCallPanels,        linear_quantize, gemv, unpack<RowOrder>,
+    gemm, linear_finish, linear_add_middles, linear_add};
 
 }  // namespace armllm::neon

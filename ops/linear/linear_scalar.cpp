@@ -39,6 +39,7 @@ void gemm(const int8_t* w, const int32_t* offsets, const float* row_scales, int 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {1, kTokens, 1, linear_quantize, linear_gemv, unpack, gemm, linear_finish};
+const LinearKernels linear = {
+    1, kTokens, 1, linear_quantize, linear_gemv, unpack, gemm, linear_finish, linear_add_middles, linear_add};
 
 }  // namespace armllm::scalar

@@ -194,7 +194,7 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
 
 void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
-  const int64_t bytes = x.groups * kGroup;
+  const int64_t bytes = x.row_bytes();
   const Call call{w,
                   x.values + first_token * bytes,
                   row_scales,
@@ -220,8 +220,8 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kBlock,        kCallTokens, kCallPanels, linear_quantize, gemv,       unpack, gemm,
-    linear_finish, true,        kGemvTokens, kPanel * kGroup, gemv_panels};
+const LinearKernels linear = {kBlock, kCallTokens, kCallPanels,     linear_quantize,    gemv,
+                              unpack, gemm,        linear_finish,   linear_add_middles, linear_add,
+                              true,   kGemvTokens, kPanel * kGroup, gemv_panels};
 
 }  // namespace armllm::sme2

@@ -54,7 +54,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
   const int64_t steps = x.groups * 4, rows = tile_rows();
   for (int64_t row = 0; row < panels * kPanel; row += rows, w += steps * rows * 8)
     for (int t = 0; t < tokens; t += kTokens) {
-      const int8_t* values = x.values + (first_token + t) * x.groups * kGroup;
+      const int8_t* values = x.values + (first_token + t) * x.row_bytes();
       float* target = out + t * out_stride + row;
       if (tokens - t > kTokens / 2) {
         gemm_tile<kTokens>(w, values, steps, row_scales + row, tokens - t, target, out_stride);
@@ -74,7 +74,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens, kCallTokens, kCallPanels, linear_quantize,
-                              gemv,    unpack,      gemm,        linear_finish};
+const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,   linear_quantize,    gemv,
+                              unpack,  gemm,        linear_finish, linear_add_middles, linear_add};
 
 }  // namespace armllm::sve

@@ -78,7 +78,7 @@ void gemm_vectors(const int8_t* w, const float* row_scales, int panels, const Ac
   const int64_t steps = x.groups * 4, rows = V * int64_t(svcntb()) / 8;
   for (int64_t row = 0; row < panels * kPanel; row += rows, w += steps * rows * 8)
     for (int t = 0; t < tokens; t += kTokens) {
-      const int8_t* values = x.values + (first_token + t) * x.groups * kGroup;
+      const int8_t* values = x.values + (first_token + t) * x.row_bytes();
       const float* scales = row_scales + row;
       float* target = out + t * out_stride + row;
       const int left = tokens - t;
@@ -119,8 +119,8 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    kTokens,       kCallTokens, kCallPanels, linear_quantize, gemv,       unpack, gemm,
-    linear_finish, true,        kGemvTokens, kPanel * kGroup, gemv_panels};
+const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,     linear_quantize,    gemv,
+                              unpack,  gemm,        linear_finish,   linear_add_middles, linear_add,
+                              true,    kGemvTokens, kPanel * kGroup, gemv_panels};
 
 }  // namespace armllm::svei8mm

@@ -45,6 +45,7 @@ struct Source {
   const uint8_t* multipliers;  // g32i only
   const uint8_t* zero_points;
   const void* scales;  // f32 or bf16
+  const float* middles;
   int64_t rows, in_features;
 };
 
@@ -54,8 +55,22 @@ bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r
   const int8_t* q = s.q + row * s.in_features;
   uint8_t* values = panel + layout.values;
   bool fits = true;
-  if (layout.scheme == Scheme::i8) {
-    for (int64_t k = 0; k < s.in_features; ++k) values[int8_place(r, k)] = uint8_t(q[k]);
+  for (int64_t c = 0; has_middles(layout.scheme) && c < columns; ++c) {
+    const float middle = s.middles[row * columns + c];
+    std::memcpy(panel + layout.middles + (c * kPanel + r) * 4, &middle, 4);
+    fits &= std::isfinite(middle);
+  }
+  if (is_int8(layout.scheme)) {
+    const int64_t span = step ? step * kGroup : layout.groups * kGroup;
+    for (int64_t c = 0; c < columns; ++c) {
+      uint8_t* part = panel + (step ? layout.values + c * int8_panel_bytes(step) : 0);
+      const float scale = static_cast<const float*>(s.scales)[row * columns + c];
+      std::memcpy(part + r * 4, &scale, 4);
+      fits &= !step || std::isfinite(scale);
+      const int64_t end = std::min(span, s.in_features - c * span);
+      for (int64_t k = 0; k < end; ++k) part[kPanel * 4 + int8_place(r, k)] = uint8_t(q[c * span + k]);
+    }
+    return fits;
   }
   if (layout.scheme == Scheme::g32i) {
     for (int64_t g = 0; g < groups; ++g) {
@@ -65,7 +80,7 @@ bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r
     }
   }
   float largest = 0;
-  for (int64_t c = 0; layout.scheme != Scheme::i8 && c < columns; ++c) {
+  for (int64_t c = 0; c < columns; ++c) {
     int zero = 8;
     if (has_zero_points(layout.scheme)) {
       zero = s.zero_points[row * columns + c];
@@ -106,37 +121,46 @@ bool pack_panel(const Source& s, const PanelLayout& layout, int64_t first, uint8
   const int64_t rows = std::min(kPanel, s.rows - first);
   std::memset(panel, 0, layout.values);
   if (has_zero_points(layout.scheme)) std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
-  std::memset(panel + layout.values, layout.scheme == Scheme::i8 ? 0 : 0x08, layout.bytes - layout.values);
+  std::memset(panel + layout.values, is_int8(layout.scheme) ? 0 : 0x08, layout.bytes - layout.values);
   bool fits = true;
   for (int64_t r = 0; r < rows; ++r) fits &= pack_row(s, layout, first + r, r, panel);
   return fits;
 }
 
+float float_at(const uint8_t* section, int64_t column, int64_t row) {
+  float value;
+  std::memcpy(&value, section + (column * kPanel + row) * 4, 4);
+  return value;
+}
+
+float int8_value(const PanelLayout& layout, const uint8_t* panel, int64_t column, int64_t r, int64_t k) {
+  const int64_t step = groups_per_scale(layout.scheme);
+  const uint8_t* part = panel + (step ? layout.values + column * int8_panel_bytes(step) : 0);
+  return float(int8_t(part[kPanel * 4 + int8_place(r, k - column * step * kGroup)])) * float_at(part, 0, r);
+}
+
+float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column, int64_t r, int64_t k) {
+  const Place p = nibble_place(r, k);
+  const uint8_t byte = panel[layout.values + p.byte];
+  const int u = p.high ? (byte >> 4) ^ 8 : byte & 15;
+  int q = u - (has_zero_points(layout.scheme) ? nibble_of(panel + layout.zero_points, column, r) : 8);
+  if (layout.scheme == Scheme::g32i) q *= nibble_of(panel + layout.multipliers, k / kGroup, r) + 1;
+  if (!has_float_groups(layout.scheme)) return float(q) * float_at(panel, 0, r);
+  if (!has_bf16_scales(layout.scheme)) return float(q) * float_at(panel + layout.scales, column, r);
+  uint16_t bits;
+  std::memcpy(&bits, panel + layout.scales + (column * kPanel + r) * 2, 2);
+  return float(q) * widen(bits);
+}
+
 void unpack_panel(const PanelLayout& layout, const uint8_t* panel, int64_t rows, int64_t in_features,
                   float* out) {
-  const uint8_t* values = panel + layout.values;
   const int64_t step = groups_per_scale(layout.scheme);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t k = 0; k < in_features; ++k) {
-      const int64_t group = k / kGroup, column = step ? group / step : 0;
-      int q;
-      if (layout.scheme == Scheme::i8) {
-        q = int8_t(values[int8_place(r, k)]);
-      } else {
-        const Place p = nibble_place(r, k);
-        const int u = p.high ? (values[p.byte] >> 4) ^ 8 : values[p.byte] & 15;
-        q = u - (has_zero_points(layout.scheme) ? nibble_of(panel + layout.zero_points, column, r) : 8);
-      }
-      if (layout.scheme == Scheme::g32i) q *= nibble_of(panel + layout.multipliers, group, r) + 1;
-      float scale;
-      if (has_bf16_scales(layout.scheme)) {
-        uint16_t bits;
-        std::memcpy(&bits, panel + layout.scales + (column * kPanel + r) * 2, 2);
-        scale = widen(bits);
-      } else {
-        std::memcpy(&scale, panel + (step ? layout.scales : 0) + (column * kPanel + r) * 4, 4);
-      }
-      out[r * in_features + k] = float(q) * scale;
+      const int64_t column = step ? k / kGroup / step : 0;
+      const float value = (is_int8(layout.scheme) ? int8_value : int4_value)(layout, panel, column, r, k);
+      out[r * in_features + k] =
+          has_middles(layout.scheme) ? value + float_at(panel + layout.middles, column, r) : value;
     }
   }
 }
@@ -160,7 +184,7 @@ const char* unit_of(Scheme scheme) {
 
 // q is (N, K), or (E, N, K) for experts.
 Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Tensor& scales, Scheme scheme,
-            const std::optional<Tensor>& zeros) {
+            const std::optional<Tensor>& zeros, const std::optional<Tensor>& middles) {
   STD_TORCH_CHECK(q.scalar_type() == ScalarType::Char && (q.dim() == 2 || q.dim() == 3),
                   "q must be int8 of shape (N, K), or (E, N, K) for experts");
   if (has_bf16_scales(scheme)) {
@@ -173,13 +197,15 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
                   "multipliers are for scheme g32i, and only for it");
   STD_TORCH_CHECK(zeros.has_value() == has_zero_points(scheme),
                   "zeros are for schemes with a 'z' (rowz, g32z, …), and only for them");
+  STD_TORCH_CHECK(middles.has_value() == has_middles(scheme),
+                  "middles are for schemes with an 'm' (g32m, …), and only for them");
   const int64_t rows = q.size(q.dim() - 2), in_features = last_size(q);
   STD_TORCH_CHECK(rows >= 1 && in_features >= 1, "q must have at least one row and one column");
   const PanelLayout layout = panel_layout(scheme, in_features);
   const int64_t columns = has_float_groups(scheme) ? layout.scale_groups : 0;
   check_sizes(scales, q, columns, "scales", unit_of(scheme));
   const Tensor values = contiguous(q), dense_scales = contiguous(scales);
-  std::optional<Tensor> factors, zero_points;
+  std::optional<Tensor> factors, zero_points, centres;
   if (multipliers.has_value()) {
     STD_TORCH_CHECK(multipliers->scalar_type() == ScalarType::Byte, "multipliers must be uint8");
     check_sizes(*multipliers, q, layout.groups, "multipliers", "32");
@@ -190,6 +216,11 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
     check_sizes(*zeros, q, columns, "zeros", unit_of(scheme));
     zero_points = contiguous(*zeros);
   }
+  if (middles.has_value()) {
+    STD_TORCH_CHECK(middles->scalar_type() == ScalarType::Float, "middles must be float32");
+    check_sizes(*middles, q, columns, "middles", unit_of(scheme));
+    centres = contiguous(*middles);
+  }
   const int64_t experts = q.dim() == 3 ? q.size(0) : 1, panels = ceil_div(rows, kPanel);
   std::vector<int64_t> sizes{panels, layout.bytes};
   if (q.dim() == 3) sizes.insert(sizes.begin(), experts);
@@ -199,6 +230,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       factors.has_value() ? static_cast<const uint8_t*>(factors->data_ptr()) : nullptr,
       zero_points.has_value() ? static_cast<const uint8_t*>(zero_points->data_ptr()) : nullptr,
       dense_scales.data_ptr(),
+      centres.has_value() ? static_cast<const float*>(centres->data_ptr()) : nullptr,
       rows,
       in_features};
   uint8_t* out = static_cast<uint8_t*>(packed.data_ptr());
@@ -212,6 +244,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       s.scales = static_cast<const char*>(s.scales) + before * scale_bytes;
       if (s.multipliers != nullptr) s.multipliers += before * layout.groups;
       if (s.zero_points != nullptr) s.zero_points += before * layout.scale_groups;
+      if (s.middles != nullptr) s.middles += before * layout.scale_groups;
       if (!pack_panel(s, layout, i % panels * kPanel, out + i * layout.bytes)) fits.store(false);
     }
   });
@@ -219,19 +252,21 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
     STD_TORCH_CHECK(fits.load(), "q and zeros must lie in 0..15 and group scales must be finite");
   } else {
     STD_TORCH_CHECK(fits.load(),
-                    "q must lie in -8..7, multipliers in 1..16, and group scales must be finite");
+                    "q must lie in -8..7, multipliers in 1..16, and group scales and middles must be finite");
   }
   return packed;
 }
 
 Tensor pack_int4(Tensor q, std::optional<Tensor> multipliers, Tensor scales, std::string scheme,
-                 std::optional<Tensor> zeros) {
+                 std::optional<Tensor> zeros, std::optional<Tensor> middles) {
   const Scheme kind = scheme_of(scheme);
   STD_TORCH_CHECK(kind != Scheme::i8, "scheme 'i8' is INT8: use pack_int8");
-  return pack(q, multipliers, scales, kind, zeros);
+  return pack(q, multipliers, scales, kind, zeros, middles);
 }
 
-Tensor pack_int8(Tensor q, Tensor scales) { return pack(q, std::nullopt, scales, Scheme::i8, std::nullopt); }
+Tensor pack_int8(Tensor q, Tensor scales) {
+  return pack(q, std::nullopt, scales, Scheme::i8, std::nullopt, std::nullopt);
+}
 
 Tensor unpack_weight(Tensor weight, int64_t out_features, int64_t in_features, std::string scheme) {
   const Scheme kind = scheme_of(scheme);

@@ -34,17 +34,21 @@ def pack_int4(
     scales: Tensor,
     scheme: str = "g32i",
     zeros: Tensor | None = None,
+    middles: Tensor | None = None,
 ) -> Tensor:
-    """Packs plain INT4 weights into panels.
+    """Packs plain INT4 weights, or INT8 ones with group scales, into panels.
 
     Args:
-        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7, or 0..15 where there are zero points.
+        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7, or 0..15 where there are zero points,
+            or -128..127 for INT8.
         multipliers: uint8 ``(..., N, ceil(K / 32))`` in 1..16 for scheme ``g32i``, else ``None``.
         scales: ``(..., N)``, or ``(..., N, ceil(K / span))`` for float groups of ``span`` columns; float32,
             or bfloat16 for schemes that end in ``b``.
         scheme: as in :func:`int4_linear`.
         zeros: uint8 in 0..15 and of the shape of ``scales``, for schemes with zero points, else ``None``: the
             weight is ``scale · (q - zero)``.
+        middles: float32 of the shape of ``scales``, for schemes with an ``m``, else ``None``: the weight is
+            ``scale · q + middle``.
 
     Returns:
         uint8 ``(..., ceil(N / 16), panel_bytes)``.
@@ -52,7 +56,7 @@ def pack_int4(
     Raises:
         RuntimeError: a value, shape or dtype does not fit the scheme.
     """
-    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros)
+    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros, middles)
     return result
 
 
@@ -70,7 +74,12 @@ def unpack_weight(weight: Tensor, out_features: int, in_features: int, scheme: s
 
 @torch.library.register_fake("armllm::pack_int4")
 def _pack_int4_fake(
-    q: Tensor, multipliers: Tensor | None, scales: Tensor, scheme: str, zeros: Tensor | None = None
+    q: Tensor,
+    multipliers: Tensor | None,
+    scales: Tensor,
+    scheme: str,
+    zeros: Tensor | None = None,
+    middles: Tensor | None = None,
 ) -> Tensor:
     layout = panel_layout(scheme, int(q.shape[-1]))
     return q.new_empty((*q.shape[:-2], panel_count(q.shape[-2]), layout.bytes), dtype=torch.uint8)

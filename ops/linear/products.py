@@ -25,7 +25,8 @@ def int4_linear(
         out_features: N; the last panel may be partly empty.
         scheme: exact: ``g32i`` (integer group multipliers), ``row`` (one scale a row), ``rowz`` (and a zero
             point).  Float scales for groups of 32, 64 or 128: ``g32``, ``g64``, ``g128``; ``z`` appended
-            means zero points, then ``b`` bfloat16 scales.
+            means zero points, then ``b`` bfloat16 scales; ``m`` appended means a float middle a group, and
+            ``int8`` before such a name (``int8g32``, ``int8g128m``) INT8 values.
         bias: ``(N,)``, any of the float types.
         residual: shape of the result, dtype of ``x``.
 
@@ -33,7 +34,7 @@ def int4_linear(
         ``(..., N)`` in the dtype of ``x``.  Exact schemes give the same bits for every kernel variant, batch
         size and thread count.  With float group scales, few tokens have integer sums within a group and float
         sums of groups; many tokens have the scales folded to INT8, at a relative error of a third of a per
-        cent.  A row that holds a NaN or an infinity gives NaN.
+        cent; of INT8 weights every batch has the same sums.  A row that holds a NaN or an infinity gives NaN.
 
     Raises:
         RuntimeError: shapes, dtypes or scheme do not fit the weight; the message says what was expected.

@@ -78,8 +78,18 @@ def reference_int4_linear(
     q, scale = quantize_activations(x)
     values, scales = layout.unpack_groups(weight, out_features, in_features, scheme)
     w64 = (values.to(torch.float64) * scales.to(torch.float64)[..., None]).flatten(1)[:, :in_features]
-    total = torch.matmul(q.to(torch.float64), w64.t())
+    total = torch.matmul(q.to(torch.float64), w64.t()) + _middle_sums(q, weight, out_features, scheme)
     return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
+
+
+def _middle_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
+    """What the middles of groups add to the sums of int8 activations ``(..., K)``: float64 ``(..., N)``."""
+    if not layout.has_middles(scheme):
+        return torch.zeros((), dtype=torch.float64)
+    in_features = q.shape[-1]
+    middles = layout.unpack_middles(weight, out_features, in_features, scheme).to(torch.float64)
+    spread = middles.repeat_interleave(layout.group_span(scheme), 1)[:, :in_features]
+    return torch.matmul(q.to(torch.float64), spread.t())
 
 
 def reference_folded_linear(
@@ -91,8 +101,14 @@ def reference_folded_linear(
     residual: Tensor | None = None,
 ) -> Tensor:
     """What many tokens get from a scheme with float groups: the scales folded to INT8, then exact sums."""
-    w, row_scale = layout.fold_scales(*layout.unpack_groups(weight, out_features, x.shape[-1], scheme))
-    return reference_int_linear(x, w[:, : x.shape[-1]], row_scale, bias, residual)
+    in_features = x.shape[-1]
+    w, row_scale = layout.fold_scales(*layout.unpack_groups(weight, out_features, in_features, scheme))
+    if not layout.has_middles(scheme):
+        return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual)
+    q, scale = quantize_activations(x)
+    total = torch.matmul(q.to(torch.float64), w[:, :in_features].to(torch.float64).t()) * row_scale
+    total = total + _middle_sums(q, weight, out_features, scheme)
+    return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
 
 
 def reference_int8_linear(

@@ -160,7 +160,7 @@ int gemv_some(const uint8_t* panel, const PanelLayout& layout, const Activations
   for (int t = 0; t < N; ++t) {
     const int64_t token = first + (t < tokens ? t : tokens - 1);
     values[t] = token_values(x, token);
-    offsets[t] = x.group_offsets + token * x.groups;
+    offsets[t] = x.group_offsets + token * x.row_groups();
   }
   gemv_nibbles<kScheme, V, N>(panel, layout, values, offsets, tokens, out);
   return N;

@@ -46,9 +46,10 @@ class Carver {
     used_ += round_up(count * int64_t(sizeof(T)), 64);
     return reinterpret_cast<T*>(here);
   }
-  QuantRows take_rows(int64_t rows, int64_t features) {
+  QuantRows take_rows(int64_t rows, int64_t features, Scheme scheme) {
     QuantRows q{};
     q.groups = ceil_div(features, kGroup);
+    q.sums = has_middles(scheme);
     q.values = take<int8_t>(rows * q.row_bytes());
     q.scales = take<float>(rows);
     q.group_offsets = take<int32_t>(rows * q.groups);
@@ -119,13 +120,13 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.next_row = carve.take<int64_t>(a.experts);
   m.pair_row = carve.take<int32_t>(pairs);
   m.row_expert = carve.take<int32_t>(rows);
-  m.intermediate = carve.take_rows(rows, a.intermediate);
+  m.intermediate = carve.take_rows(rows, a.intermediate, a.scheme);
   m.gated_stride = round_up(a.intermediate, kPanel);
   m.passes = passes_of(a, rows);
   m.down_stride = m.passes.step * kPanel;
   // Long prompts take tens of megabytes here.  When `down` is written, `hidden` and `gated` have been read.
   const int64_t shared = carve.used();
-  m.hidden = carve.take_rows(rows, a.hidden);
+  m.hidden = carve.take_rows(rows, a.hidden, a.scheme);
   m.gated = carve.take<float>(rows * m.gated_stride);
   carve.back_to(shared);
   for (int64_t p = 0; p < 2 && p < m.passes.count(); ++p) m.down[p] = carve.take<float>(rows * m.down_stride);

@@ -40,7 +40,7 @@ void test_quantize(const LinearKernels& tested, const LinearKernels& truth, cons
 
 void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(2);
-  for (const auto& [scheme, scheme_name] : kSchemeNames)
+  for (const auto& [scheme, scheme_name] : kernel_schemes())
     for (int64_t groups : {1, 2, 3, 4, 7, 8, 13, 262})  // the last: more than one segment of 8192 k
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
         for (bool extreme : {false, true}) {
@@ -64,7 +64,7 @@ void test_gemv_panels(const LinearKernels& tested, const char* name, Report& rep
   if (tested.gemv_panels == nullptr) return;
   constexpr int64_t kPanels = 3, kGap = 64, kStride = kPanels * kPanel + 5;
   Random random(5);
-  for (const auto& [scheme, scheme_name] : kSchemeNames)
+  for (const auto& [scheme, scheme_name] : kernel_schemes())
     for (int64_t groups : {1, 3, 4, 9, 16, 262})
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens) {
         std::vector<uint8_t> panels;
@@ -114,7 +114,7 @@ std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
 
 void test_gemm(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(3);
-  for (const auto& [scheme, scheme_name] : kSchemeNames)
+  for (const auto& [scheme, scheme_name] : kernel_schemes())
     for (int64_t groups : {1, 2, 19})
       for (int64_t panels : {int64_t(1), tested.gemm_panels + 1})
         for (int64_t tokens : {int64_t(1), int64_t(2), int64_t(3), int64_t(5), int64_t(7), int64_t(8),

@@ -8,6 +8,14 @@ namespace armllm_test {
 
 using namespace armllm;
 
+// INT8 groups are panels of i8 to the kernels.
+inline std::vector<SchemeName> kernel_schemes() {
+  std::vector<SchemeName> schemes;
+  for (const SchemeName& one : kSchemeNames)
+    if (!has_int8_groups(one.scheme)) schemes.push_back(one);
+  return schemes;
+}
+
 // Random bytes are a valid panel, but for the scales.
 inline std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool extreme, Random& random) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);

@@ -22,7 +22,7 @@ std::vector<uint8_t> panels_of(Scheme scheme, int64_t groups, int64_t count, int
 void test_gemv_parts(const LinearKernels& kernels, const char* name, Report& report) {
   constexpr int64_t tokens = 19;
   Random random(31);
-  for (const auto& [scheme, scheme_name] : kSchemeNames)
+  for (const auto& [scheme, scheme_name] : kernel_schemes())
     for (int64_t groups : {3, 13}) {
       const std::vector<uint8_t> panel = random_panel(scheme, groups, false, random);
       QuantisedRows rows(tokens, groups, false, random);
@@ -69,7 +69,7 @@ struct Product {
 void test_gemm_parts(const LinearKernels& kernels, const char* name, Report& report) {
   Random random(32);
   const int64_t block = kernels.gemm_block, panels = kernels.gemm_panels;
-  for (const auto& [scheme, scheme_name] : kSchemeNames)
+  for (const auto& [scheme, scheme_name] : kernel_schemes())
     for (int64_t rest : {1, 2, 3, 5, 6, 7}) {  // tokens of a last block
       const int64_t groups = 1 + 2 * (rest % 2), tokens = 2 * block + rest % block;
       const int64_t stride = panel_layout(scheme, groups * kGroup).bytes, columns = panels * kPanel;

@@ -15,10 +15,10 @@ VARIANTS = isa.machine().distinct("linear", "activation", "moe")
 def packed(experts: int, rows: int, columns: int, scheme: str, random: torch.Generator) -> Tensor:
     """Random experts whose outputs are about as large as their inputs."""
     span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
-    low, high = (-128, 128) if scheme == "i8" else (0, 16) if zero_points else (-8, 8)
+    low, high = (-128, 128) if linear.is_int8(scheme) else (0, 16) if zero_points else (-8, 8)
     q = torch.randint(low, high, (experts, rows, columns), generator=random, dtype=torch.int8)
     shape = (experts, rows, -(-columns // span)) if span else (experts, rows)
-    step = {"g32i": 1 / 40, "i8": 1 / 70}.get(scheme, 1 / 4.6) / columns**0.5
+    step = (1 / 70 if linear.is_int8(scheme) else 1 / 40 if scheme == "g32i" else 1 / 4.6) / columns**0.5
     scales = (0.5 + torch.rand(shape, generator=random)) * step
     if scheme == "i8":
         return linear.pack_int8(q, scales)
@@ -27,9 +27,12 @@ def packed(experts: int, rows: int, columns: int, scheme: str, random: torch.Gen
         groups = (experts, rows, -(-columns // 32))
         multipliers = torch.randint(1, 17, groups, generator=random, dtype=torch.uint8)
     zeros = torch.randint(6, 10, shape, generator=random, dtype=torch.uint8) if zero_points else None
+    middles = None
+    if linear.has_middles(scheme):
+        middles = torch.randn(shape, generator=random) / columns**0.5 / 4
     if linear.has_bf16_scales(scheme):
         scales = scales.bfloat16()
-    return linear.pack_int4(q, multipliers, scales, scheme, zeros)
+    return linear.pack_int4(q, multipliers, scales, scheme, zeros, middles)
 
 
 @dataclass

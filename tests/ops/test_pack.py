@@ -14,13 +14,15 @@ from torch_armllm.ops.linear import layout
 SHAPES = [(1, 1), (16, 32), (17, 31), (40, 100), (33, 320)]
 
 
-Plain = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+Plain = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 
 
 def plain(rows: int, columns: int, scheme: str, *leading: int) -> Plain:
     """Random q, multipliers, scales and zero points of a scheme."""
     span = linear.group_span(scheme)
-    low, high = (-128, 128) if scheme == "i8" else (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
+    low, high = (
+        (-128, 128) if linear.is_int8(scheme) else (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
+    )
     q = torch.randint(low, high, (*leading, rows, columns), dtype=torch.int8)
     multipliers = None
     if scheme == "g32i":
@@ -28,19 +30,20 @@ def plain(rows: int, columns: int, scheme: str, *leading: int) -> Plain:
     shape = (*leading, rows, -(-columns // span)) if span else (*leading, rows)
     zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if linear.has_zero_points(scheme) else None
     scales = torch.rand(shape) + 0.1
-    return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros
+    middles = torch.randn(shape) if linear.has_middles(scheme) else None
+    return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros, middles
 
 
 def pack(parts: Plain, scheme: str) -> Tensor:
-    q, multipliers, scales, zeros = parts
+    q, multipliers, scales, zeros, middles = parts
     if scheme == "i8":
         return linear.pack_int8(q, scales)
-    return linear.pack_int4(q, multipliers, scales, scheme, zeros)
+    return linear.pack_int4(q, multipliers, scales, scheme, zeros, middles)
 
 
 def dequantized(parts: Plain, scheme: str) -> Tensor:
     """The weight by its definition."""
-    q, multipliers, scales, zeros = parts
+    q, multipliers, scales, zeros, middles = parts
     columns = q.shape[-1]
 
     def spread(t: Tensor, span: int) -> Tensor:
@@ -50,7 +53,8 @@ def dequantized(parts: Plain, scheme: str) -> Tensor:
     values = q.float() if zeros is None else q.float() - spread(zeros, span)
     if multipliers is not None:
         values = values * spread(multipliers, 32)
-    return values * spread(scales, span)
+    values = values * spread(scales, span)
+    return values if middles is None else values + spread(middles, span)
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
@@ -58,7 +62,7 @@ def dequantized(parts: Plain, scheme: str) -> Tensor:
 def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) -> None:
     torch.manual_seed(rows + columns)
     parts = plain(rows, columns, scheme)
-    q, multipliers, scales, zeros = parts
+    q, multipliers, scales, zeros, middles = parts
     weight = pack(parts, scheme)
     expected = dequantized(parts, scheme)
     assert weight.shape == (linear.panel_count(rows), linear.panel_layout(scheme, columns).bytes)
@@ -70,6 +74,9 @@ def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) ->
     if zeros is not None:
         back = layout.unpack_zero_points(weight, rows, columns, scheme)
         assert torch.equal(back.view(zeros.shape), zeros)
+    if middles is not None:
+        assert torch.equal(layout.unpack_middles(weight, rows, columns, scheme), middles)
+        expected = dequantized((q, multipliers, scales, zeros, None), scheme)
     if scheme in linear.EXACT:
         w, row_scale = linear.unpack_int(weight, rows, columns, scheme)
         assert w.dtype == torch.int8
@@ -77,6 +84,8 @@ def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) ->
     else:
         w, group_scale = layout.unpack_groups(weight, rows, columns, scheme)
         assert torch.equal((w * group_scale[..., None]).flatten(1)[:, :columns], expected)
+        if linear.is_int8(scheme):
+            return
         row_scale = layout.fold_scales(w, group_scale)[1]
         assert torch.equal(weight[:, :64].contiguous().view(torch.float32).flatten()[:rows], row_scale)
 
@@ -121,14 +130,14 @@ def test_folded_groups_of_zeros() -> None:
 
 
 def test_experts_are_packed_one_by_one() -> None:
-    for scheme in ("g32i", "g64zb"):
+    for scheme in ("g32i", "g64zb", "g64m", "int8g128m"):
         parts = plain(20, 170, scheme, 3)
         together = pack(parts, scheme)
         for e in range(3):
-            q, multipliers, scales, zeros = (None if part is None else part[e] for part in parts)
+            q, multipliers, scales, zeros, middles = (None if part is None else part[e] for part in parts)
             assert q is not None
             assert scales is not None
-            assert torch.equal(together[e], pack((q, multipliers, scales, zeros), scheme))
+            assert torch.equal(together[e], pack((q, multipliers, scales, zeros, middles), scheme))
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
@@ -136,7 +145,8 @@ def test_padding_is_zero(scheme: str) -> None:
     weight = pack(plain(5, 7, scheme), scheme)
     whole = linear.unpack_weight(weight, 16, 32, scheme)
     assert not whole[5:].any()
-    assert not whole[:, 7:].any()
+    if not linear.has_middles(scheme):  # which belong to the activations' zeros there
+        assert not whole[:, 7:].any()
 
 
 def test_layout_of_one_panel() -> None:
@@ -185,7 +195,7 @@ def test_interleaved_panels_alternate() -> None:
 
 
 def test_strided_inputs() -> None:
-    q, multipliers, scales, _ = plain(32, 64, "g32i")
+    q, multipliers, scales, *_ = plain(32, 64, "g32i")
     assert multipliers is not None
     expected = linear.pack_int4(q, multipliers, scales)
     turned = linear.pack_int4(
@@ -200,10 +210,10 @@ def test_strided_inputs() -> None:
 
 def test_ops_are_well_formed() -> None:
     tests = ("test_schema", "test_faketensor")
-    q, multipliers, scales, _ = plain(20, 40, "g32i")
+    q, multipliers, scales, *_ = plain(20, 40, "g32i")
     torch.library.opcheck(torch.ops.armllm.pack_int4, (q, multipliers, scales, "g32i"), test_utils=tests)
     torch.library.opcheck(torch.ops.armllm.pack_int8, (q, scales), test_utils=tests)
-    q4, _, float_scales, zeros = plain(20, 40, "g32zb")
+    q4, _, float_scales, zeros, _ = plain(20, 40, "g32zb")
     torch.library.opcheck(
         torch.ops.armllm.pack_int4, (q4, None, float_scales, "g32zb", zeros), test_utils=tests
     )
@@ -212,7 +222,7 @@ def test_ops_are_well_formed() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    q, multipliers, scales, _ = plain(20, 40, "g32i")
+    q, multipliers, scales, *_ = plain(20, 40, "g32i")
     assert multipliers is not None
     with pytest.raises(RuntimeError, match="-8..7"):
         linear.pack_int4(q + 8, multipliers, scales)
@@ -245,7 +255,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_float_groups_that_do_not_fit_are_refused() -> None:
-    q, _, scales, zeros = plain(20, 200, "g64z")
+    q, _, scales, zeros, _ = plain(20, 200, "g64z")
     assert zeros is not None
     with pytest.raises(RuntimeError, match=r"0\.\.15"):
         linear.pack_int4(q - 8, None, scales, "g64z", zeros)

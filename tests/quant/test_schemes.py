@@ -14,7 +14,7 @@ from torch_armllm.quant import SCHEMES, Quantised, scheme_named
 from torch_armllm.quant.packing import dequantize_matrix, quantize_matrix
 
 ALL = list(SCHEMES)
-NAMES = ["g32i", "row", "rowz", "int8", "g32", "g64", "g128", "g32z", "g128zb"]
+NAMES = ["g32i", "row", "rowz", "int8", "g32", "g64", "g128", "g32z", "g128zb", "g32m", "int8g64"]
 """One of each kind, which is enough where bits and zero points do not meet."""
 
 
@@ -37,7 +37,7 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     groups = -(-columns // 32)
     assert found.q.shape == weight.shape
     assert found.q.dtype == torch.int8
-    low, high = (-127, 127) if name == "int8" else (0, 15) if "z" in name else (-8, 7)
+    low, high = (-128, 127) if name.startswith("int8") else (0, 15) if "z" in name else (-8, 7)
     assert int(found.q.min()) >= low
     assert int(found.q.max()) <= high
     span = SCHEMES[name].span
@@ -49,6 +49,7 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
         assert int(found.zeros.max()) <= 15
     else:
         assert found.zeros is None
+    assert (found.middles is not None) == name.endswith("m")
     if name == "g32i":
         assert found.multipliers is not None
         assert found.multipliers.shape == (rows, groups)
@@ -59,15 +60,17 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
     back = SCHEMES[name].dequantize(found)
     expected = float((weight - back).norm() / weight.norm())
     assert error == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert error < (0.02 if name == "int8" else 0.3)
+    assert error < (0.02 if name.startswith("int8") else 0.3)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_integers_can_hold_is_kept(name: str) -> None:
-    top = 9 if "z" in name else 8  # zero points are for ranges that use all 16 values
+    top = 9 if "z" in name or "m" in name else 8  # zero points are for ranges that use all 16 values
     q = torch.arange(-7, top, dtype=torch.float32).repeat(4, 5)[:, :64]
     back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
-    assert torch.allclose(back, q * 0.25, atol={"int8": 1e-2, "g128zb": 2e-2}.get(name, 1e-5))
+    assert torch.allclose(
+        back, q * 0.25, atol={"int8": 1e-2, "int8g64": 1e-2, "g128zb": 2e-2}.get(name, 1e-5)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,5 +168,8 @@ def test_smaller_groups_and_zero_points_are_more_accurate() -> None:
     assert errors["g32"] < errors["g64"] < errors["g128"] < errors["row"]
     for name in ("g32", "g64", "g128", "row"):
         assert errors[name + "z"] < errors[name]
+    for name in ("g32", "g64", "g128"):
+        assert errors[name + "m"] < errors[name + "z"]
+        assert errors["int8" + name] < errors["int8"]
     for span in (32, 64, 128):
         assert errors[f"g{span}b"] < 1.005 * errors[f"g{span}"]

@@ -22,7 +22,12 @@ def pack(quantised: Quantised) -> Tensor:
     if quantised.scheme == "int8":
         return linear.pack_int8(quantised.q, quantised.scales)
     return linear.pack_int4(
-        quantised.q, quantised.multipliers, quantised.scales, quantised.scheme, quantised.zeros
+        quantised.q,
+        quantised.multipliers,
+        quantised.scales,
+        quantised.scheme,
+        quantised.zeros,
+        quantised.middles,
     )
 
 

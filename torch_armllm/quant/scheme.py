@@ -29,6 +29,7 @@ class Quantised:
         scales: float32 (N,), or float32 or bfloat16 (N, S) with one a group of columns.
         multipliers: uint8 (N, G) in 1…16, for ``g32i`` alone.
         zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
+        middles: float32 of the shape of ``scales``, for schemes that have them.
     """
 
     scheme: str
@@ -36,6 +37,7 @@ class Quantised:
     scales: Tensor
     multipliers: Tensor | None = None
     zeros: Tensor | None = None
+    middles: Tensor | None = None
 
 
 class Rounding(ABC):
@@ -78,7 +80,8 @@ class Scheme(ABC):
             value -= self._spread(quantised.zeros, columns)
         if quantised.multipliers is not None:
             value *= quantised.multipliers.float().repeat_interleave(GROUP, dim=1)[:, :columns]
-        return value * self._spread(quantised.scales, columns)
+        value *= self._spread(quantised.scales, columns)
+        return value if quantised.middles is None else value + self._spread(quantised.middles, columns)
 
     def _spread(self, scales: Tensor, columns: int) -> Tensor:
         """One value a row or a group, for every column."""
@@ -130,12 +133,14 @@ class Scheme(ABC):
         pieces = [part[0] for part in parts]
         multipliers = [p.multipliers for p in pieces if p.multipliers is not None]
         zeros = [p.zeros for p in pieces if p.zeros is not None]
+        middles = [p.middles for p in pieces if p.middles is not None]
         whole = Quantised(
             self.name,
             torch.cat([p.q for p in pieces]),
             torch.cat([p.scales for p in pieces]),
             torch.cat(multipliers) if multipliers else None,
             torch.cat(zeros) if zeros else None,
+            torch.cat(middles) if middles else None,
         )
         return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
 

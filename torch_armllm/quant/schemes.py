@@ -56,7 +56,7 @@ class G32I(Scheme):
 class Symmetric(Scheme):
     """A float scale for every ``span`` columns or a whole row, q in −8…7, as in GPTQ and GGUF files."""
 
-    shrink = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+    shrink: tuple[float, ...] = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
     shrink_row = tuple(1.0 - 0.07 * step for step in range(10))
 
     def __init__(self, name: str, span: int, bfloat16: bool = False) -> None:
@@ -130,6 +130,68 @@ class Int8(Scheme):
         return Quantised(self.name, q.to(torch.int8), scale)
 
 
+class Middle(Symmetric):
+    """``w = s · q + c`` with a float middle c for every ``span`` columns: GGUF's Q4_1, torchao's INT4."""
+
+    lowest, highest = -8, 7
+
+    def bits(self, columns: int) -> float:  # noqa: D102
+        return super().bits(columns) + 32 / self.span
+
+    def quantise_rows(  # noqa: D102
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantised:
+        value, importance = _regroup(weight, importance, self.span)
+        low, high = value.amin(dim=2), value.amax(dim=2)
+        half = 0.5 * (self.lowest + self.highest)
+        best, best_q, best_middle = low, value, high
+        least = torch.full_like(low, math.inf)
+        for factor in self.shrink if search else (1.0,):
+            scale = (high - low) * (factor / (self.highest - self.lowest))
+            scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
+            middle = torch.where(high > low, 0.5 * (high + low) - half * scale, low)
+            q = ((value - middle[..., None]) / scale[..., None]).round_().clamp_(self.lowest, self.highest)
+            error = (q * scale[..., None]).add_(middle[..., None]).sub_(value)
+            if importance is not None:
+                error.mul_(importance.sqrt())
+            size = torch.linalg.vector_norm(error, dim=-1)
+            better = size < least
+            least = torch.where(better, size, least)
+            best, best_middle = torch.where(better, scale, best), torch.where(better, middle, best_middle)
+            best_q = torch.where(better[..., None], q, best_q)
+        q = best_q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8)
+        return Quantised(self.name, q, best, middles=best_middle)
+
+
+class Int8Groups(Scheme):
+    """A float scale for every ``span`` columns, q in −127…127: GGUF's Q8_0."""
+
+    def __init__(self, span: int) -> None:
+        self.name, self.span = f"int8g{span}", span
+
+    def bits(self, columns: int) -> float:  # noqa: D102
+        return 8 + 32 / self.span
+
+    def quantise_rows(  # noqa: D102
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantised:
+        value, _ = _regroup(weight, None, self.span)
+        scale = value.abs().amax(dim=2) / 127
+        scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
+        q = torch.round(value / scale[..., None]).clamp_(-127, 127)
+        return Quantised(self.name, q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8), scale)
+
+
+class Int8Middle(Middle):
+    """``w = s · q + c`` with q in −128…127: GGUF's Q5_1 and Q5_K."""
+
+    lowest, highest = -128, 127
+    shrink = (1.0,)
+
+    def bits(self, columns: int) -> float:  # noqa: D102
+        return 4 + super().bits(columns)
+
+
 _HANDLERS: tuple[Scheme, ...] = (
     G32I(),
     Symmetric("g32", 32),
@@ -141,6 +203,9 @@ _HANDLERS: tuple[Scheme, ...] = (
     *(Asymmetric(f"g{span}z", span) for span in (32, 64, 128)),
     *(Symmetric(f"g{span}b", span, True) for span in (32, 64, 128)),
     *(Asymmetric(f"g{span}zb", span, True) for span in (32, 64, 128)),
+    *(Middle(f"g{span}m", span) for span in (32, 64, 128)),
+    *(Int8Groups(span) for span in (32, 64, 128)),
+    *(Int8Middle(f"int8g{span}m", span) for span in (32, 64, 128)),
 )
 SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in _HANDLERS}
 

@@ -78,11 +78,19 @@ class Grid:
 
 
 def grid_of(found: Quantised) -> Grid:
-    """The grid on which a weight was quantised."""
+    """The grid on which a weight was quantised.
+
+    Raises:
+        ValueError: its scheme has middles, which integers cannot make up for.
+    """
+    if found.middles is not None:
+        raise ValueError(f"gptq cannot round to {found.scheme!r}: its groups have float middles; use mse")
     columns = found.q.shape[1]
     span = scheme_named(found.scheme).span or GROUP
     groups = -(-columns // span)
-    low, high = (-127, 127) if found.scheme == "int8" else (-8, 7) if found.zeros is None else (0, 15)
+    low, high = (
+        (-127, 127) if found.scheme.startswith("int8") else (-8, 7) if found.zeros is None else (0, 15)
+    )
     zero = None if found.zeros is None else found.zeros.float()
     scales = found.scales.float()
     if found.multipliers is not None:
