@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from torch_armllm.quant.calibration.awq import Awq
 from torch_armllm.quant.calibration.gptq import Gptq
 from torch_armllm.quant.importance import input_energies
 from torch_armllm.quant.layers import Layer
@@ -31,12 +32,10 @@ def make_method(
     Raises:
         ValueError: the method needs calibration tokens and there are none, or cannot use them.
     """
-    if name == "awq":
-        raise ValueError("method 'awq' is not there yet; use 'gptq', 'mse' or 'rtn'")
     if name in CALIBRATED:
         if calibration is None:
             raise ValueError(f"method {name!r} needs calibration texts: give their token ids as calibration=")
-        return Gptq(model, layers, calibration)
+        return (Gptq if name == "gptq" else Awq)(model, layers, calibration)
     if calibration is not None:
         raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")
     if name == "rtn":

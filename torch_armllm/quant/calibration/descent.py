@@ -68,20 +68,24 @@ class Descent:
         target = (now + torch.cholesky_solve(left, torch.linalg.cholesky(inner)))[order]
         index = group.start // grid.span
         factor = grid.factor[index]
-        least = (upper @ (now[order] - target)).square().sum(0)
-        best, best_factor = now[order], factor
+        tried = self._factors(index, now, target[order.argsort()], inner) if wider else [factor]
         columns = torch.arange(group.start, group.stop)[order]
-        low, high = grid.bounds(columns)
-        for other in self._factors(index, now, target[order.argsort()], inner) if wider else [factor]:
-            step = (other * grid.row).expand(len(columns), -1)
-            values = nearest(target, upper, step, low, high)
-            error = (upper @ (values - target)).square().sum(0)
-            better = error < least
-            least = torch.where(better, error, least)
-            best, best_factor = torch.where(better, values, best), torch.where(better, other, best_factor)
-        grid.factor[index] = best_factor
-        found = torch.empty_like(best)
-        found[order] = best
+        low, high = (
+            bound.repeat(1, len(tried)) if bound.shape[1] > 1 else bound for bound in grid.bounds(columns)
+        )
+        step = (torch.stack(tried) * grid.row).flatten().expand(len(columns), -1)
+        targets = target.repeat(1, len(tried))
+        values = nearest(targets, upper, step, low, high)
+        # what is there stays unless another is better
+        values = torch.cat([now[order], values], dim=1)
+        errors = (upper @ (values - target.repeat(1, len(tried) + 1))).square().sum(0)
+        best = errors.view(len(tried) + 1, -1).argmin(0)
+        grid.factor[index] = torch.stack([factor, *tried]).gather(0, best[None])[0]
+        picked = values.view(len(columns), len(tried) + 1, -1).gather(1, best.expand(len(columns), 1, -1))[
+            :, 0
+        ]
+        found = torch.empty_like(now)
+        found[order] = picked
         change = found - now
         self.values[group] = found
         return change

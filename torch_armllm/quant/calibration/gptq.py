@@ -9,41 +9,43 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_armllm.quant.calibration.experts import ExpertInputs
+from torch_armllm.quant.calibration.inputs import Wanted, see_inputs
 from torch_armllm.quant.calibration.moments import Moments
 from torch_armllm.quant.calibration.solver import Compensated
-from torch_armllm.quant.calibration.stream import Stages, watch
+from torch_armllm.quant.calibration.stream import Stages, in_batches
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.method import Method, Search
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.scheme import Rounding, Scheme
 from torch_armllm.quant.spool import Spool
 
-BATCH_TOKENS = 4096
-"""Tokens that run through a layer at a time."""
+_NARROW = 4096
+"""Inputs of layers that make up for what went wrong before them: for wider ones that takes too long."""
 
 
 class Gptq(Method):
     """Calibrates with texts; heads and what lies outside of the decoder layers are rounded by search.
 
-    A stage is collected when the first of its layers is asked for: it runs on what the quantised layers
-    before it gave, so that each makes up for them too.  Layers that read the same input share its moments.
+    A stage is entered when the first of its layers is asked for: it then runs as floats, on what float layers
+    gave, and is followed layer by layer on what quantised ones gave, so that each makes up for those before
+    it.  Layers that read the same input share its moments.
     """
 
     name = "gptq"
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor) -> None:
         """Takes token ids (sequences, length)."""
-        self._stages = Stages(model, tokens, max(1, BATCH_TOKENS // tokens.shape[1]))
+        self._stages = Stages(model, tokens, in_batches(tokens))
         homes = {id(m): i for i, stage in enumerate(self._stages.modules) for m in stage.modules()}
         self._homes = {
             x.name: homes[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in homes
         }
-        self._layers = {x.name: x for x in layers}
+        self._layers = list(layers)
         self._now = -1
-        self._moments: dict[str, Moments] = {}
+        self._inputs: dict[str, Wanted] = {}
+        self._roundings: dict[int, Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
-        self._solvers: dict[int, Compensated] = {}
-        self._replaced: list[nn.Module] = []
+        self._packed: dict[nn.Module, nn.Module] = {}
 
     def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:  # noqa: D102
         last = len(self._stages.modules)
@@ -55,73 +57,67 @@ class Gptq(Method):
             return Search()
         if stage != self._now:
             self._enter(stage)
-        if layer.layout is not None:
-            inputs = self._experts.get(layer.name)
-            return Search() if inputs is None else inputs.rounding(weight, expert)
-        moments = self._moments.get(layer.name)
-        if moments is None or not moments.count:
+        wanted = self._inputs.get(layer.name)
+        if wanted is None:
             return Search()
-        if id(moments) not in self._solvers:
+        if layer.layout is not None:
+            if layer.name not in self._experts:
+                self._experts[layer.name] = self._see_experts(layer)
+            return self._experts[layer.name].rounding(weight, expert)
+        if id(wanted) not in self._roundings:
             rows = max(part.shape[0] for part in layer.weights())
-            self._solvers[id(moments)] = Compensated(moments.hessian(), rows)
-        return self._solvers[id(moments)]
+            self._roundings[id(wanted)] = self._see(wanted, rows)
+        return self._roundings[id(wanted)]
 
     def took(self, layer: Layer, made: QuantLinear | QuantExperts, spool: Spool) -> None:  # noqa: D102
         if layer.name in self._homes:
             ready = copy.copy(made)
             ready._buffers = {**made._buffers, **spool.peek(made)}
-            layer.module.forward = ready.forward  # type: ignore[method-assign]
-            self._replaced.append(layer.module)
+            self._packed[layer.module] = ready
+            self._use(True)
 
     def commit(self) -> None:  # noqa: D102
-        self._leave()
+        self._use(False)
 
     def abandon(self) -> None:  # noqa: D102
-        self._leave()
+        self._use(False)
 
-    def _leave(self) -> None:
-        for module in self._replaced:
-            module.__dict__.pop("forward", None)
-        self._replaced = []
+    def _use(self, packed: bool) -> None:
+        """Lets the layers that are done compute with their packed weights, or with their float ones."""
+        for module, ready in self._packed.items():
+            if packed:
+                module.forward = ready.forward  # type: ignore[method-assign]
+            else:
+                module.__dict__.pop("forward", None)
 
     def _enter(self, stage: int) -> None:
-        """Moves on to a stage and collects what reaches its layers."""
-        self._moments, self._experts, self._solvers = {}, {}, {}
-        if self._now >= 0:
-            self._stages.advance(self._now)
+        """Moves on to a stage, and sees what reaches its layers in the float model."""
+        self._use(True)
+        while self._now < stage:
+            if self._now >= 0:
+                self._stages.advance(self._now)
+            self._now += 1
+        self._use(False)
         if self._stages.streamed:
-            self._leave()
-        for passed in range(self._now + 1, stage):
-            self._stages.advance(passed)
-        self._now = stage
-        inside = {id(x.module): x for x in self._layers.values() if self._homes.get(x.name) == stage}
-        seen = Inputs()
+            self._packed = {}
+        self._roundings, self._experts = {}, {}
+        inside = [x for x in self._layers if self._homes.get(x.name) == stage]
+        self._inputs = see_inputs(inside, lambda: self._stages.run_float(stage))
+        self._use(True)
 
-        def see(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            layer = inside[id(module)]
-            if layer.layout is not None:
-                self._experts.setdefault(layer.name, ExpertInputs(layer)).add(*arguments)
-            else:
-                self._moments[layer.name] = seen.add(layer.name, arguments[0])
+    def _see(self, wanted: Wanted, rows: int) -> Rounding:
+        """Runs the stage as far as a layer and sums up what reaches it."""
+        moments = Moments(wanted.inputs[0].shape[-1])
+        narrow = wanted.inputs[0].shape[-1] <= _NARROW
+        floats = iter(wanted.inputs)
 
-        watch([x.module for x in inside.values()], see, lambda: self._stages.run(stage))
+        def see(arguments: tuple[Any, ...]) -> None:
+            moments.add(arguments[0], wanted=next(floats) if narrow else None)
 
+        self._stages.run_until(self._now, wanted.leader, see)
+        return Compensated(moments.hessian(), rows, correction=moments.correction())
 
-class Inputs:
-    """Moments of several layers; those that read one tensor share theirs."""
-
-    def __init__(self) -> None:
-        self._last: Tensor | None = None
-        self._leader = ""
-        self._leaders: dict[str, str] = {}
-        self._moments: dict[str, Moments] = {}
-
-    def add(self, name: str, x: Tensor) -> Moments:
-        """Counts an input of a layer and returns its moments."""
-        if name not in self._leaders:
-            self._leaders[name] = self._leader if x is self._last else name
-        leader = self._leaders[name]
-        if leader == name:
-            self._moments.setdefault(name, Moments(x.shape[-1])).add(x)
-            self._last, self._leader = x, name
-        return self._moments[leader]
+    def _see_experts(self, layer: Layer) -> ExpertInputs:
+        found = ExpertInputs(layer)
+        self._stages.run_until(self._now, layer.module, lambda arguments: found.add(*arguments))
+        return found

@@ -31,17 +31,24 @@ def nearest(
     Returns:
         The rounded values, float32 (K, N).
     """
-    columns, rows = target.shape
     values, moved = torch.empty_like(target), torch.zeros_like(target)
     scaled = upper / upper.diagonal()[:, None]
-    shrink = inverse(step)
-    for end in range(columns, 0, -block):
+    # lists of rows: an element of a tensor takes as long to name as to compute with
+    into, away, wishes, shrink = values.unbind(), moved.unbind(), target.unbind(), inverse(step).unbind()
+    steps, lows, highs = step.unbind(), low.unbind(), high.unbind()
+    for end in range(len(target), 0, -block):
         begin = max(end - block, 0)
-        wanted = target[begin:end] - scaled[begin:end, end:] @ moved[end:]
+        wanted = (
+            target[begin:end] - scaled[begin:end, end:] @ moved[end:]
+            if end < len(target)
+            else target[begin:end].clone()
+        )
+        pulls = scaled[begin:end, begin:end].unbind(1)
         for j in range(end - 1, begin - 1, -1):
-            value = torch.mul(wanted[j - begin], shrink[j]).round_().clamp_(low[j], high[j]).mul_(step[j])
-            values[j] = value
-            torch.sub(value, target[j], out=moved[j])
-            if j > begin:
-                wanted[: j - begin].addr_(scaled[begin:j, j], moved[j], alpha=-1)
+            own = j - begin
+            torch.mul(wanted[own], shrink[j], out=into[j])
+            into[j].round_().clamp_(lows[j], highs[j]).mul_(steps[j])
+            torch.sub(into[j], wishes[j], out=away[j])
+            if own:
+                wanted[:own].addr_(pulls[own][:own], away[j], alpha=-1)
     return values

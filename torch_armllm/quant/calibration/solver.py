@@ -10,8 +10,10 @@ from torch_armllm.quant.calibration.grid import grid_of
 from torch_armllm.quant.calibration.nearest import nearest
 from torch_armllm.quant.scheme import Quantised, Rounding, Scheme
 
-SWEEPS = 3
+SWEEPS = 2
 _TRIES = 4
+_CHUNK = 1 << 22
+"""Weights rounded at once at most: their temporaries are some eight times as many floats."""
 
 
 class Compensated(Rounding):
@@ -22,16 +24,23 @@ class Compensated(Rounding):
     group.
     """
 
-    def __init__(self, hessian: Tensor, rows: int, sweeps: int = SWEEPS) -> None:
-        """Takes H, float32 (K, K), positive definite, and how many rows the matrix has."""
-        self._hessian, self._sweeps = hessian, sweeps
+    def __init__(
+        self, hessian: Tensor, rows: int, sweeps: int = SWEEPS, correction: Tensor | None = None
+    ) -> None:
+        """Takes H, float32 (K, K), positive definite, and how many rows the matrix has.
+
+        ``correction`` is what `Moments.correction` gives.
+        """
+        self._hessian, self._sweeps, self._correction = hessian, sweeps, correction
         self._order = hessian.diagonal().argsort()
         self._upper = factor(hessian[self._order][:, self._order])
-        half = -(-rows // max(2, torch.get_num_threads()))
-        self.chunk = len(hessian) * min(512, -(-half // 16) * 16)
+        share = -(-rows // torch.get_num_threads())
+        self.chunk = min(_CHUNK, len(hessian) * -(-share // 16) * 16)
 
     def rows(self, weight: Tensor, scheme: Scheme) -> Quantised:  # noqa: D102
         energy = self._hessian.diagonal()
+        if self._correction is not None:
+            weight = weight + weight @ self._correction.t()
         grid = grid_of(scheme.round_rows(weight, energy / energy.mean()))
         target = weight.t().contiguous()
         order = self._order

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from torch import Tensor, nn
 from torch_armllm.hf.body import body_of
 
 logger = logging.getLogger(__name__)
+
+
+_AT_ONCE = 2048
+"""Tokens that run through a layer at a time."""
 
 
 class _Stop(Exception):
@@ -60,6 +65,7 @@ class Stages:
         self.modules: list[nn.Module] = _decoder_layers(self._base)
         self._calls: list[_Call] = []
         self._states: list[Tensor] = []
+        self._floats: list[Tensor] = []
         reason = self._prepare() if self.modules else "it has no list of layers"
         self.streamed = reason is None
         if reason is not None:
@@ -69,15 +75,37 @@ class Stages:
             self._calls, self._states = [], []
             self.modules = self.modules or [self._base]
 
-    def run(self, stage: int) -> None:
-        """Runs a stage on what reaches it, so that hooks see it."""
+    def sample(self, stage: int) -> Tensor:
+        """What a stage gives for the first text, in a model that computes what it did at the beginning."""
         if not self.streamed:
-            for tokens in self._batches:
+            return _first(tuple(self._forward(self._batches[0][:1]).values()))
+        return _cut(self._calls[stage], 1)(self._calls[stage].states[:1])
+
+    def run_float(self, stage: int) -> None:
+        """Runs a stage on what reaches it in the float model, so that hooks see it; once, and in order."""
+        for index, tokens in enumerate(self._batches):
+            if self.streamed:
+                self._floats[index] = _cut(self._calls[stage], len(tokens))(self._floats[index])
+            else:
                 self._forward(tokens)
-            return
-        call = self._calls[stage]
-        for tokens, states in zip(self._batches, self._states, strict=True):
-            _cut(call, len(tokens))(states)
+
+    def run_until(self, stage: int, module: nn.Module, see: Callable[[tuple[Any, ...]], None]) -> None:
+        """Runs a stage, batch by batch, as far as a module, and calls ``see`` with the module's arguments."""
+
+        def stop(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            see(arguments)
+            raise _Stop
+
+        handle = module.register_forward_pre_hook(stop)
+        try:
+            for index, tokens in enumerate(self._batches):
+                with suppress(_Stop):
+                    if self.streamed:
+                        _cut(self._calls[stage], len(tokens))(self._states[index])
+                    else:
+                        self._forward(tokens)
+        finally:
+            handle.remove()
 
     def advance(self, stage: int) -> None:
         """Replaces what reaches a stage by what leaves it."""
@@ -86,8 +114,8 @@ class Stages:
             for index, tokens in enumerate(self._batches):
                 self._states[index] = _cut(call, len(tokens))(self._states[index])
 
-    def _forward(self, tokens: Tensor) -> None:
-        self._base(input_ids=tokens, use_cache=False)
+    def _forward(self, tokens: Tensor) -> Any:
+        return self._base(input_ids=tokens, use_cache=False)
 
     def _prepare(self) -> str | None:
         """Records the calls of one run, and what reaches the first layer; or says why it is of no use."""
@@ -107,6 +135,7 @@ class Stages:
             if len(tokens) == len(self._batches[0]) and not first.same_context(self._calls[0]):
                 return "its layers are told of the text itself"
             self._states.append(first.states)
+        self._floats = list(self._states)
         return None
 
     def _record(self, tokens: Tensor | None = None, only_first: bool = False) -> list[_Call]:
@@ -134,16 +163,9 @@ class Stages:
         return calls
 
 
-def watch(
-    modules: Sequence[nn.Module], see: Callable[[nn.Module, tuple[Any, ...]], None], run: Callable[[], None]
-) -> None:
-    """Calls ``see`` with each of some modules and its arguments while something runs."""
-    handles = [module.register_forward_pre_hook(see) for module in modules]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
+def in_batches(tokens: Tensor) -> int:
+    """How many sequences (n, length) to run at a time."""
+    return max(1, _AT_ONCE // tokens.shape[1])
 
 
 def _decoder_layers(base: nn.Module) -> list[nn.Module]:
