@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/crew.h"
+#include "common/task_times.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -61,13 +62,20 @@ int64_t agreed_tiles(PhaseCounter& counter, const TaskSet& set, int phase) {
   return counter.tiles.compare_exchange_strong(known, counted, std::memory_order_acq_rel) ? counted : known;
 }
 
-void work(TaskSet* const* sets, int64_t count, PhaseCounter* counters) {
+void note_first(std::atomic<Nanoseconds>& when) {
+  Nanoseconds none = 0;
+  when.compare_exchange_strong(none, monotonic_time(), std::memory_order_relaxed);
+}
+
+void work(TaskSet* const* sets, int64_t count, PhaseCounter* counters, TaskTime* times) {
   for (int64_t s = 0; s < count; ++s) {
     TaskSet& set = *sets[s];
     const int phases = set.phases();
+    if (times != nullptr) note_first(times[s].began);
     for (int phase = 0; phase < phases; ++phase, ++counters) {
       const int64_t tiles = agreed_tiles(*counters, set, phase);
       int64_t mine = 0;
+      const Nanoseconds began = times == nullptr ? 0 : monotonic_time();
       while (true) {
         const int64_t index = counters->next.fetch_add(1, std::memory_order_relaxed);
         if (index >= tiles) break;
@@ -75,13 +83,11 @@ void work(TaskSet* const* sets, int64_t count, PhaseCounter* counters) {
         ++mine;
       }
       if (mine != 0) counters->done.fetch_add(mine, std::memory_order_acq_rel);
+      if (times != nullptr) times[s].worked.fetch_add(monotonic_time() - began, std::memory_order_relaxed);
       wait_for(*counters, tiles);
     }
+    if (times != nullptr) note_first(times[s].ended);
   }
-}
-
-Nanoseconds monotonic_time() {
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
 // How long the calling thread has waited for a core, as Linux counts it.
@@ -155,11 +161,11 @@ class WorkingFor {
 };
 
 void run_by(int64_t threads, int64_t team, TaskSet* const* sets, int64_t count, PhaseCounter* counters,
-            std::atomic<int64_t>& displaced) {
+            TaskTime* times, std::atomic<int64_t>& displaced) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     const WorkingFor here(team);
     for (int64_t i = begin; i < end; ++i) {
-      work(sets, count, counters);
+      work(sets, count, counters, times);
       if (is_displaced()) displaced.fetch_add(1, std::memory_order_relaxed);
     }
   });
@@ -167,9 +173,15 @@ void run_by(int64_t threads, int64_t team, TaskSet* const* sets, int64_t count, 
 
 }  // namespace
 
+Nanoseconds monotonic_time() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
 int64_t team_size() { return working_for != 0 ? working_for : torch::stable::get_num_threads(); }
 
-void run(TaskSet* const* sets, int64_t count) {
+void run(TaskSet* const* sets, int64_t count) { run_timed(sets, count, nullptr); }
+
+void run_timed(TaskSet* const* sets, int64_t count, TaskTime* times) {
   int64_t phases = 0;
   for (int64_t s = 0; s < count; ++s) phases += sets[s]->phases();
   if (phases == 0) return;
@@ -188,19 +200,19 @@ void run(TaskSet* const* sets, int64_t count) {
   const int64_t team = team_size();
   const bool nothing_to_share = count == 1 && phases == 1 && sets[0]->tiles(0) <= 1;
   if (team == 1 || nothing_to_share) {
-    work(sets, count, shared);
+    work(sets, count, shared, times);
     return;
   }
   thread_local Crew crew;
   const int64_t threads = crew.size(team);
   std::atomic<int64_t> displaced{0};
   if (threads == 1) {
-    work(sets, count, shared);
+    work(sets, count, shared, times);
   } else if (threads < team && FewerThreads::is_possible()) {
     const FewerThreads fewer(threads, team);
-    run_by(threads, team, sets, count, shared, displaced);
+    run_by(threads, team, sets, count, shared, times, displaced);
   } else {
-    run_by(team, team, sets, count, shared, displaced);
+    run_by(team, team, sets, count, shared, times, displaced);
   }
   crew.note(monotonic_time(), displaced.load(std::memory_order_relaxed));
 }

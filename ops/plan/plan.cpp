@@ -105,7 +105,7 @@ Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
   for (Instruction& instruction : instructions_) tasks_.push_back(instruction.task.get());
 }
 
-std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens) {
+std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times) {
   std::lock_guard<std::mutex> alone(running_);
   Frame frame;
   frame.tokens = tokens;
@@ -125,7 +125,7 @@ std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens)
   void* shared = reserve(scratch_, scratch_capacity_, scratch);
   for (Instruction& instruction : instructions_)
     if (instruction.set_scratch) instruction.set_scratch(shared);
-  armllm::run(tasks_.data(), static_cast<int64_t>(tasks_.size()));
+  run_timed(tasks_.data(), size(), times);
   return frame.outputs;
 }
 
@@ -145,15 +145,40 @@ int64_t plan_create(std::vector<Tensor> constants, std::vector<int64_t> program,
   return next++;
 }
 
+std::shared_ptr<Plan> plan_of(int64_t handle) {
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  auto found = plans().find(handle);
+  STD_TORCH_CHECK(found != plans().end(), "there is no plan ", handle);
+  return found->second;
+}
+
 std::vector<Tensor> plan_run(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) {
-  std::shared_ptr<Plan> plan;
-  {
-    std::lock_guard<std::mutex> lock(plans_mutex);
-    auto found = plans().find(handle);
-    STD_TORCH_CHECK(found != plans().end(), "there is no plan ", handle);
-    plan = found->second;
+  return plan_of(handle)->run(inputs, tokens);
+}
+
+// Runs a step; (instructions + 2, 3) nanoseconds: what an instruction took, what all threads together computed of it,
+// and the time since the one before.  The last rows: before the first instruction, behind the last.
+Tensor plan_profile(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) {
+  const std::shared_ptr<Plan> plan = plan_of(handle);
+  const int64_t count = plan->size(), sizes[2] = {count + 2, 3};
+  std::vector<TaskTime> times(count);
+  const Nanoseconds began = monotonic_time();
+  plan->run(inputs, tokens, times.data());
+  const Nanoseconds ended = monotonic_time();
+  Tensor found = torch::stable::new_zeros(inputs.at(0), {sizes, 2}, torch::headeronly::ScalarType::Long);
+  auto* row = static_cast<int64_t*>(found.data_ptr());
+  Nanoseconds last = count == 0 ? began : times[0].began.load();
+  const Nanoseconds before = last - began;
+  for (const TaskTime& time : times) {
+    row[0] = time.ended - time.began;
+    row[1] = time.worked;
+    row[2] = time.began - last;
+    last = time.ended;
+    row += 3;
   }
-  return plan->run(inputs, tokens);
+  row[0] = before;
+  row[3] = ended - last;
+  return found;
 }
 
 void plan_free(int64_t handle) {
@@ -169,4 +194,7 @@ STABLE_TORCH_LIBRARY_IMPL(armllm, CompositeExplicitAutograd, m) {
   m.impl("plan_free", TORCH_BOX(&armllm::plan_free));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("plan_run", TORCH_BOX(&armllm::plan_run)); }
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) {
+  m.impl("plan_run", TORCH_BOX(&armllm::plan_run));
+  m.impl("plan_profile", TORCH_BOX(&armllm::plan_profile));
+}

@@ -18,7 +18,7 @@
 #include <mutex>
 #include <vector>
 
-#include "common/tasks.h"
+#include "common/task_times.h"
 #include "common/types.h"
 
 namespace armllm {
@@ -87,7 +87,9 @@ Instruction decode(int64_t opcode, Reader& reader);
 class Plan {
  public:
   Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats);
-  std::vector<Tensor> run(const std::vector<Tensor>& inputs, int64_t tokens);
+  // `times`: of each instruction, or null.
+  std::vector<Tensor> run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times = nullptr);
+  int64_t size() const { return static_cast<int64_t>(tasks_.size()); }
 
  private:
   struct Output {

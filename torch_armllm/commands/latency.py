@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_armllm.commands import Subcommands
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def add(commands: Subcommands) -> argparse.ArgumentParser:
@@ -26,6 +29,11 @@ def add(commands: Subcommands) -> argparse.ArgumentParser:
         help="measure the unpatched model beside the patched one, in turn; medians and ratios",
     )
     parser.add_argument("--json", action="store_true", help="one JSON line a batch size")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="instead, where the time of a step goes: of a decode step after the prompt, then of the prompt",
+    )
     parser.set_defaults(run=run)
     return parser
 
@@ -38,6 +46,10 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.checkpoint import load_model
     from torch_armllm.latency import measure_in_turn, ratios
 
+    if options.profile and (options.compare or options.json or options.engine != "armllm"):
+        raise ValueError(
+            "--profile prints tables of the armllm engine; leave --compare, --json and --engine out"
+        )
     sizes = [_positive(part) for part in options.batch_size.split(",")]
     if options.compare and options.engine != "armllm":
         raise ValueError("--compare measures both engines; leave --engine out")
@@ -49,6 +61,9 @@ def run(options: argparse.Namespace) -> None:
             quant = None if options.quant == "none" else options.quant
             torch_armllm.patch(model, quantize=quant, progress=not options.json)
         models[engine] = model
+    if options.profile:
+        _profile(models["armllm"], sizes, options.prompt_len)
+        return
     for size in sizes:
         found = measure_in_turn(models, size, options.prompt_len, options.new_tokens, options.repeats)
         for engine, latency in found.items():
@@ -62,6 +77,14 @@ def run(options: argparse.Namespace) -> None:
             if options.compare and engine == "armllm":
                 line.update(ratios(latency, found["transformers"]))
             _print(line, options.json)
+
+
+def _profile(model: PreTrainedModel, sizes: list[int], prompt: int) -> None:
+    from torch_armllm.step_profile import profile, table
+
+    for size in sizes:
+        print(f"decode, batch {size}, after {prompt} tokens\n{table(profile(model, size, prompt))}\n")
+    print(f"prompt of {prompt} tokens\n{table(profile(model, prompt=prompt, rounds=3))}")
 
 
 def _print(line: dict[str, Any], as_json: bool) -> None:
