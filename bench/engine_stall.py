@@ -1,9 +1,10 @@
 """What a long prompt does to answers that are being written.
 
-    python -m bench.engine_stall [--model smollm2] [--prompt-len 8000] [--answers 4] [--threads N]
+    python -m bench.engine_stall [--model smollm2] [--prompt-len 8000] [--answers 4] [--ways paced]
 
-While some answers grow, a long prompt comes in.  Prints, with the prompt in chunks and in one piece, the
-median and the worst time between two tokens of an answer, and the prompt's time to its first token, in ms.
+While some answers grow, a long prompt comes in.  Prints, with the prompt in chunks that fit into
+`max_step_time` (``paced``), in equal chunks and in one piece (``whole``), the median and the worst time
+between two tokens of an answer, and the prompt's time to its first token, in ms.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import time
 
 from torch_armllm import LLM, SamplingParams
+from torch_armllm.engine.config import EngineConfig
 
 _LEAD = 20
 """Steps before the long prompt comes, and after its first token."""
@@ -25,25 +27,27 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=8000)
     parser.add_argument("--answers", type=int, default=4)
     parser.add_argument("--chunk", type=int, default=512, help="most tokens of a step")
+    parser.add_argument("--max-step-time", type=float, default=EngineConfig.max_step_time)
+    parser.add_argument("--ways", default="paced,chunks,whole")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
-    for chunked in (True, False):
-        gaps, first = measure(options, chunked)
-        name = f"chunks of {options.chunk}" if chunked else "one piece"
+    for way in options.ways.split(","):
+        gaps, first = measure(options, way)
         print(
-            f"{name:>14}: between tokens {statistics.median(gaps):.1f} ms, at worst {max(gaps):.1f} ms; "
+            f"{way:>7}: between tokens {statistics.median(gaps):.1f} ms, at worst {max(gaps):.1f} ms; "
             f"the long prompt's first token after {first:.0f} ms"
         )
 
 
-def measure(options: argparse.Namespace, chunked: bool) -> tuple[list[float], float]:
+def measure(options: argparse.Namespace, way: str) -> tuple[list[float], float]:
     """Times between steps that bring every running answer a token, and that of the long prompt; ms."""
     room = options.prompt_len + 64
     llm = LLM(
         options.model,
-        max_num_batched_tokens=options.chunk if chunked else room + options.answers,
+        max_num_batched_tokens=room + options.answers if way == "whole" else options.chunk,
         max_model_len=room,
-        enable_chunked_prefill=chunked,
+        max_step_time=options.max_step_time if way == "paced" else None,
+        enable_chunked_prefill=way != "whole",
         disable_log_stats=True,
         progress=False,
         threads=options.threads,

@@ -77,6 +77,7 @@ class Simulation:
                 for sibling in self.scheduler.fork(answer):
                     drawn[sibling] = self.draw(sibling, 0)
         self.scheduler.complete(step, drawn)
+        self.scheduler.note_time(step, (7 * len(self.steps)) % 11 / 10)
         for answer in drawn:
             most = answer.params.max_tokens
             assert most is not None
@@ -176,7 +177,8 @@ class Simulation:
         """Who waits although worse ranked ones hold all that it lacks: for a step at most."""
         scheduler, blocks = self.scheduler, self.blocks
         full = step.token_count == scheduler.config.max_num_batched_tokens
-        if not scheduler._waiting or step.preempted or full or not scheduler.config.enable_chunked_prefill:
+        limited = scheduler.config.max_step_time is not None or not scheduler.config.enable_chunked_prefill
+        if not scheduler._waiting or step.preempted or full or limited:
             return None
         first = scheduler._waiting[0]
         rank = scheduler._places[first][0]

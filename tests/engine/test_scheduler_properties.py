@@ -34,7 +34,8 @@ class Machine(RuleBasedStateMachine):
         least = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
         budget = least + data.draw(st.integers(0, 8), "budget")
         preemption = data.draw(st.sampled_from(["recompute", "swap"]), "preemption")
-        config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, preemption)
+        seconds = data.draw(st.sampled_from([None, None, 0.5]), "max_step_time")
+        config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, preemption, seconds)
         self.simulation = Simulation(config, blocks)
 
     @rule(

@@ -11,6 +11,7 @@ _SETTINGS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "max_step_time",
     "enable_chunked_prefill",
     "enable_prefix_caching",
     "kv_cache_memory",
@@ -32,6 +33,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-model-len", type=int, help="most tokens of a prompt and its answer")
     group.add_argument("--max-num-seqs", type=int, help="most answers of a step")
     group.add_argument("--max-num-batched-tokens", type=int, help="most tokens of a step")
+    group.add_argument(
+        "--max-step-time", type=float, help="seconds of a step that reads prompts beside answers"
+    )
     switch = argparse.BooleanOptionalAction
     group.add_argument("--enable-chunked-prefill", action=switch, help="prompts may be read in pieces")
     group.add_argument("--enable-prefix-caching", action=switch, help="what was read is found again")

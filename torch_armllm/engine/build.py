@@ -106,6 +106,7 @@ def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
         max_model_len=max_model_len,
         enable_chunked_prefill=config.enable_chunked_prefill,
         preemption="swap" if config.swap_space else "recompute",
+        max_step_time=config.max_step_time,
     )
 
 

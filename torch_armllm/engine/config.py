@@ -18,6 +18,9 @@ class EngineConfig:
         max_model_len: most tokens of a prompt and its answer; None: what the model was made for.
         max_num_seqs: most answers that take part in a step.
         max_num_batched_tokens: most tokens of a step.
+        max_step_time: seconds that a step may take which reads a prompt while answers are written: smaller
+            pieces of the prompt where it would take longer (or twice as long as the answers alone); None: no
+            limit.
         enable_chunked_prefill: whether prompts may be read in pieces, over several steps.
         enable_prefix_caching: whether blocks that are let go can be found again by what they hold.
         kv_cache_memory: bytes, or a part of the memory that is free (0 … 1); None: a quarter of it at most,
@@ -39,6 +42,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_step_time: float | None = 0.2
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     kv_cache_memory: int | float | None = None

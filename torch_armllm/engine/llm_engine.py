@@ -137,6 +137,7 @@ class LLMEngine:
         self._trace.mark("detokenise")
         self.stats.record(step, drawn, began)
         self.scheduler.complete(step, drawn)
+        self.scheduler.note_time(step, time.monotonic() - began)
         changed = self._advance(drawn)
         if self.speculation is not None:
             self.speculation.propose([a for a in drawn if a.status is Status.RUNNING])

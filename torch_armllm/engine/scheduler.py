@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch_armllm.engine.block_manager import BlockManager
 from torch_armllm.engine.block_tables import BlockTables
 from torch_armllm.engine.outputs import FinishReason
+from torch_armllm.engine.pace import Pace, Room
 from torch_armllm.engine.policy import Policy, PriorityPolicy
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.scheduler_config import SchedulerConfig
@@ -50,6 +51,8 @@ class Scheduler:
         self._seats = 0
         self._refused: tuple[Answer, int, int] | None = None
         self._hopeless: tuple[Answer, int] | None = None
+        most = config.max_step_time if config.enable_chunked_prefill else None
+        self._pace = None if most is None else Pace(most)
 
     @property
     def has_unfinished(self) -> bool:
@@ -133,8 +136,11 @@ class Scheduler:
         step = Step()
         self._make_way(step)
         made_way = len(step.preempted)
-        left = self._schedule_answers(step)
-        self._schedule_prompts(step, left, admit=len(step.preempted) == made_way)
+        room = Room(self._schedule_answers(step))
+        if self._pace is not None and step.scheduled:
+            room.work = self._pace.work()
+        self._schedule_prompts(step, room, admit=len(step.preempted) == made_way)
+        step.prompt_work = room.taken
         assert step.scheduled or not self._requests
         return step
 
@@ -171,6 +177,11 @@ class Scheduler:
                 self._tables.advance(answer, answer.computed, answer.computed, drawn.get(answer, ()))
         self._forked.clear()
 
+    def note_time(self, step: Step, seconds: float) -> None:
+        """Takes note of how long a step took, for the next ones that read prompts beside answers."""
+        if self._pace is not None:
+            self._pace.note(step.prompt_work, seconds)
+
     def _schedule_answers(self, step: Step) -> int:
         """Takes all answers that are being written into a step; returns how many tokens are left."""
         size, left = self.blocks.block_size, self.config.max_num_batched_tokens
@@ -192,18 +203,21 @@ class Scheduler:
             left -= count
         return left
 
-    def _schedule_prompts(self, step: Step, left: int, admit: bool) -> None:
+    def _schedule_prompts(self, step: Step, room: Room, admit: bool) -> None:
         """Goes on with prompts that were admitted before, and admits others, all in their order."""
         for answer in [a for a in self._running if len(a.token_ids) - a.computed > 1]:
             if admit and self._waiting:
-                left = self._admit(step, left, self._places[answer])
-            if left == 0:
-                return
-            count = min(len(answer.token_ids) - answer.computed, left)
-            step.scheduled.append(Scheduled(answer, answer.computed, count))
-            left -= count
+                self._admit(step, room, self._places[answer])
+            self._read(answer, step, room)
         if admit and self._waiting:
-            self._admit(step, left)
+            self._admit(step, room)
+
+    @staticmethod
+    def _read(answer: Answer, step: Step, room: Room) -> None:
+        """Takes as much of a prompt into a step as there is room for."""
+        if room.any:
+            count = room.take(answer.computed, len(answer.token_ids) - answer.computed)
+            step.scheduled.append(Scheduled(answer, answer.computed, count))
 
     def _make_way(self, step: Step) -> None:
         """Takes seats and blocks from those of a worse rank than one that waits, where that lets it in."""
@@ -253,29 +267,28 @@ class Scheduler:
         answer.request.metrics.preemptions += 1
         self.preemptions += 1
 
-    def _admit(self, step: Step, left: int, end: _Place | None = None) -> int:
-        """Gives blocks to those who wait, in order, until one does not fit; returns how many tokens are left.
+    def _admit(self, step: Step, room: Room, end: _Place | None = None) -> None:
+        """Gives blocks to those who wait, in order, until one does not fit.
 
         Args:
             step: to compute their first tokens.
-            left: tokens that the step has room for.
+            room: that the step has left.
             end: those behind this place are not admitted.
         """
-        while left and self._waiting:
+        while room.any and self._waiting:
             answer = self._waiting[0]
             seats = self._seats_of(answer)
             if (end is not None and self._places[answer] > end) or answer in step.preempted:
                 break
-            if self._seats + seats > self.config.max_num_seqs or not self._has_room(answer, step, left):
+            if self._seats + seats > self.config.max_num_seqs or not self._has_room(
+                answer, step, room.tokens
+            ):
                 break
             del self._waiting[0]
             insort(self._running, answer, key=self._place)
             self._seats += seats
             answer.status = Status.RUNNING
-            count = min(len(answer.token_ids) - answer.computed, left)
-            step.scheduled.append(Scheduled(answer, answer.computed, count))
-            left -= count
-        return left
+            self._read(answer, step, room)
 
     def _has_room(self, answer: Answer, step: Step, left: int) -> bool:
         """Gives an answer its blocks; who was refused is asked again when there is more than there was."""

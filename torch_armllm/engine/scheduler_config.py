@@ -20,6 +20,7 @@ class SchedulerConfig:
     max_model_len: int = 2048
     enable_chunked_prefill: bool = True
     preemption: Literal["recompute", "swap"] = "recompute"
+    max_step_time: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_model_len < 2:
@@ -36,6 +37,10 @@ class SchedulerConfig:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_model_len = "
                 f"{self.max_model_len}: raise it, or let prompts be read in chunks (enable_chunked_prefill)"
+            )
+        if self.max_step_time is not None and not self.max_step_time > 0:
+            raise ValueError(
+                f"max_step_time = {self.max_step_time}: give seconds above 0, or None for no limit"
             )
         if self.preemption not in ("recompute", "swap"):
             raise ValueError(f"preemption = {self.preemption!r}: it is 'recompute' or 'swap'")

@@ -53,6 +53,7 @@ class Step:
         swaps_in: (swap block, block) pairs, to be copied second.
         copies: (block, block) pairs: shared blocks that are about to be written, copied third.
         preempted: answers that lost their blocks.
+        prompt_work: what it reads of prompts; see `Room`.
     """
 
     scheduled: list[Scheduled] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Step:
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Answer] = field(default_factory=list)
+    prompt_work: float = 0.0
 
     @property
     def token_count(self) -> int:
