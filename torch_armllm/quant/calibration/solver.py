@@ -11,6 +11,8 @@ from torch_armllm.quant.calibration.nearest import nearest
 from torch_armllm.quant.scheme import Quantised, Rounding, Scheme
 
 SWEEPS = 2
+_SHORT = 1536
+"""Columns of rows that are swept so often; longer ones once: a second time gains little and takes long."""
 _TRIES = 4
 _CHUNK = 1 << 22
 """Weights rounded at once at most: their temporaries are some eight times as many floats."""
@@ -25,13 +27,15 @@ class Compensated(Rounding):
     """
 
     def __init__(
-        self, hessian: Tensor, rows: int, sweeps: int = SWEEPS, correction: Tensor | None = None
+        self, hessian: Tensor, rows: int, sweeps: int | None = None, correction: Tensor | None = None
     ) -> None:
         """Takes H, float32 (K, K), positive definite, and how many rows the matrix has.
 
         ``correction`` is what `Moments.correction` gives.
         """
-        self._hessian, self._sweeps, self._correction = hessian, sweeps, correction
+        usual = SWEEPS if len(hessian) <= _SHORT else 1
+        self._sweeps = usual if sweeps is None else sweeps
+        self._hessian, self._correction = hessian, correction
         self._order = hessian.diagonal().argsort()
         self._upper = factor(hessian[self._order][:, self._order])
         share = -(-rows // torch.get_num_threads())

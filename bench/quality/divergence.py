@@ -1,0 +1,50 @@
+"""How far logits are from those of the float model, token by token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class Divergence:
+    """Sums over tokens.
+
+    Attributes:
+        nats: of KL(float ‖ quantised).
+        loss: negative log-likelihoods of the tokens that follow.
+        same: tokens whose most likely successor is the float model's.
+        positions, followed: tokens counted in the first and third, and in the second.
+    """
+
+    nats: float = 0.0
+    loss: float = 0.0
+    same: int = 0
+    positions: int = 0
+    followed: int = 0
+
+    def add(self, wanted: Tensor, got: Tensor, tokens: Tensor) -> None:
+        """Counts logits (n, V) of both models over a text of tokens (n,)."""
+        wanted, got = wanted.float().log_softmax(-1), got.float().log_softmax(-1)
+        self.nats += float((wanted.exp() * (wanted - got)).sum())
+        self.loss -= float(got[:-1].gather(1, tokens[1:, None]).sum())
+        self.same += int((wanted.argmax(-1) == got.argmax(-1)).sum())
+        self.positions += len(tokens)
+        self.followed += len(tokens) - 1
+
+    @property
+    def kl(self) -> float:
+        """Mean nats a token."""
+        return self.nats / self.positions
+
+    @property
+    def perplexity(self) -> float:
+        """Of the text."""
+        return math.exp(self.loss / self.followed)
+
+    @property
+    def agreement(self) -> float:
+        """Share of tokens with the same most likely successor."""
+        return self.same / self.positions
