@@ -110,6 +110,23 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(_place(source))
 
 
+def checkpoint_folder(source: str) -> Path:
+    """The folder of a checkpoint; what is on the model hub is fetched.
+
+    Raises:
+        FileNotFoundError: the embedded model is not installed, or the folder holds no checkpoint.
+        OSError: there is no such model on the hub, or no way to it.
+    """
+    place = Path(_place(source))
+    if place.is_dir():
+        return place
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(source, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"])
+    )
+
+
 def _place(source: str) -> str:
     if source in (DENSE, MOE):
         return str(embedded.smollm2_dir())

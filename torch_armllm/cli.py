@@ -1,4 +1,4 @@
-"""The command line: demo, chat, serve, eval, models, env, and bench latency, throughput, serve and report."""
+"""The command line: demo, chat, serve, quantize, eval, models, env, bench latency|throughput|serve|report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from torch_armllm.commands import chat, demo, env, eval, latency, models, report, serve, serving, throughput
+from torch_armllm.commands import (
+    chat,
+    demo,
+    env,
+    eval,
+    latency,
+    models,
+    quantize,
+    report,
+    serve,
+    serving,
+    throughput,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="torch-armllm", description="Fast Hugging Face language models on Arm CPUs."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    added = [demo.add(commands), chat.add(commands), serve.add(commands)]
+    added = [demo.add(commands), chat.add(commands), serve.add(commands), quantize.add(commands)]
     bench = commands.add_parser("bench", help="measurements").add_subparsers(dest="what", required=True)
     added += [latency.add(bench), throughput.add(bench), serving.add(bench), report.add(bench)]
     added += [eval.add(commands), env.add(commands), models.add(commands)]

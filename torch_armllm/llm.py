@@ -42,7 +42,7 @@ class LLM:
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
             ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
             logged unless ``disable_log_stats=False``: there is a bar.  And of the quantisation: ``head``,
-            ``ignore``, ``overrides``, ``method``, as `torch_armllm.patch` takes them.
+            ``ignore``, ``overrides``, ``method``, ``allow_outliers``, as `torch_armllm.patch` takes them.
 
     Attributes:
         llm_engine: what computes the answers.

@@ -26,6 +26,7 @@ from torch_armllm.passes.match import is_op, value
 from torch_armllm.passes.mla import find_latent, why_not_absorbed
 from torch_armllm.patched import PatchedForward, with_gradients_by_modules
 from torch_armllm.plan import make_plan
+from torch_armllm.quant.outliers import find_outliers
 from torch_armllm.quant.quantizer import quantize_by
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.report import LayerRecord, Report
@@ -221,6 +222,7 @@ def patch(
     overrides: Mapping[str, str | None] | None = None,
     method: str = "mse",
     calibration: Tensor | None = None,
+    allow_outliers: bool = False,
 ) -> Report:
     """Quantises a transformers causal language model to INT4 and rewrites it to fused ops, in place.
 
@@ -246,6 +248,7 @@ def patch(
             one that fits counts.
         method: ``"mse"`` searches scales, ``"rtn"`` takes them from the peaks.
         calibration: token ids ``(sequences, length)`` for methods that calibrate.
+        allow_outliers: goes on where a layer's round-trip error is out of line with its scheme.
 
     Returns:
         What was covered by which op, what was left and why, sizes and errors; it prints as a table.
@@ -264,7 +267,7 @@ def patch(
         )
     records = None
     if quantize is not None:
-        recipe = Recipe(quantize, head, ignore, overrides or {}, method)
+        recipe = Recipe(quantize, head, ignore, overrides or {}, method, allow_outliers)
         if quant.is_packed(model):
             if quantize != "int4" or model.config.quantization_config.source is None:
                 _check_packed(model.config.quantization_config, recipe)
@@ -309,6 +312,7 @@ def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) ->
     """
     report = Report(variant=isa.machine().selected)
     report.layers = quant.describe(model, "quantisation is off") if records is None else records
+    report.outliers = {record.name: expected for record, expected in find_outliers(report.layers)}
     report.bytes_before = quant.float_bytes(model, _bytes(model))
     state = model.__dict__[_STATE] = _PatchState(body_of(model), None, quant.is_packed(model), report)
     try:

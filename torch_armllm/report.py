@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -46,8 +48,9 @@ class Report:
         layers: a record for every module with a weight matrix; embeddings, looked up, are left out.
         captured: whether the model's forward runs as a graph of fused ops.
         capture_reason: why it does not.
-        variant: kernel variant in use, such as ``i8mm``.
+        variant: kernel variant in use, such as ``i8mm``; empty where nothing runs.
         ops: how often a step calls each op.
+        outliers: layers whose errors are out of line with their schemes, and what error is usual.
         bytes_before, bytes_after: all parameters and buffers of the model.
         kv_bytes: bytes of keys and values, or latents, that a token takes in the cache; 0 where not captured.
         kv_bytes_expanded: what latents would take as keys and values; None where the cache holds no latents.
@@ -59,6 +62,7 @@ class Report:
     capture_reason: str | None = None
     variant: str = ""
     ops: dict[str, int] = field(default_factory=dict)
+    outliers: dict[str, float] = field(default_factory=dict)
     bytes_before: int = 0
     bytes_after: int = 0
     kv_bytes: int = 0
@@ -81,7 +85,7 @@ class Report:
         whole = sum(layer.bytes_before for layer in self.layers)
         return sum(layer.bytes_before for layer in self.quantised) / whole if whole else 0.0
 
-    def worst(self, count: int = 3) -> list[LayerRecord]:
+    def worst(self, count: int = 10) -> list[LayerRecord]:
         """The quantised layers with the largest round-trip errors."""
         known = [layer for layer in self.quantised if layer.error is not None]
         ranked = sorted(known, key=lambda layer: layer.error or 0.0, reverse=True)
@@ -100,7 +104,8 @@ class Report:
             if self.captured
             else f"module by module ({self.capture_reason or 'not captured'})"
         )
-        yield f"fused ops      {whole}" + (f"; kernels: {self.variant}" if self.variant else "")
+        if self.variant:
+            yield f"fused ops      {whole}; kernels: {self.variant}"
         if self.ops:
             yield "a step calls   " + ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
         if self.bytes_before:
@@ -111,12 +116,13 @@ class Report:
             expanded = f" as latents ({self.kv_bytes_expanded} expanded)" if self.kv_bytes_expanded else ""
             yield f"KV cache       {self.kv_bytes} bytes a token{expanded}"
         yield from _table(self.layers)
-        worst = self.worst()
-        if worst:
-            yield "largest errors " + ", ".join(f"{layer.name} {layer.error:.4f}" for layer in worst)
-        for reason, names in _by_reason(self.left).items():
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            yield f"left as it was {', '.join(names[:3])}{more}: {reason}"
+        for place, layer in enumerate(self.worst()):
+            usual = self.outliers.get(layer.name)
+            warning = f"  out of line: {usual:.4f} is usual" if usual is not None else ""
+            yield f"{'' if place else 'largest errors':<15}{layer.error:.4f}  {layer.name}{warning}"
+        for (dtype, reason), names in _by_reason(self.left).items():
+            yield f"left as it was {dtype}: {reason}"
+            yield from (f"{'':<15}{count:>4} x {name}" for name, count in _alike(names).items())
         for note in self.notes:
             yield f"note           {note}"
 
@@ -125,11 +131,16 @@ def _size(count: float) -> str:
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
 
 
-def _by_reason(layers: list[LayerRecord]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _by_reason(layers: list[LayerRecord]) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
     for layer in layers:
-        found.setdefault(layer.reason or "", []).append(layer.name)
+        found.setdefault((layer.scheme, layer.reason or ""), []).append(layer.name)
     return found
+
+
+def _alike(names: list[str]) -> dict[str, int]:
+    """How many names there are that differ in numbers alone."""
+    return Counter(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names)
 
 
 def _table(layers: list[LayerRecord]) -> Iterable[str]:

@@ -18,7 +18,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.patching import patched_forward
 from torch_armllm.quant.recipe import Recipe
 
-_QUANTIZATION = ("head", "ignore", "overrides", "method")
+_QUANTIZATION = ("head", "ignore", "overrides", "method", "allow_outliers")
 """Settings of a recipe, beside its scheme."""
 
 

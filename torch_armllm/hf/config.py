@@ -22,7 +22,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         AutoModelForCausalLM.from_pretrained(name, quantization_config=ArmInt4Config())
 
     Attributes:
-        scheme, head, ignore, overrides, method, kv_cache: as `torch_armllm.patch` takes them.
+        scheme, head, ignore, overrides, method, allow_outliers, kv_cache: as `torch_armllm.patch` takes them.
         importance: quantises with regard to what each input channel carries, as ``patch`` does by default.
             Off unless asked for, as it needs the whole float model, which is loaded first.  Without, each
             layer is quantised as soon as it is read, and the peak memory is that of the quantised model and
@@ -48,6 +48,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         overrides: Mapping[str, str | None] | None = None,
         method: str = "mse",
         source: str | None = None,
+        allow_outliers: bool = False,
         **unknown: Any,
     ) -> None:
         """See the class.
@@ -71,7 +72,7 @@ class ArmInt4Config(QuantizationConfigMixin):
             )
         if kv_cache is not None and kv_cache not in _CACHES:
             raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
-        recipe = Recipe(scheme, head, ignore, overrides or {}, method)
+        recipe = Recipe(scheme, head, ignore, overrides or {}, method, allow_outliers)
         for saved in (modules or {}).values():
             if (name := saved.get("scheme")) is not None and name != TIED:
                 scheme_named(name)
@@ -81,6 +82,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         self.ignore = list(recipe.ignore)
         self.overrides = dict(recipe.overrides)
         self.method = recipe.method
+        self.allow_outliers = recipe.allow_outliers
         self.kv_cache = kv_cache
         self.importance = importance
         self.fuse = fuse
@@ -93,7 +95,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         """What becomes of which layer."""
         from torch_armllm.quant.recipe import Recipe
 
-        return Recipe(self.scheme, self.head, self.ignore, self.overrides, self.method)
+        return Recipe(self.scheme, self.head, self.ignore, self.overrides, self.method, self.allow_outliers)
 
 
 TIED = "tied"

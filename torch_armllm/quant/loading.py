@@ -15,6 +15,7 @@ from torch_armllm.memory import release_free_memory
 from torch_armllm.quant.layers import Layer, Places, find_layers
 from torch_armllm.quant.methods import make_method
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.outliers import refuse_outliers
 from torch_armllm.quant.quantizer import commit, refuse_damaged, untouched
 from torch_armllm.quant.replacement import Replacement, replacement
 from torch_armllm.quant.saved import placeholder
@@ -36,6 +37,7 @@ class LayerLoader:
         self._model = model
         recipe = config.recipe
         self._layers, self._schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
+        self._allow_outliers = recipe.allow_outliers
         self._method = make_method(recipe.method, model, self._layers)
         self._wanted: dict[str, Layer] = {}
         self._made: dict[str, tuple[Replacement, LayerRecord]] = {}
@@ -83,10 +85,12 @@ class LayerLoader:
         """Hangs the packed modules into the model, and quantises a head that is tied to an embedding.
 
         Raises:
-            ValueError: a weight is not finite or has the wrong shape.
+            ValueError: a weight is not finite or has the wrong shape, or an error is out of line.
         """
         if self._error is not None:
             raise self._error
+        if not self._allow_outliers:
+            refuse_outliers([record for _, record in self._made.values()])
         hung = Places(self._model)
         records = []
         for layer in self._layers:
@@ -103,7 +107,10 @@ class LayerLoader:
                 refuse_damaged([layer])
                 spool = Spool()
                 made = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
-                records.append(commit(layer, made, spool, hung))
+                records.append(made.record(layer))
+                commit(layer, made, spool, hung)
+        if not self._allow_outliers:
+            refuse_outliers(records)
         return records
 
 

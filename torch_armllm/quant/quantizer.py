@@ -15,6 +15,7 @@ from torch_armllm.memory import release_free_memory
 from torch_armllm.quant.layers import Layer, Places, find_layers
 from torch_armllm.quant.methods import make_method
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.outliers import refuse_outliers
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.replacement import Replacement, replacement
 from torch_armllm.quant.spool import Spool
@@ -34,6 +35,7 @@ def quantize(
     overrides: Mapping[str, str | None] | None = None,
     method: str = "mse",
     calibration: Tensor | None = None,
+    allow_outliers: bool = False,
 ) -> list[LayerRecord]:
     """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
 
@@ -56,15 +58,16 @@ def quantize(
         overrides: schemes of layers that are to become something else, by pattern or kind: see `Recipe`.
         method: ``mse`` searches scales, ``rtn`` takes them from the peaks, ``gptq`` and ``awq`` calibrate.
         calibration: token ids ``(sequences, length)`` for the methods that calibrate.
+        allow_outliers: goes on where a layer's error is out of line with its scheme.
 
     Returns:
         A record for every layer with a weight matrix, those that were left alone included.
 
     Raises:
-        ValueError: there is no such scheme or method; a pattern fits nothing; or a weight is not on the CPU,
-            not finite, or quantised already.
+        ValueError: there is no such scheme or method; a pattern fits nothing; a weight is not on the CPU, not
+            finite, or quantised already; or a layer's error is out of line: see `find_outliers`.
     """
-    recipe = Recipe(scheme, head, ignore, overrides or {}, method)
+    recipe = Recipe(scheme, head, ignore, overrides or {}, method, allow_outliers)
     return quantize_by(recipe, model, keep_original, progress, importance, calibration)
 
 
@@ -94,15 +97,18 @@ def quantize_by(
             made[layer.name] = found
             method.took(layer, found.module, spool)
             release_free_memory()
+        records = [
+            made[layer.name].record(layer) if layer.name in made else untouched(layer) for layer in layers
+        ]
+        if not recipe.allow_outliers:
+            refuse_outliers(records)
     except BaseException:
         method.abandon()
         raise
     method.commit()
     hung = Places(model)
-    records = [
-        commit(layer, made[layer.name], spool, hung) if layer.name in made else untouched(layer)
-        for layer in layers
-    ]
+    for layer in wanted:
+        commit(layer, made[layer.name], spool, hung)
     if isinstance(model, PreTrainedModel):
         attach(model, ArmInt4Config(**recipe.to_dict()))
     return records
@@ -123,10 +129,9 @@ def refuse_damaged(layers: Sequence[Layer]) -> None:
                 )
 
 
-def commit(layer: Layer, found: Replacement, spool: Spool, hung: Places) -> LayerRecord:
+def commit(layer: Layer, found: Replacement, spool: Spool, hung: Places) -> None:
     """Hangs a replacement into the model and frees the float weights."""
     new, sharer = found.module, found.sharer
-    record = found.record(layer)
     hung.replace(layer.module, new)
     if not found.keep:
         for name in layer.layout.weights if layer.layout is not None else ("weight",):
@@ -140,7 +145,6 @@ def commit(layer: Layer, found: Replacement, spool: Spool, hung: Places) -> Laye
         spool.load(sharer)
         sharer.share(new)
     release_free_memory()
-    return record
 
 
 def untouched(layer: Layer) -> LayerRecord:

@@ -32,6 +32,7 @@ class Recipe:
         overrides: scheme by pattern of names, or by one of `KINDS`; None leaves what fits as it is.  The last
             one that fits a layer counts, before ``scheme`` and ``head``, and behind ``ignore``.
         method: how integers are chosen: see `torch_armllm.quant.method`.
+        allow_outliers: goes on where an error is out of line with its scheme: see `find_outliers`.
     """
 
     scheme: str = "g32i"
@@ -39,6 +40,7 @@ class Recipe:
     ignore: Sequence[str] = ()
     overrides: Mapping[str, str | None] = field(default_factory=dict)
     method: str = "mse"
+    allow_outliers: bool = False
 
     def __post_init__(self) -> None:
         """Checks all names.
@@ -66,6 +68,7 @@ class Recipe:
             "ignore": list(self.ignore),
             "overrides": dict(self.overrides),
             "method": self.method,
+            "allow_outliers": self.allow_outliers,
         }
 
     def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:

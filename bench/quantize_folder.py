@@ -1,0 +1,97 @@
+"""Seconds and peak memory of quantising a checkpoint from folder to folder.
+
+    python -m bench.quantize_folder [--source DIR] [--scheme g32i] [--method mse] [--layers 16]
+
+Without a source, a model of Llama 3.2 1B's shape with random BF16 weights is written to a temporary folder
+first, by a process of its own.  Prints one JSON line; sizes are in bytes, the peak is that of the memory
+that is not mapped from files, above what the imports take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from torch_armllm.quant.folder import quantize_folder
+from torch_armllm.quant.recipe import Recipe
+
+
+def write_model(folder: str, vocabulary: int, layers: int) -> None:
+    """Writes the random model."""
+    from bench.patch_memory import random_model
+
+    random_model(vocabulary, layers).save_pretrained(folder, max_shard_size="1GB")
+
+
+def anonymous() -> int:
+    """Bytes of this process's memory that belong to no file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError("RssAnon")
+
+
+class Peak(threading.Thread):
+    """Watches the memory of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before = self.bytes = anonymous()
+        self.done = False
+
+    def run(self) -> None:
+        """Looks a hundred times a second."""
+        while not self.done:
+            self.bytes = max(self.bytes, anonymous())
+            time.sleep(0.01)
+
+
+def main() -> None:
+    """Runs the measurement."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--scheme", default="g32i")
+    parser.add_argument("--method", default="mse")
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
+        source = options.source
+        if source is None:
+            source = Path(scratch) / "float"
+            arguments = (str(source), options.vocabulary, options.layers)
+            writer = multiprocessing.get_context("spawn").Process(target=write_model, args=arguments)
+            writer.start()
+            writer.join()
+        peak = Peak()
+        peak.start()
+        start = time.perf_counter()
+        recipe = Recipe(options.scheme, method=options.method)
+        report = quantize_folder(source, Path(scratch) / "out", recipe, progress=False)
+        seconds = time.perf_counter() - start
+        peak.done = True
+    parameters = sum(layer.parameters for layer in report.layers)
+    blocks: dict[str, int] = {}
+    for layer in report.layers:
+        block = ".".join(layer.name.split(".")[:3])
+        blocks[block] = blocks.get(block, 0) + layer.bytes_before
+    found = {
+        "seconds": round(seconds, 1),
+        "parameters": parameters,
+        "float_bytes": report.bytes_before,
+        "written_bytes": report.bytes_after,
+        "largest_block_bytes": max(blocks.values()),
+        "peak_bytes": peak.bytes - peak.before,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Layers that rounding hurts more than it should stop the run, before anything is changed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import torch_armllm
+from tests.models import tiny
+from torch_armllm import ArmInt4Config
+from torch_armllm.quant import SCHEMES, quantize
+from torch_armllm.quant.outliers import FACTOR, HARMLESS, find_outliers, gaussian_error
+from torch_armllm.report import LayerRecord, Report
+
+HURT = "model.layers.1.mlp.up_proj"
+
+
+def record(name: str, error: float, scheme: str = "g32i") -> LayerRecord:
+    return LayerRecord(name, "linear", "int4_linear", scheme, 1, 2, 1, error)
+
+
+def hurt() -> Any:
+    """A model with a layer of which all but a few weights of each group are lost in the rounding."""
+    model = tiny("llama")
+    with torch.no_grad():
+        weight = model.get_submodule(HURT).weight
+        weight.mul_(0.06 / 0.08)[:, ::32] = 1.0
+    return model
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_gaussian_weights_are_what_they_are_compared_with(scheme: str) -> None:
+    error = gaussian_error(scheme)
+    assert (0.003 if scheme.startswith("int8") else 0.05) < error < 0.2
+    usual = [record(f"layer{i}", error * (0.7 + 0.05 * i), scheme) for i in range(9)]
+    assert find_outliers(usual) == []
+    far = record("far", max(FACTOR * 1.1 * error, 1.1 * HARMLESS), scheme)
+    (found,) = find_outliers([*usual, far])
+    assert found == (far, pytest.approx(error))
+
+
+def test_a_model_whose_layers_all_have_heavy_tails_is_not_stopped() -> None:
+    wide = FACTOR * 1.1 * gaussian_error("row")
+    assert len(find_outliers([record("alone", wide, "row")])) == 1
+    assert find_outliers([record(f"layer{i}", wide, "row") for i in range(5)]) == []
+
+
+def test_what_harms_less_than_int4_stops_nothing() -> None:
+    assert FACTOR * gaussian_error("int8") < 0.04
+    assert find_outliers([record("int8", 0.04, "int8")]) == []
+
+
+@torch.no_grad()
+def test_an_outlier_stops_the_run_and_leaves_the_model_as_it_was() -> None:
+    model = hurt()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    message = (
+        rf"{HURT} loses 0\.\d+ of its weights' norm as g32i, where 0\.0\d+ is usual: nothing was changed\. "
+        rf".*overrides={{'{HURT}': \"int8\"}} or ignore=\['{HURT}'\], .*allow_outliers=True"
+    )
+    with pytest.raises(ValueError, match=message):
+        torch_armllm.patch(model, importance=False, progress=False)
+    assert not torch_armllm.is_patched(model)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    quantize(model, importance=False, progress=False, overrides={HURT: "int8"})
+
+
+def test_an_outlier_stops_loading_too(tmp_path: Path) -> None:
+    hurt().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(HURT)):
+        AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=ArmInt4Config())
+    config = ArmInt4Config(allow_outliers=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    report = model.hf_quantizer.report
+    assert list(report.outliers) == [HURT]
+    (line,) = [line for line in str(report).splitlines() if HURT in line]
+    assert line.startswith("largest errors ")
+    assert "out of line: 0.0" in line
+
+
+def test_the_report_names_the_ten_worst_and_all_that_is_left() -> None:
+    layers = [record(f"model.layers.{i}.q", i / 100) for i in range(1, 15)]
+    left = [
+        LayerRecord(f"model.layers.{i}.router", "router", "torch", "bfloat16", 1, 2, 2, None, "it chooses")
+        for i in range(14)
+    ]
+    text = str(Report(layers=[*layers, *left]))
+    assert [f"0.{i:02}00  model.layers.{i}.q" in text for i in range(1, 15)] == [False] * 4 + [True] * 10
+    assert "left as it was bfloat16: it chooses" in text
+    assert "14 x model.layers.*.router" in text

@@ -1,0 +1,176 @@
+"""Reading a float checkpoint into an empty model, one block of layers at a time."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging
+
+_BLOCK = re.compile(r"(.*?\.\d+)\.")
+"""A decoder layer: what is in front of the first number of a name, and the number."""
+
+
+class BlockReader:
+    """Fills a model that is on the meta device block by block; who reads one releases it before the next.
+
+    A block is a decoder layer, or a module outside of them, such as the embedding.
+
+    Attributes:
+        blocks: their names, in the model's order.
+    """
+
+    def __init__(self, model: Any, files: Sequence[Path]) -> None:
+        """Looks which tensors of the ``files`` belong to which block.
+
+        Raises:
+            ValueError: a file is damaged, or there is none with some of the model's tensors.
+        """
+        self._model = model
+        self._mapping = get_model_conversion_mapping(model)
+        self._ties = _tied(model)
+        self._keys: dict[str, list[tuple[str, Path]]] = defaultdict(list)
+        state = model.state_dict()
+        held: set[str] = set()
+        for file in files:
+            for key in _keys_of(file):
+                names = self._targets(key, state)
+                held.update(names)
+                self._keys[block_of(names[0])].append((key, file))
+        self._refuse_missing(set(state) - held)
+        # heads are tied to embeddings or come alone: either way the body is done before them
+        self.blocks = sorted(
+            self._keys, key=lambda block: (not _BLOCK.match(f"{block}."), dot_natural_key(block))
+        )
+
+    def load(self, block: str) -> None:
+        """Reads a block's tensors into their places, and whatever is tied to them.
+
+        Raises:
+            ValueError: a tensor does not fit the model.
+        """
+        by_file: dict[Path, list[str]] = defaultdict(list)
+        for key, file in self._keys[block]:
+            by_file[file].append(key)
+        bar = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            with ExitStack() as opened:
+                tensors: dict[str, Any] = {}
+                for file, keys in by_file.items():
+                    reader = opened.enter_context(safe_open(file, framework="pt"))
+                    tensors.update((key, reader.get_slice(key)) for key in keys)
+                found, _ = convert_and_load_state_dict_in_model(self._model, tensors, self._config())
+        finally:
+            if bar:
+                logging.enable_progress_bar()
+        for problem in (found.mismatched_keys, found.conversion_errors, found.error_msgs):
+            if problem:
+                raise ValueError(
+                    f"the checkpoint does not fit the model ({next(iter(problem))}): config.json belongs to "
+                    "another checkpoint"
+                )
+        for places in self._ties:
+            parameters = [module._parameters[name] for _, module, name in places]
+            real = next((p for p in parameters if p is not None and not p.is_meta), None)
+            for _, module, name in places if real is not None else ():
+                module._parameters[name] = real
+
+    def stored(self) -> dict[str, Tensor]:
+        """What is in memory and belongs into a file, by its name there; of tied tensors the first."""
+        found: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if not tensor.is_meta and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[name] = tensor.detach()
+        stored: dict[str, Tensor] = revert_weight_conversion(self._model, found)
+        return stored
+
+    def release(self) -> None:
+        """Lets go of all that is in memory."""
+        for module in self._model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and not parameter.is_meta:
+                    empty = torch.empty_like(parameter, device="meta")
+                    module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = torch.empty_like(buffer, device="meta")
+
+    def _refuse_missing(self, missing: set[str]) -> None:
+        for places in self._ties:
+            names = {name for name, _, _ in places}
+            if not names <= missing:
+                missing = missing - names
+        allowed = self._model._keys_to_ignore_on_load_missing or []
+        empty = sorted(name for name in missing if not any(re.search(pattern, name) for pattern in allowed))
+        if empty:
+            more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+            raise ValueError(
+                f"the checkpoint has no {', '.join(empty[:3])}{more}: a file is missing, or config.json "
+                "belongs to another model"
+            )
+
+    def _config(self) -> LoadStateDictConfig:
+        dtype = self._model.dtype
+        return LoadStateDictConfig(
+            device_map={"": "cpu"},
+            dtype=dtype,
+            dtype_plan=self._model._get_dtype_plan(dtype),
+            weight_mapping=self._mapping,
+        )
+
+    def _targets(self, key: str, state: dict[str, Tensor]) -> list[str]:
+        """Names in the model that a tensor of a file goes to, as transformers' own loader finds them."""
+        renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
+        prefix = self._model.base_model_prefix
+        name, pattern = rename_source_key(key, renamings, converters, prefix, state)
+        if name not in state and key in state:
+            name, pattern = rename_source_key(key, [], [], base_model_prefix=prefix, meta_state_dict=state)
+        if pattern is None:
+            return [name]
+        patterns = next(c.target_patterns for c in converters if pattern in c.source_patterns)
+        return [name.replace(patterns[0], other) for other in patterns]
+
+
+def _tied(model: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
+    """Parameters that hang in several places: their names, modules and names there."""
+    places: dict[int, list[tuple[str, nn.Module, str]]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places[id(parameter)].append((f"{path}.{name}", module, name))
+    return [several for several in places.values() if len(several) > 1]
+
+
+def _keys_of(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return list(opened.keys())
+    except Exception as error:  # safetensors' own kind of error is not part of its interface
+        raise ValueError(f"{file} is damaged or cut short ({error}): copy or download it again") from error
+
+
+def block_of(name: str) -> str:
+    """The block that a tensor of a model belongs to."""
+    found = _BLOCK.match(name)
+    return found.group(1) if found else name.rpartition(".")[0]
