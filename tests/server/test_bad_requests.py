@@ -133,7 +133,8 @@ def test_wrong_values(http: httpx.Client, field: str, value: Any, streamed: bool
         ("prompt", ["a"] * 3000),
         ("prompt", "a" * 600),  # more than the model reads
         ("suffix", "a"),
-        ("best_of", 3),
+        ("best_of", 0),
+        ("best_of", 1000),
         ("logprobs", 100),
         ("echo", "yes"),
     ],
@@ -141,6 +142,13 @@ def test_wrong_values(http: httpx.Client, field: str, value: Any, streamed: bool
 @pytest.mark.parametrize("streamed", [False, True])
 def test_wrong_values_of_completions(http: httpx.Client, field: str, value: Any, streamed: bool) -> None:
     error(http.post(TEXT, json={"prompt": "a", "max_tokens": 4, "stream": streamed, field: value}), 400)
+
+
+def test_the_best_are_not_known_before_the_end(http: httpx.Client) -> None:
+    asked = {"prompt": "a", "max_tokens": 4, "n": 2, "best_of": 4, "temperature": 1, "seed": 1}
+    assert [choice["index"] for choice in http.post(TEXT, json=asked).json()["choices"]] == [0, 1]
+    assert error(http.post(TEXT, json={**asked, "stream": True}), 400)["param"] == "best_of"
+    assert "at least n = 2" in error(http.post(TEXT, json={**asked, "best_of": 1}), 400)["message"]
 
 
 def test_messages_say_where(http: httpx.Client) -> None:

@@ -39,10 +39,11 @@ class Assembler:
             text_of: gives an answer's text, as far as it may be shown.
         """
         kind, finished = request.params.output_kind, request.finished
-        if kind is RequestOutputKind.FINAL_ONLY and not finished:
+        chooses = request.params.chooses
+        if (chooses or kind is RequestOutputKind.FINAL_ONLY) and not finished:
             return None
         outputs = []
-        for answer in request.answers:
+        for answer in _best(request) if chooses else request.answers:
             text = text_of(answer)
             first, shown = 0, 0
             if kind is RequestOutputKind.DELTA:
@@ -51,6 +52,9 @@ class Assembler:
                     continue
                 first, shown = begin
             outputs.append(_completion(answer, text, first, shown))
+        if chooses:
+            for index, output in enumerate(outputs):
+                output.index = index
         return RequestOutput(
             *(request.request_id, request.prompt, request.prompt_token_ids, outputs, finished),
             *(request.prompt_logprobs, request.num_cached_tokens, request.metrics),
@@ -65,6 +69,11 @@ class Assembler:
             return None
         reported.tokens, reported.text, reported.finished = answer.output_length, length, finished
         return first, shown
+
+
+def _best(request: Request) -> list[Answer]:
+    """The answers that are given of those that were written, the best first, of equal ones the earlier."""
+    return sorted(request.answers, key=lambda answer: -answer.cumulative_logprob)[: request.params.n]
 
 
 def _completion(answer: Answer, text: str, first: int, shown: int) -> CompletionOutput:

@@ -196,7 +196,7 @@ class LLMEngine:
     def _siblings(self, answer: Answer) -> list[Answer]:
         """A request's further answers, made when its prompt is read: they draw from the same logits."""
         request = answer.request
-        return self.scheduler.fork(answer) if len(request.answers) < request.params.n else []
+        return self.scheduler.fork(answer) if len(request.answers) < request.params.width else []
 
     def _note_prompt(self, answer: Answer, start: int, logits: Tensor) -> None:
         """Keeps log-probabilities of the prompt's tokens that follow positions from ``start`` on."""

@@ -32,7 +32,7 @@ class Request:
         params: how tokens are drawn.
         seed: `params.seed`, or one drawn at submission.
         priority: lower ones are served first; equal ones in the order in which they came.
-        answers: the first alone until the prompt is read, then `params.n`.
+        answers: the first alone until the prompt is read, then `params.width`.
     """
 
     request_id: str

@@ -236,7 +236,9 @@ class Sampler:
             return
         known = [self._known.get(answer) or self._learn(answer) for answer in answers]
         self._rules = [(i, k.rules) for i, k in enumerate(known) if k.rules.any]
-        self._logprobs = [(i, c) for i, a in enumerate(answers) if (c := a.params.logprobs) is not None]
+        self._logprobs = [
+            (i, c) for i, a in enumerate(answers) if (c := a.params.logprobs_needed) is not None
+        ]
         self._batch = SamplingBatch(answers, [k.history for k in known])
 
     def _learn(self, answer: Answer) -> _Known:

@@ -62,9 +62,12 @@ def _check_filters(params: SamplingParams) -> None:
     _number("repetition_penalty", params.repetition_penalty, 0, 1e30, positive, above=True)
     if params.repetition_penalty < 1e-30:
         raise ValueError(f"repetition_penalty is {params.repetition_penalty}; give at least 1e-30")
-    if params.n > 1 and params.temperature < 1e-5:
+    if params.best_of is not None:
+        _whole("best_of", params.best_of, params.n, f"write at least n = {params.n} answers to choose from")
+    if params.width > 1 and params.temperature < 1e-5:
+        name = "best_of" if params.chooses else "n"
         raise ValueError(
-            f"n is {params.n}, but temperature {params.temperature} makes all answers the same; "
+            f"{name} is {params.width}, but temperature {params.temperature} makes all answers the same; "
             "raise the temperature or ask for one answer"
         )
     if params.seed is not None and (isinstance(params.seed, bool) or not isinstance(params.seed, int)):

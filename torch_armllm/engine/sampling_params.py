@@ -72,6 +72,8 @@ class SamplingParams:
         allowed_token_ids: only these can be drawn.
         structured_outputs: what an answer must match.
         output_kind: what the engine's outputs hold.
+        best_of: answers that are written, of which the `n` with the best sums of log-probabilities are given,
+            the best first, once all have come to their end; None: as many as are given.
 
     Raises:
         ValueError: a setting is out of its range or contradicts another; the message has value and remedy.
@@ -101,6 +103,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    best_of: int | None = None
 
     stop_texts: tuple[str, ...] = field(init=False, repr=False)
     """`stop` as a tuple."""
@@ -108,6 +111,21 @@ class SamplingParams:
     def __post_init__(self) -> None:
         sampling_checks.check(self)
         self.stop_texts = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def width(self) -> int:
+        """Answers that are written."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more answers are written than given."""
+        return self.width > self.n
+
+    @property
+    def logprobs_needed(self) -> int | None:
+        """`logprobs`, or 0 where the drawn tokens' own tell which answers are the best."""
+        return 0 if self.logprobs is None and self.chooses else self.logprobs
 
     def check_for(self, vocab_size: int, prompt_token_ids: Sequence[int] = ()) -> None:
         """Checks what depends on the model: the token ids of the settings and of a prompt.

@@ -80,7 +80,7 @@ class Scheduler:
         Raises:
             ValueError: its name is taken, or it can never be served.
         """
-        length, n = len(request.prompt_token_ids), request.params.n
+        length, width = len(request.prompt_token_ids), request.params.width
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id!r} is not finished: give the new one another name")
         if length == 0:
@@ -92,9 +92,9 @@ class Scheduler:
                 f"{self.max_length} with at least one of an answer: shorten it"
                 + ("" if limit == "max_model_len" else ", or give more kv_cache_memory")
             )
-        if n > self.config.max_num_seqs:
+        if width > self.config.max_num_seqs:
             raise ValueError(
-                f"request {request.request_id!r} wants n = {n} answers; max_num_seqs is "
+                f"request {request.request_id!r} wants {width} answers; max_num_seqs is "
                 f"{self.config.max_num_seqs}: ask for fewer, or raise it"
             )
         (answer,) = request.answers
@@ -158,7 +158,7 @@ class Scheduler:
                 computed=answer.prompt_length,
                 status=Status.RUNNING,
             )
-            for index in range(1, request.params.n)
+            for index in range(1, request.params.width)
         ]
         request.answers += siblings
         for sibling in siblings:
@@ -305,7 +305,7 @@ class Scheduler:
 
     def _seats_of(self, answer: Answer) -> int:
         """How many answers it will become."""
-        return answer.params.n - len(answer.request.answers) + 1
+        return answer.params.width - len(answer.request.answers) + 1
 
     def _leave(self, queue: list[Answer], answer: Answer) -> None:
         """Takes an answer out of one of the two queues."""

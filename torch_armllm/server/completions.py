@@ -54,12 +54,16 @@ class Completion:
         body, serving = self._body, self._serving
         if body.suffix:
             raise ApiError(400, "this model cannot write towards a suffix", "suffix")
-        if body.best_of not in (None, body.n or 1):
-            raise ApiError(400, "best_of must be n: all answers are given", "best_of")
+        if body.stream and body.best_of not in (None, body.n or 1):
+            raise ApiError(400, "answers cannot be streamed before the best_of them are known", "best_of")
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens is 0; allow at least one token, or ask for echo", "max_tokens")
         most = DEFAULT_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-        more = {"logprobs": body.logprobs, "prompt_logprobs": body.logprobs if body.echo else None}
+        more = {
+            "best_of": body.best_of,
+            "logprobs": body.logprobs,
+            "prompt_logprobs": body.logprobs if body.echo else None,
+        }
         return sampling_params(body, serving.defaults, most, serving.settings.max_tokens, **more)
 
     async def answer(self) -> dict[str, Any]:
@@ -86,7 +90,7 @@ class Completion:
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """What the engine gives to each prompt, once the request was let in."""
         serving, body = self._serving, self._body
-        with serving.admission.admit(self._params.n * len(self._prompts)):
+        with serving.admission.admit(self._params.width * len(self._prompts)):
             prompts = [await self._tokens(prompt) for prompt in self._prompts]
             for prompt in prompts:  # before the first is answered
                 serving.check_tokens(prompt["prompt_token_ids"], "prompt")

@@ -115,7 +115,7 @@ class Speculation:
         draft, length = answer.draft[:count], answer.output_length
         seed = answer_seed(answer.request.seed, answer.index)
         aheads = [draft[:i] for i in range(count + 1)]
-        wanted = answer.params.logprobs
+        wanted = answer.params.logprobs_needed
         kept = logits if wanted is None else logits.clone()
         target = self.sampler.probabilities(logits[:count], [answer] * count, aheads[:count])
 

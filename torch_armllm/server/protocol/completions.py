@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from torch_armllm.server.protocol.body import MOST_PROMPTS, TokenIds
+from torch_armllm.server.protocol.body import MOST_CHOICES, MOST_PROMPTS, TokenIds
 from torch_armllm.server.protocol.sampling import Sampling
 
 Prompts = (
@@ -25,11 +25,11 @@ class CompletionRequest(Sampling):
         logprobs: so many best tokens' log-probabilities are told at each place, and the drawn one's.
         echo: gives the prompt back before its continuation.
         suffix: what follows; no model here writes towards one.
-        best_of: answers that are made to choose from: as many as are wanted, or none is said.
+        best_of: answers that are written, of which the `n` best are given; not where they are streamed.
     """
 
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     suffix: str | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None

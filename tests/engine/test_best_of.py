@@ -1,0 +1,54 @@
+"""The best of several answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.engines import drain, engine, submit
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
+DRAWN = {"temperature": 1.5, "seed": 3, "max_tokens": 9, "ignore_eos": True}
+
+
+def test_the_best_are_given_in_their_order() -> None:
+    on = engine()
+    submit(on, PROMPTS, SamplingParams(n=5, logprobs=0, **DRAWN))  # type: ignore[arg-type]
+    every = drain(on)
+    for kind in RequestOutputKind:
+        submit(on, PROMPTS, SamplingParams(n=2, best_of=5, output_kind=kind, **DRAWN))  # type: ignore[arg-type]
+        outputs = []
+        while on.has_unfinished_requests():
+            outputs += on.step()
+        assert [o.request_id for o in outputs] == ["0", "1"] and all(o.finished for o in outputs)
+        for output, whole in zip(outputs, every, strict=True):
+            best = sorted(whole.outputs, key=lambda answer: answer.cumulative_logprob or 0, reverse=True)
+            assert [a.token_ids for a in output.outputs] == [a.token_ids for a in best[:2]]
+            assert [a.index for a in output.outputs] == [0, 1]
+            assert all(a.logprobs is None for a in output.outputs)
+    assert any(w.outputs[0].token_ids != o.outputs[0].token_ids for w, o in zip(every, outputs, strict=True))
+
+
+def test_as_many_as_are_given_is_no_choice() -> None:
+    assert not SamplingParams(n=2, best_of=2).chooses
+    on = engine()
+    submit(on, PROMPTS, SamplingParams(n=2, best_of=2, **DRAWN))  # type: ignore[arg-type]
+    assert not on.step()[0].finished
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of is 2; write at least n = 3 answers"),
+        ({"best_of": True}, "best_of must be a whole number"),
+        ({"best_of": 2, "temperature": 0}, "best_of is 2, but temperature 0 makes all answers the same"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings: dict[str, float], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        SamplingParams(**settings)  # type: ignore[arg-type]
+
+
+def test_all_that_are_written_need_seats() -> None:
+    with pytest.raises(ValueError, match="wants 4 answers; max_num_seqs is 3"):
+        engine(max_num_seqs=3).add_request("a", [5], SamplingParams(n=1, best_of=4))
