@@ -136,11 +136,13 @@ class Scheduler:
         step = Step()
         self._make_way(step)
         made_way = len(step.preempted)
-        room = Room(self._schedule_answers(step))
-        if self._pace is not None and step.scheduled:
-            room.work = self._pace.work()
-        self._schedule_prompts(step, room, admit=len(step.preempted) == made_way)
-        step.prompt_work = room.taken
+        left, reading = self._schedule_answers(step)
+        if reading or self._waiting:
+            room = Room(left)
+            if self._pace is not None and step.scheduled:
+                room.work = self._pace.work()
+            self._schedule_prompts(step, reading, room, admit=len(step.preempted) == made_way)
+            step.prompt_work = room.taken
         assert step.scheduled or not self._requests
         return step
 
@@ -182,13 +184,19 @@ class Scheduler:
         if self._pace is not None:
             self._pace.note(step.prompt_work, seconds)
 
-    def _schedule_answers(self, step: Step) -> int:
-        """Takes all answers that are being written into a step; returns how many tokens are left."""
+    def _schedule_answers(self, step: Step) -> tuple[int, list[Answer]]:
+        """Takes all answers that are being written into a step.
+
+        Returns:
+            How many tokens are left, and those answers whose prompts are being read.
+        """
+        reading = []
         size, left = self.blocks.block_size, self.config.max_num_batched_tokens
         spare = left - len(self._running)
         for answer in self._running:  # whose end is cut off by preemption
             start = answer.computed
             if len(answer.token_ids) - start > 1:
+                reading.append(answer)
                 continue
             ready = start % size and not self.blocks.is_shared(answer.blocks[-1])
             if not ready and not self._extend(answer, step):
@@ -201,11 +209,11 @@ class Scheduler:
                 count += drafted
             step.scheduled.append(Scheduled(answer, start, count))
             left -= count
-        return left
+        return left, reading
 
-    def _schedule_prompts(self, step: Step, room: Room, admit: bool) -> None:
+    def _schedule_prompts(self, step: Step, reading: Sequence[Answer], room: Room, admit: bool) -> None:
         """Goes on with prompts that were admitted before, and admits others, all in their order."""
-        for answer in [a for a in self._running if len(a.token_ids) - a.computed > 1]:
+        for answer in reading:
             if admit and self._waiting:
                 self._admit(step, room, self._places[answer])
             self._read(answer, step, room)
