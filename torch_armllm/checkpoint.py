@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -21,7 +22,7 @@ from torch_armllm import embedded
 from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.registration import METHOD
 from torch_armllm.machine import free_memory
-from torch_armllm.quant.formats import open_foreign, settings_of
+from torch_armllm.quant.formats import home_of, open_foreign, settings_of
 from torch_armllm.quant.formats.loading import load_foreign
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.upcycle import upcycle
@@ -30,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 DENSE = "smollm2"
 MOE = "smollm2-moe"
-SOURCES = f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from it), a folder, or a hub name"
+SOURCES = (
+    f"{DENSE} (the embedded model), {MOE} (a Mixture-of-Experts made from it), a folder, a GGUF file, "
+    "or a hub name"
+)
 
 
 def load(
@@ -38,8 +42,8 @@ def load(
 ) -> PreTrainedModel:
     """Loads a causal language model into packed modules, layer by layer, and patches it.
 
-    A checkpoint that GPTQ, AWQ, compressed-tensors or torchao quantised keeps its integers and scales; one
-    that this package saved is taken as it lies; one of floats is quantised as it is read.
+    A checkpoint that GPTQ, AWQ, llama.cpp, compressed-tensors or torchao quantised keeps its integers and
+    scales; one that this package saved is taken as it lies; one of floats is quantised as it is read.
 
     Args:
         source: see `load_model`.
@@ -52,10 +56,11 @@ def load(
         ValueError: the checkpoint is damaged, or quantised in a way that cannot be read.
     """
     place = _place(source)
-    saved = AutoConfig.from_pretrained(place)
+    saved = _config(place)
     foreign = open_foreign(place, saved)
     if foreign is not None:
         return load_foreign(foreign, config or ArmInt4Config(), dtype)
+    assert saved is not None
     options = {} if settings_of(saved) is not None else {"quantization_config": config or ArmInt4Config()}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     return model.eval()
@@ -72,7 +77,8 @@ def load_model(
 
     Args:
         source: ``smollm2``, the embedded SmolLM2-135M-Instruct; ``smollm2-moe``, a Mixture-of-Experts of
-            8 experts a layer made from it; a checkpoint's folder; or a name on the model hub.
+            8 experts a layer made from it; a checkpoint's folder; a GGUF file; or a name on the
+            model hub.
         dtype: of the weights; ``auto`` is the checkpoint's own.
         progress: shows a bar while the experts are made.
         kv_cache: see `patch`; of a checkpoint that was quantised before, instead of what it was saved with.
@@ -83,7 +89,7 @@ def load_model(
         FileNotFoundError: the embedded model is not installed, or the folder holds no checkpoint.
     """
     place = _place(source)
-    config = AutoConfig.from_pretrained(place)
+    config = _config(place)
     options: dict[str, Any]
     foreign = open_foreign(place, config)
     if foreign is not None:
@@ -107,7 +113,15 @@ def load_model(
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model; see `load_model`."""
-    return AutoTokenizer.from_pretrained(_place(source))
+    place = _place(source)
+    home = home_of(place)
+    where, options = (place, {}) if home is None else home.tokenizer_options(place)
+    return AutoTokenizer.from_pretrained(where, **options)
+
+
+def _config(place: str) -> PreTrainedConfig | None:
+    """The configuration of a model; None where its file has none beside it."""
+    return None if home_of(place) is not None else AutoConfig.from_pretrained(place)
 
 
 def checkpoint_folder(source: str) -> Path:

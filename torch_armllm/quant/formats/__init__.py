@@ -19,7 +19,17 @@ from torch_armllm.hf.registration import METHOD
 from torch_armllm.quant.formats.foreign import Foreign
 from torch_armllm.quant.formats.weights import Integers, Lazy
 
-__all__ = ["READERS", "SUFFIXES", "Foreign", "Integers", "Lazy", "method_of", "open_foreign", "settings_of"]
+__all__ = [
+    "READERS",
+    "SUFFIXES",
+    "Foreign",
+    "Integers",
+    "Lazy",
+    "home_of",
+    "method_of",
+    "open_foreign",
+    "settings_of",
+]
 
 READERS = {
     "awq": "torch_armllm.quant.formats.awq",
@@ -28,8 +38,15 @@ READERS = {
     "torchao": "torch_armllm.quant.formats.torchao",
 }
 """The module that reads a ``quant_method`` of config.json: ``read(place, config, settings) -> Foreign``."""
-SUFFIXES: dict[str, str] = {}
-"""The module that reads files of a suffix, by ``read_file(path) -> Foreign``."""
+SUFFIXES = {".gguf": "torch_armllm.quant.formats.gguf"}
+"""The module that reads files of a suffix: ``read_file(path) -> Foreign``, and ``tokenizer_options(path)``,
+what transformers finds the tokenizer by."""
+
+
+def home_of(place: str) -> Any:
+    """The module that reads a file, by its suffix; None for folders and names."""
+    homes = [home for suffix, home in SUFFIXES.items() if place.endswith(suffix)]
+    return importlib.import_module(homes[0]) if homes else None
 
 
 def open_foreign(place: str, config: PreTrainedConfig | None = None) -> Foreign | None:
@@ -45,10 +62,9 @@ def open_foreign(place: str, config: PreTrainedConfig | None = None) -> Foreign 
     Raises:
         ValueError: it is quantised in a way that cannot be read.
     """
-    for suffix, home in SUFFIXES.items():
-        if place.endswith(suffix):
-            read_file: Callable[[str], Foreign] = importlib.import_module(home).read_file
-            return read_file(place)
+    if (home := home_of(place)) is not None:
+        read_file: Callable[[str], Foreign] = home.read_file
+        return read_file(place)
     config = AutoConfig.from_pretrained(place) if config is None else config
     settings = settings_of(config)
     if settings is None or method_of(settings) == METHOD:

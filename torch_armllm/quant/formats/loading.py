@@ -69,7 +69,8 @@ class ForeignLoader(LayerLoader):
 
     def _keep(self, module: nn.Module, attribute: str, weight: Tensor | Integers) -> None:
         """Gives a module a float weight."""
-        module._is_hf_initialized = True  # type: ignore[assignment]
+        # Buffers that no file holds, such as the scale of Gemma's embeddings, are still to be filled.
+        module._is_hf_initialized = not any(True for _ in module.buffers(recurse=False))  # type: ignore[assignment]
         dtype = module.get_parameter(attribute).dtype
         value = weight.dequantize() if isinstance(weight, Integers) else weight
         kept = nn.Parameter(value.to(dtype), requires_grad=False)

@@ -59,7 +59,7 @@ class Integers:
         own = [_with(self.quantised, {name: part[e] for name, part in parts.items()}) for e in range(count)]
         return [Integers(one, order, self.flipped) for one, order in zip(own, orders, strict=True)]
 
-    def rows(self, part: slice) -> Integers:
+    def rows(self, part: slice | Tensor) -> Integers:
         """Some of the rows of the integers: outputs of the layer."""
         index = (slice(None),) * self._row_axis + (part,)
         chosen = {name: tensor[index].contiguous() for name, tensor in _tensors(self.quantised).items()}
@@ -99,6 +99,11 @@ class Lazy:
     def __getitem__(self, index: Any) -> Integers | Tensor:
         assert index is Ellipsis, "transformers reads a weight as a whole"
         return self._read()
+
+
+def stacked(matrices: Sequence[Integers]) -> Integers:
+    """Experts' matrices as one weight."""
+    return _stack(matrices)
 
 
 def _stack(weights: Sequence[Integers], dim: int = 0) -> Integers:

@@ -1,0 +1,206 @@
+"""GGUF files: what a scheme holds exactly stays as it is, other types are rounded to the nearest one.
+
+transformers knows the names, configurations and tokenizers of GGUF's architectures; weights never become a
+float model here.  Rows that llama.cpp reordered go back to their places as integers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from torch_armllm.quant.formats.foreign import Foreign
+from torch_armllm.quant.formats.gguf_blocks import EXACT, SCHEME_OF, exact
+from torch_armllm.quant.formats.rounded import Rounded
+from torch_armllm.quant.formats.weights import Integers, Lazy, stacked
+
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)_exps\.weight")
+_NARROW_BITS = 4.4
+"""A type of fewer bits than this is rounded to four bits, any other to eight."""
+
+
+class File:
+    """An opened GGUF file.
+
+    Attributes:
+        tensors: by name, as the ``gguf`` package maps them.
+        architecture: llama.cpp's name of it.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            import gguf
+        except ImportError:
+            raise ImportError("GGUF files need the gguf package: pip install torch-armllm[gguf]") from None
+        self._gguf = gguf
+        try:
+            self._reader = gguf.GGUFReader(path)
+            self.architecture = str(self._reader.fields["general.architecture"].contents())
+        except (ValueError, KeyError, IndexError, OSError) as error:
+            raise ValueError(f"{path} is damaged or no GGUF file ({error}): get it anew") from error
+        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    def kind(self, name: str) -> str:
+        """The type of a tensor, such as ``Q4_1``."""
+        return str(self.tensors[name].tensor_type.name)
+
+    def bits(self, name: str) -> float:
+        """Bits a weight."""
+        tensor = self.tensors[name]
+        return 8 * float(tensor.n_bytes) / float(tensor.n_elements)
+
+    def floats(self, name: str) -> Tensor:
+        """A tensor as float32, whatever its type."""
+        tensor = self.tensors[name]
+        if self.kind(name) == "BF16":
+            value = torch.from_numpy(np.array(tensor.data)).view(torch.bfloat16).float()
+            return value.view([int(size) for size in reversed(tensor.shape)])
+        try:
+            value = self._gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise ValueError(f"{name} is of type {self.kind(name)}, which nothing here reads") from error
+        return torch.from_numpy(np.array(value, dtype=np.float32))
+
+    def integers(self, name: str) -> Integers:
+        """A tensor of a type of `EXACT`: (rows, columns), or experts' (E, rows, columns)."""
+        data = torch.from_numpy(np.array(self.tensors[name].data))
+        if data.dim() == 2:
+            return Integers(exact(self.kind(name), data))
+        return stacked([Integers(exact(self.kind(name), expert)) for expert in data])
+
+
+def read_file(path: str) -> Foreign:
+    """Opens a GGUF file.
+
+    Raises:
+        ImportError: the ``gguf`` package is missing.
+        ValueError: the file is damaged, or of an architecture or a type that cannot be read.
+    """
+    file = File(path)
+    place = Path(path)
+    try:
+        config = AutoConfig.from_pretrained(place.parent, gguf_file=place.name)
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"{path}: architecture {file.architecture!r} cannot be read ({error})") from error
+    return Reading(file, path, config).foreign()
+
+
+class Reading:
+    """A file on its way to the names and the order of rows that transformers' model of it has."""
+
+    def __init__(self, file: File, path: str, config: PreTrainedConfig) -> None:
+        from transformers.modeling_gguf_pytorch_utils import (
+            TENSOR_PROCESSORS,
+            TensorProcessor,
+            get_gguf_hf_weights_map,
+        )
+
+        self._file, self._path, self._config = file, path, config
+        self._rounded = Rounded()
+        self._untie()
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        processor: Any = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
+        self._processor = processor(config=config.get_text_config(decoder=True).to_dict())
+        self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor)
+        self._wanted = set(model.state_dict())
+
+    def foreign(self) -> Foreign:
+        """The weights, read one by one when they are asked for."""
+        weights: dict[str, Any] = {}
+        experts: dict[str, dict[str, str]] = {}
+        for name in self._file.tensors:
+            if match := _EXPERTS.fullmatch(name):
+                experts.setdefault(match[1], {})[match[2]] = name
+            elif (target := self._names.get(name)) is not None and target in self._wanted:
+                weights[target] = Lazy(self._reader_of(name))
+        for layer, parts in experts.items():
+            weights.update(self._experts(layer, parts))
+        if "token_embd.weight" in self._file.tensors and self._untied:
+            head = next(name for name in self._wanted if name.endswith("lm_head.weight"))
+            weights[head] = Lazy(self._reader_of("token_embd.weight"))
+        missing = sorted(self._wanted - set(weights) - set(self._tied()))
+        if missing:
+            raise ValueError(f"{self._path} has no {missing[0]}: it is incomplete or of another model")
+        return Foreign("gguf", self._path, self._config, weights, self._rounded.notes)
+
+    def _untie(self) -> None:
+        """Gives the head the embedding's integers, where they can be held as they are."""
+        text = self._config.get_text_config(decoder=True)
+        kind = self._file.kind("token_embd.weight") if "token_embd.weight" in self._file.tensors else ""
+        self._untied = bool(text.tie_word_embeddings) and kind in EXACT
+        if self._untied:
+            self._config.tie_word_embeddings = text.tie_word_embeddings = False
+
+    def _tied(self) -> list[str]:
+        tied = self._config.get_text_config(decoder=True).tie_word_embeddings
+        return [name for name in self._wanted if name.endswith("lm_head.weight")] if tied else []
+
+    def _reader_of(self, name: str) -> Callable[[], Integers | Tensor]:
+        return lambda: self._weight(name, self._scheme(name))
+
+    def _scheme(self, name: str) -> str | None:
+        """What a tensor becomes: None where it stays floats."""
+        kind = self._file.kind(name)
+        if kind in _FLOATS or len(self._file.tensors[name].shape) < 2:
+            return None
+        if name == "token_embd.weight" and kind not in EXACT:
+            return None
+        return SCHEME_OF.get(kind) or ("g32m" if self._file.bits(name) < _NARROW_BITS else "int8g32")
+
+    def _weight(self, name: str, scheme: str | None) -> Integers | Tensor:
+        """A tensor in the order of transformers' rows."""
+        kind = self._file.kind(name)
+        if scheme is None:
+            value = self._file.floats(name).numpy()
+            return torch.from_numpy(np.array(self._processor.process(value, name).weights))
+        if kind in EXACT and SCHEME_OF[kind] == scheme:
+            weight = self._file.integers(name)
+        else:
+            weight = self._rounded.round(self._file.floats(name), scheme, kind)
+        order = self._order(name, weight.shape[-2])
+        return weight if order is None else weight.rows(order)
+
+    def _order(self, name: str, rows: int) -> Tensor | None:
+        """Where each row of transformers' weight lies in the file's; None where it lies there."""
+        if len(self._file.tensors[name].shape) != 2:
+            return None
+        index = np.arange(rows)[:, None]
+        found = torch.from_numpy(np.array(self._processor.process(index, name).weights)[:, 0])
+        return None if torch.equal(found, torch.arange(rows)) else found
+
+    def _experts(self, layer: str, parts: dict[str, str]) -> dict[str, Lazy]:
+        """Gates and ups joined, and downs, in one scheme: the op takes no other."""
+        schemes = {self._scheme(name) for name in parts.values()}
+        scheme = schemes.pop() if len(schemes) == 1 else "g32m"
+
+        def inner() -> Any:
+            halves: Any = [self._weight(parts[half], scheme) for half in ("gate", "up")]
+            return torch.cat(halves, 1)
+
+        names = {half: self._target(layer, half) for half in ("gate", "down")}
+        return {
+            names["gate"]: Lazy(inner),
+            names["down"]: Lazy(lambda: self._weight(parts["down"], scheme)),
+        }
+
+    def _target(self, layer: str, half: str) -> str:
+        for suffix in ("", ".weight"):
+            target = self._names.get(f"{layer}.ffn_{half}_exps{suffix}")
+            if target in self._wanted:
+                return str(target)
+        raise ValueError(f"{self._path}: experts of architecture {self._file.architecture!r} cannot be read")
+
+
+def tokenizer_options(place: str) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` takes to read the tokenizer of a GGUF file."""
+    path = Path(place)
+    return str(path.parent), {"gguf_file": path.name}
