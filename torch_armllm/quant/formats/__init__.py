@@ -35,6 +35,7 @@ READERS = {
     "awq": "torch_armllm.quant.formats.awq",
     "compressed-tensors": "torch_armllm.quant.formats.compressed_tensors",
     "gptq": "torch_armllm.quant.formats.gptq",
+    "mxfp4": "torch_armllm.quant.formats.mxfp4",
     "torchao": "torch_armllm.quant.formats.torchao",
 }
 """The module that reads a ``quant_method`` of config.json: ``read(place, config, settings) -> Foreign``."""
