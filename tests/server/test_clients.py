@@ -112,10 +112,41 @@ def test_open_webui(tiny_llm: AsyncLLM) -> None:
         for line in asyncio.run(chat()):
             assert "choices" in json.loads(line.removeprefix("data: "))
         until(lambda: server.idle, 2)
-        titles = {**body, "stream": False, "max_completion_tokens": 5}  # it asks for a title behind the chat
-        del titles["stream_options"], titles["max_tokens"]
-        got = httpx.post(f"{server.base}/v1/chat/completions", json=titles, headers=keys, timeout=30)
-        assert got.json()["choices"][0]["message"]["content"] is not None
+
+
+def test_open_webui_behind_a_chat(server: Live) -> None:
+    """While an answer comes, it asks for a title and tags; what a chat used is in its last event."""
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer None", "X-OpenWebUI-Chat-Id": "1"}
+    ask = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "stream": False}
+
+    async def run() -> tuple[httpx.Response, list[httpx.Response]]:
+        async with httpx.AsyncClient(base_url=f"{server.base}/v1", headers=headers, timeout=60) as client:
+            usage = {"include_usage": True}
+            chat = {
+                **ask,
+                "stream": True,
+                "stream_options": usage,
+                "max_tokens": 40,
+                "logit_bias": {"5": -100},
+            }
+            chat["tools"] = []
+            title = {**ask, "max_completion_tokens": 1000, "keep_alive": "5m", "user": None}
+            tags = {**ask, "seed": 42, "stop": ["}"], "reasoning_effort": "low"}
+            streamed, *told = await asyncio.gather(
+                *(client.post("/chat/completions", content=json.dumps(body)) for body in (chat, title, tags))
+            )
+            return streamed, told
+
+    streamed, told = asyncio.run(run())
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    *chunks, done = [line.removeprefix("data: ") for line in streamed.text.split("\n") if line]
+    assert done == "[DONE]"
+    last = json.loads(chunks[-1])
+    assert last["choices"] == [] and last["usage"]["total_tokens"] > last["usage"]["completion_tokens"] > 0
+    for got in told:
+        assert got.status_code == 200, got.text
+        assert got.headers["content-type"] == "application/json"
+        assert isinstance(got.json()["choices"][0]["message"]["content"], str)
 
 
 @pytest.mark.model

@@ -130,7 +130,7 @@ class Team:
 
     Args:
         chosen: how many there are, and where.
-        turns: that teams take at the cores.
+        turns: of the process.
     """
 
     def __init__(self, chosen: Threads, turns: Turns = TURNS) -> None:
@@ -142,8 +142,8 @@ class Team:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Waits for the team's turn, and makes the calling thread compute by the chosen threads."""
-        with self._turns.turn(self.chosen.count):
+        """Makes the calling thread compute by the chosen threads, while no model is traced."""
+        with self._turns.together():
             self.settle()
             yield
 

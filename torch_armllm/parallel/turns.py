@@ -1,4 +1,4 @@
-"""Several engines of one process take turns at its cores."""
+"""What all engines of a process do together, and what one must do alone."""
 
 from __future__ import annotations
 
@@ -7,56 +7,62 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torch_armllm.machine import physical_cores
-
 
 class Turns:
-    """Lets those compute at the same time for whom there are cores, and others in the order of their coming.
+    """Lets any number compute at the same time, or one alone; who comes later does not pass who waits."""
 
-    Threads of two engines on the same cores displace each other in the middle of every op, and each op waits
-    for its last thread: both are slower than one after the other.
-
-    Args:
-        cores: that there are.
-    """
-
-    def __init__(self, cores: int) -> None:
-        self._cores = self._free = cores
+    def __init__(self) -> None:
+        self._together = 0
+        self._alone = False
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._waiting: deque[tuple[bool, threading.Lock]] = deque()
 
-    @contextmanager
-    def turn(self, threads: int) -> Iterator[None]:
-        """Waits until there are cores for so many threads, and has them for the block."""
-        cores = min(threads, self._cores)
-        self._wait_for(cores)
-        try:
-            yield
-        finally:
-            self._give_back(cores)
+    def together(self) -> AbstractContextManager[None]:
+        """Others may compute during the block, but nobody alone."""
+        return self._turn(alone=False)
 
     def alone(self) -> AbstractContextManager[None]:
         """Nobody else computes during the block."""
-        return self.turn(self._cores)
+        return self._turn(alone=True)
 
-    def _wait_for(self, cores: int) -> None:
+    @contextmanager
+    def _turn(self, alone: bool) -> Iterator[None]:
+        self._wait(alone)
+        try:
+            yield
+        finally:
+            self._leave(alone)
+
+    def _wait(self, alone: bool) -> None:
         with self._lock:
-            if not self._waiting and cores <= self._free:
-                self._free -= cores
+            if not self._waiting and self._is_free(alone):
+                self._enter(alone)
                 return
             called = threading.Lock()
             called.acquire()
-            self._waiting.append((cores, called))
+            self._waiting.append((alone, called))
         called.acquire()
 
-    def _give_back(self, cores: int) -> None:
+    def _leave(self, alone: bool) -> None:
         with self._lock:
-            self._free += cores
-            while self._waiting and self._waiting[0][0] <= self._free:
-                wanted, called = self._waiting.popleft()
-                self._free -= wanted
+            if alone:
+                self._alone = False
+            else:
+                self._together -= 1
+            while self._waiting and self._is_free(self._waiting[0][0]):
+                next_alone, called = self._waiting.popleft()
+                self._enter(next_alone)
                 called.release()
 
+    def _is_free(self, alone: bool) -> bool:
+        return not self._alone and not (alone and self._together)
 
-TURNS = Turns(len(physical_cores()))
-"""Of this process: all its engines share its cores, whoever started them."""
+    def _enter(self, alone: bool) -> None:
+        if alone:
+            self._alone = True
+        else:
+            self._together += 1
+
+
+TURNS = Turns()
+"""Of this process: tracing a model patches what the modules of all others are called by."""

@@ -66,7 +66,7 @@ class _Reading:
         end = self._begin + self._size
         ids = torch.tensor([self._tokens[self._begin : end]])
         whole = len(self._tokens) <= self._size
-        with TURNS.alone():
+        with TURNS.together():
             out = self._body(input_ids=ids, past_key_values=self._cache, use_cache=not whole)
         hidden = out.last_hidden_state[0].float()
         self._cache = None if whole else out.past_key_values

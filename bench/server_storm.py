@@ -1,0 +1,215 @@
+"""Clients that come, go away and break off at random: what a server holds before and after.
+
+    python -m bench.server_storm [--model smollm2] [--requests 2000] [--at-once 24]
+
+Serves the model from this process; clients are processes of their own.  All requests come twice: once so that
+caches and buffers have their size, then again, other ones: conversations and texts, streamed and not, with
+one answer or two, of 1 to 40 tokens.  A third of the clients stays to the end, a third closes the connection
+after a few events, the rest leaves at any moment, some in the middle of the request.  Prints JSON lines:
+``before`` and ``after`` with what is held (blocks, answers, requests that hold the model, tasks, sockets,
+threads, resident bytes), and what happened in between.  A client that stays and does not get its tokens, each
+once, is counted under ``wrong``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import gc
+import json
+import os
+import sys
+import time
+from random import Random
+from typing import Any
+
+import httpx
+
+from bench.patch_memory import memory
+
+_MOST_TOKENS = 40
+
+
+def request(draw: Random, number: int) -> tuple[str, dict[str, Any]]:
+    """Where a request goes, and what it says."""
+    temperature = draw.choice([0.0, 0.8])
+    body: dict[str, Any] = {
+        "max_tokens": draw.randint(1, _MOST_TOKENS),
+        "ignore_eos": True,
+        "temperature": temperature,
+        "stream": draw.random() < 0.6,
+        "n": 2 if temperature and draw.random() < 0.2 else 1,
+    }
+    text = "Tell me about " + " ".join(draw.choice(["rivers", "moons", "bread", "iron"]) for _ in range(12))
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    if draw.random() < 0.5:
+        return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": f"{number} {text}"}]}
+    return "/v1/completions", {**body, "prompt": f"{text} {number}"}
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], events: int) -> int:
+    """Asks, and reads so many events; gives the tokens that the server says it wrote."""
+    tokens = 0
+    async with client.stream("POST", path, json=body) as got:
+        got.raise_for_status()
+        if not body["stream"]:
+            return int(json.loads(await got.aread())["usage"]["completion_tokens"])
+        async for line in got.aiter_lines():
+            if line.startswith("data: {"):
+                usage = json.loads(line.removeprefix("data: ")).get("usage") or {}
+                tokens = usage.get("completion_tokens", 0)
+                events -= 1
+            if events == 0:
+                break
+    return tokens
+
+
+async def break_off(port: int, path: str, body: dict[str, Any], draw: Random) -> None:
+    """Sends a part of a request, or all of it, and closes the connection."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    whole = head.encode() + b"\r\n\r\n" + content
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(whole[: draw.randint(1, len(whole))])
+    await writer.drain()
+    writer.close()
+
+
+async def one(client: httpx.AsyncClient, port: int, draw: Random, number: int) -> str:
+    """One client's fate."""
+    path, body = request(draw, number)
+    fate = draw.choice(["stays", "closes", "leaves", "leaves", "breaks off", "stays"])
+    if fate == "stays":
+        tokens = await ask(client, path, body, -1)
+        return fate if tokens == body["n"] * body["max_tokens"] else "wrong"
+    if fate == "closes":
+        await ask(client, path, {**body, "stream": True}, draw.randint(1, 5))
+    elif fate == "breaks off":
+        await break_off(port, path, body, draw)
+    else:
+        asking = asyncio.ensure_future(ask(client, path, body, -1))
+        await asyncio.sleep(draw.expovariate(5))
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    return fate
+
+
+async def storm(port: int, requests: int, at_once: int, seed: int) -> None:
+    """All clients; prints how many had which fate."""
+    draw = Random(seed)
+    seats = asyncio.Semaphore(at_once)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once // 2)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=limits) as client:
+
+        async def seated(number: int) -> str:
+            async with seats:
+                try:
+                    return await one(client, port, Random(draw.random()), number)
+                except httpx.HTTPError as error:
+                    return type(error).__name__
+
+        fates = await asyncio.gather(*map(seated, range(requests)))
+    print(json.dumps(collections.Counter(fates)))
+
+
+def sockets() -> int:
+    """Sockets that this process has open."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+        except OSError:  # of the listing itself
+            continue
+    return count
+
+
+def held(models: Any) -> dict[str, int]:
+    """What a server that has nothing to do holds."""
+    from torch_armllm.memory import release_free_memory
+
+    gc.collect()
+    release_free_memory()
+    serving = models.find(None)
+    engine = serving.llm.llm_engine
+    blocks = engine.scheduler.blocks
+    return {
+        "blocks": blocks.num_blocks - blocks.free,
+        "unfinished": int(engine.has_unfinished_requests()),
+        "answers": serving.admission.held,
+        "in_use": int(not serving.unused.is_set()),
+        "tasks": len(asyncio.all_tasks()),
+        "sockets": sockets(),
+        "threads": len(os.listdir("/proc/self/task")),
+        "resident_bytes": memory("VmRSS"),
+    }
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Serves, has two storms come, and prints what is held after each."""
+    from torch_armllm.server.app import build_app
+    from torch_armllm.server.models import Models
+    from torch_armllm.server.run import listen, make_server
+    from torch_armllm.server.settings import ModelSettings, ServerSettings
+
+    settings = ServerSettings()
+    models = Models(settings)
+    engine = {"kv_cache_memory": options.cache_mb << 20, "disable_log_stats": True}
+    model = ModelSettings("model", options.model, engine)
+    models.add(models.read(model), model)
+    for tensor in models.find(None).llm.llm_engine.runner.cache:
+        if tensor is not None:
+            tensor.zero_()  # blocks take memory when they are first written
+    with listen("127.0.0.1", 0, settings.write_timeout) as listening:
+        server = make_server(build_app(models), settings)
+        serving = asyncio.ensure_future(server.serve([listening]))
+        for name in ("before", "after"):
+            began = time.perf_counter()
+            arguments = ["--port", str(listening.getsockname()[1]), "--at-once", str(options.at_once)]
+            clients = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-m",
+                    "bench.server_storm",
+                    "--requests",
+                    str(options.requests),
+                    "--seed",
+                    name,
+                ),
+                *arguments,
+            )
+            if await clients.wait():
+                raise SystemExit("the clients failed")
+            seconds = round(time.perf_counter() - began, 1)
+            await asyncio.sleep(1)  # what clients left behind is noticed
+            print(
+                json.dumps({name: held(models), "requests": options.requests, "seconds": seconds}), flush=True
+            )
+        server.should_exit = True
+        await serving
+    models.close()
+
+
+def main() -> None:
+    """Runs the measurement, or the clients of one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--at-once", type=int, default=24, help="clients")
+    parser.add_argument("--cache-mb", type=int, default=256)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.port is None:
+        asyncio.run(serve(options))
+    else:
+        asyncio.run(storm(options.port, options.requests, options.at_once, options.seed))
+
+
+if __name__ == "__main__":
+    main()
