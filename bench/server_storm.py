@@ -7,8 +7,8 @@ caches and buffers have their size, then again, other ones: conversations and te
 one answer or two, of 1 to 40 tokens.  A third of the clients stays to the end, a third closes the connection
 after a few events, the rest leaves at any moment, some in the middle of the request.  Prints JSON lines:
 ``before`` and ``after`` with what is held (blocks, answers, requests that hold the model, tasks, sockets,
-threads, resident bytes), and what happened in between.  A client that stays and does not get its tokens, each
-once, is counted under ``wrong``.
+objects of Python, threads, resident bytes), and what happened in between.  A client that stays and does not
+get its tokens, each once, is counted under ``wrong``.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def held(models: Any) -> dict[str, int]:
         "in_use": int(not serving.unused.is_set()),
         "tasks": len(asyncio.all_tasks()),
         "sockets": sockets(),
+        "objects": len(gc.get_objects()),
         "threads": len(os.listdir("/proc/self/task")),
         "resident_bytes": memory("VmRSS"),
     }
