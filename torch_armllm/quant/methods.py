@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ def make_method(
     layers: Sequence[Layer],
     importance: bool = False,
     calibration: Tensor | None = None,
+    resume: Path | None = None,
 ) -> Method:
     """Makes a method for the layers of a model.
 
@@ -28,6 +30,7 @@ def make_method(
         layers: to be quantised.
         importance: ``mse`` regards what random tokens bring to each layer.
         calibration: token ids ``(sequences, length)``.
+        resume: a folder in which ``gptq`` keeps what it has found, for a run after an interruption.
 
     Raises:
         ValueError: the method needs calibration tokens and there are none, or cannot use them.
@@ -35,7 +38,7 @@ def make_method(
     if name in CALIBRATED:
         if calibration is None:
             raise ValueError(f"method {name!r} needs calibration texts: give their token ids as calibration=")
-        return (Gptq if name == "gptq" else Awq)(model, layers, calibration)
+        return Gptq(model, layers, calibration, resume) if name == "gptq" else Awq(model, layers, calibration)
     if calibration is not None:
         raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")
     if name == "rtn":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ def quantize(
     method: str = "mse",
     calibration: Tensor | None = None,
     allow_outliers: bool = False,
+    resume: Path | None = None,
 ) -> list[LayerRecord]:
     """Replaces the linear layers and the experts of a transformers model by quantised ones, in place.
 
@@ -59,6 +61,8 @@ def quantize(
         method: ``mse`` searches scales, ``rtn`` takes them from the peaks, ``gptq`` and ``awq`` calibrate.
         calibration: token ids ``(sequences, length)`` for the methods that calibrate.
         allow_outliers: goes on where a layer's error is out of line with its scheme.
+        resume: a folder in which ``gptq`` keeps what it has found: after an interruption, the same call goes
+            on from there.  It can be deleted when the model is saved.
 
     Returns:
         A record for every layer with a weight matrix, those that were left alone included.
@@ -68,7 +72,7 @@ def quantize(
             finite, or quantised already; or a layer's error is out of line: see `find_outliers`.
     """
     recipe = Recipe(scheme, head, ignore, overrides or {}, method, allow_outliers)
-    return quantize_by(recipe, model, keep_original, progress, importance, calibration)
+    return quantize_by(recipe, model, keep_original, progress, importance, calibration, resume)
 
 
 @torch.no_grad()
@@ -79,6 +83,7 @@ def quantize_by(
     progress: bool = True,
     importance: bool = True,
     calibration: Tensor | None = None,
+    resume: Path | None = None,
 ) -> list[LayerRecord]:
     """Quantises by a recipe; see `quantize`."""
     if any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules()):
@@ -88,7 +93,7 @@ def quantize_by(
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore))
     refuse_damaged(layers)
     wanted = [layer for layer in layers if layer.name in schemes]
-    method = make_method(recipe.method, model, wanted, importance, calibration)
+    method = make_method(recipe.method, model, wanted, importance, calibration, resume)
     spool = Spool()
     made: dict[str, Replacement] = {}
     try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from torch_armllm.quant.calibration.experts import ExpertInputs
 from torch_armllm.quant.calibration.inputs import Wanted, see_inputs
+from torch_armllm.quant.calibration.kept import Kept
 from torch_armllm.quant.calibration.moments import Moments
 from torch_armllm.quant.calibration.solver import Compensated
 from torch_armllm.quant.calibration.stream import Stages, in_batches
@@ -33,8 +35,10 @@ class Gptq(Method):
 
     name = "gptq"
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor) -> None:
-        """Takes token ids (sequences, length)."""
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, resume: Path | None = None
+    ) -> None:
+        """Takes token ids (sequences, length), and a folder that keeps what is found: see `Kept`."""
         self._stages = Stages(model, tokens, in_batches(tokens))
         homes = {id(m): i for i, stage in enumerate(self._stages.modules) for m in stage.modules()}
         self._homes = {
@@ -46,6 +50,8 @@ class Gptq(Method):
         self._roundings: dict[int, Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
         self._packed: dict[nn.Module, nn.Module] = {}
+        self._home_of: dict[nn.Module, int] = {}
+        self._kept = Kept(resume, tokens, str(model)) if resume is not None else None
 
     def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:  # noqa: D102
         last = len(self._stages.modules)
@@ -55,6 +61,14 @@ class Gptq(Method):
         stage = self._homes.get(layer.name)
         if stage is None:
             return Search()
+        if self._kept is None:
+            return self._find(layer, stage, weight, expert)
+        return self._kept.rounding(
+            layer.name, scheme, weight, expert, lambda: self._find(layer, stage, weight, expert)
+        )
+
+    def _find(self, layer: Layer, stage: int, weight: str, expert: int) -> Rounding:
+        """How a matrix is rounded, by what reaches it now."""
         if stage != self._now:
             self._enter(stage)
         wanted = self._inputs.get(layer.name)
@@ -74,7 +88,10 @@ class Gptq(Method):
             ready = copy.copy(made)
             ready._buffers = {**made._buffers, **spool.peek(made)}
             self._packed[layer.module] = ready
+            self._home_of[layer.module] = self._homes[layer.name]
             self._use(True)
+            if self._kept is not None:
+                self._kept.finish(layer.name)
 
     def commit(self) -> None:  # noqa: D102
         self._use(False)
@@ -92,14 +109,17 @@ class Gptq(Method):
 
     def _enter(self, stage: int) -> None:
         """Moves on to a stage, and sees what reaches its layers in the float model."""
-        self._use(True)
         while self._now < stage:
             if self._now >= 0:
+                self._use(True)
                 self._stages.advance(self._now)
             self._now += 1
+            if self._now < stage:
+                self._use(False)
+                self._stages.run_float(self._now)
         self._use(False)
         if self._stages.streamed:
-            self._packed = {}
+            self._packed = {m: x for m, x in self._packed.items() if self._home_of[m] == stage}
         self._roundings, self._experts = {}, {}
         inside = [x for x in self._layers if self._homes.get(x.name) == stage]
         self._inputs = see_inputs(inside, lambda: self._stages.run_float(stage))
@@ -108,11 +128,14 @@ class Gptq(Method):
     def _see(self, wanted: Wanted, rows: int) -> Rounding:
         """Runs the stage as far as a layer and sums up what reaches it."""
         moments = Moments(wanted.inputs[0].shape[-1])
-        narrow = wanted.inputs[0].shape[-1] <= _NARROW
+        columns = wanted.inputs[0].shape[-1]
+        # a layer that reads some tokens only, as experts do, may have read others in the float model
+        alike = [x.numel() // columns for x in wanted.inputs] == self._stages.sizes
+        corrected = alike and columns <= _NARROW
         floats = iter(wanted.inputs)
 
         def see(arguments: tuple[Any, ...]) -> None:
-            moments.add(arguments[0], wanted=next(floats) if narrow else None)
+            moments.add(arguments[0], wanted=next(floats) if corrected else None)
 
         self._stages.run_until(self._now, wanted.leader, see)
         return Compensated(moments.hessian(), rows, correction=moments.correction())

@@ -56,12 +56,14 @@ class Stages:
     Attributes:
         modules: a stage each.
         streamed: stages run by themselves.
+        sizes: tokens of each batch.
     """
 
     def __init__(self, model: nn.Module, tokens: Tensor, batch: int) -> None:
         """Takes token ids (sequences, length), to be run ``batch`` sequences at a time."""
         self._base = body_of(model)
         self._batches = list(tokens.split(batch))
+        self.sizes = [part.numel() for part in self._batches]
         self.modules: list[nn.Module] = _decoder_layers(self._base)
         self._calls: list[_Call] = []
         self._states: list[Tensor] = []
