@@ -74,7 +74,10 @@ def settings(form: str, wanted: Any, **other: Any) -> dict[str, Any]:
         ("llama", "int-quantized", (4, 32, True, "dynamic"), "g32b"),
         ("llama", "int-quantized", (8, None, True, "static"), "int8"),
         ("llama", "pack-quantized", (8, None, True, None), "int8"),
+        ("llama", "int-quantized", (8, 32, True, None), "int8g32"),
+        ("llama", "int-quantized", (8, None, False, "dynamic"), "int8g128m"),
         ("qwen3_moe", "pack-quantized", (4, 32, True, None), "g32b"),
+        ("mixtral", "int-quantized", (8, None, True, "dynamic"), "int8"),
     ],
 )
 def test_integers_and_scales_are_taken_as_they_are(
@@ -85,7 +88,7 @@ def test_integers_and_scales_are_taken_as_they_are(
     tmp_path: Path,
 ) -> None:
     wanted = scheme(*options)
-    sizes = {**SIZES, "moe_intermediate_size" if "moe" in family else "intermediate_size": 192}
+    sizes = {**SIZES, "moe_intermediate_size" if "_moe" in family else "intermediate_size": 192}
     expected = folders.write(tmp_path, family, encoder(form, wanted), settings(form, wanted), **sizes)
     report = folders.check(tmp_path, expected).hf_quantizer.report
     assert {record.scheme for record in report.quantised if record.kind != "head"} == {packed}

@@ -80,6 +80,7 @@ def settings(group: int, symmetric: bool, version: int, ordered: bool, bits: int
         ("llama", (64, False, 2, False)),
         ("qwen3_moe", (-1, False, 1, False)),
         ("llama", (-1, True, 1, False, 8)),
+        ("llama", (32, True, 2, False, 8)),
     ],
 )
 def test_integers_and_scales_are_taken_as_they_are(family: str, options: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 from tests.models import tiny
 from tests.quant.formats import folders
 from torch_armllm.checkpoint import load_model
+from torch_armllm.quant.formats import torchao
 
 quantization = pytest.importorskip("torchao.quantization")
 granularity = pytest.importorskip("torchao.quantization.granularity")
@@ -61,6 +62,21 @@ def test_integers_and_scales_are_taken_as_they_are(name: str, packed: str, tmp_p
     expected = save(tmp_path, name)
     report = folders.check(tmp_path, expected).hf_quantizer.report
     assert {record.scheme for record in report.quantised if record.kind != "head"} == {packed}
+
+
+@pytest.mark.parametrize("minimum", [0.0, -0.11])
+def test_two_columns_a_byte_and_a_float_a_group(minimum: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (16, 32), generator=generator).to(torch.uint8)
+    scale = torch.rand(2, 16, generator=generator).bfloat16()
+    zero = torch.full((2, 16), minimum, dtype=torch.bfloat16)
+    parts = {"qdata": packed.view(torch.int8), "scale": scale, "zero_point": zero}
+    found = torchao._int4({"block_size": [1, 32]}, parts)
+    low, high = ((((packed >> shift) & 15).float() + 8) % 16 - 8 for shift in (0, 4))
+    q = torch.stack([low, high], dim=-1).flatten(1)
+    expected = q * scale.t().float().repeat_interleave(32, 1) + zero.t().float().repeat_interleave(32, 1)
+    assert found.scheme == ("g32m" if minimum else "g32b")
+    assert torch.equal(found.dequantize(), expected)
 
 
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from torch_armllm.quant.formats.folder import Packing, read_folder
 from torch_armllm.quant.formats.foreign import Foreign
-from torch_armllm.quant.formats.nibbles import integers, unpack
+from torch_armllm.quant.formats.nibbles import centred, integers, unpack
 from torch_armllm.quant.formats.weights import Integers
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -28,9 +28,9 @@ class Awq(Packing):
         self._group = group
 
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
-        q = unpack(parts["qweight"], 4, 1, _PLACES).t().to(torch.int8) - 8
+        q = unpack(parts["qweight"].t().contiguous(), 4, 0, _PLACES)
         zeros = unpack(parts["qzeros"], 4, 1, _PLACES).t().to(torch.int16) - 8
-        return integers(q, parts["scales"].t(), zeros, self._group)
+        return integers(centred(q, 4), parts["scales"].t(), zeros, self._group)
 
 
 def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:

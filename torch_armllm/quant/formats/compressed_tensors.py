@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from torch_armllm.quant.formats.folder import Packing, read_folder
 from torch_armllm.quant.formats.foreign import Foreign
-from torch_armllm.quant.formats.nibbles import by_groups, integers, unpack
+from torch_armllm.quant.formats.nibbles import by_groups, centred, integers, unpack
 from torch_armllm.quant.formats.weights import Integers
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
@@ -47,7 +47,7 @@ class CompressedTensors(Packing):
         scales = parts["weight_scale"]
         if packed:
             q = unpack(parts["weight_packed"], bits, 1)[:, : int(parts["weight_shape"][-1])]
-            q = (q.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
+            q = centred(q, bits)
         else:
             q = parts["weight"]
         if q.dtype != torch.int8 or q.dim() != 2:
@@ -63,7 +63,7 @@ class CompressedTensors(Packing):
         groups = parts.get("weight_g_idx")
         if groups is not None and bool((groups >= 0).all()):
             order = by_groups(groups, columns, group)
-            q = q if order is None else q[:, order]
+            q = q if order is None else q.index_select(1, order)
         return integers(q, scales, zeros, group, order, bits)
 
     def _zeros(self, parts: Mapping[str, Tensor], bits: int, rows: int, count: int) -> Tensor | None:

@@ -23,6 +23,7 @@ from transformers.utils import (
 from torch_armllm.quant.formats.foreign import Foreign, without_quantisation
 from torch_armllm.quant.formats.weights import Integers, Lazy
 from torch_armllm.quant.loading import check_files
+from torch_armllm.quant.workers import each
 
 _KINDS = ((SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME), (WEIGHTS_INDEX_NAME, WEIGHTS_NAME))
 
@@ -73,7 +74,8 @@ def read_folder(place: str, config: PreTrainedConfig, method: str, packing: Pack
 def _lazily(packing: Packing, name: str, own: dict[str, Any]) -> Lazy:
     def read() -> Integers:
         try:
-            return packing.decode(name, {part: tensor[...] for part, tensor in own.items()})
+            tensors = {part: tensor[...] for part, tensor in own.items()}
+            return each(lambda parts: packing.decode(name, parts), [tensors])[0]  # on one thread: small ops
         except KeyError as missing:
             raise ValueError(f"{name}.{missing.args[0]} is missing: a file is, or it is damaged") from None
         except ValueError as error:

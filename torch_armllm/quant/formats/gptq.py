@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from torch_armllm.quant.formats.folder import Packing, read_folder
 from torch_armllm.quant.formats.foreign import Foreign
-from torch_armllm.quant.formats.nibbles import by_groups, integers, unpack
+from torch_armllm.quant.formats.nibbles import by_groups, centred, integers, unpack
 from torch_armllm.quant.formats.weights import Integers
 
 
@@ -30,18 +30,17 @@ class Gptq(Packing):
 
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
         middle = 1 << (self._bits - 1)
-        q = (unpack(parts["qweight"], self._bits, 0).t().to(torch.int16) - middle).to(torch.int8)
+        q = centred(unpack(parts["qweight"], self._bits, 0), self._bits).t().contiguous()
         zeros = unpack(parts["qzeros"], self._bits, 1).t()[: q.shape[0]]
         if self._version == 1:
             zeros = (zeros + 1) & (2 * middle - 1)
-        centred = (
-            None if self._symmetric and bool((zeros == middle).all()) else zeros.to(torch.int16) - middle
-        )
+        exact = self._symmetric and bool((zeros == middle).all())
+        moved = None if exact else zeros.to(torch.int16) - middle
         order = None
         if "g_idx" in parts:
             order = by_groups(parts["g_idx"], q.shape[1], self._group)
-            q = q if order is None else q[:, order]
-        return integers(q, parts["scales"].t(), centred, self._group, order, self._bits)
+            q = q if order is None else q.index_select(1, order)
+        return integers(q, parts["scales"].t(), moved, self._group, order, self._bits)
 
 
 def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:

@@ -108,7 +108,7 @@ def _packed(layer: Layer, held: dict[str, Integers]) -> Replacement:
         else:
             new = packed_linear(layer, held["weight"])
             op = "int8_linear" if new.scheme == "int8" else "int4_linear"
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # the op that packs raises the latter
         raise ValueError(f"{layer.name}: {error}") from error
     held.clear()
     return Replacement(new.train(layer.module.training), op)

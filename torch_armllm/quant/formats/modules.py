@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from torch_armllm.ops.linear import interleave_panels
@@ -10,6 +11,11 @@ from torch_armllm.quant.formats.weights import Integers
 from torch_armllm.quant.layers import Layer, weight_of
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.packing import pack
+from torch_armllm.quant.scheme import row_chunks
+from torch_armllm.quant.workers import each
+
+_CHUNK = 1 << 20
+"""Weights packed at once by one thread."""
 
 
 def packed_linear(layer: Layer, weight: Integers) -> QuantLinear:
@@ -21,7 +27,7 @@ def packed_linear(layer: Layer, weight: Integers) -> QuantLinear:
     bias = module.bias
     assert bias is None or isinstance(bias, Tensor)
     return QuantLinear(
-        pack(weight.quantised),
+        _panels(weight),
         columns,
         rows,
         weight.scheme,
@@ -43,8 +49,8 @@ def packed_experts(layer: Layer, inner: Integers, outer: Integers) -> QuantExper
     assert layout is not None
     if inner.scheme != outer.scheme:
         raise ValueError(f"experts store their weights in two ways: {inner.scheme} and {outer.scheme}")
-    if inner.scheme == "int8":
-        raise ValueError("experts of 8 bits have no fused op; those of 4 bits do")
+    if inner.flipped != layout.transposed or outer.flipped != layout.transposed:
+        raise ValueError("experts whose groups of columns lie along the outputs cannot be read")
     if inner.order is not None or outer.order is not None:
         raise ValueError("experts whose inputs are ordered by activation (desc_act) cannot be read")
     if layout.interleaved and layout.gated:
@@ -53,11 +59,11 @@ def packed_experts(layer: Layer, inner: Integers, outer: Integers) -> QuantExper
         rows = inner.quantised.q.shape[1]
         size = rows // (2 if layout.gated else 1)
         parts = [inner.rows(slice(start, start + size)) for start in range(0, rows, size)]
-    panels = [pack(part.quantised) for part in parts]
+    panels = [_panels(part) for part in parts]
     hidden, intermediate = outer.quantised.q.shape[1:]
     return QuantExperts(
         interleave_panels(*panels) if layout.gated else panels[0],
-        pack(outer.quantised),
+        _panels(outer),
         intermediate,
         hidden,
         inner.scheme,
@@ -69,3 +75,13 @@ def packed_experts(layer: Layer, inner: Integers, outer: Integers) -> QuantExper
         float_dtype=parameter(module, layout.weights[1]).dtype,
         layout=layout,
     )
+
+
+def _panels(weight: Integers) -> Tensor:
+    """Packs the integers of a matrix, or of each expert's, on all cores."""
+    if weight.quantised.q.dim() > 2:
+        return torch.stack(each(lambda expert: pack(expert.quantised), weight.unbind()))
+    rows, columns = weight.quantised.q.shape
+    chunks = row_chunks(rows, columns, _CHUNK)
+    panels = each(lambda part: pack(weight.rows(part).quantised), chunks)
+    return panels[0] if len(panels) == 1 else torch.cat(panels)

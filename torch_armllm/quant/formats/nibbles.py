@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_armllm.quant.formats.weights import Integers
 from torch_armllm.quant.scheme import Quantised
-from torch_armllm.quant.schemes import SCHEMES
+from torch_armllm.quant.schemes import scheme_named
 
 SPANS = (128, 64, 32)
 """Group sizes that a scheme has."""
@@ -21,7 +21,7 @@ def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = N
     Args:
         packed: int32 matrix.
         bits: of each integer.
-        axis: along which neighbours were packed.
+        axis: along which neighbours were packed; the first one is faster.
         order: where in the int32 the integers 0, 1, … lie; None for their own order.
 
     Returns:
@@ -29,12 +29,16 @@ def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = N
     """
     if packed.dtype not in (torch.int32, torch.uint32):
         raise ValueError(f"packed integers are int32, not {packed.dtype}")
-    lanes = packed.view(torch.int32).movedim(axis, -1).contiguous().view(torch.uint8)
-    if bits == 4:
-        lanes = torch.stack([lanes & 15, lanes >> 4], dim=-1).flatten(-2)
-    if order is not None:
-        lanes = lanes.view(*lanes.shape[:-1], -1, len(order))[..., list(order)].flatten(-2)
-    return lanes.movedim(-1, axis).contiguous()
+    words, count = packed.view(torch.int32), 32 // bits
+    made = torch.empty((*words.shape[: axis + 1], count, *words.shape[axis + 1 :]), dtype=torch.uint8)
+    for lane, place in enumerate(order or range(count)):
+        made.select(axis + 1, lane).copy_((words >> (bits * place)).bitwise_and_((1 << bits) - 1))
+    return made.flatten(axis, axis + 1)
+
+
+def centred(values: Tensor, bits: int) -> Tensor:
+    """Unsigned integers, uint8, as int8 around the middle of their range."""
+    return (values.contiguous() - (1 << (bits - 1))).view(torch.int8)
 
 
 def by_groups(groups: Tensor, columns: int, group: int) -> Tensor | None:
@@ -93,10 +97,25 @@ def integers(
     return Integers(_int4(q, scales, zeros, span), order)
 
 
+def with_middles(found: Integers, middles: Tensor) -> Integers:
+    """Integers of 4 bits whose groups have floats (N, S) that are added to what they stand for.
+
+    Raises:
+        ValueError: a whole row has one scale.
+    """
+    quantised = found.quantised
+    span = scheme_named(quantised.scheme).span
+    if not span:
+        raise ValueError("a row with one scale and a float that is added has no scheme")
+    times = -(-quantised.scales.shape[1] // middles.shape[1])
+    added = _repeated(middles, times, quantised.q.shape[1], span).float()
+    scales = quantised.scales.float()
+    return Integers(Quantised(f"g{span}m", quantised.q, scales, middles=added), found.order)
+
+
 def _int4(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantised:
-    low, high = torch.aminmax(q)
-    if int(low) < -8 or int(high) > 7:
-        raise ValueError(f"integers reach from {int(low)} to {int(high)}, and 4 bits hold −8…7")
+    if bool(((q + 8).view(torch.uint8) > 15).any()):
+        raise ValueError(f"integers reach from {int(q.min())} to {int(q.max())}, and 4 bits hold −8…7")
     name = f"g{span}" if span else "row"
     if zeros is not None:
         name, q, zeros = f"{name}z", q + 8, zeros + 8
@@ -111,14 +130,16 @@ def _int4(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantis
 
 
 def _int8(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantised:
-    if zeros is not None:
-        raise ValueError("integers of 8 bits with zero points have no scheme")
-    if not span:
+    if not span and zeros is None:
         return Quantised("int8", q.contiguous(), scales[:, 0].float().contiguous())
-    name = f"int8g{span}"
-    if name not in SCHEMES:
-        raise ValueError(f"integers of 8 bits with a scale for each {span} columns have no scheme")
-    return Quantised(name, q.contiguous(), scales.float().contiguous())
+    if not span:  # groups that all have the row's
+        span, columns = SPANS[0], q.shape[1]
+        groups = -(-columns // span)
+        scales, zeros = (part.expand(-1, groups) for part in (scales, zeros) if part is not None)
+    scales = scales.float().contiguous()
+    if zeros is None:
+        return Quantised(f"int8g{span}", q.contiguous(), scales)
+    return Quantised(f"int8g{span}m", q.contiguous(), scales, middles=-(scales * zeros))
 
 
 def _repeated(values: Tensor, times: int, columns: int, span: int) -> Tensor:

@@ -13,8 +13,9 @@ from transformers import PreTrainedConfig
 
 from torch_armllm.quant.formats.folder import open_tensors, weight_files
 from torch_armllm.quant.formats.foreign import Foreign, without_quantisation
-from torch_armllm.quant.formats.nibbles import integers
+from torch_armllm.quant.formats.nibbles import integers, with_middles
 from torch_armllm.quant.formats.weights import Integers, Lazy
+from torch_armllm.quant.workers import each
 
 
 def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
@@ -64,7 +65,8 @@ def _descriptions(files: list[str]) -> dict[str, Any]:
 def _lazily(name: str, kind: str, data: Mapping[str, Any], own: Mapping[str, Any]) -> Lazy:
     def read_tensor() -> Integers:
         try:
-            return _KINDS[kind](data, {part: tensor[...] for part, tensor in own.items()})
+            tensors = {part: tensor[...] for part, tensor in own.items()}
+            return each(lambda parts: _KINDS[kind](data, parts), [tensors])[0]  # on one thread: small ops
         except KeyError as missing:
             raise ValueError(f"{name} lacks its {missing.args[0]}: a file is missing or damaged") from None
         except ValueError as error:
@@ -93,12 +95,14 @@ def _int4(data: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Integers:
     """``Int4Tensor``: two columns a byte, scales (S, N), and floats that are added where these are not 0."""
     if "act_pre_scale" in parts:
         raise ValueError("its inputs are scaled before they are quantised (act_pre_scale)")
-    if bool(parts["zero_point"].any()):
-        raise ValueError("its groups have float minimums, for which there is no scheme yet")
     packed = parts["qdata"].view(torch.uint8)
     q = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).to(torch.int8)
     q = torch.where(q > 7, q - 16, q)
-    return integers(q, parts["scale"].t(), None, int(data["block_size"][-1]))
+    found = integers(q, parts["scale"].t(), None, int(data["block_size"][-1]))
+    middles = parts["zero_point"].t()
+    if not bool(middles.any()):
+        return found
+    return with_middles(found, middles)
 
 
 def _plain(q: Tensor, scales: Tensor, zeros: Tensor | None, block: list[int], bits: int) -> Integers:
