@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch_armllm.hf.body import first_position_of, position_limit
 from torch_armllm.hf.cache import PagedCache
 from torch_armllm.hf.told import Told
 from torch_armllm.plan import Plan, StepInputs
+from torch_armllm.spare_pools import SparePools
 
 _IGNORED = {
     "cache_position",
@@ -46,28 +46,6 @@ class StepOutput(MoeModelOutputWithPast):
 
 class _Unserved(Exception):
     """The fast path cannot do this call; the message says why."""
-
-
-class SparePools:
-    """Block pools of caches that nobody holds any more, for the next ones to use.
-
-    Memory that the system hands out anew has to be zeroed page by page: several per cent of a short prompt.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self._lent: list[tuple[weakref.ref[PagedCache], BlockPool]] = []
-
-    def cache(self, make: Callable[[BlockPool], PagedCache]) -> PagedCache:
-        """A cache that `make` makes on a spare pool, or on a new one."""
-        spare = [pool for owner, pool in self._lent if owner() is None]
-        pool = spare[0] if spare else BlockPool(self.shape)
-        pool.clear()
-        made = make(pool)
-        # one spare pool is enough: the others are let go
-        self._lent = [(owner, lent) for owner, lent in self._lent if owner() is not None]
-        self._lent.append((weakref.ref(made), pool))
-        return made
 
 
 class PatchedForward:

@@ -12,18 +12,16 @@ from torch import Tensor, fx, nn
 
 from torch_armllm import quant
 from torch_armllm.capture import Captured, CaptureError, capture
-from torch_armllm.engine.cache_shape import CacheShape, LatentShape, MixedShape, Shape
+from torch_armllm.captured_cache import cache_shape_of
+from torch_armllm.engine.cache_shape import LatentShape
 from torch_armllm.hf.body import body_of, longest_of
-from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.indexer import dense_until, indexers_of
 from torch_armllm.hf.mla import expands_latents
 from torch_armllm.huge_pages import collapse_packed
 from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import isa
 from torch_armllm.passes import PassContext, run_passes
-from torch_armllm.passes.cache_layout import CacheLayout, cache_layout
-from torch_armllm.passes.match import is_op, value
-from torch_armllm.passes.mla import find_latent, why_not_absorbed
+from torch_armllm.passes.cache_layout import cache_layout
 from torch_armllm.patched import PatchedForward, with_gradients_by_modules
 from torch_armllm.plan import make_plan
 from torch_armllm.quant.outliers import find_outliers
@@ -116,38 +114,6 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _cache_shape(
-    base: nn.Module, module: fx.GraphModule, layout: CacheLayout, dtype: torch.dtype | None
-) -> Shape:
-    """Sizes of the paged cache, from the graph's attentions before they are rewritten."""
-    latent = _latent_shape(base, module, dtype)
-    if latent is not None:
-        return latent
-    nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
-    own = {value(n.args[1]).dtype for n in nodes}
-    if len(own) != 1:
-        raise CaptureError("its layers differ in the dtype of their keys and values")
-    holds = dtype or own.pop()
-    groups = tuple(CacheShape(layout.count(i), *sizes, holds) for i, sizes in enumerate(layout.sizes))
-    if layout.uniform:
-        return groups[0]
-    return MixedShape(groups, tuple(layout.places[layer] for layer in sorted(layout.places)))
-
-
-def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> LatentShape | None:
-    """Sizes of a cache of latents; None where the model's layers have none."""
-    if not any(expands_latents(part) for part in base.modules()):
-        return None
-    found = find_latent(module)
-    reason = why_not_absorbed(module) if found else "its latents are expanded in a way that is not known"
-    if reason is not None:
-        raise CaptureError(reason)
-    layers = {latent.attention.args[3]: latent for latent in found}
-    own = value(found[0].expansion.args[0]).dtype  # type: ignore[arg-type]
-    expanded = sum(latent.expanded for latent in layers.values())
-    return LatentShape(len(layers), *found[0].sizes, dtype or own, expanded=expanded)
-
-
 def _weight_owner(base: nn.Module, captured: Captured) -> Callable[[str, Tensor], None]:
     """Points modules at their share of a weight that a pass merged, so that nothing is held twice."""
 
@@ -180,7 +146,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
             raise CaptureError(f"{type(indexers[0]).__name__} chooses which tokens are attended to")
         captured = capture(model)
         layout = cache_layout(captured.graph_module)
-        shape = _cache_shape(base, captured.graph_module, layout, cache_dtype)
+        shape = cache_shape_of(base, captured.graph_module, layout, cache_dtype)
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
@@ -270,7 +236,7 @@ def patch(
         recipe = Recipe(quantize, head, ignore, overrides or {}, method, allow_outliers)
         if quant.is_packed(model):
             if quantize != "int4" or model.config.quantization_config.source is None:
-                _check_packed(model.config.quantization_config, recipe)
+                recipe.check_packed(model.config.quantization_config.recipe)
         else:
             records = quantize_by(recipe, model, keep_original, progress, importance, calibration)
     report = fuse(model, kv_cache, records)
@@ -278,25 +244,6 @@ def patch(
     if hasattr(model, "hf_quantizer"):
         model.config.quantization_config.kv_cache = kv_cache
     return report
-
-
-def _check_packed(own: ArmInt4Config, wanted: Recipe) -> None:
-    """Raises ValueError if the weights are packed already, and by another recipe than is asked for."""
-    if own.source is not None:
-        raise ValueError(
-            f"the weights are packed as {own.source} stored them; to have them as {wanted.scheme!r}, load "
-            "the original model"
-        )
-    if wanted.scheme != own.scheme:
-        raise ValueError(
-            f"the weights are packed as {own.scheme!r} already; to have them as {wanted.scheme!r}, load the "
-            "original model"
-        )
-    if wanted.overrides and dict(wanted.overrides) != own.overrides:
-        raise ValueError(
-            f"the weights are packed already, with the overrides {own.overrides}; to have "
-            f"{dict(wanted.overrides)}, load the original model"
-        )
 
 
 def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) -> Report:

@@ -96,6 +96,19 @@ class Recipe:
             assigned.append(layer)
         return assigned, schemes
 
+    def check_packed(self, own: Recipe) -> None:
+        """Raises ValueError if weights that are packed by their ``own`` recipe are not what is asked for."""
+        if self.scheme != own.scheme:
+            raise ValueError(
+                f"the weights are packed as {own.scheme!r} already; to have them as {self.scheme!r}, load "
+                "the original model"
+            )
+        if self.overrides and dict(self.overrides) != dict(own.overrides):
+            raise ValueError(
+                f"the weights are packed already, with the overrides {dict(own.overrides)}; to have "
+                f"{dict(self.overrides)}, load the original model"
+            )
+
     def _scheme_of(self, layer: Layer) -> str | None:
         scheme = self.head if layer.kind == "head" else self.scheme
         for pattern, other in self.overrides.items():
