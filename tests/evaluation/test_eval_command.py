@@ -10,8 +10,11 @@ from typing import Any
 import lm_eval.tasks
 import pytest
 
+from torch_armllm.checkpoint import load_tokenizer
 from torch_armllm.cli import main
 from torch_armllm.evaluation import require, run
+from torch_armllm.evaluation.loading import load_scheme
+from torch_armllm.evaluation.scheme import Scheme
 
 
 def _eval(folder: Path, tasks: Path, *more: str, names: str = "own_choice,own_letters,own_text") -> int:
@@ -126,6 +129,19 @@ def test_mistakes_are_named(
     )
     assert _eval(Path("no model"), own_tasks, *more, names=names) == 2
     assert wanted in capsys.readouterr().err
+
+
+def test_a_quantised_checkpoint_is_compared_as_it_is(
+    tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_scheme(str(tiny_folder), Scheme.parse("int4-g32i"), "float32")[0]
+    model.save_pretrained(tmp_path / "int4")
+    load_tokenizer(str(tiny_folder)).save_pretrained(tmp_path / "int4")
+    schemes = ("--schemes", "saved,int4-g32i,bf16", "--limit", "3")
+    assert _eval(tmp_path / "int4", own_tasks, *schemes, names="own_choice") == 2
+    said = capsys.readouterr()
+    assert "bf16 failed" in said.err and "the scheme 'saved'" in said.out
+    assert said.out.count("+0.0000 ± 0.0000") == 2  # the same model twice
 
 
 def test_tags_and_patterns_name_tasks(own_tasks: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 from torch_armllm.commands import Subcommands
 
 _SETTINGS = (
     *("limit", "max_length", "batch_size", "num_fewshot", "apply_chat_template"),
-    *("kl_tokens", "dtype"),
+    *("kl_tokens", "dtype", "calibration", "off_grid"),
 )
 
 
@@ -42,6 +41,11 @@ def add(commands: Subcommands) -> argparse.ArgumentParser:
         default=4096,
         help="of each text, tokens whose distributions count (4096)",
     )
+    parser.add_argument(
+        "--off-grid",
+        action="store_true",
+        help="first moves weights by noise of one INT4 step: for checkpoints that 4 bits were made of before",
+    )
     parser.add_argument("--json", type=Path, help="a file of everything; an interrupted run goes on from it")
     parser.add_argument("--markdown", type=Path, help="a file for the table")
     parser.add_argument("--plot", type=Path, help="a file for a drawing of scores by bits")
@@ -57,7 +61,6 @@ def run(options: argparse.Namespace) -> None:
     if options.plot is not None:
         require_matplotlib()
     from torch_armllm.evaluation import table
-    from torch_armllm.evaluation.loading import calibration_tokens
     from torch_armllm.evaluation.run import Options
     from torch_armllm.evaluation.run import run as run_schemes
     from torch_armllm.evaluation.scheme import parse_schemes
@@ -69,13 +72,10 @@ def run(options: argparse.Namespace) -> None:
     if calibrated and options.calibration is None:
         raise ValueError(f"{', '.join(calibrated)} takes a text to calibrate with: --calibration FILE")
     settings = Options(**{name: getattr(options, name) for name in _SETTINGS})
-    store = Store({"model": options.model, **asdict(settings), "method": options.method}, options.json)
+    store = Store({"model": options.model, **settings.to_dict(), "method": options.method}, options.json)
     tasks = load_tasks([name for name in options.tasks.split(",") if name], options.include_path or ())
-    calibration = None
-    if calibrated:
-        calibration = calibration_tokens(options.model, options.calibration)
     scratch = None if options.json is None else options.json.with_suffix(".logits")
-    run_schemes(options.model, tasks, schemes, store, settings, calibration, scratch)
+    run_schemes(options.model, tasks, schemes, store, settings, scratch)
     lines = store.lines()
     print(table.as_text(lines, store.schemes))
     title = f"{options.model}: {', '.join(store.schemes)}"

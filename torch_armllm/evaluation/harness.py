@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
         pretrained: what `torch_armllm.LLM` takes as model, or a model that is there already.
         scheme: see `Scheme.parse`; of a name.
         method: how weights are rounded, where the scheme does not say.
+        calibration: a text for methods that calibrate.
         plain: leaves everything to `HFLM`.
         options: of `HFLM`.
     """
@@ -44,6 +46,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
         pretrained: Any,
         scheme: str = "int4",
         method: str | None = None,
+        calibration: str | None = None,
         plain: bool = False,
         dtype: str = "auto",
         **options: Any,
@@ -53,7 +56,8 @@ class ArmLM(HFLM):  # type: ignore[misc]
             from torch_armllm.evaluation.loading import load_scheme
 
             options.setdefault("tokenizer", load_tokenizer(pretrained))
-            pretrained = load_scheme(pretrained, Scheme.parse(scheme, method), dtype)[0]
+            text = None if calibration is None else Path(calibration)
+            pretrained = load_scheme(pretrained, Scheme.parse(scheme, method), dtype, text)[0]
         options.setdefault("softmax_dtype", "float32")
         options["device"] = "cpu"
         super().__init__(pretrained=pretrained, **options)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import torch_armllm
 from torch_armllm import quant
 from torch_armllm.checkpoint import load_model, load_tokenizer
+from torch_armllm.evaluation.off_grid import move_off_grid
 from torch_armllm.evaluation.scheme import Scheme
+from torch_armllm.quant.calibration.text import read_tokens
 from torch_armllm.report import LayerRecord
 
 
@@ -19,7 +20,8 @@ def load_scheme(
     source: str,
     scheme: Scheme,
     dtype: str = "auto",
-    calibration: Tensor | None = None,
+    calibration: Path | None = None,
+    off_grid: bool = False,
     progress: bool = False,
 ) -> tuple[Any, list[LayerRecord]]:
     """Loads a model in a scheme.
@@ -28,40 +30,42 @@ def load_scheme(
         source: see `torch_armllm.checkpoint.load_model`.
         scheme: how it is to run.
         dtype: of the weights that are loaded, where the scheme does not say.
-        calibration: token ids ``(sequences, length)`` for methods that calibrate.
+        calibration: a text for methods that calibrate.
+        off_grid: see `move_off_grid`.
         progress: shows bars.
 
     Returns:
         The model, and what became of its layers.
+
+    Raises:
+        ValueError: the checkpoint is quantised already, and otherwise than the scheme says; or the method
+            calibrates and there is no text.
     """
     wanted = scheme.dtype or dtype
     model = load_model(source, wanted if wanted == "auto" else getattr(torch, wanted), progress=progress)
-    if not scheme.patched:
-        return model, quant.describe(model, "nothing is quantised")
-    if torch_armllm.is_patched(model):
+    if quant.is_packed(model):
+        _check_packed(model, scheme)
+    elif off_grid:
+        move_off_grid(model)
+    if torch_armllm.is_patched(model) or not scheme.patched:
         return model, quant.describe(model, "nothing is quantised")
     said: dict[str, Any] = {} if scheme.method is None else {"method": scheme.method}
     if scheme.calibrated:
-        said["calibration"] = calibration
+        if calibration is None:
+            raise ValueError(f"{scheme.name} takes a text to calibrate with")
+        said["calibration"] = read_tokens(calibration, load_tokenizer(source))
     report = torch_armllm.patch(model, scheme.quantize, progress=progress, **said)
     return model, report.layers
+
+
+def _check_packed(model: Any, scheme: Scheme) -> None:
+    own = getattr(getattr(model.config, "quantization_config", None), "scheme", None)
+    if not scheme.patched or (scheme.quantize is not None and scheme.quantize != own):
+        raise ValueError(
+            f"the checkpoint is quantised already, as {own}; it is compared as it is by the scheme 'saved'"
+        )
 
 
 def bits_of(layers: list[LayerRecord]) -> float:
     """Bits a weight of all layers with a weight matrix, the head among them and embeddings not."""
     return 8 * sum(layer.bytes_after for layer in layers) / max(sum(layer.parameters for layer in layers), 1)
-
-
-def calibration_tokens(source: str, file: Path, sequences: int = 64, length: int = 512) -> Tensor:
-    """The beginning of a text as token ids ``(sequences, length)``, fewer where it is short.
-
-    Raises:
-        ValueError: the text is shorter than one sequence.
-        OSError: it cannot be read.
-    """
-    text = file.read_text(encoding="utf-8")[: sequences * length * 16]
-    ids = load_tokenizer(source)(text, add_special_tokens=False, return_tensors="pt").input_ids[0]
-    count = min(len(ids) // length, sequences)
-    if count == 0:
-        raise ValueError(f"{file} has {len(ids)} tokens; calibration takes {length} at least")
-    return torch.as_tensor(ids[: count * length]).view(count, length)

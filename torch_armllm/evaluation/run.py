@@ -8,11 +8,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from torch_armllm.checkpoint import load_tokenizer
 from torch_armllm.evaluation.distributions import Comparison, Reference
@@ -36,6 +34,8 @@ class Options:
         apply_chat_template: questions are put as the model's chats are.
         kl_tokens: of each text, positions whose distributions are compared.
         dtype: of the weights that are loaded, where a scheme does not say.
+        calibration: a text for methods that calibrate.
+        off_grid: see `move_off_grid`.
         plain: leaves everything to `HFLM`, for comparison.
     """
 
@@ -46,7 +46,13 @@ class Options:
     apply_chat_template: bool = False
     kl_tokens: int = 4096
     dtype: str = "bfloat16"
+    calibration: Path | None = None
+    off_grid: bool = False
     plain: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return {**asdict(self), "calibration": None if self.calibration is None else str(self.calibration)}
 
 
 def run(
@@ -55,7 +61,6 @@ def run(
     schemes: Sequence[Scheme],
     store: Store,
     options: Options,
-    calibration: Tensor | None = None,
     scratch: Path | None = None,
     progress: bool = True,
 ) -> None:
@@ -67,7 +72,6 @@ def run(
         schemes: the first one is the baseline.
         store: of results.
         options: of all schemes.
-        calibration: see `load_scheme`.
         scratch: a folder for the baseline's logits, which a later run may need; None: a temporary one.
         progress: shows bars.
     """
@@ -80,7 +84,7 @@ def run(
             if not missing:
                 continue
             try:
-                _run_scheme(model, tasks, scheme, schemes[0], store, options, calibration, place, progress)
+                _run_scheme(model, tasks, scheme, schemes[0], store, options, place, progress)
             except Exception as error:
                 logger.exception("%s failed", scheme.name)
                 result.error = f"{type(error).__name__}: {error}"
@@ -95,14 +99,15 @@ def _run_scheme(
     baseline: Scheme,
     store: Store,
     options: Options,
-    calibration: Tensor | None,
     place: Path,
     progress: bool,
 ) -> None:
     from torch_armllm.evaluation.harness import ArmLM
 
     result = store.schemes[scheme.name]
-    model, layers = load_scheme(source, scheme, options.dtype, calibration, progress)
+    model, layers = load_scheme(
+        source, scheme, options.dtype, options.calibration, options.off_grid, progress
+    )
     result.bits = bits_of(layers)
     result.bytes = sum(t.nbytes for t in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
     lm = ArmLM(
