@@ -19,13 +19,15 @@ import sys
 import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
 
 from .plot import plot
 from .process import NEEDED, EngineProcess, busy_process, missing
 from .results import Record, best, records, shown, waits
 from .shapes import COMPARED, SHAPES
 from .work import ALL, Work
+
+Measured = dict[tuple[str, str, str], dict[str, list[dict[str, float]]]]
+"""What each round gave, by model, work and engine, and by the way it was done."""
 
 SETTLE = 1.0  # seconds that a foreign process runs before
 
@@ -111,28 +113,37 @@ def limits(threads: int) -> list[Record]:
 
 
 def main() -> None:
-    """Runs what is asked for."""
+    """Runs what is asked for; what an interrupted run has measured is reported as well."""
     options = parsed()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or stopped engines would outlive it
     pythons = interpreters(options)
-    measured: dict[tuple[str, str, str], dict[str, list[dict[str, float]]]] = {}
-    for model in options.models:
-        with ExitStack() as stack:
-            engines: dict[str, EngineProcess] = {}
-            for name, python in pythons.items():
-                print(f"{model}: loading {name}", file=sys.stderr, flush=True)
-                log = options.cache / "logs" / f"{model}-{name}.log"
-                try:
-                    engines[name] = EngineProcess(name, model, python, options.threads, options.cache, log)
-                except RuntimeError as error:
-                    print(error, file=sys.stderr, flush=True)
-                    continue
-                stack.callback(engines[name].close)
-            for _ in range(options.rounds):
-                for work in options.work:
-                    found: Any = {e: measured.setdefault((model, work.name, e), {}) for e in engines}
-                    measure(engines, work, found, options.seconds)
-    report(options, records({key: ways for key, ways in measured.items() if ways}))
+    measured: Measured = {}
+    try:
+        for model in options.models:
+            measure_model(options, model, pythons, measured)
+    finally:
+        report(options, records({key: ways for key, ways in measured.items() if ways}))
+
+
+def measure_model(
+    options: argparse.Namespace, model: str, pythons: dict[str, str], measured: Measured
+) -> None:
+    """All rounds of one model; ``measured`` takes what they give."""
+    with ExitStack() as stack:
+        engines: dict[str, EngineProcess] = {}
+        for name, python in pythons.items():
+            print(f"{model}: loading {name}", file=sys.stderr, flush=True)
+            log = options.cache / "logs" / f"{model}-{name}.log"
+            try:
+                engines[name] = EngineProcess(name, model, python, options.threads, options.cache, log)
+            except RuntimeError as error:
+                print(error, file=sys.stderr, flush=True)
+                continue
+            stack.callback(engines[name].close)
+        for _ in range(options.rounds):
+            for work in options.work:
+                found = {e: measured.setdefault((model, work.name, e), {}) for e in engines}
+                measure(engines, work, found, options.seconds)
 
 
 def report(options: argparse.Namespace, found: list[Record]) -> None:

@@ -72,7 +72,11 @@ class EngineProcess:
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
                 start_new_session=True,
             )
-        self._answer()
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
         self._signal(signal.SIGSTOP)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
