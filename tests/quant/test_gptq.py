@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,16 @@ def test_it_asks_for_texts() -> None:
         quantize(tiny("llama"), method="gptq", progress=False)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products of several threads may sum in another order where their operands lie elsewhere in memory."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calibration = torch.randint(97, (6, 32), generator=torch.Generator().manual_seed(3))
     whole = loud("mixtral")
