@@ -236,7 +236,8 @@ def patch(
         recipe = Recipe(quantize, head, ignore, overrides or {}, method, allow_outliers)
         if quant.is_packed(model):
             if quantize != "int4" or model.config.quantization_config.source is None:
-                recipe.check_packed(model.config.quantization_config.recipe)
+                own = model.config.quantization_config
+                recipe.check_packed(own.recipe, own.source)
         else:
             records = quantize_by(recipe, model, keep_original, progress, importance, calibration)
     report = fuse(model, kv_cache, records)

@@ -96,8 +96,16 @@ class Recipe:
             assigned.append(layer)
         return assigned, schemes
 
-    def check_packed(self, own: Recipe) -> None:
-        """Raises ValueError if weights that are packed by their ``own`` recipe are not what is asked for."""
+    def check_packed(self, own: Recipe, source: str | None = None) -> None:
+        """Raises ValueError if weights that are packed by their ``own`` recipe are not what is asked for.
+
+        ``source`` names the tool that quantised them, if it was another.
+        """
+        if source is not None:
+            raise ValueError(
+                f"the weights are packed as {source} stored them; to have them as {self.scheme!r}, load the "
+                "original model"
+            )
         if self.scheme != own.scheme:
             raise ValueError(
                 f"the weights are packed as {own.scheme!r} already; to have them as {self.scheme!r}, load "
