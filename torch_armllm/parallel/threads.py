@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,12 +140,20 @@ class Team:
         self._waited: dict[int, int] = {}
         self._looked = 0.0
 
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Makes the calling thread compute by the chosen threads, while no model is traced."""
-        with self._turns.together():
+    def at_work(self) -> Team:
+        """A block in which the calling thread computes by the chosen threads, while no model is traced."""
+        return self
+
+    def __enter__(self) -> None:
+        self._turns.wait(alone=False)
+        try:
             self.settle()
-            yield
+        except BaseException:
+            self._turns.leave(alone=False)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.leave(alone=False)
 
     def settle(self) -> None:
         """Makes the calling thread compute by the chosen threads; costs nothing where it did last."""

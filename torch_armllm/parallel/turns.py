@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 
 
 class Turns:
@@ -17,23 +15,16 @@ class Turns:
         self._lock = threading.Lock()
         self._waiting: deque[tuple[bool, threading.Lock]] = deque()
 
-    def together(self) -> AbstractContextManager[None]:
+    def together(self) -> Turn:
         """Others may compute during the block, but nobody alone."""
-        return self._turn(alone=False)
+        return Turn(self, alone=False)
 
-    def alone(self) -> AbstractContextManager[None]:
+    def alone(self) -> Turn:
         """Nobody else computes during the block."""
-        return self._turn(alone=True)
+        return Turn(self, alone=True)
 
-    @contextmanager
-    def _turn(self, alone: bool) -> Iterator[None]:
-        self._wait(alone)
-        try:
-            yield
-        finally:
-            self._leave(alone)
-
-    def _wait(self, alone: bool) -> None:
+    def wait(self, alone: bool) -> None:
+        """Begins a turn, as soon as there is one."""
         with self._lock:
             if not self._waiting and self._is_free(alone):
                 self._enter(alone)
@@ -43,7 +34,8 @@ class Turns:
             self._waiting.append((alone, called))
         called.acquire()
 
-    def _leave(self, alone: bool) -> None:
+    def leave(self, alone: bool) -> None:
+        """Ends a turn."""
         with self._lock:
             if alone:
                 self._alone = False
@@ -62,6 +54,19 @@ class Turns:
             self._alone = True
         else:
             self._together += 1
+
+
+class Turn:
+    """A block that has a turn: a class, since generators would take an engine's step 13 µs more."""
+
+    def __init__(self, turns: Turns, alone: bool) -> None:
+        self._turns, self._alone = turns, alone
+
+    def __enter__(self) -> None:
+        self._turns.wait(self._alone)
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.leave(self._alone)
 
 
 TURNS = Turns()
