@@ -13,10 +13,8 @@ is a random model of two layers.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
-import sys
 import time
 from random import Random
 from typing import Any
@@ -29,6 +27,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.request import Answer, Request
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.memory import release_free_memory
 from torch_armllm.patching import patched_forward
 
 LONGEST = 128
@@ -121,8 +120,7 @@ def build(name: str, blocks: int, swap: bool) -> LLMEngine:
 def held(engine: LLMEngine) -> dict[str, int]:
     """What an engine that has nothing to do holds."""
     gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    release_free_memory()
     blocks = engine.scheduler.blocks
     return {
         "blocks": blocks.num_blocks - blocks.free,

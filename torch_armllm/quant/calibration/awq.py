@@ -38,10 +38,7 @@ class Awq(Method):
     def __init__(self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor) -> None:
         """Takes token ids (sequences, length)."""
         self._stages = Stages(model, tokens, in_batches(tokens))
-        homes = {id(m): i for i, stage in enumerate(self._stages.modules) for m in stage.modules()}
-        self._homes = {
-            x.name: homes[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in homes
-        }
+        self._homes = self._stages.homes(layers)
         self._layers = list(layers)
         self._now = -1
         self._roundings: dict[str, Rounding] = {}

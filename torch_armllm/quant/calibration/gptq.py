@@ -40,10 +40,7 @@ class Gptq(Method):
     ) -> None:
         """Takes token ids (sequences, length), and a folder that keeps what is found: see `Kept`."""
         self._stages = Stages(model, tokens, in_batches(tokens))
-        homes = {id(m): i for i, stage in enumerate(self._stages.modules) for m in stage.modules()}
-        self._homes = {
-            x.name: homes[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in homes
-        }
+        self._homes = self._stages.homes(layers)
         self._layers = list(layers)
         self._now = -1
         self._inputs: dict[str, Wanted] = {}

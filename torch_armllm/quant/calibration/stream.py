@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.hf.body import body_of
+from torch_armllm.quant.layers import Layer
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,11 @@ class Stages:
             )
             self._calls, self._states = [], []
             self.modules = self.modules or [self._base]
+
+    def homes(self, layers: Sequence[Layer]) -> dict[str, int]:
+        """The stage of each layer by name; heads, and what lies outside of all stages, have none."""
+        found = {id(m): i for i, stage in enumerate(self.modules) for m in stage.modules()}
+        return {x.name: found[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in found}
 
     def sample(self, stage: int) -> Tensor:
         """What a stage gives for the first text, in a model that computes what it did at the beginning."""
