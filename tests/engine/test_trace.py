@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def spans(file: Path) -> list[dict[str, Any]]:
 
 def test_the_file_is_whole_after_every_step(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
-    trace = TraceFile(file)
+    trace = TraceFile(file).track("engine")
     assert spans(file) == []
     for number in range(1, 4):
         trace.begin()
@@ -45,7 +46,7 @@ def test_a_process_that_dies_leaves_a_whole_file(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     program = (
         "import os, signal, sys; from torch_armllm.engine.trace import TraceFile\n"
-        "trace = TraceFile(sys.argv[1])\n"
+        "trace = TraceFile(sys.argv[1]).track('engine')\n"
         "for _ in range(5):\n    trace.begin(); trace.mark('one'); trace.end()\n"
         "trace.begin(); trace.mark('lost'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -66,6 +67,32 @@ def test_an_engines_steps_and_phases(tmp_path: Path) -> None:
     assert {event["pid"] for event in found} == {os.getpid()}
     last = found[-1]
     assert last["ts"] + last["dur"] == pytest.approx(steps[-1]["ts"] + steps[-1]["dur"])
+
+
+def test_several_engines_share_a_file(tmp_path: Path) -> None:
+    """Each step is whole, on the track of its thread, and both have their names."""
+    file = tmp_path / "steps.json"
+    shared = TraceFile(file)
+
+    def run(name: str) -> None:
+        track = shared.track(name)
+        for _ in range(200):
+            track.begin()
+            track.mark("one")
+            track.end(tokens=1)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    events = json.loads(file.read_text())
+    named = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    assert set(named) == {"a", "b"}
+    for tid in named.values():
+        own = [event for event in spans(file) if event["tid"] == tid]
+        assert [event["name"] for event in own] == ["step", "one"] * 200
+        assert [event["args"]["number"] for event in own[::2]] == list(range(1, 201))
 
 
 def test_nothing_is_noted_without_a_file() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import os
 import threading
 import time
@@ -21,6 +23,9 @@ from tests.models import tiny
 from tests.server.live import NAME, Live, live, slowed, until
 from tests.server.tiny import tokenizer
 from torch_armllm.async_llm import AsyncLLM
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.server.models import Models
+from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 KEY = {"Authorization": "Bearer k"}
 ASKED: dict[str, Any] = {"prompt": "hello", "max_tokens": 12, "ignore_eos": True, "temperature": 0}
@@ -142,6 +147,26 @@ def test_nothing_is_left_of_a_model(several: Live, other_checkpoint: Path) -> No
     gc.collect()
     assert model() is None
     until(lambda: threads() <= before)
+
+
+def test_their_steps_are_tracks_of_one_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    models = Models(ServerSettings(), {**ENGINE, "trace": str(file)})
+    for name in ("a", "b"):
+        model = ModelSettings(name, str(tiny_checkpoint))
+        models.add(models.read(model), model)
+
+    async def answers() -> None:
+        for name in ("a", "b", "a"):
+            generating = models.find(name).generate({"prompt": "hello"}, SamplingParams(max_tokens=3), name)
+            assert [output async for output in generating]
+
+    asyncio.run(answers())
+    models.close()
+    events = json.loads(file.read_text())
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    steps = [named[event["tid"]] for event in events if event["name"] == "step"]
+    assert steps == ["a"] * 3 + ["b"] * 3 + ["a"] * 3
 
 
 def test_what_cannot_be_loaded(several: Live, tmp_path: Path, tiny_checkpoint: Path) -> None:

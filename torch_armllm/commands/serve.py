@@ -63,9 +63,6 @@ def run(options: argparse.Namespace) -> None:
 
     names = _names(options)
     engine = engine_arguments(options)
-    own = {"progress": True, "trace": engine.pop("trace", None)}
-    if own["trace"] and len(names) > 1:
-        raise ValueError("--trace writes a file for one model; serve that alone")
     settings = ServerSettings(
         api_keys=tuple(_keys(options)),
         max_request_bytes=_positive(options, "max_request_bytes"),
@@ -91,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
         allow_many_connections()
         models = Models(settings, engine)
         for name, source in zip(names, options.model, strict=True):
-            model = ModelSettings(name, source, own, template, options.tool_call_parser)
+            model = ModelSettings(name, source, {"progress": True}, template, options.tool_call_parser)
             models.add(models.read(model), model)
         host, port = listening.getsockname()[:2]
         print(f"serving {', '.join(names)} at http://{host}:{port}/v1", flush=True)

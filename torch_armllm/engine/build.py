@@ -22,7 +22,7 @@ from torch_armllm.engine.sampler import Sampler
 from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.speculative.build import build_speculation
 from torch_armllm.engine.stopping import AnswerText, end_tokens
-from torch_armllm.engine.trace import NO_TRACE, TraceFile
+from torch_armllm.engine.trace import trace_to
 from torch_armllm.machine import cpu_name, free_memory
 from torch_armllm.messages import show_messages
 from torch_armllm.ops import isa
@@ -49,7 +49,7 @@ def build_engine(
     show_messages()
     team = Team(choose_threads(config.threads, config.pin_threads))
     team.settle()
-    trace = TraceFile(config.trace) if config.trace else NO_TRACE
+    trace = trace_to(config.trace)
     forward = patched_forward(model)
     max_model_len = longest_text(model, config.max_model_len, forward.longest if forward else None)
     runner: Runner

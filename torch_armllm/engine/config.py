@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch_armllm.engine.policy import Policy
+from torch_armllm.engine.trace import Trace
 
 KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 
@@ -34,7 +35,8 @@ class EngineConfig:
         seed: from which the seeds of requests without one are drawn; None: another in every process.
         speculative_config: how tokens are guessed: ``{"method": "ngram" | "draft_model", …}``.
         disable_log_stats: no line of rates while requests run.
-        trace: a file for the timing of every step, in Chrome's trace format.
+        trace: a file for the timing of every step, in Chrome's trace format; or a track of one that several
+            engines write to.
         threads: that compute; None: one for each physical core that the process may use.
         pin_threads: whether they stay on their cores; None: where they fill all of those.
     """
@@ -53,6 +55,6 @@ class EngineConfig:
     seed: int | None = 0
     speculative_config: dict[str, Any] | None = None
     disable_log_stats: bool = False
-    trace: str | None = None
+    trace: str | Trace | None = None
     threads: int | None = None
     pin_threads: bool | None = None

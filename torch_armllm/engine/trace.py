@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ class Trace:
 NO_TRACE = Trace()
 
 
-class TraceFile(Trace):
-    """Writes steps to a file in Chrome's trace format: a JSON array of events, valid after every step.
+class TraceFile:
+    """A file of steps in Chrome's trace format: a JSON array of events, valid after every step.
 
     Each step is one write that begins over the array's closing bracket, so that a process that dies leaves a
     file that can be read.
@@ -50,8 +51,37 @@ class TraceFile(Trace):
 
     def __init__(self, path: str | Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._lock = threading.Lock()
         name = {"name": "process_name", "ph": "M", "pid": os.getpid(), "args": {"name": "torch_armllm"}}
         self._size = os.write(self._file, b"[\n" + json.dumps(name).encode() + _END)
+
+    def track(self, name: str) -> Track:
+        """Steps of one engine among several.
+
+        Args:
+            name: that they are shown by.
+        """
+        return Track(self, name)
+
+    def write(self, events: Iterable[dict[str, Any]]) -> None:
+        """Adds events."""
+        text = "".join(",\n" + json.dumps(event) for event in events).encode() + _END
+        with self._lock:
+            os.pwrite(self._file, text, self._size - len(_END))
+            self._size += len(text) - len(_END)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+class Track(Trace):
+    """The steps of one engine in a file; see `TraceFile.track`."""
+
+    def __init__(self, file: TraceFile, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._thread = 0
         self._phases: list[tuple[str, int, int]] = []
         self._steps = 0
         self.begin()
@@ -71,14 +101,26 @@ class TraceFile(Trace):
         """See `Trace.end`."""
         self._steps += 1
         step = _event("step", self._began, self._last, {"number": self._steps, **facts})
-        events = [step, *(_event(*phase) for phase in self._phases)]
-        text = "".join(",\n" + json.dumps(event) for event in events).encode() + _END
-        os.pwrite(self._file, text, self._size - len(_END))
-        self._size += len(text) - len(_END)
+        self._file.write([*self._naming(), step, *(_event(*phase) for phase in self._phases)])
 
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
+    def _naming(self) -> list[dict[str, Any]]:
+        """Names the calling thread, where it is another one than before."""
+        if self._thread == (thread := threading.get_native_id()):
+            return []
+        self._thread = thread
+        name = {"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": thread}
+        return [{**name, "args": {"name": self._name}}]
+
+
+def trace_to(place: str | Path | Trace | None) -> Trace:
+    """What takes notes: in a file of its own, in a track of one, or none.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if isinstance(place, Trace):
+        return place
+    return TraceFile(place).track("steps") if place else NO_TRACE
 
 
 def _event(name: str, begin: int, end: int, facts: dict[str, int] | None = None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from torch_armllm.async_llm import AsyncLLM
+from torch_armllm.engine.trace import TraceFile
 from torch_armllm.memory import release_free_memory
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.metrics import Metrics
@@ -31,7 +32,8 @@ class Models:
 
     Args:
         settings: of the server.
-        engine: arguments of `torch_armllm.LLM` for models that do not say otherwise.
+        engine: arguments of `torch_armllm.LLM` for models that do not say otherwise; with ``trace``, the
+            steps of all models are tracks of one file.
 
     Attributes:
         metrics: of all.
@@ -41,6 +43,8 @@ class Models:
         self.settings = settings
         self.metrics = Metrics()
         self._engine = dict(engine or {})
+        place = self._engine.pop("trace", None)
+        self._trace = TraceFile(place) if place else None
         self._served: dict[str, Serving] = {}
         self._leaving: list[Serving] = []
         self._one_at_a_time = asyncio.Lock()
@@ -78,8 +82,9 @@ class Models:
             ValueError: a setting does not fit the model or the memory.
             OSError: there is no such checkpoint.
         """
+        trace = self._trace.track(model.name) if self._trace else None
         promised = sum(map(_promised, [*self, *self._leaving]))
-        engine = {"progress": False, **self._engine, **model.engine}
+        engine = {"progress": False, "trace": trace, **self._engine, **model.engine}
         return AsyncLLM(model.source, promised_memory=promised, **engine)
 
     def add(self, llm: AsyncLLM, model: ModelSettings) -> Serving | None:
