@@ -18,6 +18,16 @@ def huge_bytes() -> int:
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
 
 
+def mapped_bytes(file: Path) -> int:
+    """Bytes of this process in mappings of a file."""
+    lines = [
+        line.split()[0]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(file))
+    ]
+    return sum(int(last, 16) - int(first, 16) for first, last in (line.split("-") for line in lines))
+
+
 @pytest.fixture
 def page() -> int:
     """Bytes of a huge page."""
@@ -62,3 +72,30 @@ def test_packed_weights_of_a_model_are_collapsed(page: int) -> None:
     model[0].register_buffer("weight_packed", torch.zeros(3 * page, dtype=torch.uint8))
     model[0].register_buffer("other", torch.zeros(3 * page, dtype=torch.uint8))
     assert 2 * page <= huge_pages.collapse_packed(model) <= 4 * page
+
+
+def test_what_lies_in_the_mapping_of_a_file_becomes_memory(page: int, tmp_path: Path) -> None:
+    written = torch.randint(0, 256, (20 * page + 4096,), dtype=torch.uint8)
+    file = tmp_path / "weights"
+    file.write_bytes(written.numpy().tobytes())
+    mapped = torch.from_file(str(file), shared=False, size=written.numel(), dtype=torch.uint8)
+    address, held = mapped.data_ptr(), huge_bytes()
+    assert huge_pages.collapse([mapped[4096:]]) >= 18 * page
+    assert huge_bytes() >= held + 18 * page
+    assert mapped.data_ptr() == address and torch.equal(mapped, written)
+    assert mapped_bytes(file) < 3 * page
+    file.write_bytes(bytes(written.numel()))
+    assert torch.equal(mapped[2 * page : 18 * page], written[2 * page : 18 * page])
+    mapped.zero_()
+    assert not mapped.any()
+
+
+def test_the_mapping_of_a_file_stays_where_memory_is_short(
+    page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(8 * page))
+    mapped = torch.from_file(str(file), shared=False, size=8 * page, dtype=torch.uint8)
+    monkeypatch.setattr(huge_pages, "free_memory", lambda: 8 * page)
+    huge_pages.collapse([mapped])
+    assert mapped_bytes(file) == 8 * page

@@ -2,6 +2,9 @@
 
 Decoding reads every weight once a token.  On pages of 4 KB the CPU then walks page tables all the time, and
 its prefetchers stop at each page's end: large layers are read half as fast again on pages of 2 MB.
+
+Memory that a process has written is collapsed where it lies.  The mapping of a file is not, by most kernels:
+there, other memory takes its place under the same addresses.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor, nn
+
+from torch_armllm.machine import free_memory
+from torch_armllm.mapped_files import detach, detachable
 
 SETTING = "ARMLLM_HUGE_PAGES"
 """Environment variable; ``0`` leaves all pages as they are."""
@@ -39,8 +45,9 @@ def page_size() -> int:
 def collapse(tensors: Iterable[Tensor]) -> int:
     """Moves the memory of tensors to huge pages, with what lies beside them on the same pages.
 
-    Contents and addresses stay.  Only a hint: where the system cannot (before Linux 6.1, in the mapping of a
-    file, without free memory), pages stay as they are.
+    Contents and addresses stay.  Only a hint: where the system cannot (before Linux 6.1, without free
+    memory), pages stay as they are.  What lies in the private mapping of a file becomes memory of this
+    process, unless there is too little of it: the file's pages, which processes share, are no longer used.
 
     Args:
         tensors: dense ones, on the CPU; those below 256 KB are left alone.
@@ -55,9 +62,19 @@ def collapse(tensors: Iterable[Tensor]) -> int:
     for tensor in tensors:
         if tensor.nbytes >= _LEAST:
             starts.update(range(tensor.data_ptr() // page * page, tensor.data_ptr() + tensor.nbytes, page))
+    left = _collapse(starts, page)
+    mapped = detachable(left, page)
+    if mapped and 2 * page * len(mapped) < free_memory():
+        detach(mapped, page)
+        left = left - mapped | _collapse(mapped, page)
+    return page * (len(starts) - len(left))
+
+
+def _collapse(starts: set[int], page: int) -> set[int]:
+    """Collapses pages at these addresses; returns those that it could not."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return page * [madvise(start, page, _MADV_COLLAPSE) for start in sorted(starts)].count(0)
+    return {start for start in sorted(starts) if madvise(start, page, _MADV_COLLAPSE) != 0}
 
 
 def collapse_packed(model: nn.Module) -> int:
