@@ -108,7 +108,6 @@ def test_a_scheme_that_fails_leaves_the_others(
     "more,names,wanted",
     [
         (("--schemes", "bf16,int3"), "own_text", "int3"),
-        (("--schemes", "bf16,int4+gptq"), "own_text", "--calibration"),
         ((), "own_txt", "own_text"),
         (("--include-path", "nowhere"), "own_text", "nowhere"),
     ],

@@ -28,7 +28,9 @@ def add(commands: Subcommands) -> argparse.ArgumentParser:
         "bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g32i+gptq, saved … (bf16,int4-g32i)",
     )
     parser.add_argument("--method", help="how weights are rounded, where a scheme does not say: mse, rtn …")
-    parser.add_argument("--calibration", type=Path, help="a text, for methods that calibrate")
+    parser.add_argument(
+        "--calibration", type=Path, help="text or .jsonl for gptq and awq; default: the model's own"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="of weights that are loaded (bfloat16)")
     parser.add_argument("--device", choices=["cpu"], default="cpu", help="where all of this runs (cpu)")
     parser.add_argument("--batch-size", type=_positive, default=8, help="of generated answers (8)")
@@ -68,9 +70,6 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.evaluation.tasks import load_tasks
 
     schemes = parse_schemes(options.schemes, options.method)
-    calibrated = [scheme.name for scheme in schemes if scheme.calibrated]
-    if calibrated and options.calibration is None:
-        raise ValueError(f"{', '.join(calibrated)} takes a text to calibrate with: --calibration FILE")
     settings = Options(**{name: getattr(options, name) for name in _SETTINGS})
     store = Store({"model": options.model, **settings.to_dict(), "method": options.method}, options.json)
     tasks = load_tasks([name for name in options.tasks.split(",") if name], options.include_path or ())

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from torch_armllm.commands import Subcommands
 
 if TYPE_CHECKING:
-    from torch_armllm.quant.recipe import Recipe
-    from torch_armllm.report import Report
+    from torch import Tensor
 
 
 def add(commands: Subcommands) -> argparse.ArgumentParser:
@@ -62,31 +61,24 @@ def run(options: argparse.Namespace) -> None:
         options.allow_outliers,
     )
     source = checkpoint_folder(options.model)
-    progress = not options.json
+    calibration = None
     if recipe.method in CALIBRATED:
-        report = _calibrate(source, options.out, recipe, options.calibration, progress)
+        calibration = _texts(source, options.out, options.calibration, options.restart)
     elif options.calibration is not None:
         raise ValueError(f"--calibration is for {' and '.join(CALIBRATED)}, not for {recipe.method}")
-    else:
-        report = quantize_folder(source, options.out, recipe, options.restart, progress)
+    report = quantize_folder(
+        source, options.out, recipe, options.restart, not options.json, calibration=calibration
+    )
     print(json.dumps(report.to_dict()) if options.json else report, flush=True)
 
 
-def _calibrate(source: Path, out: Path, recipe: Recipe, file: Path | None, progress: bool) -> Report:
-    """Quantises a model that is in memory as a whole, and saves it."""
-    from torch_armllm.checkpoint import load_model, load_tokenizer
-    from torch_armllm.quant.calibration.text import own_tokens, read_tokens
-    from torch_armllm.quant.quantizer import quantize_by
-    from torch_armllm.report import Report
+def _texts(source: Path, out: Path, file: Path | None, restart: bool) -> Tensor:
+    """Token ids to calibrate with: a file's, those of the unfinished run, or what the model writes."""
+    from torch_armllm.quant.calibration.hollow import kept_tokens
+    from torch_armllm.quant.calibration.text import calibration_tokens
 
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty: name a new folder")
-    model, tokenizer = load_model(str(source), "auto"), load_tokenizer(str(source))
-    tokens = own_tokens(model) if file is None else read_tokens(file, tokenizer)
-    report = Report(quantize_by(recipe, model, progress=progress, calibration=tokens))
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    return report
+    kept = None if restart or file is not None else kept_tokens(out)
+    return calibration_tokens(str(source), file) if kept is None else kept
 
 
 def _scheme(text: str) -> str | None:

@@ -9,10 +9,10 @@ import torch
 
 import torch_armllm
 from torch_armllm import quant
-from torch_armllm.checkpoint import load_model, load_tokenizer
+from torch_armllm.checkpoint import load_model
 from torch_armllm.evaluation.off_grid import move_off_grid
 from torch_armllm.evaluation.scheme import Scheme
-from torch_armllm.quant.calibration.text import read_tokens
+from torch_armllm.quant.calibration.text import calibration_tokens
 from torch_armllm.report import LayerRecord
 
 
@@ -30,7 +30,7 @@ def load_scheme(
         source: see `torch_armllm.checkpoint.load_model`.
         scheme: how it is to run.
         dtype: of the weights that are loaded, where the scheme does not say.
-        calibration: a text for methods that calibrate.
+        calibration: a text for methods that calibrate; without it the model writes its own.
         off_grid: see `move_off_grid`.
         progress: shows bars.
 
@@ -38,8 +38,8 @@ def load_scheme(
         The model, and what became of its layers.
 
     Raises:
-        ValueError: the checkpoint is quantised already, and otherwise than the scheme says; or the method
-            calibrates and there is no text.
+        ValueError: the checkpoint is quantised already, and otherwise than the scheme says; or the text to
+            calibrate with is too short.
     """
     wanted = scheme.dtype or dtype
     model = load_model(source, wanted if wanted == "auto" else getattr(torch, wanted), progress=progress)
@@ -51,9 +51,7 @@ def load_scheme(
         return model, quant.describe(model, "nothing is quantised")
     said: dict[str, Any] = {} if scheme.method is None else {"method": scheme.method}
     if scheme.calibrated:
-        if calibration is None:
-            raise ValueError(f"{scheme.name} takes a text to calibrate with")
-        said["calibration"] = read_tokens(calibration, load_tokenizer(source))
+        said["calibration"] = calibration_tokens(source, calibration)
     report = torch_armllm.patch(model, scheme.quantize, progress=progress, **said)
     return model, report.layers
 

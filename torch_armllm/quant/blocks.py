@@ -105,14 +105,15 @@ class BlockReader:
         return stored
 
     def release(self) -> None:
-        """Lets go of all that is in memory."""
+        """Lets go of all that was read."""
         for module in self._model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta:
                     empty = torch.empty_like(parameter, device="meta")
                     module._parameters[name] = nn.Parameter(empty, requires_grad=False)
             for name, buffer in module._buffers.items():
-                if buffer is not None and not buffer.is_meta:
+                stays = name in module._non_persistent_buffers_set
+                if buffer is not None and not buffer.is_meta and not stays:
                     module._buffers[name] = torch.empty_like(buffer, device="meta")
 
     def _refuse_missing(self, missing: set[str]) -> None:

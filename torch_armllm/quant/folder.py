@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.memory import release_free_memory
 from torch_armllm.quant.blocks import BlockReader
+from torch_armllm.quant.calibration.hollow import Hollow, forget, keep_tokens, tokens_hash
 from torch_armllm.quant.journal import INDEX, Journal, fingerprint
 from torch_armllm.quant.layers import Layer, Places, find_layers
 from torch_armllm.quant.method import CALIBRATED
@@ -33,14 +34,20 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 @torch.no_grad()
 def quantize_folder(
-    source: Path, out: Path, recipe: Recipe | None = None, restart: bool = False, progress: bool = True
+    source: Path,
+    out: Path,
+    recipe: Recipe | None = None,
+    restart: bool = False,
+    progress: bool = True,
+    calibration: Tensor | None = None,
 ) -> Report:
     """Quantises a float checkpoint and writes what ``save_pretrained`` would write of it.
 
     The model is read block by block (a decoder layer, an embedding), quantised and written in shards, so that
     the peak memory is that of the largest block and one shard of 256 MB.  Inputs are not regarded, as while
-    loading.  After an interruption, a second call goes on where the first one was: with the same recipe, or
-    one that asks for the same in what is done.
+    loading, unless the method calibrates: then each decoder layer runs over all texts when it is read, and
+    is written when it is done.  After an interruption, a second call goes on where the first one was: with
+    the same recipe and texts, or a recipe that asks for the same in what is done.
 
     Args:
         source: a folder with a config.json and safetensors files of floats.
@@ -48,27 +55,36 @@ def quantize_folder(
         recipe: what becomes of which layer.
         restart: begins anew where ``out`` holds an unfinished run.
         progress: shows a bar with the time left.
+        calibration: token ids ``(sequences, length)``, for the methods that calibrate.
 
     Returns:
         What became of each layer.
 
     Raises:
         ValueError: the source cannot be read or is quantised already; ``out`` holds something else; a recipe
-            does not fit; a weight is not finite; or a layer's error is out of line with its scheme.
+            does not fit; a weight is not finite; a layer's error is out of line with its scheme; or a method
+            that calibrates has no texts, or cannot run the model layer by layer.
         OSError: a file cannot be read or written.
     """
     recipe = recipe or Recipe()
-    if recipe.method in CALIBRATED:
-        raise ValueError(
-            f"method {recipe.method!r} needs the whole model: use torch_armllm.quantize(model, …)"
-        )
     files = weight_files(source)
     model = _empty_model(source)
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
     reader = BlockReader(model, files)
-    method = make_method(recipe.method, model, layers)
-    journal = Journal(out, {**fingerprint(source, files), "method": recipe.method}, restart)
+    hollow = None
+    told = {**fingerprint(source, files), "method": recipe.method}
+    if recipe.method in CALIBRATED and calibration is not None:
+        wanted = [layer for layer in layers if layer.name in schemes]
+        hollow = Hollow(model, reader, wanted, recipe.method, calibration, out)
+        told["calibration"] = tokens_hash(calibration)
+    method = (
+        hollow.method if hollow is not None else make_method(recipe.method, model, layers, False, calibration)
+    )
+    journal = Journal(out, told, restart)
     _compare(journal.records, layers, {name: scheme.name for name, scheme in schemes.items()})
+    if hollow is not None and calibration is not None:
+        keep_tokens(out, calibration)
+        hollow.go_on([block for block in reader.blocks if journal.holds(block)])
     done = {record.name for record in journal.records}
     left = [layer for layer in layers if layer.name not in done]
     sizes = {layer.name: sum(weight.numel() for weight in layer.weights()) for layer in layers}
@@ -95,18 +111,25 @@ def quantize_folder(
                 else:
                     spool = Spool(in_memory=None)
                     found = replacement(model, layer, schemes[layer.name], method, False, spool)
+                    method.took(layer, found.module, spool)
                     records.append(found.record(layer))
                     commit(layer, found, spool, Places(model))
                 bar.update(sizes[layer.name])
             if not recipe.allow_outliers:
                 refuse_outliers([*journal.records, *records], f"{out} holds no model yet")
             modules = {n: m for n, m in describe_modules(model).items() if n not in journal.modules}
+            if hollow is not None:
+                hollow.finish(block)
             journal.add(block, reader.stored(), records, modules)
+            if hollow is not None:
+                journal.write()
+                hollow.written(block)
             reader.release()
             release_free_memory()
     written = journal.finish()
     _describe(model, source, out, ArmInt4Config(**recipe.to_dict(), modules=journal.modules))
     journal.close()
+    forget(out)
     order = {layer.name: place for place, layer in enumerate(layers)}
     report = Report(sorted(journal.records, key=lambda record: order[record.name]))
     report.outliers = {record.name: usual for record, usual in find_outliers(report.layers)}

@@ -70,9 +70,9 @@ class Journal:
         for what in ("version", "source"):
             if kept[what] != self._kept[what]:
                 raise ValueError(
-                    f"{self._folder} holds an unfinished run of another checkpoint or method, or the "
-                    "checkpoint has changed since: begin anew with restart=True (--restart), or name another "
-                    "folder"
+                    f"{self._folder} holds an unfinished run of another checkpoint or method, or with other "
+                    "texts, or the checkpoint has changed since: begin anew with restart=True (--restart), "
+                    "or name another folder"
                 )
         self._kept = kept
 

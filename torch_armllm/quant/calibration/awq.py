@@ -12,9 +12,9 @@ from transformers.pytorch_utils import Conv1D
 from torch_armllm.quant.calibration.folding import Fold, find_folds
 from torch_armllm.quant.calibration.inputs import see_inputs
 from torch_armllm.quant.calibration.moments import Moments
-from torch_armllm.quant.calibration.stream import Stages, in_batches
+from torch_armllm.quant.calibration.staged import Staged
 from torch_armllm.quant.layers import Layer, weight_of
-from torch_armllm.quant.method import Method, Search
+from torch_armllm.quant.method import Search
 from torch_armllm.quant.scheme import Rounding, Scheme
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _FURTHEST = 4
 """Binary orders of magnitude that a channel is scaled by at most."""
 
 
-class Awq(Method):
+class Awq(Staged):
     """Activation-aware scales (arXiv 2306.00978), as powers of two, which leave the model as it is.
 
     For each activation that can be scaled (see `find_folds`) a power of the channels' sizes is chosen by the
@@ -35,18 +35,13 @@ class Awq(Method):
 
     name = "awq"
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, hollow: bool = False
+    ) -> None:
         """Takes token ids (sequences, length)."""
-        self._stages = Stages(model, tokens, in_batches(tokens))
-        self._homes = self._stages.homes(layers)
-        self._layers = list(layers)
-        self._now = -1
+        super().__init__(model, layers, tokens, hollow)
         self._roundings: dict[str, Rounding] = {}
         self._scaled: list[tuple[Fold, Tensor]] = []
-
-    def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:  # noqa: D102
-        last = len(self._stages.modules)
-        return sorted(layers, key=lambda x: self._homes.get(x.name, last))
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._homes.get(layer.name)
@@ -60,10 +55,16 @@ class Awq(Method):
             fold.scale(1 / powers)
         self._scaled = []
 
+    def finish(self, stage: int) -> None:  # noqa: D102
+        if self._now < stage:
+            self._now = stage
+            self.stages.run_float(stage)
+        self._scaled, self._roundings = [], {}
+
     def _scale(self, stage: int, scheme: Scheme) -> None:
         """Scales the channels of a stage, and finds what reaches its layers then."""
         inside = [x for x in self._layers if self._homes.get(x.name) == stage]
-        inputs = see_inputs(inside, lambda: self._stages.run_float(stage))
+        inputs = see_inputs(inside, lambda: self.stages.run_float(stage))
         moments: dict[int, Moments] = {}
         for wanted in {id(w): w for w in inputs.values()}.values():
             if wanted.inputs:
@@ -72,8 +73,8 @@ class Awq(Method):
                     moments[id(wanted)].add(x)
         of = {id(x.module): moments[id(inputs[x.name])] for x in inside if id(inputs.get(x.name)) in moments}
         linears = [x.module for x in inside if id(x.module) in of]
-        module = self._stages.modules[stage]
-        folds, refused = find_folds(module, linears, lambda: self._stages.sample(stage))
+        module = self.stages.modules[stage]
+        folds, refused = find_folds(module, linears, lambda: self.stages.sample(stage))
         for fold in folds:
             found = of[id(fold.readers[0])]
             powers = choose_powers(fold, found, scheme)

@@ -14,9 +14,9 @@ from torch_armllm.quant.calibration.inputs import Wanted, see_inputs
 from torch_armllm.quant.calibration.kept import Kept
 from torch_armllm.quant.calibration.moments import Moments
 from torch_armllm.quant.calibration.solver import Compensated
-from torch_armllm.quant.calibration.stream import Stages, in_batches
+from torch_armllm.quant.calibration.staged import Staged
 from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.method import Method, Search
+from torch_armllm.quant.method import Search
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
 from torch_armllm.quant.scheme import Rounding, Scheme
 from torch_armllm.quant.spool import Spool
@@ -25,7 +25,7 @@ _NARROW = 4096
 """Inputs of layers that make up for what went wrong before them: for wider ones that takes too long."""
 
 
-class Gptq(Method):
+class Gptq(Staged):
     """Calibrates with texts; heads and what lies outside of the decoder layers are rounded by search.
 
     A stage is entered when the first of its layers is asked for: it then runs as floats, on what float layers
@@ -36,23 +36,21 @@ class Gptq(Method):
     name = "gptq"
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, resume: Path | None = None
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        tokens: Tensor,
+        resume: Path | None = None,
+        hollow: bool = False,
     ) -> None:
         """Takes token ids (sequences, length), and a folder that keeps what is found: see `Kept`."""
-        self._stages = Stages(model, tokens, in_batches(tokens))
-        self._homes = self._stages.homes(layers)
-        self._layers = list(layers)
-        self._now = -1
+        super().__init__(model, layers, tokens, hollow)
         self._inputs: dict[str, Wanted] = {}
         self._roundings: dict[int, Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
         self._packed: dict[nn.Module, nn.Module] = {}
         self._home_of: dict[nn.Module, int] = {}
         self._kept = Kept(resume, tokens, str(model)) if resume is not None else None
-
-    def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:  # noqa: D102
-        last = len(self._stages.modules)
-        return sorted(layers, key=lambda x: self._homes.get(x.name, last))
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._homes.get(layer.name)
@@ -104,40 +102,47 @@ class Gptq(Method):
             else:
                 module.__dict__.pop("forward", None)
 
+    def finish(self, stage: int) -> None:  # noqa: D102
+        self._enter(stage)
+        self._leave()
+
     def _enter(self, stage: int) -> None:
         """Moves on to a stage, and sees what reaches its layers in the float model."""
         while self._now < stage:
-            if self._now >= 0:
-                self._use(True)
-                self._stages.advance(self._now)
+            self._leave()
             self._now += 1
-            if self._now < stage:
-                self._use(False)
-                self._stages.run_float(self._now)
-        self._use(False)
-        if self._stages.streamed:
-            self._packed = {m: x for m, x in self._packed.items() if self._home_of[m] == stage}
-        self._roundings, self._experts = {}, {}
-        inside = [x for x in self._layers if self._homes.get(x.name) == stage]
-        self._inputs = see_inputs(inside, lambda: self._stages.run_float(stage))
-        self._use(True)
+            self._use(False)
+            if self.stages.streamed:
+                self._packed = {m: x for m, x in self._packed.items() if self._home_of[m] >= self._now}
+            inside = [x for x in self._layers if self._homes.get(x.name) == self._now]
+            watched = inside if self._now == stage else []
+            self._inputs = see_inputs(watched, lambda: self.stages.run_float(self._now))
+            self._use(True)
+
+    def _leave(self) -> None:
+        """Brings what the quantised layers of a stage give to the next one."""
+        if self._left < self._now:
+            self._use(True)
+            self.stages.advance(self._now)
+            self._left = self._now
+            self._inputs, self._roundings, self._experts = {}, {}, {}
 
     def _see(self, wanted: Wanted, rows: int) -> Rounding:
         """Runs the stage as far as a layer and sums up what reaches it."""
         moments = Moments(wanted.inputs[0].shape[-1])
         columns = wanted.inputs[0].shape[-1]
         # a layer that reads some tokens only, as experts do, may have read others in the float model
-        alike = [x.numel() // columns for x in wanted.inputs] == self._stages.sizes
+        alike = [x.numel() // columns for x in wanted.inputs] == self.stages.sizes
         corrected = alike and columns <= _NARROW
         floats = iter(wanted.inputs)
 
         def see(arguments: tuple[Any, ...]) -> None:
             moments.add(arguments[0], wanted=next(floats) if corrected else None)
 
-        self._stages.run_until(self._now, wanted.leader, see)
+        self.stages.run_until(self._now, wanted.leader, see)
         return Compensated(moments.hessian(), rows, correction=moments.correction())
 
     def _see_experts(self, layer: Layer) -> ExpertInputs:
         found = ExpertInputs(layer)
-        self._stages.run_until(self._now, layer.module, lambda arguments: found.add(*arguments))
+        self.stages.run_until(self._now, layer.module, lambda arguments: found.add(*arguments))
         return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 2048
 """Tokens that run through a layer at a time."""
+_SHARED = "its layers share more than hidden states"
 
 
 class _Stop(Exception):
@@ -44,6 +45,11 @@ class _Call:
         """All that it was given beside hidden states."""
         return _leaves((self.rest, [self.named[name] for name in sorted(self.named)]))
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing in it could carry more than hidden states from layer to layer."""
+        return all(_plain(leaf) for leaf in self.context())
+
     def __call__(self, states: Tensor) -> Tensor:
         return _first(self.module(states, *self.rest, **self.named))
 
@@ -60,17 +66,29 @@ class Stages:
         sizes: tokens of each batch.
     """
 
-    def __init__(self, model: nn.Module, tokens: Tensor, batch: int) -> None:
-        """Takes token ids (sequences, length), to be run ``batch`` sequences at a time."""
+    def __init__(self, model: nn.Module, tokens: Tensor, batch: int, hollow: bool = False) -> None:
+        """Takes token ids (sequences, length), to be run ``batch`` sequences at a time.
+
+        The decoder layers of a ``hollow`` model have no weights yet: each has them when it is run.
+
+        Raises:
+            ValueError: a hollow model cannot be run layer by layer.
+        """
         self._base = body_of(model)
         self._batches = list(tokens.split(batch))
         self.sizes = [part.numel() for part in self._batches]
-        self.modules: list[nn.Module] = _decoder_layers(self._base)
+        self.modules: list[nn.Module] = decoder_layers(model)
         self._calls: list[_Call] = []
         self._states: list[Tensor] = []
         self._floats: list[Tensor] = []
-        reason = self._prepare() if self.modules else "it has no list of layers"
+        self._hollow = hollow
+        if not self.modules:
+            reason: str | None = "it has no list of layers"
+        else:
+            reason = self._prepare_hollow() if hollow else self._prepare()
         self.streamed = reason is None
+        if hollow and reason is not None:
+            raise _whole_only(model, reason)
         if reason is not None:
             logger.warning(
                 "%s cannot be run layer by layer (%s): it runs as a whole", type(model).__name__, reason
@@ -84,18 +102,22 @@ class Stages:
         return {x.name: found[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in found}
 
     def sample(self, stage: int) -> Tensor:
-        """What a stage gives for the first text, in a model that computes what it did at the beginning."""
+        """What a stage that `run_float` ran last gives for the first text."""
         if not self.streamed:
             return _first(tuple(self._forward(self._batches[0][:1]).values()))
-        return _cut(self._calls[stage], 1)(self._calls[stage].states[:1])
+        return _cut(self._calls[stage], 1)(self._sample)
 
     def run_float(self, stage: int) -> None:
         """Runs a stage on what reaches it in the float model, so that hooks see it; once, and in order."""
+        if self.streamed:
+            self._sample = self._floats[0][:1]
         for index, tokens in enumerate(self._batches):
             if self.streamed:
                 self._floats[index] = _cut(self._calls[stage], len(tokens))(self._floats[index])
             else:
                 self._forward(tokens)
+        if self._hollow and not self._calls[stage].alone:
+            raise _whole_only(self._base, _SHARED)
 
     def run_until(self, stage: int, module: nn.Module, see: Callable[[tuple[Any, ...]], None]) -> None:
         """Runs a stage, batch by batch, as far as a module, and calls ``see`` with the module's arguments."""
@@ -122,6 +144,14 @@ class Stages:
             for index, tokens in enumerate(self._batches):
                 self._states[index] = _cut(call, len(tokens))(self._states[index])
 
+    def state(self) -> dict[str, list[Tensor]]:
+        """What reaches the next stage, to go on from in another run: see `restore`."""
+        return {"states": self._states, "floats": self._floats}
+
+    def restore(self, state: dict[str, list[Tensor]]) -> None:
+        """Goes on from a `state`."""
+        self._states, self._floats = state["states"], state["floats"]
+
     def _forward(self, tokens: Tensor) -> Any:
         return self._base(input_ids=tokens, use_cache=False)
 
@@ -135,8 +165,8 @@ class Stages:
                 return "something happens between its layers"
         for call in self._calls:
             call.output = None
-            if not all(_plain(leaf) for leaf in call.context()):
-                return "its layers share more than hidden states"
+            if not call.alone:
+                return _SHARED
         self._states = []
         for tokens in self._batches:
             first = self._record(tokens, only_first=True)[0]
@@ -144,7 +174,18 @@ class Stages:
                 return "its layers are told of the text itself"
             self._states.append(first.states)
         self._floats = list(self._states)
+        self._sample = self._floats[0][:1]
         return None
+
+    def _prepare_hollow(self) -> str | None:
+        """Prepares with layers that hand on what they are given: by itself, or in a tuple, as some do."""
+        reason = None
+        for in_tuple in (False, True):
+            with _standing_in(self.modules, in_tuple), suppress(AttributeError, TypeError):
+                reason = self._prepare()
+                if reason is None:
+                    break
+        return reason
 
     def _record(self, tokens: Tensor | None = None, only_first: bool = False) -> list[_Call]:
         calls: list[_Call] = []
@@ -176,11 +217,35 @@ def in_batches(tokens: Tensor) -> int:
     return max(1, _AT_ONCE // tokens.shape[1])
 
 
-def _decoder_layers(base: nn.Module) -> list[nn.Module]:
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The list of modules with the most weights."""
-    lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    lists = [m for m in body_of(model).modules() if isinstance(m, nn.ModuleList) and len(m)]
     size = {id(m): sum(p.numel() for p in m.parameters()) for m in lists}
     return list(max(lists, key=lambda m: size[id(m)])) if lists else []
+
+
+@contextmanager
+def _standing_in(layers: Sequence[nn.Module], in_tuple: bool) -> Iterator[None]:
+    """Lets layers hand on what they are given."""
+
+    def forward(*arguments: Any, **named: Any) -> Any:
+        states = arguments[0] if arguments else named["hidden_states"]
+        return (states,) if in_tuple else states
+
+    for layer in layers:
+        layer.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["forward"]
+
+
+def _whole_only(model: nn.Module, reason: str) -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} cannot be calibrated layer by layer ({reason}): load all of it and use "
+        "torch_armllm.quantize(model, …, calibration=…) and model.save_pretrained"
+    )
 
 
 def _cut(call: _Call, sequences: int) -> _Call:

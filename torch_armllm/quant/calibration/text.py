@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
-SEQUENCES = 128
+from torch_armllm.checkpoint import checkpoint_folder, load_tokenizer
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.hf.body import position_limit
+
+SEQUENCES = 16
 LENGTH = 512
-_OWN = 32
+_AT_ONCE = 16
 """Texts that a model writes at once."""
 
 
@@ -61,32 +65,43 @@ def read_text(file: Path) -> str:
     return "\n\n".join(parts)
 
 
-def own_tokens(model: Any, sequences: int = SEQUENCES, length: int = LENGTH, seed: int = 0) -> Tensor:
-    """Texts that the model writes itself, drawn at temperature 1 behind its first token.
+def calibration_tokens(source: str, file: Path | None) -> Tensor:
+    """Token ids to calibrate a checkpoint with: of a file, or else such as the model writes itself.
+
+    Raises:
+        ValueError: see `read_tokens`.
+    """
+    limit = position_limit(AutoConfig.from_pretrained(checkpoint_folder(source)))
+    length = LENGTH if limit is None else min(LENGTH, limit)
+    if file is None:
+        return own_tokens(source, SEQUENCES, length)
+    return read_tokens(file, load_tokenizer(source), SEQUENCES, length)
+
+
+@functools.cache
+def own_tokens(source: str, sequences: int, length: int, seed: int = 0) -> Tensor:
+    """Texts that a checkpoint's model writes itself in INT4, drawn at temperature 1 behind its first token.
 
     Data-free calibration (LLM-QAT, arXiv 2305.17888): what a model is likely to say is what it will read.
 
     Returns:
         Token ids, int64 (sequences, length).
     """
-    start = model.generation_config.bos_token_id
-    start = model.config.get_text_config().bos_token_id if start is None else start
-    first = (
-        torch.zeros(sequences, 1, dtype=torch.int64) if start is None else torch.full((sequences, 1), start)
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return torch.cat([_write(model, part, length) for part in first.split(_OWN)])
+    from torch_armllm.llm import LLM
+
+    llm = LLM(source, skip_tokenizer_init=True, max_model_len=length, max_num_seqs=_AT_ONCE)
+    start = llm.model.generation_config.bos_token_id
+    start = llm.model.config.get_text_config().bos_token_id if start is None else start
+    first = [start or 0] if not isinstance(start, list) else start[:1]
+    params = [
+        SamplingParams(max_tokens=length - 1, ignore_eos=True, seed=seed + index)
+        for index in range(sequences)
+    ]
+    found = llm.generate([{"prompt_token_ids": first}] * sequences, params)
+    return torch.tensor([[*first, *output.outputs[0].token_ids] for output in found])
 
 
-def _write(model: Any, first: Tensor, length: int) -> Tensor:
-    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    found = model.generate(first, max_length=length, min_length=length, pad_token_id=0, **options)
-    assert isinstance(found, Tensor)
-    return found
-
-
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
