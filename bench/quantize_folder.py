@@ -1,10 +1,11 @@
 """Seconds and peak memory of quantising a checkpoint from folder to folder.
 
-    python -m bench.quantize_folder [--source DIR] [--scheme g32i] [--method mse] [--layers 16]
+    python -m bench.quantize_folder [--source DIR] [--scheme g32i] [--method mse] [--layers 16] [--texts 16]
 
 Without a source, a model of Llama 3.2 1B's shape with random BF16 weights is written to a temporary folder
-first, by a process of its own.  Prints one JSON line; sizes are in bytes, the peak is that of the memory
-that is not mapped from files, above what the imports take.
+first, by a process of its own.  Methods that calibrate take texts of 512 random tokens.  Prints one JSON
+line; sizes are in bytes, the peak is that of the memory that is not mapped from files, above what the imports
+take.
 """
 
 from __future__ import annotations
@@ -16,8 +17,15 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from torch_armllm.quant.blocks import block_of
+from torch_armllm.quant.calibration.text import LENGTH, SEQUENCES
 from torch_armllm.quant.folder import quantize_folder
+from torch_armllm.quant.method import CALIBRATED
 from torch_armllm.quant.recipe import Recipe
 
 
@@ -51,6 +59,34 @@ class Peak(threading.Thread):
             time.sleep(0.01)
 
 
+def measure(source: Path, out: Path, recipe: Recipe, calibration: Tensor | None = None) -> dict[str, Any]:
+    """Quantises a folder, and says what that took."""
+    peak = Peak()
+    peak.start()
+    start = time.perf_counter()
+    report = quantize_folder(source, out, recipe, progress=False, calibration=calibration)
+    seconds = time.perf_counter() - start
+    peak.done = True
+    peak.join()
+    blocks: dict[str, int] = {}
+    for layer in report.layers:
+        block = block_of(layer.name)
+        blocks[block] = blocks.get(block, 0) + layer.bytes_before
+    return {
+        "seconds": round(seconds, 1),
+        "parameters": sum(layer.parameters for layer in report.layers),
+        "float_bytes": report.bytes_before,
+        "written_bytes": report.bytes_after,
+        "largest_block_bytes": max(blocks.values()),
+        "peak_bytes": peak.bytes - peak.before,
+    }
+
+
+def random_texts(count: int, vocabulary: int, length: int = LENGTH) -> Tensor:
+    """Token ids (count, length)."""
+    return torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(0))
+
+
 def main() -> None:
     """Runs the measurement."""
     parser = argparse.ArgumentParser(
@@ -61,6 +97,7 @@ def main() -> None:
     parser.add_argument("--method", default="mse")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--texts", type=int, default=SEQUENCES)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
         source = options.source
@@ -70,27 +107,11 @@ def main() -> None:
             writer = multiprocessing.get_context("spawn").Process(target=write_model, args=arguments)
             writer.start()
             writer.join()
-        peak = Peak()
-        peak.start()
-        start = time.perf_counter()
+        config = json.loads((source / "config.json").read_text())
+        calibrated = options.method in CALIBRATED
+        texts = random_texts(options.texts, config["vocab_size"]) if calibrated else None
         recipe = Recipe(options.scheme, method=options.method)
-        report = quantize_folder(source, Path(scratch) / "out", recipe, progress=False)
-        seconds = time.perf_counter() - start
-        peak.done = True
-    parameters = sum(layer.parameters for layer in report.layers)
-    blocks: dict[str, int] = {}
-    for layer in report.layers:
-        block = ".".join(layer.name.split(".")[:3])
-        blocks[block] = blocks.get(block, 0) + layer.bytes_before
-    found = {
-        "seconds": round(seconds, 1),
-        "parameters": parameters,
-        "float_bytes": report.bytes_before,
-        "written_bytes": report.bytes_after,
-        "largest_block_bytes": max(blocks.values()),
-        "peak_bytes": peak.bytes - peak.before,
-    }
-    print(json.dumps(found))
+        print(json.dumps(measure(source, Path(scratch) / "out", recipe, texts)))
 
 
 if __name__ == "__main__":

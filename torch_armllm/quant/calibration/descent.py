@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.quant.calibration.grid import Grid
-from torch_armllm.quant.calibration.nearest import nearest
+from torch_armllm.quant.calibration.nearest import nearest, unit_rows
 
 _BLOCK = 128
 
@@ -20,44 +20,48 @@ class Descent:
 
     Attributes:
         values: float32 (K, N), where the weights are now.
-        left: float32 (K, N), H (W − Ŵ)ᵀ.
     """
 
-    def __init__(self, weight: Tensor, hessian: Tensor, values: Tensor, grid: Grid) -> None:
-        """Takes W and Ŵ as (K, N), and H as float32 (K, K), positive definite."""
-        self._hessian, self._grid = hessian, grid
-        self._pull = hessian @ weight
-        self.values = values
-        self.left = self._pull - hessian @ values
-        self._weight = weight
+    def __init__(
+        self, weight: Tensor, hessian: Tensor, values: Tensor, grid: Grid, coarse: Tensor | None = None
+    ) -> None:
+        """Takes W and Ŵ as (K, N), and H as float32 (K, K), positive definite.
 
-    def error(self) -> Tensor:
-        """(w − ŵ) H (w − ŵ)ᵀ of every row (N,)."""
-        return ((self._weight - self.values) * self.left).sum(0)
+        ``coarse`` is H in the type in which its products with many columns are to be computed.
+        """
+        self._hessian, self._grid = hessian, grid
+        self._coarse = hessian if coarse is None else coarse
+        self._weight = weight
+        self.values = values
 
     def refit_rows(self) -> None:
         """Gives every row the scale with the least error for its integers."""
         if self._grid.float_factors:
             return
-        size = (self.values * (self._pull - self.left)).sum(0)
-        change = (self.values * self._pull).sum(0) / torch.where(size > 0, size, torch.ones_like(size))
+        pulled = self._product(slice(None), self.values)
+        size = (self.values * pulled).sum(0)
+        change = (self._weight * pulled).sum(0) / torch.where(size > 0, size, torch.ones_like(size))
         change = torch.where((size > 0) & (change > 0), change, torch.ones_like(change))
         self._grid.row *= change
-        self.left = self._pull - (self._pull - self.left) * change
         self.values *= change
 
     def sweep(self, wider: bool = True) -> None:
         """Visits every group once; ``wider`` looks for better steps too."""
         columns, span = len(self.values), self._grid.span
         block = max(_BLOCK, span)
+        away = self._weight - self.values
         for begin in range(0, columns, block):
             end = min(begin + block, columns)
-            before, left = self.values[begin:end].clone(), self.left[begin:end].clone()
+            left = self._product(slice(begin, end), away)
             for first in range(begin, end, span):
                 group = slice(first, min(first + span, columns))
                 change = self._visit(group, left[group.start - begin : group.stop - begin], wider)
                 left.addmm_(self._hessian[begin:end, group], change, alpha=-1)
-            self.left.addmm_(self._hessian[:, begin:end], self.values[begin:end] - before, alpha=-1)
+                away[group] -= change
+
+    def _product(self, rows: slice, other: Tensor) -> Tensor:
+        """Some rows of H times (K, N): float32 (n, N)."""
+        return (self._coarse[rows] @ other.to(self._coarse.dtype)).float()
 
     def _visit(self, group: slice, left: Tensor, wider: bool) -> Tensor:
         """Moves a group to where the error is least, and returns by how much (n, N)."""
@@ -75,7 +79,7 @@ class Descent:
         )
         step = (torch.stack(tried) * grid.row).flatten().expand(len(columns), -1)
         targets = target.repeat(1, len(tried))
-        values = nearest(targets, upper, step, low, high)
+        values = nearest(targets, unit_rows(upper), step, low, high)
         # what is there stays unless another is better
         values = torch.cat([now[order], values], dim=1)
         errors = (upper @ (values - target.repeat(1, len(tried) + 1))).square().sum(0)

@@ -22,7 +22,7 @@ def nearest(
 
     Args:
         target: float32 (K, N), what is to be rounded; a column of weights is a row of it.
-        upper: float32 (K, K), the upper Cholesky factor of H.
+        upper: float32 (K, K), the upper Cholesky factor of H, each row over its diagonal: see `unit_rows`.
         step: float32 (K, N).
         low: (K, N) or (K, 1), the least integers.
         high: likewise the largest.
@@ -32,23 +32,27 @@ def nearest(
         The rounded values, float32 (K, N).
     """
     values, moved = torch.empty_like(target), torch.zeros_like(target)
-    scaled = upper / upper.diagonal()[:, None]
     # lists of rows: an element of a tensor takes as long to name as to compute with
     into, away, wishes, shrink = values.unbind(), moved.unbind(), target.unbind(), inverse(step).unbind()
     steps, lows, highs = step.unbind(), low.unbind(), high.unbind()
     for end in range(len(target), 0, -block):
         begin = max(end - block, 0)
         wanted = (
-            target[begin:end] - scaled[begin:end, end:] @ moved[end:]
+            target[begin:end] - upper[begin:end, end:] @ moved[end:]
             if end < len(target)
             else target[begin:end].clone()
         )
-        pulls = scaled[begin:end, begin:end].unbind(1)
+        pulls = upper[begin:end, begin:end].t().contiguous()
         for j in range(end - 1, begin - 1, -1):
             own = j - begin
             torch.mul(wanted[own], shrink[j], out=into[j])
             into[j].round_().clamp_(lows[j], highs[j]).mul_(steps[j])
             torch.sub(into[j], wishes[j], out=away[j])
             if own:
-                wanted[:own].addr_(pulls[own][:own], away[j], alpha=-1)
+                wanted[:own].addr_(pulls[own, :own], away[j], alpha=-1)
     return values
+
+
+def unit_rows(upper: Tensor) -> Tensor:
+    """An upper triangle (K, K) with ones on its diagonal: each row over what it has there."""
+    return upper / upper.diagonal()[:, None]

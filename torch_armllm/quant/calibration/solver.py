@@ -7,7 +7,8 @@ from torch import Tensor
 
 from torch_armllm.quant.calibration.descent import Descent
 from torch_armllm.quant.calibration.grid import grid_of
-from torch_armllm.quant.calibration.nearest import nearest
+from torch_armllm.quant.calibration.nearest import nearest, unit_rows
+from torch_armllm.quant.calibration.quick import quick_type
 from torch_armllm.quant.scheme import Quantised, Rounding, Scheme
 
 SWEEPS = 2
@@ -37,7 +38,8 @@ class Compensated(Rounding):
         self._sweeps = usual if sweeps is None else sweeps
         self._hessian, self._correction = hessian, correction
         self._order = hessian.diagonal().argsort()
-        self._upper = factor(hessian[self._order][:, self._order])
+        self._upper = unit_rows(factor(hessian[self._order][:, self._order]))
+        self._coarse = hessian.to(quick_type())
         share = -(-rows // torch.get_num_threads())
         self.chunk = min(_CHUNK, len(hessian) * -(-share // 16) * 16)
 
@@ -51,7 +53,7 @@ class Compensated(Rounding):
         low, high = grid.bounds(order)
         values = torch.empty_like(target)
         values[order] = nearest(target[order], self._upper, grid.steps(order), low, high)
-        descent = Descent(target, self._hessian, values, grid)
+        descent = Descent(target, self._hessian, values, grid, self._coarse)
         for _ in range(self._sweeps):
             descent.refit_rows()
             descent.sweep()
