@@ -15,6 +15,7 @@ from torch_armllm.cli import main
 from torch_armllm.evaluation import require, run
 from torch_armllm.evaluation.loading import load_scheme
 from torch_armllm.evaluation.scheme import Scheme
+from torch_armllm.quant.calibration import text
 
 
 def _eval(folder: Path, tasks: Path, *more: str, names: str = "own_choice,own_letters,own_text") -> int:
@@ -40,8 +41,8 @@ def test_one_command_makes_the_table_the_page_the_file_and_the_plot(
     lines = {(line["task"], line["metric"], line["scheme"]): line for line in found["table"]}
     assert set(found["schemes"]) == {"f32", "int4-row", "int4-g32i"}
     for scheme in ("int4-row", "int4-g32i"):
-        text = lines["own_text", "word_perplexity", scheme]
-        assert text["kl"] > 0 and text["change"] > 0 and 0 < text["agreement"] <= 1
+        words = lines["own_text", "word_perplexity", scheme]
+        assert words["kl"] > 0 and words["change"] > 0 and 0 < words["agreement"] <= 1
         choice = lines["own_choice", "acc", scheme]
         assert choice["moved"] > 0 and choice["p"] is not None and choice["rows"] == 10
     assert found["schemes"]["f32"]["bits"] == 32 and found["schemes"]["int4-row"]["bits"] < 8
@@ -81,6 +82,19 @@ def test_other_settings_are_not_mixed_in(
     assert _eval(tiny_folder, own_tasks, *arguments, "--limit", "2", names="own_letters") == 0
     assert _eval(tiny_folder, own_tasks, *arguments, "--limit", "3", names="own_letters") == 2
     assert "limit: 2 before, 3 now" in capsys.readouterr().err
+
+
+def test_methods_calibrate_with_what_the_model_writes_where_no_text_is_named(
+    tiny_folder: Path, own_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "SEQUENCES", 4)
+    monkeypatch.setattr(text, "LENGTH", 24)
+    file = tmp_path / "out.json"
+    schemes = ("--schemes", "f32,int4-g32i+gptq,int4-g32i+rtn", "--limit", "2", f"--json={file}")
+    assert _eval(tiny_folder, own_tasks, *schemes, names="own_text") == 0
+    found = json.loads(file.read_text())["table"]
+    kl = {line["scheme"]: line["kl"] for line in found if line["kl"] is not None}
+    assert 0 < kl["int4-g32i+gptq"] != kl["int4-g32i+rtn"]
 
 
 def test_a_scheme_that_fails_leaves_the_others(

@@ -15,8 +15,9 @@ SWEEPS = 2
 _SHORT = 1536
 """Columns of rows that are swept so often; longer ones once: a second time gains little and takes long."""
 _TRIES = 4
-_CHUNK = 1 << 22
-"""Weights rounded at once at most: their temporaries are some eight times as many floats."""
+_CHUNK = 1 << 23
+"""Weights rounded at once at most: their temporaries are some eight times as many floats.  With fewer rows,
+threads would spend their time on the interpreter's lock: every step is an op on one column of them."""
 
 
 class Compensated(Rounding):
