@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +17,7 @@ from openai import OpenAI
 
 from tests.server.live import Live, live, slowed, until
 from torch_armllm.async_llm import AsyncLLM
+from torch_armllm.server.run import allow_many_connections
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
@@ -64,6 +67,24 @@ def test_a_full_queue(tiny_llm: AsyncLLM) -> None:
         assert refused[0].json()["error"]["type"] == "rate_limit_error"
         assert server.idle
         assert post(server, HELLO).status_code == 200
+
+
+def test_urgent_requests_go_before_others(tiny_llm: AsyncLLM) -> None:
+    ended: list[str] = []
+
+    def ask(server: Live, name: str, **more: Any) -> None:
+        assert post(server, {**HELLO, **more}).status_code == 200
+        ended.append(name)
+
+    with live(tiny_llm) as server, slowed(tiny_llm, 0.02), ThreadPoolExecutor(18) as clients:
+        asked = [clients.submit(ask, server, "first", max_tokens=60, ignore_eos=True) for _ in range(16)]
+        until(lambda: server.serving.admission.held == 16)
+        asked.append(clients.submit(ask, server, "later", priority=1))
+        until(lambda: server.serving.admission.held == 17)
+        asked.append(clients.submit(ask, server, "urgent", priority=-1))
+        for answer in asked:
+            answer.result()
+    assert ended[0] == "urgent" and ended.index("later") > 8
 
 
 def test_the_client_tries_again_where_the_queue_is_full(tiny_llm: AsyncLLM) -> None:
@@ -136,8 +157,20 @@ def test_requests_that_do_not_arrive(tiny_llm: AsyncLLM) -> None:
         until(lambda: server.connections == 0)
 
 
-def test_hundreds_of_idle_connections(server: Live) -> None:
-    idle = [connect(server) for _ in range(200)]
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_many_connections()
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 5000:
+        pytest.skip("the system lets a process open fewer than 5000 files")
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_thousands_of_idle_connections(server: Live) -> None:
+    idle = [connect(server) for _ in range(2000)]
+    until(lambda: server.connections == len(idle))
     assert post(server, HELLO).status_code == 200
     for connection in idle:
         connection.close()

@@ -1,0 +1,27 @@
+"""What a server says of itself when an engine does not run any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from tests.server.live import NAME, live
+from torch_armllm.async_llm import AsyncLLM
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+
+def test_an_engine_that_ended_is_told(tiny_checkpoint: Path) -> None:
+    llm = AsyncLLM(str(tiny_checkpoint), kv_cache_memory=4 << 20, progress=False)
+    with live(llm, api_keys=("k",)) as server:
+        keys = {"Authorization": "Bearer k"}
+        assert httpx.get(f"{server.base}/health").status_code == 200
+        llm.shutdown()
+        told = httpx.get(f"{server.base}/health")
+        assert told.status_code == 503
+        assert NAME in told.json()["error"]["message"]
+        asked = httpx.post(f"{server.base}/v1/chat/completions", json=CHAT, headers=keys)
+        assert asked.status_code == 503
+        assert asked.json()["error"]["code"] == "engine_dead"
+        assert not server.serving.admission.held
