@@ -4,11 +4,12 @@
 
 Serves the model from this process; clients are processes of their own.  All requests come twice: once so that
 caches and buffers have their size, then again, other ones: conversations and texts, streamed and not, with
-one answer or two, of 1 to 40 tokens.  A third of the clients stays to the end, a third closes the connection
+one answer or two, of 1 to 40 tokens.  The tokenizer, which keeps the first 10,000 words that it meets, meets
+them before.  A third of the clients stays to the end, a third closes the connection
 after a few events, the rest leaves at any moment, some in the middle of the request.  Prints JSON lines:
 ``before`` and ``after`` with what is held (blocks, answers, requests that hold the model, tasks, sockets,
-objects of Python, threads, resident bytes), and what happened in between.  A client that stays and does not
-get its tokens, each once, is counted under ``wrong``.
+objects of Python, threads, bytes that C and C++ have allocated, resident bytes), and what happened in
+between.  A client that stays and does not get its tokens, each once, is counted under ``wrong``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import ctypes
 import gc
 import json
 import os
@@ -29,6 +31,19 @@ import httpx
 from bench.patch_memory import memory
 
 _MOST_TOKENS = 40
+_WORDS_KEPT = 10_000
+
+
+class _Allocated(ctypes.Structure):
+    """What glibc's ``mallinfo2`` gives."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "mapped"),
+            *("usmblks", "fsmblks", "used", "free", "keepcost"),
+        )
+    ]
 
 
 def request(draw: Random, number: int) -> tuple[str, dict[str, Any]]:
@@ -127,6 +142,17 @@ def sockets() -> int:
     return count
 
 
+def allocated() -> int:
+    """Bytes that ``malloc`` has given out; 0 where it does not tell."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    ask.restype = _Allocated
+    found = ask()
+    return int(found.used + found.mapped)
+
+
 def held(models: Any) -> dict[str, int]:
     """What a server that has nothing to do holds."""
     from torch_armllm.memory import release_free_memory
@@ -145,6 +171,7 @@ def held(models: Any) -> dict[str, int]:
         "sockets": sockets(),
         "objects": len(gc.get_objects()),
         "threads": len(os.listdir("/proc/self/task")),
+        "allocated_bytes": allocated(),
         "resident_bytes": memory("VmRSS"),
     }
 
@@ -164,6 +191,9 @@ async def serve(options: argparse.Namespace) -> None:
     for tensor in models.find(None).llm.llm_engine.runner.cache:
         if tensor is not None:
             tensor.zero_()  # blocks take memory when they are first written
+    tokenizer = models.find(None).llm.get_tokenizer()
+    for number in range(2 * _WORDS_KEPT):
+        tokenizer(f"word {number:x}")
     with listen("127.0.0.1", 0, settings.write_timeout) as listening:
         server = make_server(build_app(models), settings)
         serving = asyncio.ensure_future(server.serve([listening]))

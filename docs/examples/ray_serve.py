@@ -13,15 +13,18 @@ do not know of each other: a prompt whose beginning one of them keeps is read an
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import time
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 
 
 def replicas(
-    model: str, engine: dict[str, Any], cores: int, most: int, running: int = 16
+    model: str, engine: dict[str, Any], cores: int, most: int, running: int = 16, idle: float = 300
 ) -> serve.Application:
     """An application of Ray Serve.
 
@@ -31,6 +34,7 @@ def replicas(
         cores: of each replica.
         most: replicas.
         running: requests that a replica has before another one is started; three times as many wait at most.
+        idle: seconds of less work after which a replica is ended.
     """
 
     def build() -> FastAPI:
@@ -49,8 +53,14 @@ def replicas(
     @serve.deployment(
         name="model",
         ray_actor_options={"num_cpus": cores},
-        autoscaling_config={"min_replicas": 1, "max_replicas": most, "target_ongoing_requests": running},
+        autoscaling_config={
+            "min_replicas": 1,
+            "max_replicas": most,
+            "target_ongoing_requests": running,
+            "downscale_delay_s": idle,
+        },
         max_ongoing_requests=3 * running,
+        graceful_shutdown_timeout_s=60,
     )
     @serve.ingress(build)
     class Replica:
@@ -60,23 +70,32 @@ def replicas(
 
 
 def main() -> None:
-    """Serves until Ctrl-C."""
+    """Serves until Ctrl-C or SIGTERM, and lets running requests finish."""
     parser = argparse.ArgumentParser(description="A model on Ray Serve.")
     parser.add_argument("model", help="smollm2, a folder or a hub name")
     parser.add_argument("--cores", type=int, default=4, help="of each replica (4)")
     parser.add_argument("--max-replicas", type=int, default=4, help="(4)")
     parser.add_argument("--cache-mb", type=int, default=1024, help="MB of each replica's KV cache (1024)")
+    parser.add_argument("--running", type=int, default=16, help="requests for each replica (16)")
+    parser.add_argument("--idle", type=float, default=300, help="s of less work that end a replica (300)")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
+    ray.init()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's would end it at once
     serve.start(http_options={"host": "127.0.0.1", "port": options.port})
     engine = {"kv_cache_memory": options.cache_mb << 20}
-    serve.run(replicas(options.model, engine, options.cores, options.max_replicas))
+    serve.run(
+        replicas(options.model, engine, options.cores, options.max_replicas, options.running, options.idle)
+    )
     print(f"serving {options.model} at http://127.0.0.1:{options.port}/v1; Ctrl-C ends it", flush=True)
     try:
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
+        with contextlib.suppress(TimeoutError):
+            serve.delete("default")  # waits for requests that run; what follows does not
         serve.shutdown()
+        ray.shutdown()
 
 
 if __name__ == "__main__":
