@@ -28,7 +28,7 @@ from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.request import Answer, Request
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.memory import release_free_memory
-from torch_armllm.patching import patched_forward
+from torch_armllm.patch_state import patched_forward
 
 LONGEST = 128
 

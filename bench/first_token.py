@@ -1,11 +1,12 @@
 """From the start of a process to the first token of a saved model of one billion parameters.
 
-    python -m bench.first_token [--folder DIR] [--layers 16] [--profile]
+    python -m bench.first_token [--folder DIR] [--layers 16] [--by llm] [--profile]
 
 Makes a model of Llama 3.2 1B's shape with random weights, quantises and saves it to DIR (a temporary folder,
-or one that holds such a model already), then starts processes that load it and read eight tokens.  Prints one
-JSON line for each: seconds of the imports, of ``from_pretrained``, of the first token, and of both without
-the imports, on the clock and of the processor.
+or one that holds such a model already), then starts processes that load it and read eight tokens: by
+``LLM(folder)``, whose plan the first of them keeps for the others, or with ``--by transformers`` by
+``from_pretrained``.  Prints one JSON line for each: seconds of the imports, of loading, of the first token,
+of both without the imports on the clock and of the processor, and of the whole process on both.
 """
 
 from __future__ import annotations
@@ -33,8 +34,32 @@ def save(folder: Path, layers: int) -> None:
     model.save_pretrained(folder)
 
 
+def answer_by_llm(folder: str) -> None:
+    """Loads the model as most users do and reads a prompt, in a process of its own."""
+    start = time.perf_counter()
+    from torch_armllm import LLM, SamplingParams
+
+    imported, cpu = time.perf_counter(), time.process_time()
+    llm = LLM(folder, skip_tokenizer_init=not (Path(folder) / "tokenizer.json").exists(), progress=False)
+    loaded = time.perf_counter()
+    params = SamplingParams(temperature=0, max_tokens=1)
+    (output,) = llm.generate({"prompt_token_ids": list(range(100, 108))}, params, use_tqdm=False)
+    answered = time.perf_counter()
+    figures = {
+        "imports_s": imported - start,
+        "load_s": loaded - imported,
+        "first_token_s": answered - loaded,
+        "without_imports_s": answered - imported,
+        "cpu_without_imports_s": time.process_time() - cpu,
+        "whole_s": answered - start,
+        "cpu_whole_s": time.process_time(),
+    }
+    rounded = {name: round(value, 2) for name, value in figures.items()}
+    print(json.dumps({**rounded, "token": output.outputs[0].token_ids[0]}))
+
+
 def answer(folder: str, profile: bool) -> None:
-    """Loads the model and reads a prompt, in a process of its own."""
+    """Loads the model by transformers and reads a prompt, in a process of its own."""
     start = time.perf_counter()
     import torch
     import torch.export
@@ -78,9 +103,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--by", choices=("llm", "transformers"), default="llm")
+    parser.add_argument("--profile", action="store_true", help="print where the time goes (transformers)")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.answer and options.by == "llm":
+        answer_by_llm(str(options.folder))
+        return
     if options.answer:
         answer(str(options.folder), options.profile)
         return
@@ -88,7 +117,8 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         if not (folder / "config.json").exists():
             save(folder, options.layers)
-        command = [sys.executable, "-m", "bench.first_token", "--answer", "--folder", str(folder)]
+        command = [sys.executable, "-m", "bench.first_token", "--answer", "--by", options.by]
+        command += ["--folder", str(folder)]
         for _ in range(options.repeats):
             subprocess.run(command + ["--profile"] * options.profile, check=True)
 

@@ -12,7 +12,7 @@ from torch_armllm.coverage.tiny import tiny_ids, tiny_model
 from torch_armllm.engine.block_pool import BlockPool, CacheShape, MixedShape
 from torch_armllm.engine.cache_shape import MixedCache
 from torch_armllm.hf.cache import PagedCache
-from torch_armllm.patching import patched_forward
+from torch_armllm.patch_state import patched_forward
 
 FAMILIES = ["gemma4_text", "gemma3n_text", "mimo_v2_flash"]
 

@@ -9,8 +9,8 @@ import torch_armllm
 from tests.models import tiny, token_ids
 from tests.patched_models import DTYPES, FAMILIES, chunked, close, close_quantised, patched
 from torch_armllm import quant
+from torch_armllm.native_plan import NativePlan
 from torch_armllm.ops import isa
-from torch_armllm.plan import NativePlan
 from torch_armllm.quant.reference import emulate
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.models import token_ids
 from tests.patched_models import patched
-from torch_armllm.plan import NativePlan
+from torch_armllm.native_plan import NativePlan
 
 
 def run(inputs: list[Tensor], tokens: int) -> None:

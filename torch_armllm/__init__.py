@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.hf.config import ArmInt4Config
     from torch_armllm.llm import LLM
-    from torch_armllm.patching import is_patched, patch, unpatch
+    from torch_armllm.patch_state import is_patched
+    from torch_armllm.patching import patch, unpatch
     from torch_armllm.quant import quantize
     from torch_armllm.report import Report
 
 _HOMES = {
     "patch": "torch_armllm.patching",
     "unpatch": "torch_armllm.patching",
-    "is_patched": "torch_armllm.patching",
+    "is_patched": "torch_armllm.patch_state",
     "quantize": "torch_armllm.quant",
     "load": "torch_armllm.checkpoint",
     "ArmInt4Config": "torch_armllm.hf.config",

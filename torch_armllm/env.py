@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 from dataclasses import asdict
 from typing import Any
 
 import torch
-import transformers
 
 from torch_armllm import __version__
 from torch_armllm.machine import cores, cpu_limit, cpu_name, free_memory, numa_nodes, openmp_runtimes
@@ -25,7 +25,7 @@ def describe() -> dict[str, Any]:
     return {
         "torch_armllm": __version__,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": importlib.metadata.version("transformers"),
         "python": platform.python_version(),
         "architecture": platform.machine(),
         "cpu": cpu_name(),

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ SETTING = "ARMLLM_HUGE_PAGES"
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 _LARGEST = 4 << 20  # bytes of a huge page; where pages have 64 KB, huge ones have 512 MB
 _LEAST = 1 << 18  # bytes of a tensor that is worth it
+_MADV_HUGEPAGE = 14
 _MADV_COLLAPSE = 25  # Linux 6.1: at once, whatever the pages hold now
 
 
@@ -72,9 +74,24 @@ def collapse(tensors: Iterable[Tensor]) -> int:
 
 def _collapse(starts: set[int], page: int) -> set[int]:
     """Collapses pages at these addresses; returns those that it could not."""
+    madvise = _madvise()
+    return {start for start in sorted(starts) if madvise(start, page, _MADV_COLLAPSE) != 0}
+
+
+def prefer_huge(tensor: Tensor) -> None:
+    """Has the memory of a tensor that nothing was written to yet come in huge pages; only a hint."""
+    page = page_size()
+    if page and tensor.nbytes >= _LEAST:
+        begin = -(-tensor.data_ptr() // page) * page
+        size = (tensor.data_ptr() + tensor.nbytes - begin) // page * page
+        if size > 0:
+            _madvise()(begin, size, _MADV_HUGEPAGE)
+
+
+def _madvise() -> Any:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return {start for start in sorted(starts) if madvise(start, page, _MADV_COLLAPSE) != 0}
+    return madvise
 
 
 def collapse_packed(model: nn.Module) -> int:

@@ -6,23 +6,30 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from torch_armllm.engine.intake import Prompt
 from torch_armllm.engine.load import (
+    Loaded,
     conversation_tokens,
     default_params,
     engine_config,
     load_engine,
-    take_recipe,
+    load_patched,
+    make_recipe,
+    take_options,
 )
+from torch_armllm.engine.load_kept import load_or_find
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.interrupts import interrupts_held
+from torch_armllm.stored.model import StoredModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Prompts = Prompt | Sequence[Prompt]
 """One prompt or several; a list of integers is one prompt."""
@@ -46,7 +53,8 @@ class LLM:
 
     Attributes:
         llm_engine: what computes the answers.
-        model: patched.
+        model: patched.  Of a folder of packed weights that was loaded before, there is only an engine until
+            somebody asks for the model.
 
     Raises:
         ValueError: a setting is unknown, or does not fit the model or the memory.
@@ -64,16 +72,36 @@ class LLM:
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        self.llm_engine, self.model, self._tokenizer = load_engine(
-            model,
-            tokenizer,
-            dtype=dtype,
-            quantization=take_recipe(quantization, settings),
-            skip_tokenizer_init=skip_tokenizer_init,
-            progress=progress,
-            config=engine_config({"disable_log_stats": True, **settings}),
-        )
+        options = take_options(settings)
+        config = engine_config({"disable_log_stats": True, **settings})
+
+        def load() -> Loaded:
+            return load_engine(
+                model,
+                tokenizer,
+                dtype=dtype,
+                quantization=make_recipe(quantization, options),
+                skip_tokenizer_init=skip_tokenizer_init,
+                progress=progress,
+                config=config,
+            )
+
+        def load_model() -> PreTrainedModel:
+            recipe = make_recipe(quantization, options)
+            return load_patched(model, dtype, recipe, progress, config.kv_cache_dtype)
+
+        asked = {"dtype": dtype, "quantization": quantization, **options}
+        loaded = load_or_find(model, tokenizer, config, asked, skip_tokenizer_init, load)
+        self.llm_engine, self._model, self._tokenizer = loaded
+        self._load_model = load_model
         self._numbers = itertools.count()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The patched model."""
+        if isinstance(self._model, StoredModel):
+            self._model = self._load_model()
+        return self._model
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of prompts and answers.
@@ -87,7 +115,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends."""
-        return default_params(getattr(self.model, "generation_config", None))
+        return default_params(getattr(self._model, "generation_config", None))
 
     def generate(
         self,

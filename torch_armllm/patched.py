@@ -20,7 +20,7 @@ from torch_armllm.engine.sequence import Sequence
 from torch_armllm.hf.body import first_position_of, position_limit
 from torch_armllm.hf.cache import PagedCache
 from torch_armllm.hf.told import Told
-from torch_armllm.plan import Plan, StepInputs
+from torch_armllm.native_plan import Plan, StepInputs
 from torch_armllm.spare_pools import SparePools
 
 _IGNORED = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import isa
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.cache_layout import cache_layout
+from torch_armllm.patch_state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.patched import PatchedForward, with_gradients_by_modules
 from torch_armllm.plan import make_plan
 from torch_armllm.quant.outliers import find_outliers
@@ -29,46 +29,12 @@ from torch_armllm.quant.quantizer import quantize_by
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.report import LayerRecord, Report
 
-_STATE = "_armllm"
 _CACHES = {
     "int8": torch.int8,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-@dataclass
-class _PatchState:
-    """What `unpatch` must undo."""
-
-    base: nn.Module
-    forward: PatchedForward | None
-    quantized: bool
-    report: Report
-
-
-def is_patched(model: nn.Module) -> bool:
-    """Whether `patch` was called on this model."""
-    return _STATE in model.__dict__
-
-
-def patched_forward(model: nn.Module) -> PatchedForward | None:
-    """What stands for the forward of a patched model's body; None where the model could not be captured.
-
-    Raises:
-        ValueError: the model is not patched.
-    """
-    if not is_patched(model):
-        raise ValueError(f"this {type(model).__name__} is not patched")
-    state: _PatchState = model.__dict__[_STATE]
-    return state.forward
-
-
-def why_not_captured(model: nn.Module) -> str | None:
-    """Why a patched model runs module by module; None if it does not."""
-    state: _PatchState = model.__dict__[_STATE]
-    return state.report.capture_reason
 
 
 def _check_model(model: nn.Module) -> None:
@@ -241,7 +207,7 @@ def patch(
         else:
             records = quantize_by(recipe, model, keep_original, progress, importance, calibration)
     report = fuse(model, kv_cache, records)
-    model.__dict__[_STATE].quantized = quantize is not None
+    model.__dict__[STATE].quantized = quantize is not None
     if hasattr(model, "hf_quantizer"):
         model.config.quantization_config.kv_cache = kv_cache
     return report
@@ -262,7 +228,7 @@ def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) ->
     report.layers = quant.describe(model, "quantisation is off") if records is None else records
     report.outliers = {record.name: expected for record, expected in find_outliers(report.layers)}
     report.bytes_before = quant.float_bytes(model, _bytes(model))
-    state = model.__dict__[_STATE] = _PatchState(body_of(model), None, quant.is_packed(model), report)
+    state = model.__dict__[STATE] = PatchState(body_of(model), None, quant.is_packed(model), report)
     try:
         with torch.no_grad():
             state.forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])
@@ -285,7 +251,7 @@ def unpatch(model: nn.Module) -> list[str]:
         ValueError: the model is not patched.
     """
     forward = patched_forward(model)
-    state: _PatchState = model.__dict__.pop(_STATE)
+    state: PatchState = model.__dict__.pop(STATE)
     if forward is not None:
         del state.base.forward, model.forward
     return quant.restore(model) if state.quantized else []

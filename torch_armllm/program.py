@@ -150,6 +150,21 @@ def _layout(storages: list[Storage]) -> int:
     return total
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """What a native plan is made from."""
+
+    constants: list[Tensor]
+    integers: list[int]
+    floats: list[float]
+    opcodes: list[str]
+    """names of the instructions, for profiles"""
+    columns: int
+    """of the result"""
+    dtype: torch.dtype
+    """of the result"""
+
+
 @dataclass
 class Program:
     """Instructions with their constants, ready to be made a native plan."""
@@ -181,8 +196,8 @@ class Program:
                 f.storage.last = len(self.instructions)
         self.instructions.append(Instruction(opcode, fields))
 
-    def encode(self) -> tuple[list[int], list[float]]:
-        """The integers and floats that the native plan is made from."""
+    def encode(self) -> Encoded:
+        """What the native plan is made from."""
         for number, storage in enumerate(self.outputs):
             storage.is_output, storage.offset = True, number
         integers = [_layout(self.storages), len(self.outputs)]
@@ -201,7 +216,9 @@ class Program:
                 else:
                     body.append(int(f))
             integers += [int(instruction.opcode), len(body), *body]
-        return integers, floats
+        opcodes = [instruction.opcode.name.lower() for instruction in self.instructions]
+        last = self.outputs[0]
+        return Encoded(self.constants, integers, floats, opcodes, last.columns, last.dtype)
 
     @staticmethod
     def _operand(operand: Operand) -> list[int]:

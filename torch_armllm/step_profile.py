@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from torch_armllm.engine.cache_shape import Shape
-from torch_armllm.patching import patched_forward
-from torch_armllm.plan import NativePlan, StepInputs
+from torch_armllm.native_plan import NativePlan, StepInputs
+from torch_armllm.patch_state import patched_forward
 
 _WARM = 3
 

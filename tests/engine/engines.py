@@ -10,7 +10,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.patching import patched_forward
+from torch_armllm.patch_state import patched_forward
 
 MEMORY = 4 << 20
 

@@ -15,7 +15,7 @@ from tests.test_llm import tokenizer
 from torch_armllm import LLM, AsyncLLM, SamplingParams, checkpoint
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.load import engine_config, load_engine
-from torch_armllm.patching import patched_forward
+from torch_armllm.patch_state import patched_forward
 from torch_armllm.quant.recipe import Recipe
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -148,9 +148,9 @@ def test_unquantised_rows_do_not_depend_on_the_batch(family: str, dtype: torch.d
 
 
 def test_what_lies_behind_the_output_layer_is_kept() -> None:
-    assert ModelRunner(patched("llama"), 4)._head._is_alone(torch.empty(1, 64))
+    assert ModelRunner(patched("llama"), 4).head.is_alone(torch.empty(1, 64))
     model = patched("gemma2")
-    assert not ModelRunner(model, 4)._head._is_alone(torch.empty(1, model.config.hidden_size))
+    assert not ModelRunner(model, 4).head.is_alone(torch.empty(1, model.config.hidden_size))
 
 
 def test_a_model_without_a_plan_is_refused() -> None:

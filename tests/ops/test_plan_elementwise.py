@@ -111,9 +111,8 @@ def plan(name: str, dtype: torch.dtype) -> int:
     result, end = (next(n for n in module.graph.nodes if n.name == name) for name in (nodes[name], "output"))
     end.args = (result,)
     module.graph.eliminate_dead_code()
-    program = lower(module)
-    integers, floats = program.encode()
-    handle: int = torch.ops.armllm.plan_create(program.constants, integers, floats)
+    program = lower(module).encode()
+    handle: int = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
     return handle
 
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from tests.passes.graphs import export, ops
 from torch_armllm.lower import lower
+from torch_armllm.native_plan import NativePlan, StepInputs
 from torch_armllm.passes import token_ids
 from torch_armllm.passes.match import PassContext
-from torch_armllm.plan import NativePlan, StepInputs
 
 
 class Replacing(nn.Module):
@@ -43,7 +43,7 @@ def test_the_table_has_an_instruction() -> None:
     assert len(lower(graph).instructions) == 4
     none = torch.zeros(0, dtype=torch.int32)
     step = StepInputs(ids, ids, ids[0], none, none, none, 0, ())  # type: ignore[arg-type]
-    assert torch.equal(NativePlan(graph).run(step), expected[0])
+    assert torch.equal(NativePlan(lower(graph).encode()).run(step), expected[0])
 
 
 def test_what_is_counted_over_tokens_stays() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from torch_armllm import env
 from torch_armllm.engine.block_manager import BlockManager
@@ -15,7 +13,6 @@ from torch_armllm.engine.intake import Intake
 from torch_armllm.engine.kv_memory import KvMemory, shape_by_config, size_kv_memory
 from torch_armllm.engine.limits import longest_text
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
-from torch_armllm.engine.modules_runner import ModulesRunner
 from torch_armllm.engine.request import Answer
 from torch_armllm.engine.runner import ModelRunner
 from torch_armllm.engine.sampler import Sampler
@@ -27,7 +24,11 @@ from torch_armllm.machine import cpu_name, free_memory
 from torch_armllm.messages import show_messages
 from torch_armllm.ops import isa
 from torch_armllm.parallel.threads import Team, choose_threads
-from torch_armllm.patching import patched_forward, why_not_captured
+from torch_armllm.patch_state import engine_forward, why_not_captured
+from torch_armllm.stored.model import StoredModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def build_engine(
     team = Team(choose_threads(config.threads, config.pin_threads))
     team.settle()
     trace = trace_to(config.trace)
-    forward = patched_forward(model)
+    forward = engine_forward(model)
     max_model_len = longest_text(model, config.max_model_len, forward.longest if forward else None)
     runner: Runner
     shape = shape_by_config(model.config, model.dtype) if forward is None else forward.shape
@@ -65,11 +66,14 @@ def build_engine(
             swap_space=0 if forward is None else config.swap_space,
             free=max(0, free_memory() - config.promised_memory),
         )
-        logger.info("%s: %s", type(model).__name__, memory)
+        kind = model.kind if isinstance(model, StoredModel) else type(model).__name__
+        logger.info("%s: %s", kind, memory)
         max_model_len = memory.max_model_len
     if forward is None or memory is None:
-        runner = ModulesRunner(model, trace=trace, team=team)
-        blocks = _counted_only(model, config, max_model_len, runner.block_size, memory)
+        from torch_armllm.engine.modules_runner import ModulesRunner
+
+        by_modules = runner = ModulesRunner(model, trace=trace, team=team)
+        blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
     else:
         runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks, trace, team)
         blocks = BlockManager(
@@ -80,7 +84,9 @@ def build_engine(
         logger.warning("%s", advice)
     scheduler = Scheduler(_limits(config, max_model_len), blocks, config.scheduling_policy)
     ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
-    sampler = Sampler(_drawable(model, tokenizer), ends, tokenizer)
+    sampler = Sampler(
+        _drawable(forward.vocabulary if forward else _embeddings(model), tokenizer), ends, tokenizer
+    )
     intake = Intake(tokenizer, max_model_len, sampler.check, config.seed)
 
     pieces = None if tokenizer is None else (Pieces(tokenizer, False), Pieces(tokenizer, True))
@@ -125,7 +131,10 @@ def _counted_only(
     return BlockManager(blocks, block_size, enable_prefix_caching=False)
 
 
-def _drawable(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """Token ids that may be drawn: those that both the model and its tokenizer know."""
-    known = int(model.get_input_embeddings().num_embeddings)
+def _embeddings(model: Any) -> int:
+    return int(model.get_input_embeddings().num_embeddings)
+
+
+def _drawable(known: int, tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """Token ids that may be drawn: those that the model knows, ``known`` ones, and its tokenizer as well."""
     return known if tokenizer is None else min(known, max(tokenizer.get_vocab().values()) + 1)

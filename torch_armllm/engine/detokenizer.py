@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tokenizers import decoders
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 UNREADABLE = "\ufffd"
 """What decoders put in the place of bytes that are no character, or not yet."""
@@ -21,6 +24,8 @@ def decoder(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True
 
     Spaces are not cleaned up (`clean_up_tokenization_spaces`): that would change text that has been shown.
     """
+    from transformers import PreTrainedTokenizerFast
+
     if (
         isinstance(tokenizer, PreTrainedTokenizerFast)
         and type(tokenizer)._decode is PreTrainedTokenizerFast._decode

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_armllm.ops.linear import dense_linear
-from torch_armllm.patched import PatchedForward
+
+if TYPE_CHECKING:
+    from torch_armllm.patched import PatchedForward
 
 _SCALES = (0.1, 1.0, 8.0, 64.0)
 _DENSE = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,19 +34,27 @@ class Head:
     def __init__(self, model: Any, forward: PatchedForward) -> None:
         self._model = model
         self._forward = forward
-        self._layer: nn.Module = model.get_output_embeddings()
-        self._by_layer = _exact(self._layer)
+        self.layer: nn.Module = model.get_output_embeddings()
+        self._by_layer = _exact(self.layer)
         self._alone: bool | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits ``(R, vocabulary)`` of rows ``(R, hidden)``."""
+        return self._by_layer(hidden) if self.is_alone(hidden) else self._by_model(hidden)
+
+    def is_alone(self, like: Tensor) -> bool:
+        """Whether the model's ``forward`` does nothing but `layer` behind its body.
+
+        Args:
+            like: hidden states of the model, of any values.
+        """
         if self._alone is None:
-            self._alone = self._is_alone(hidden)
-        return self._by_layer(hidden) if self._alone else self._by_model(hidden)
+            self._alone = self._is_alone(like)
+        return self._alone
 
     def _by_model(self, hidden: Tensor) -> Tensor:
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64)
-        with self._forward.returning(hidden[None]), _with_forward(self._layer, self._by_layer):
+        with self._forward.returning(hidden[None]), _with_forward(self.layer, self._by_layer):
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
         return logits[0]
 

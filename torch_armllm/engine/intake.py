@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.outputs import RequestMetrics
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its tokens, ``{"prompt": text}`` or ``{"prompt_token_ids": tokens}``."""

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from torch_armllm.hf.body import body_of, position_limit
+from torch_armllm.stored.model import StoredModel
 
 UNLIMITED = 32768
 """Tokens of texts of models that state no limit."""
+
+
+def stated_limits(model: Any) -> tuple[int | None, int]:
+    """Positions that a model was made for, None where any number will do; and those that it states."""
+    if isinstance(model, StoredModel):
+        return model.made_for, model.stated
+    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
+    return position_limit(body_of(model).config), stated
 
 
 def longest_text(model: Any, wanted: int | None, longest: int | None) -> int:
@@ -21,8 +30,7 @@ def longest_text(model: Any, wanted: int | None, longest: int | None) -> int:
     Raises:
         ValueError: more is asked for than the model was made for.
     """
-    made_for = position_limit(body_of(model).config)
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
+    made_for, stated = stated_limits(model)
     most = min(made_for or stated, longest or stated)
     if wanted is None:
         return most

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import torch_armllm
-from torch_armllm.checkpoint import load_model, load_tokenizer
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.patching import patched_forward
-from torch_armllm.quant.recipe import Recipe
+from torch_armllm.patch_state import patched_forward
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from torch_armllm.quant.recipe import Recipe
 
 _QUANTIZATION = ("head", "ignore", "overrides", "method", "allow_outliers")
 """Settings of a recipe, beside its scheme."""
 
 
 class Loaded(NamedTuple):
-    """An engine, and what it was made of."""
+    """An engine, and what it was made of: a patched model, or a `StoredModel`."""
 
     engine: LLMEngine
-    model: PreTrainedModel
+    model: Any
     tokenizer: PreTrainedTokenizerBase | None
 
 
@@ -59,7 +61,22 @@ def load_engine(
     config = config or EngineConfig()
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
-    cache = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
+    return Loaded(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
+
+
+def load_patched(
+    model: str | PreTrainedModel,
+    dtype: str | torch.dtype,
+    quantization: str | Recipe | None,
+    progress: bool,
+    kv_cache_dtype: str,
+) -> PreTrainedModel:
+    """The model of `load_engine`."""
+    from torch_armllm.checkpoint import load_model
+    from torch_armllm.quant.recipe import Recipe
+
+    cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     recipe = Recipe(quantization) if isinstance(quantization, str) else quantization
     if isinstance(model, str):
         model = load_model(model, _dtype(dtype), progress, cache, recipe)
@@ -68,7 +85,7 @@ def load_engine(
         scheme = options.pop("scheme", None)
         torch_armllm.patch(model, scheme, progress=progress, kv_cache=cache, **options)
     _check_cache(model, cache)
-    return Loaded(build_engine(model, own_tokenizer, config), model, own_tokenizer)
+    return model
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
@@ -88,13 +105,24 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
 
 
 def take_recipe(quantization: str | None, settings: dict[str, Any]) -> Recipe | None:
-    """Takes out of settings what says how to quantise, beside the scheme.
+    """`make_recipe` of what `take_options` takes out of settings."""
+    return make_recipe(quantization, take_options(settings))
+
+
+def take_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of settings what says how to quantise, beside the scheme."""
+    return {name: settings.pop(name) for name in _QUANTIZATION if name in settings}
+
+
+def make_recipe(quantization: str | None, options: dict[str, Any]) -> Recipe | None:
+    """The recipe of a scheme and of what else says how to quantise.
 
     Raises:
-        ValueError: a scheme or a method is unknown; or the settings are given, but no scheme.
+        ValueError: a scheme or a method is unknown; or there are options, but no scheme.
     """
-    options = {name: settings.pop(name) for name in _QUANTIZATION if name in settings}
     if quantization is not None:
+        from torch_armllm.quant.recipe import Recipe
+
         return Recipe(quantization, **options)
     if options:
         raise ValueError(f"{next(iter(options))} is given, but quantization is None: the weights would stay")
@@ -137,6 +165,10 @@ def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
 def _tokenizer(
     tokenizer: str | PreTrainedTokenizerBase | None, source: str, named: bool
 ) -> PreTrainedTokenizerBase | None:
+    from transformers import AutoTokenizer
+
+    from torch_armllm.checkpoint import load_tokenizer
+
     if isinstance(tokenizer, str):
         return load_tokenizer(tokenizer)
     if tokenizer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,11 @@ from torch_armllm.engine.step import Step
 from torch_armllm.engine.step_inputs import StepBuilder
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.parallel.threads import Team
-from torch_armllm.patching import patched_forward
+from torch_armllm.patch_state import patched_forward
+from torch_armllm.stored.model import StoredForward, StoredHead, StoredModel
+
+if TYPE_CHECKING:
+    from torch_armllm.patched import PatchedForward
 
 
 class ModelRunner:
@@ -42,8 +46,13 @@ class ModelRunner:
         trace: Trace = NO_TRACE,
         team: Team | None = None,
     ) -> None:
-        forward = patched_forward(model)
-        if forward is None:
+        forward: PatchedForward | StoredForward | None
+        self.head: Head | StoredHead
+        if isinstance(model, StoredModel):
+            forward, self.head = model.forward, model.head
+        elif (forward := patched_forward(model)) is not None:
+            self.head = Head(model, forward)
+        else:
             raise ValueError(f"this {type(model).__name__} runs module by module: it has no plan")
         self.plan = forward.plan
         self.shape = forward.shape
@@ -55,7 +64,6 @@ class ModelRunner:
         self.cache: Cache = self.shape.tensors(num_blocks)
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
         self._builder = StepBuilder(self.cache, self.block_size, forward.first_position)
-        self._head = Head(model, forward)
         self._trace = trace
         self._at_work = nullcontext if team is None else team.at_work
 
@@ -79,7 +87,7 @@ class ModelRunner:
         self._trace.mark("decode" if decodes else "prefill")
         if not decodes:
             hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
-        logits = self._head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
+        logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
         self._trace.mark("head")
         return logits
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_armllm.engine.cache_shape import Cache
 from torch_armllm.engine.step import Scheduled, Step
-from torch_armllm.plan import StepInputs
+from torch_armllm.native_plan import StepInputs
 
 
 class Buffer:

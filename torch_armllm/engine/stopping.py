@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch_armllm.engine.detokenizer import Detokenizer, Pieces
 from torch_armllm.engine.outputs import FinishReason
 from torch_armllm.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 
 class Finish(NamedTuple):

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from torch_armllm.engine.request import Answer
 from torch_armllm.engine.sampling_params import StructuredOutputsParams
@@ -76,6 +75,8 @@ class StructuredOutputs:
                 raise ImportError(
                     "structured outputs need llguidance: pip install torch_armllm[structured]"
                 ) from missing
+            from transformers import PreTrainedTokenizerFast
+
             if not isinstance(self._tokenizer, PreTrainedTokenizerFast):
                 raise ValueError(
                     f"structured outputs need a fast tokenizer; this is a {type(self._tokenizer).__name__}"

@@ -13,9 +13,9 @@ from torch_armllm.engine.head import Head
 from torch_armllm.engine.sequence import Sequence as Place
 from torch_armllm.evaluation.prefixes import Node, grow
 from torch_armllm.evaluation.texts import Answer, Scores, Text, pieces
+from torch_armllm.native_plan import StepInputs
+from torch_armllm.patch_state import is_patched, patched_forward
 from torch_armllm.patched import PatchedForward
-from torch_armllm.patching import is_patched, patched_forward
-from torch_armllm.plan import StepInputs
 
 _ROWS = 256
 """Logits that are there at a time."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedModel
-
 
 def body_of(model: Any) -> Any:
     """What turns token ids into hidden states; the model itself where it has no such part.
@@ -15,6 +13,8 @@ def body_of(model: Any) -> Any:
     base = getattr(model, "base_model", model)
     if base is not model:
         return base
+    from transformers import PreTrainedModel  # seconds, which most models go without
+
     parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
     return parts[0] if len(parts) == 1 else model
 

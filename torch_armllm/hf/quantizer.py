@@ -121,8 +121,9 @@ class ArmInt4Quantizer(HfQuantizer):
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         from torch_armllm import patching, quant
+        from torch_armllm.patch_state import is_patched
 
-        if patching.is_patched(model):
+        if is_patched(model):
             patching.unpatch(model)
         quant.restore(model)
         return model.to(dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_armllm.hf.body import body_of
 from torch_armllm.parallel.turns import TURNS
-from torch_armllm.patching import patched_forward
+from torch_armllm.patch_state import patched_forward
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
 from torch_armllm.server.serving import Serving

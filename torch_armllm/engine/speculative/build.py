@@ -42,7 +42,7 @@ def _draft_model(
 ) -> DraftModelProposer:
     import torch_armllm
     from torch_armllm.checkpoint import load_model
-    from torch_armllm.patching import patched_forward
+    from torch_armllm.patch_state import patched_forward
 
     given: Any = config.model
     model = load_model(given) if isinstance(given, str) else given

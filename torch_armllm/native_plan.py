@@ -1,0 +1,82 @@
+"""A step that runs in C++, and what it is given."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.cache_shape import Cache
+from torch_armllm.program import Encoded
+
+
+@dataclass
+class StepInputs:
+    """One step's tokens, packed: the new tokens of B sequences one behind the other, T in all."""
+
+    input_ids: Tensor
+    """int64 ``(1, T)``"""
+    position_ids: Tensor
+    """int64 ``(1, T)``, for rotary embeddings"""
+    slots: Tensor
+    """int64 ``(T,)``: block · block_size + offset of each token's key and value; negative: not kept"""
+    block_table: Tensor
+    """int32 ``(B, n)``, contiguous"""
+    query_start: Tensor
+    """int32 ``(B + 1,)``: first packed token of each sequence"""
+    seq_lens: Tensor
+    """int32 ``(B,)``: positions of each sequence, this step's tokens included"""
+    max_seq_len: int
+    cache: Cache
+    """keys and values, or latents, of all layers, as the pool's shape makes them"""
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """The tensors of the cache that there are."""
+        return [t for t in self.cache if t is not None]
+
+
+class Plan(Protocol):
+    """Something that runs a step."""
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """The last hidden state of every token, ``(T, hidden)``."""
+        ...
+
+
+class NativePlan:
+    """A step that runs in C++ from its first instruction to its last."""
+
+    def __init__(self, program: Encoded) -> None:
+        self.program = program
+        self.instructions = len(program.opcodes)
+        self.opcodes = program.opcodes
+        self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
+        self._run = torch.ops.armllm.plan_run.default
+        weakref.finalize(self, torch.ops.armllm.plan_free, self._handle)
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """See `Plan.run`."""
+        out: Tensor = self._run(self._handle, _tensors(inputs), inputs.input_ids.shape[1])[0]
+        return out
+
+    def profile(self, inputs: StepInputs) -> Tensor:
+        """Runs a step and times it.
+
+        Returns:
+            int64 ``(instructions + 2, 3)``, nanoseconds: what an instruction took, what all threads together
+            computed of it, and the time since the one before it; then rows whose first column has the time
+            before the first instruction and behind the last.
+        """
+        found: Tensor = torch.ops.armllm.plan_profile(
+            self._handle, _tensors(inputs), inputs.input_ids.shape[1]
+        )
+        return found
+
+
+def _tensors(i: StepInputs) -> list[Tensor]:
+    """Inputs in the order of a program's."""
+    return [i.input_ids, i.position_ids, i.slots, i.block_table, i.query_start, i.seq_lens, *i.caches]
