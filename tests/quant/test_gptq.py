@@ -110,6 +110,20 @@ def test_inputs_fewer_than_columns_and_none_at_all_are_no_obstacle() -> None:
     assert float((none.q == plain.q).float().mean()) > 0.995
 
 
+def test_inputs_that_are_nearly_alike_are_no_obstacle() -> None:
+    x = (8 + 0.05 * correlated(512, count=1024)).bfloat16()
+    found = Moments(512)
+    found.add(x, wanted=x * 1.01)
+    assert bool(torch.linalg.cholesky(found.hessian()).isfinite().all())
+    correction = found.correction()
+    assert correction is not None and bool(correction.isfinite().all())
+    weight, scheme = torch.randn(32, 512, generator=torch.Generator().manual_seed(0)), scheme_named("g32i")
+    better = Compensated(found.hessian(), 32).rows(weight, scheme)
+    plain = Search().rows(weight, scheme)
+    wide = x.float()
+    assert output_error(wide, weight, better, scheme) < 0.3 * output_error(wide, weight, plain, scheme)
+
+
 def test_inputs_that_are_not_finite_are_refused() -> None:
     x = correlated(32, count=8)
     x[3, 4] = float("inf")

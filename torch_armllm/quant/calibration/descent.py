@@ -27,7 +27,8 @@ class Descent:
     ) -> None:
         """Takes W and Ŵ as (K, N), and H as float32 (K, K), positive definite.
 
-        ``coarse`` is H in the type in which its products with many columns are to be computed.
+        ``coarse`` is H in the type in which the scales of rows are computed: by sums over all of it, which a
+        coarse type hardly changes.
         """
         self._hessian, self._grid = hessian, grid
         self._coarse = hessian if coarse is None else coarse
@@ -38,7 +39,7 @@ class Descent:
         """Gives every row the scale with the least error for its integers."""
         if self._grid.float_factors:
             return
-        pulled = self._product(slice(None), self.values)
+        pulled = (self._coarse @ self.values.to(self._coarse.dtype)).float()
         size = (self.values * pulled).sum(0)
         change = (self._weight * pulled).sum(0) / torch.where(size > 0, size, torch.ones_like(size))
         change = torch.where((size > 0) & (change > 0), change, torch.ones_like(change))
@@ -52,16 +53,12 @@ class Descent:
         away = self._weight - self.values
         for begin in range(0, columns, block):
             end = min(begin + block, columns)
-            left = self._product(slice(begin, end), away)
+            left = self._hessian[begin:end] @ away
             for first in range(begin, end, span):
                 group = slice(first, min(first + span, columns))
                 change = self._visit(group, left[group.start - begin : group.stop - begin], wider)
                 left.addmm_(self._hessian[begin:end, group], change, alpha=-1)
                 away[group] -= change
-
-    def _product(self, rows: slice, other: Tensor) -> Tensor:
-        """Some rows of H times (K, N): float32 (n, N)."""
-        return (self._coarse[rows] @ other.to(self._coarse.dtype)).float()
 
     def _visit(self, group: slice, left: Tensor, wider: bool) -> Tensor:
         """Moves a group to where the error is least, and returns by how much (n, N)."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.calibration.quick import quick_type
-
 _WIDE = 1024
 """Columns whose moments with all that follow are summed up at once."""
 _TRUST = 0.5
@@ -36,18 +34,15 @@ class Moments:
             weight: (…,), what each row counts; 1 by default.
             wanted: (…, K), what reaches it in the float model.
         """
-        # products of bfloat16 are exact; only their sums over these rows are rounded
-        kind = quick_type() if x.dtype == torch.bfloat16 else torch.float32
-        rows = x.detach().reshape(-1, x.shape[-1]).to(kind)
-        other = rows if weight is None else (rows * weight.reshape(-1, 1)).to(kind)
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        other = rows if weight is None else rows * weight.reshape(-1, 1)
         for begin in range(0, rows.shape[1], _WIDE):  # the upper triangle; `moment` gives the other half
             part = slice(begin, begin + _WIDE)
-            self.total[part, begin:] += rows[:, part].t() @ other[:, begin:]
+            self.total[part, begin:].addmm_(rows[:, part].t(), other[:, begin:])
         if wanted is not None:
             if self.lost is None:
                 self.lost = torch.zeros_like(self.total)
-            away = wanted.detach().reshape(rows.shape).float() - rows.float()
-            self.lost += rows.t() @ away.to(kind)
+            self.lost.addmm_(rows.t(), wanted.detach().reshape(rows.shape).float() - rows)
         self.count += len(rows)
 
     def moment(self) -> Tensor:

@@ -15,9 +15,9 @@ from torch_armllm.checkpoint import checkpoint_folder, load_tokenizer
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.hf.body import position_limit
 
-SEQUENCES = 16
+SEQUENCES = 12
 LENGTH = 512
-_AT_ONCE = 16
+_AT_ONCE = 12
 """Texts that a model writes at once."""
 
 
