@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ _TYPES = {
     "I64": torch.int64,
 }
 _PIECE = 8 << 20  # bytes that a thread reads at once
+_BUFFERS = 512  # of one read; Linux takes 1024
 _THREADS = 8
 
 
@@ -55,7 +56,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
 
 
 def read_into(places: Iterable[tuple[Stored, Tensor]]) -> None:
-    """Fills dense tensors with what files hold.
+    """Fills tensors with what files hold; rows may lie apart.
 
     Raises:
         OSError: a file cannot be read, or ends too early.
@@ -68,11 +69,10 @@ def read_into(places: Iterable[tuple[Stored, Tensor]]) -> None:
                 handles[stored.file] = os.open(stored.file, os.O_RDONLY)
             if not stored.nbytes:
                 continue
-            target = tensor.view(-1).view(torch.uint8).numpy().data
-            pieces += [
-                (handles[stored.file], stored.begin + at, target[at : at + _PIECE])
-                for at in range(0, stored.nbytes, _PIECE)
-            ]
+            begin = stored.begin
+            for targets in _pieces(tensor):
+                pieces.append((handles[stored.file], begin, targets))
+                begin += sum(map(len, targets))
         with ThreadPoolExecutor(_THREADS) as pool:
             for _ in pool.map(_read, pieces):
                 pass
@@ -81,10 +81,40 @@ def read_into(places: Iterable[tuple[Stored, Tensor]]) -> None:
             os.close(handle)
 
 
-def _read(piece: tuple[int, int, memoryview]) -> None:
-    handle, begin, target = piece
-    while len(target):
-        count = os.preadv(handle, [target], begin)
+def _pieces(tensor: Tensor) -> Iterator[list[memoryview]]:
+    """A tensor's memory in the order of its elements, in pieces for one read each."""
+    piece: list[memoryview] = []
+    size = 0
+    for row in _rows(tensor):
+        whole = row.view(-1).view(torch.uint8).numpy().data
+        for at in range(0, len(whole), _PIECE):
+            part = whole[at : at + _PIECE]
+            if piece and (size + len(part) > _PIECE or len(piece) == _BUFFERS):
+                yield piece
+                piece, size = [], 0
+            piece.append(part)
+            size += len(part)
+    if piece:
+        yield piece
+
+
+def _rows(tensor: Tensor) -> Iterator[Tensor]:
+    if tensor.is_contiguous():
+        yield tensor
+    else:
+        for part in tensor:
+            yield from _rows(part)
+
+
+def _read(piece: tuple[int, int, list[memoryview]]) -> None:
+    handle, begin, targets = piece
+    while targets:
+        count = os.preadv(handle, targets, begin)
         if count == 0:
             raise OSError("a file of weights ends too early")
-        begin, target = begin + count, target[count:]
+        begin += count
+        while targets and count >= len(targets[0]):
+            count -= len(targets[0])
+            targets = targets[1:]
+        if count:
+            targets = [targets[0][count:], *targets[1:]]

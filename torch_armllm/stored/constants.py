@@ -98,22 +98,13 @@ def make(recipes: Sequence[Recipe], values: Mapping[str, Tensor], folder: Path) 
     spaces = iter(_cut(arena, sizes))
     whole = {n: next(spaces).view(files[n].dtype).view(files[n].shape) for n in names}
     places: list[tuple[Stored, Tensor]] = [(files[name], tensor) for name, tensor in whole.items()]
-    strewn: list[tuple[Tensor, Tensor]] = []
     together: list[Tensor] = []
     for recipe in merged:
         tensor = next(spaces).view(_dtype(recipe)).view(recipe["shape"])
         together.append(tensor)
         for part in recipe["parts"]:
-            target, stored = _part(tensor, part), files[part["name"]]
-            if target.is_contiguous():
-                places.append((stored, target))
-            else:
-                apart = torch.empty(stored.shape, dtype=stored.dtype)
-                places.append((stored, apart))
-                strewn.append((target, apart))
+            places.append((files[part["name"]], _part(tensor, part)))
     read_into(places)
-    for target, apart in strewn:
-        target.copy_(apart)
     put_together = iter(together)
     return [_constant(recipe, whole, put_together, values) for recipe in recipes]
 
