@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.models import tiny, token_ids
+from tests.quant.formats.computing import as_ours, relative
+from torch_armllm import ArmInt4Config, load
 from torch_armllm.checkpoint import load_model
 from torch_armllm.quant import QuantExperts, QuantLinear
 
@@ -68,21 +71,10 @@ def check(folder: Path, expected: PreTrainedModel, tolerance: float = 0.05) -> A
     """
     model: Any = load_model(str(folder / "quantised"), dtype="auto")
     packed = 0
-    for name, module in model.named_modules():
-        if name == "lm_head":
-            continue
-        if isinstance(module, QuantLinear):
-            assert module.error is None
-            wanted = expected.get_submodule(name).weight
-            assert torch.equal(module.dequantize().to(wanted.dtype), wanted), name
-            packed += 1
-        elif isinstance(module, QuantExperts):
-            assert module.layout is not None
-            whole = module.layout.store(*module.dequantize())
-            for attribute, value in zip(module.layout.weights, whole, strict=True):
-                wanted = getattr(expected.get_submodule(name), attribute)
-                assert torch.equal(value.to(wanted.dtype), wanted), name
-            packed += 1
+    for parameter, value in _decoded(model):
+        wanted = expected.get_parameter(parameter)
+        assert torch.equal(value.to(wanted.dtype), wanted), parameter
+        packed += 1
     assert packed >= 2 * model.config.num_hidden_layers
     with torch.no_grad():
         ids = token_ids(2, 9)
@@ -91,4 +83,30 @@ def check(folder: Path, expected: PreTrainedModel, tolerance: float = 0.05) -> A
     assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < tolerance
     report = model.hf_quantizer.report
     assert report.captured and not any("node by node" in note for note in report.notes), str(report)
+    _check_logits(folder, expected)
     return model
+
+
+def _decoded(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """The float32 weights that packed modules but the head stand for, by the names of their parameters."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear) and name != "lm_head":
+            assert module.error is None
+            yield f"{name}.weight", module.dequantize()
+        elif isinstance(module, QuantExperts):
+            assert module.layout is not None
+            whole = module.layout.store(*module.dequantize())
+            yield from (
+                (f"{name}.{part}", one) for part, one in zip(module.layout.weights, whole, strict=True)
+            )
+
+
+def _check_logits(folder: Path, expected: PreTrainedModel) -> None:
+    """In float32, and with inputs rounded as ours are, the logits are those of the floats to rounding."""
+    model: Any = load(str(folder / "quantised"), ArmInt4Config(head=None), torch.float32)
+    exact = copy.deepcopy(expected).float()
+    ids = token_ids(1, 6)
+    with torch.no_grad():
+        for parameter, value in _decoded(model):  # before they were rounded to the type of the model
+            exact.get_parameter(parameter).copy_(value)
+        assert relative(model(ids).logits, as_ours(exact)(ids).logits) < 2e-3

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models import token_ids
 from tests.quant.formats import folders
 from torch_armllm.checkpoint import load_model
 
@@ -93,6 +94,22 @@ def test_integers_and_scales_are_taken_as_they_are(
     report = folders.check(tmp_path, expected).hf_quantizer.report
     assert {record.scheme for record in report.quantised if record.kind != "head"} == {packed}
     assert any("not the static ones" in note for note in report.notes) == (options[-1] == "static")
+
+
+def test_a_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
+    """Gemma's embedding multiplies by a buffer that no file holds, and its own weight stays floats."""
+    wanted = scheme(4, 32, True, None)
+    written = settings("pack-quantized", wanted)
+    sizes = {"hidden_size": 128, "dtype": torch.float32}
+    expected: Any = folders.write(
+        tmp_path, "gemma3_text", encoder("pack-quantized", wanted), written, **sizes
+    )
+    model: Any = load_model(str(tmp_path / "quantised"), dtype="auto")
+    own, other = model.model.embed_tokens, expected.model.embed_tokens
+    assert float(own.embed_scale) == float(other.embed_scale) > 11
+    ids = token_ids(1, 5)
+    with torch.no_grad():
+        assert torch.equal(own(ids), other(ids))
 
 
 @pytest.mark.parametrize(
