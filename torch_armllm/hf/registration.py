@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 METHOD = "armllm"
 """``quant_method`` of a saved configuration."""
@@ -32,6 +33,25 @@ def _register(registry: ModuleType) -> None:
 
     registry.register_quantization_config(METHOD)(ArmInt4Config)
     registry.register_quantizer(METHOD)(ArmInt4Quantizer)
+    _explain_refusal(registry.AutoHfQuantizer, ArmInt4Config)
+
+
+def _explain_refusal(quantizers: Any, own: type) -> None:
+    """Says who reads what another tool quantised, where transformers refuses our configuration for it."""
+    merge = quantizers.merge_quantization_configs
+
+    def explained(stored: Any, given: Any = None) -> Any:
+        said = stored if isinstance(stored, dict) else stored.to_dict()
+        method = said.get("quant_method")
+        if isinstance(given, own) and method is not None and method != METHOD:
+            raise ValueError(
+                f"this checkpoint is quantised by {getattr(method, 'value', method)} already, and "
+                "from_pretrained would leave it so: torch_armllm.load(folder, ArmInt4Config(…)) reads its "
+                "integers as they are, torch_armllm.load(folder, scheme='g32i') quantises it anew"
+            )
+        return merge(stored, given)
+
+    quantizers.merge_quantization_configs = staticmethod(explained)
 
 
 class _Watch(MetaPathFinder):
