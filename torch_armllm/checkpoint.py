@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from pathlib import Path
@@ -22,9 +23,10 @@ from torch_armllm import embedded
 from torch_armllm.hf.config import ArmInt4Config
 from torch_armllm.hf.registration import METHOD
 from torch_armllm.machine import free_memory
-from torch_armllm.quant.formats import home_of, open_foreign, settings_of
+from torch_armllm.quant.formats import home_of, method_of, open_foreign, settings_of
 from torch_armllm.quant.formats.loading import load_foreign
 from torch_armllm.quant.recipe import Recipe
+from torch_armllm.quant.schemes import scheme_named
 from torch_armllm.upcycle import upcycle
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,10 @@ SOURCES = (
 
 
 def load(
-    source: str, config: ArmInt4Config | None = None, dtype: torch.dtype | str = "auto"
+    source: str,
+    config: ArmInt4Config | None = None,
+    dtype: torch.dtype | str = "auto",
+    scheme: str | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model into packed modules, layer by layer, and patches it.
 
@@ -50,18 +55,27 @@ def load(
         config: how floats are quantised; of a checkpoint that is quantised already, ``head``, ``ignore``,
             ``kv_cache`` and ``fuse`` are regarded, of one of this package none.
         dtype: of what is not quantised, and of what the model computes; ``auto`` is the checkpoint's own.
+        scheme: instead of that of ``config``.  What another tool quantised is decoded and quantised anew,
+            layer by layer, by all that ``config`` says; the report has the error.
 
     Raises:
         FileNotFoundError: the folder holds no checkpoint.
-        ValueError: the checkpoint is damaged, or quantised in a way that cannot be read.
+        ValueError: the checkpoint is damaged, or quantised in a way that cannot be read; or it has a scheme
+            of this package, and another one is asked for.
     """
     place = _place(source)
     saved = _config(place)
-    foreign = open_foreign(place, saved)
+    foreign = open_foreign(place, saved, decoded=scheme is not None)
+    config = copy.deepcopy(config) or ArmInt4Config()
+    if scheme is not None:
+        config.scheme = scheme_named(scheme).name
     if foreign is not None:
-        return load_foreign(foreign, config or ArmInt4Config(), dtype)
+        return load_foreign(foreign, config, dtype)
     assert saved is not None
-    options = {} if settings_of(saved) is not None else {"quantization_config": config or ArmInt4Config()}
+    own = settings_of(saved)
+    if own is not None and scheme is not None:
+        config.recipe.check_packed(ArmInt4Config(**own).recipe)
+    options = {"quantization_config": config} if own is None else {}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     return model.eval()
 
@@ -72,6 +86,7 @@ def load_model(
     progress: bool = False,
     kv_cache: str | None = None,
     quantization: Recipe | None = None,
+    decoded: bool = False,
 ) -> PreTrainedModel:
     """Loads a causal language model.
 
@@ -84,6 +99,7 @@ def load_model(
         kv_cache: see `patch`; of a checkpoint that was quantised before, instead of what it was saved with.
         quantization: the recipe by which weights are quantised as they are read, layer by layer, where memory
             does not suffice for all of them; None: they are loaded as they are.
+        decoded: what another tool quantised is loaded as the floats that it stands for, and is not patched.
 
     Raises:
         FileNotFoundError: the embedded model is not installed, or the folder holds no checkpoint.
@@ -91,7 +107,9 @@ def load_model(
     place = _place(source)
     config = _config(place)
     options: dict[str, Any]
-    foreign = open_foreign(place, config)
+    foreign = open_foreign(place, config, decoded)
+    if foreign is not None and decoded:
+        return load_foreign(foreign, None, dtype)
     if foreign is not None:
         options = {} if quantization is None else {"head": quantization.head, "ignore": quantization.ignore}
         return load_foreign(foreign, ArmInt4Config(**options, kv_cache=kv_cache), dtype)
@@ -139,6 +157,13 @@ def checkpoint_folder(source: str) -> Path:
     return Path(
         snapshot_download(source, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"])
     )
+
+
+def is_foreign(source: str) -> bool:
+    """Whether another tool quantised a checkpoint, or it is a file of one."""
+    place = _place(source)
+    settings = None if (config := _config(place)) is None else settings_of(config)
+    return config is None or (settings is not None and method_of(settings) != METHOD)
 
 
 def _place(source: str) -> str:

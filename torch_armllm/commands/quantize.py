@@ -11,11 +11,14 @@ from torch_armllm.commands import Subcommands
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from torch_armllm.quant.recipe import Recipe
+    from torch_armllm.report import Report
+
 
 def add(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("quantize", help="a checkpoint becomes a quantised one, layer by layer")
-    parser.add_argument("model", help="smollm2, a checkpoint's folder or a hub name")
+    parser.add_argument("model", help="smollm2, a checkpoint's folder, a GGUF file or a hub name")
     parser.add_argument("out", type=Path, help="the new model's folder, or that of an unfinished run")
     parser.add_argument("--scheme", default="int4", help="int4 (g32i), int8, g32, g64, g128, row, … (int4)")
     parser.add_argument("--head", default="int8", help="scheme of the output head, or none (int8)")
@@ -47,9 +50,6 @@ def run(options: argparse.Namespace) -> None:
     """Quantises, and prints the report."""
     import json
 
-    from torch_armllm.checkpoint import checkpoint_folder
-    from torch_armllm.quant.folder import quantize_folder
-    from torch_armllm.quant.method import CALIBRATED
     from torch_armllm.quant.recipe import Recipe
 
     recipe = Recipe(
@@ -60,16 +60,47 @@ def run(options: argparse.Namespace) -> None:
         options.method,
         options.allow_outliers,
     )
+    report = _report(options, recipe)
+    print(json.dumps(report.to_dict()) if options.json else report, flush=True)
+
+
+def _report(options: argparse.Namespace, recipe: Recipe) -> Report:
+    from torch_armllm.checkpoint import checkpoint_folder, is_foreign
+    from torch_armllm.quant.folder import quantize_folder
+    from torch_armllm.quant.method import CALIBRATED
+
+    if options.calibration is not None and recipe.method not in CALIBRATED:
+        raise ValueError(f"--calibration is for {' and '.join(CALIBRATED)}, not for {recipe.method}")
+    if is_foreign(options.model):
+        return _anew(options.model, options.out, recipe)
     source = checkpoint_folder(options.model)
     calibration = None
     if recipe.method in CALIBRATED:
         calibration = _texts(source, options.out, options.calibration, options.restart)
-    elif options.calibration is not None:
-        raise ValueError(f"--calibration is for {' and '.join(CALIBRATED)}, not for {recipe.method}")
-    report = quantize_folder(
+    return quantize_folder(
         source, options.out, recipe, options.restart, not options.json, calibration=calibration
     )
-    print(json.dumps(report.to_dict()) if options.json else report, flush=True)
+
+
+def _anew(source: str, out: Path, recipe: Recipe) -> Report:
+    """Quantises what another tool had quantised, layer by layer, and saves it."""
+    from torch_armllm.checkpoint import load, load_tokenizer
+    from torch_armllm.hf.config import ArmInt4Config
+    from torch_armllm.quant.method import CALIBRATED
+
+    if recipe.method in CALIBRATED:
+        raise ValueError(
+            f"{source} is quantised already, and method {recipe.method!r} calibrates folders of floats: take "
+            "mse or rtn, or name the original model"
+        )
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty: name a new folder")
+    model = load(source, ArmInt4Config(**recipe.to_dict(), fuse=False), scheme=recipe.scheme)
+    model.hf_quantizer.quantization_config.fuse = True  # when it is loaded
+    model.save_pretrained(out)
+    load_tokenizer(source).save_pretrained(out)
+    report: Report = model.hf_quantizer.report
+    return report
 
 
 def _texts(source: Path, out: Path, file: Path | None, restart: bool) -> Tensor:

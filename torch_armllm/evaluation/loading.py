@@ -42,7 +42,8 @@ def load_scheme(
             calibrate with is too short.
     """
     wanted = scheme.dtype or dtype
-    model = load_model(source, wanted if wanted == "auto" else getattr(torch, wanted), progress=progress)
+    chosen = wanted if wanted == "auto" else getattr(torch, wanted)
+    model = load_model(source, chosen, progress=progress, decoded=not scheme.saved)
     if quant.is_packed(model):
         _check_packed(model, scheme)
     elif off_grid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+SAVED = "saved"
 _FUSED = "-fused"
 _EXAMPLES = "bf16, f32, bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g32i+gptq, saved"
 
@@ -48,7 +49,7 @@ class Scheme:
             return cls(name, FLOATS[name], patched=False)
         if name.removesuffix(_FUSED) in FLOATS and name.endswith(_FUSED):
             return cls(name, FLOATS[name.removesuffix(_FUSED)])
-        if name == "saved":
+        if name == SAVED:
             return cls(name)
         stem, plus, own = name.partition("+")
         quantize = "g32i" if stem == "int4" else stem.removeprefix("int4-")
@@ -61,6 +62,11 @@ class Scheme:
             except ValueError as error:
                 raise ValueError(f"{text}: {error}") from None
         return cls(name, quantize=quantize, method=chosen)
+
+    @property
+    def saved(self) -> bool:
+        """Whether a quantised checkpoint is to stay as it is."""
+        return self.name == SAVED
 
     @property
     def calibrated(self) -> bool:

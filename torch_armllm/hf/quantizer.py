@@ -27,7 +27,7 @@ class ArmInt4Quantizer(HfQuantizer):
     """Loads a model into packed modules: from a float checkpoint layer by layer, from a saved one as it lies.
 
     Attributes:
-        report: what became of the model, once it is loaded and patched.
+        report: what became of the model, once it is loaded; of a saved one, once it is patched.
     """
 
     requires_calibration = False
@@ -83,6 +83,7 @@ class ArmInt4Quantizer(HfQuantizer):
         from torch_armllm.quant.loading import refuse_missing
         from torch_armllm.quant.quantizer import quantize_by
         from torch_armllm.quant.saved import finish_skeleton
+        from torch_armllm.report import Report
 
         config = self.quantization_config
         model.eval()
@@ -101,10 +102,12 @@ class ArmInt4Quantizer(HfQuantizer):
         attach(model, config, self)
         if config.fuse:
             self.report = patching.fuse(model, config.kv_cache, records)
-            if config.source is not None:
-                self.report.notes.append(f"weights are as {config.source} stored them")
-            elif read_by_layer:
-                self.report.notes.append(_UNWEIGHTED)
+        elif records is not None:
+            self.report = Report(records)
+        if self.report is not None and config.source is not None:
+            self.report.notes.append(f"weights are as {config.source} stored them")
+        elif self.report is not None and read_by_layer:
+            self.report.notes.append(_UNWEIGHTED)
         return model
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

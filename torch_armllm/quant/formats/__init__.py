@@ -16,7 +16,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from torch_armllm.hf.registration import METHOD
-from torch_armllm.quant.formats.foreign import Foreign
+from torch_armllm.quant.formats.foreign import Foreign, as_floats
 from torch_armllm.quant.formats.weights import Integers, Lazy
 
 __all__ = [
@@ -40,8 +40,8 @@ READERS = {
 }
 """The module that reads a ``quant_method`` of config.json: ``read(place, config, settings) -> Foreign``."""
 SUFFIXES = {".gguf": "torch_armllm.quant.formats.gguf"}
-"""The module that reads files of a suffix: ``read_file(path) -> Foreign``, and ``tokenizer_options(path)``,
-what transformers finds the tokenizer by."""
+"""The module that reads files of a suffix: ``read_file(path, decoded) -> Foreign``, and
+``tokenizer_options(path)``, what transformers finds the tokenizer by."""
 
 
 def home_of(place: str) -> Any:
@@ -50,12 +50,13 @@ def home_of(place: str) -> Any:
     return importlib.import_module(homes[0]) if homes else None
 
 
-def open_foreign(place: str, config: PreTrainedConfig | None = None) -> Foreign | None:
+def open_foreign(place: str, config: PreTrainedConfig | None = None, decoded: bool = False) -> Foreign | None:
     """Opens a checkpoint that another tool quantised.
 
     Args:
         place: a folder, a name on the model hub, or a file.
         config: of the model, where it was read before.
+        decoded: its weights are wanted as the floats that they stand for.
 
     Returns:
         What it holds, or None for a checkpoint of floats or of this package.
@@ -64,8 +65,8 @@ def open_foreign(place: str, config: PreTrainedConfig | None = None) -> Foreign 
         ValueError: it is quantised in a way that cannot be read.
     """
     if (home := home_of(place)) is not None:
-        read_file: Callable[[str], Foreign] = home.read_file
-        return read_file(place)
+        read_file: Callable[[str, bool], Foreign] = home.read_file
+        return read_file(place, decoded)
     config = AutoConfig.from_pretrained(place) if config is None else config
     settings = settings_of(config)
     if settings is None or method_of(settings) == METHOD:
@@ -79,10 +80,13 @@ def open_foreign(place: str, config: PreTrainedConfig | None = None) -> Foreign 
     read: Callable[[str, PreTrainedConfig, dict[str, Any]], Foreign] = importlib.import_module(
         READERS[method]
     ).read
+    if decoded and method == "mxfp4":
+        settings["scheme"] = "int8g32"  # which holds it exactly
     try:
-        return read(place, config, settings)
+        foreign = read(place, config, settings)
     except ValueError as error:
         raise ValueError(f"{place} ({method}) cannot be read: {error}") from error
+    return as_floats(foreign) if decoded else foreign
 
 
 def settings_of(config: PreTrainedConfig) -> dict[str, Any] | None:

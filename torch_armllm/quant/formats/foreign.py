@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedConfig
+
+from torch_armllm.quant.formats.weights import Integers, Lazy
 
 
 @dataclass
@@ -20,6 +23,7 @@ class Foreign:
         weights: by the names that they have in a float checkpoint: a tensor or a safetensors slice of what is
             not quantised, a `Lazy` that reads `Integers` of what is.
         notes: for the report: what is not computed exactly as the checkpoint asks.
+        decoded: there are no `Integers` among the weights, but the floats that they stand for.
     """
 
     method: str
@@ -27,6 +31,21 @@ class Foreign:
     config: PreTrainedConfig
     weights: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    decoded: bool = False
+
+
+def as_floats(foreign: Foreign) -> Foreign:
+    """A checkpoint with the floats that its integers stand for, each decoded when it is read."""
+
+    def floats(weight: Lazy) -> Lazy:
+        def read() -> Tensor:
+            found = weight[...]
+            return found.dequantize() if isinstance(found, Integers) else found
+
+        return Lazy(read)
+
+    weights = {n: floats(w) if isinstance(w, Lazy) else w for n, w in foreign.weights.items()}
+    return replace(foreign, weights=weights, decoded=True)
 
 
 def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:

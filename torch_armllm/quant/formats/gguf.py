@@ -9,20 +9,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from torch_armllm.quant.formats.foreign import Foreign
-from torch_armllm.quant.formats.gguf_blocks import EXACT, SCHEME_OF, exact
+from torch_armllm.quant.formats.gguf_blocks import EXACT, SCHEME_OF, exact, with_no_middles
+from torch_armllm.quant.formats.gguf_config import read_config
 from torch_armllm.quant.formats.rounded import Rounded
 from torch_armllm.quant.formats.weights import Integers, Lazy, stacked
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)_exps\.weight")
+_OWN: tuple[Literal["C"], Literal["W"]] = ("C", "W")
+"""Copies what is mapped from the file or out of order, and nothing else: embeddings are large."""
+_COMMON: tuple[tuple[set[str | None], str | None], ...] = (
+    ({None}, None),
+    ({"g32"}, "g32"),
+    ({"g32", "g32m"}, "g32m"),
+    ({"int8g32"}, "int8g32"),
+    ({"int8g32", "int8g32m"}, "int8g32m"),
+)
+"""Schemes of an expert's matrices, and the one that holds all of them exactly."""
 _NARROW_BITS = 4.4
 """A type of fewer bits than this is rounded to four bits, any other to eight."""
 
@@ -32,6 +43,7 @@ class File:
 
     Attributes:
         tensors: by name, as the ``gguf`` package maps them.
+        fields: of its header, by name.
         architecture: llama.cpp's name of it.
     """
 
@@ -43,7 +55,8 @@ class File:
         self._gguf = gguf
         try:
             self._reader = gguf.GGUFReader(path)
-            self.architecture = str(self._reader.fields["general.architecture"].contents())
+            self.fields: dict[str, Any] = self._reader.fields
+            self.architecture = str(self.fields["general.architecture"].contents())
         except (ValueError, KeyError, IndexError, OSError) as error:
             raise ValueError(f"{path} is damaged or no GGUF file ({error}): get it anew") from error
         self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
@@ -67,7 +80,7 @@ class File:
             value = self._gguf.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
             raise ValueError(f"{name} is of type {self.kind(name)}, which nothing here reads") from error
-        return torch.from_numpy(np.array(value, dtype=np.float32))
+        return torch.from_numpy(np.require(value, np.float32, _OWN))
 
     def integers(self, name: str) -> Integers:
         """A tensor of a type of `EXACT`: (rows, columns), or experts' (E, rows, columns)."""
@@ -77,26 +90,22 @@ class File:
         return stacked([Integers(exact(self.kind(name), expert)) for expert in data])
 
 
-def read_file(path: str) -> Foreign:
-    """Opens a GGUF file.
+def read_file(path: str, decoded: bool = False) -> Foreign:
+    """Opens a GGUF file; its weights are floats where they are to be ``decoded``.
 
     Raises:
         ImportError: the ``gguf`` package is missing.
         ValueError: the file is damaged, or of an architecture or a type that cannot be read.
     """
     file = File(path)
-    place = Path(path)
-    try:
-        config = AutoConfig.from_pretrained(place.parent, gguf_file=place.name)
-    except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"{path}: architecture {file.architecture!r} cannot be read ({error})") from error
-    return Reading(file, path, config).foreign()
+    config = read_config(path, file.architecture, file.fields)
+    return Reading(file, path, config, decoded).foreign()
 
 
 class Reading:
     """A file on its way to the names and the order of rows that transformers' model of it has."""
 
-    def __init__(self, file: File, path: str, config: PreTrainedConfig) -> None:
+    def __init__(self, file: File, path: str, config: PreTrainedConfig, decoded: bool = False) -> None:
         from transformers.modeling_gguf_pytorch_utils import (
             TENSOR_PROCESSORS,
             TensorProcessor,
@@ -104,13 +113,15 @@ class Reading:
         )
 
         self._file, self._path, self._config = file, path, config
+        self._decoded = decoded
         self._rounded = Rounded()
         self._untie()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         processor: Any = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
         self._processor = processor(config=config.get_text_config(decoder=True).to_dict())
-        self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor)
+        family = "llama" if config.model_type == "mixtral" else None
+        self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor, family)
         self._wanted = set(model.state_dict())
 
     def foreign(self) -> Foreign:
@@ -130,13 +141,13 @@ class Reading:
         missing = sorted(self._wanted - set(weights) - set(self._tied()))
         if missing:
             raise ValueError(f"{self._path} has no {missing[0]}: it is incomplete or of another model")
-        return Foreign("gguf", self._path, self._config, weights, self._rounded.notes)
+        return Foreign("gguf", self._path, self._config, weights, self._rounded.notes, self._decoded)
 
     def _untie(self) -> None:
         """Gives the head the embedding's integers, where they can be held as they are."""
         text = self._config.get_text_config(decoder=True)
         kind = self._file.kind("token_embd.weight") if "token_embd.weight" in self._file.tensors else ""
-        self._untied = bool(text.tie_word_embeddings) and kind in EXACT
+        self._untied = bool(text.tie_word_embeddings) and kind in EXACT and not self._decoded
         if self._untied:
             self._config.tie_word_embeddings = text.tie_word_embeddings = False
 
@@ -150,7 +161,7 @@ class Reading:
     def _scheme(self, name: str) -> str | None:
         """What a tensor becomes: None where it stays floats."""
         kind = self._file.kind(name)
-        if kind in _FLOATS or len(self._file.tensors[name].shape) < 2:
+        if self._decoded or kind in _FLOATS or len(self._file.tensors[name].shape) < 2:
             return None
         if name == "token_embd.weight" and kind not in EXACT:
             return None
@@ -161,9 +172,11 @@ class Reading:
         kind = self._file.kind(name)
         if scheme is None:
             value = self._file.floats(name).numpy()
-            return torch.from_numpy(np.array(self._processor.process(value, name).weights))
+            return torch.from_numpy(np.require(self._processor.process(value, name).weights, None, _OWN))
         if kind in EXACT and SCHEME_OF[kind] == scheme:
             weight = self._file.integers(name)
+        elif kind in EXACT and f"{SCHEME_OF[kind]}m" == scheme:
+            weight = Integers(with_no_middles(self._file.integers(name).quantised))
         else:
             weight = self._rounded.round(self._file.floats(name), scheme, kind)
         order = self._order(name, weight.shape[-2])
@@ -180,7 +193,7 @@ class Reading:
     def _experts(self, layer: str, parts: dict[str, str]) -> dict[str, Lazy]:
         """Gates and ups joined, and downs, in one scheme: the op takes no other."""
         schemes = {self._scheme(name) for name in parts.values()}
-        scheme = schemes.pop() if len(schemes) == 1 else "g32m"
+        scheme = next((wide for own, wide in _COMMON if schemes <= own), "g32m")
 
         def inner() -> Any:
             halves: Any = [self._weight(parts[half], scheme) for half in ("gate", "up")]
@@ -193,8 +206,12 @@ class Reading:
         }
 
     def _target(self, layer: str, half: str) -> str:
-        for suffix in ("", ".weight"):
-            target = self._names.get(f"{layer}.ffn_{half}_exps{suffix}")
+        number = layer.removeprefix("blk.")
+        attribute = "down_proj" if half == "down" else "gate_up_proj"
+        targets = [self._names.get(f"{layer}.ffn_{half}_exps{suffix}") for suffix in ("", ".weight")]
+        if self._config.model_type == "mixtral":
+            targets.append(f"model.layers.{number}.mlp.experts.{attribute}")
+        for target in targets:
             if target in self._wanted:
                 return str(target)
         raise ValueError(f"{self._path}: experts of architecture {self._file.architecture!r} cannot be read")

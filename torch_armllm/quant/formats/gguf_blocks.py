@@ -7,6 +7,7 @@ ggml's ``ggml-common.h``: a block begins with its float16 scales, nibbles lie 16
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -117,6 +118,11 @@ SCHEME_OF = {
     "Q4_K": "g32m",
     "Q5_K": "int8g32m",
 }
+
+
+def with_no_middles(quantised: Quantised) -> Quantised:
+    """The same weight in the scheme that has middles: they are 0."""
+    return replace(quantised, scheme=f"{quantised.scheme}m", middles=torch.zeros_like(quantised.scales))
 
 
 def exact(kind: str, data: Tensor) -> Quantised:

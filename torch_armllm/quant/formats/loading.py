@@ -115,34 +115,41 @@ def _packed(layer: Layer, held: dict[str, Integers]) -> Replacement:
 
 
 def load_foreign(
-    foreign: Foreign, config: ArmInt4Config, dtype: torch.dtype | str = "auto"
+    foreign: Foreign, config: ArmInt4Config | None, dtype: torch.dtype | str = "auto"
 ) -> PreTrainedModel:
     """Loads a checkpoint that another tool quantised into packed modules, layer by layer, and patches it.
 
     Args:
         foreign: the checkpoint.
-        config: ``head``, ``ignore``, ``kv_cache`` and ``fuse``; what was quantised keeps its scheme.
+        config: ``head``, ``ignore``, ``kv_cache`` and ``fuse``; what was quantised keeps its scheme.  Of a
+            decoded checkpoint, how its floats are quantised anew; None: they stay, and nothing is patched.
         dtype: of what is not quantised, and of what the model computes; ``auto``: the checkpoint's own.
 
     Raises:
         ValueError: a weight is missing, damaged or stored in a way that cannot be read.
     """
-    config.source = foreign.method
+    assert config is not None or foreign.decoded
+    options: dict[str, Any] = {}
+    if config is not None:
+        config.source = None if foreign.decoded else foreign.method
+        options["quantization_config"] = config
     model_class = _class_of(foreign.config)
     model: PreTrainedModel = model_class.from_pretrained(
         None,
         config=foreign.config,
         state_dict=foreign.weights,
         dtype=_dtype(foreign) if dtype == "auto" else dtype,
-        quantization_config=config,
+        **options,
     )
     model.name_or_path = model.config.name_or_path = foreign.place
     if model.can_generate():
         with contextlib.suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(foreign.place)
-    report = model.hf_quantizer.report
+    report = None if config is None else model.hf_quantizer.report
     if report is not None:
         report.notes += foreign.notes
+        if foreign.decoded:
+            report.notes.append(f"errors are against the weights that {foreign.method} stored")
     return model.eval()
 
 
