@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.quant.calibration.solver import factor
+
 _WIDE = 1024
 """Columns whose moments with all that follow are summed up at once."""
 _TRUST = 0.5
@@ -77,4 +79,4 @@ class Moments:
         moment = self.moment()
         moment.diagonal().add_(damping * (float(moment.diagonal().mean()) or 1.0))
         lost = self.lost * (_TRUST / max(self.count, 1))
-        return torch.cholesky_solve(lost, torch.linalg.cholesky(moment))
+        return torch.cholesky_solve(lost, factor(moment), upper=True)
