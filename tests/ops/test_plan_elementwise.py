@@ -28,7 +28,7 @@ TOKENS = (0, 1, 2, 15, 16, 17, 33)  # tiles hold 16
 
 EXACT = (
     *("number", "its constant", "row", "row from the left", "row a head", "rows", "factor a token"),
-    *("factor from the left", "add", "add scaled", "chunks", "splits", "square", "power"),
+    *("factor from the left", "add", "add scaled", "chunks", "splits", "square", "power", "columns in order"),
 )
 ROUNDED = ("silu", "gelu", "gelu_tanh", "relu", "silu of a chunk")
 REFUSED = {
@@ -37,6 +37,8 @@ REFUSED = {
     "tokens split": "splits another dimension than the last",
     "a head for all": "is not a product of rows",
     "heads apart": "the heads of getitem_[0-9]+ lie apart",
+    "one column": "is no order of columns",
+    "texts in order": "selects along dimension 0",
 }
 
 
@@ -54,6 +56,8 @@ class Everything(nn.Module):
         self.head = nn.Parameter(torch.randn(14).to(dtype))
         self.wide = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
         self.register_buffer("one", torch.tensor(0.3, dtype=dtype))
+        self.register_buffer("order", torch.randperm(WIDTH))
+        self.register_buffer("first", torch.tensor([0]))
 
     def results(self, input_ids: Tensor) -> dict[str, Tensor]:
         x = F.embedding(input_ids, self.table)
@@ -76,6 +80,7 @@ class Everything(nn.Module):
             "splits": first * third,
             "square": x.square(),
             "power": right**2,
+            "columns in order": x.index_select(-1, self.order),
             "silu": F.silu(x),
             "gelu": F.gelu(x),
             "gelu_tanh": F.gelu(x, approximate="tanh"),
@@ -86,6 +91,8 @@ class Everything(nn.Module):
             "tokens split": x.squeeze(0).view(-1, 5, 14).split(3, 1)[0] * 2.0,
             "a head for all": heads * x[..., :14].view(1, -1, 1, 14),
             "heads apart": near.reshape(1, -1, 35) * far.reshape(1, -1, 35),
+            "one column": x.index_select(-1, self.first),
+            "texts in order": x.index_select(0, self.first),
         }
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
