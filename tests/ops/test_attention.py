@@ -96,11 +96,18 @@ def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
     check(make_batch((30, 20), (22, 1), heads=(2, 2), cache=cache, dtype=dtype))
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("size", [64, 80, 96, 112, 128, 256])
-@pytest.mark.parametrize("group", [1, 5, 16])
+BLOCKS = {64: 16, 80: 32, 96: 64, 112: 128, 128: 128, 256: 128}
+"""Of some head sizes."""
+GROUPS = (1, 5, 16)
+PAIRS = [
+    (GROUPS[(i + j) % 3], size, cache) for i, size in enumerate(BLOCKS) for j, cache in enumerate(CACHES)
+]
+"""Every two of a group, a head size and a cache's type meet."""
+
+
+@pytest.mark.parametrize(("group", "size", "cache"), PAIRS)
 def test_head_sizes_and_groups(group: int, size: int, cache: torch.dtype) -> None:
-    block = {64: 16, 80: 32, 96: 64}.get(size, 128)
+    block = BLOCKS[size]
     batch = make_batch(
         *((40, 270), (5, 1)), heads=(group, 1), sizes=(size, size), block=block, cache=cache, seed=group
     )

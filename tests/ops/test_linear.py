@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.ops.packed_weights import error, packed, run, same_bits
 from torch_armllm.ops import isa, linear
@@ -17,6 +19,9 @@ EXACT = linear.EXACT
 FLOAT = tuple(name for name in linear.SCHEMES if name not in linear.EXACT)
 FEW = 16  # more tokens than this fold float group scales in every variant
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+Options = tuple[Tensor, Tensor, int, str, Tensor | None, Tensor | None]
+"""What a linear layer and its reference take."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,21 +33,28 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@functools.cache
+def exact_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Tensor]]:
+    """Inputs, and the reference's results: worked out once for all variants."""
+    torch.manual_seed(rows)
+    weight = packed(rows, columns, scheme)
+    inputs: list[Options] = []
+    for tokens in (0, 1, 2, 5, 8, 9, 13, 70):
+        for dtype in DTYPES:
+            x = torch.randn(tokens, columns).to(dtype)
+            bias, residual = torch.randn(rows), torch.randn(tokens, rows).to(dtype)
+            inputs.append((x, weight, rows, scheme, bias, residual))
+        inputs.append((x, weight, rows, scheme, None, None))
+    return [(options, linear.reference_int4_linear(*options)) for options in inputs]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (50, 100), (113, 224)])
 def test_exact_schemes_give_the_references_bits(variant: str, scheme: str, rows: int, columns: int) -> None:
-    torch.manual_seed(rows)
-    weight = packed(rows, columns, scheme)
     with isa.use(variant):
-        for tokens in (0, 1, 2, 5, 8, 9, 13, 70):
-            for dtype in DTYPES:
-                x = torch.randn(tokens, columns).to(dtype)
-                bias, residual = torch.randn(rows), torch.randn(tokens, rows).to(dtype)
-                expected = linear.reference_int4_linear(x, weight, rows, scheme, bias, residual)
-                assert same_bits(run(x, weight, rows, scheme, bias, residual), expected)
-            expected = linear.reference_int4_linear(x, weight, rows, scheme)
-            assert same_bits(run(x, weight, rows, scheme), expected)
+        for options, expected in exact_cases(scheme, rows, columns):
+            assert same_bits(run(*options), expected)
 
 
 @settings(max_examples=25, deadline=None)
@@ -93,29 +105,40 @@ def test_extreme_values_stay_exact(scheme: str, tokens: int) -> None:
                     assert torch.equal(run(x, weight, 16, scheme), expected), variant
 
 
+@functools.cache
+def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Tensor, Tensor | None]]:
+    """Inputs, the exact results, and those of the folded weight where it is used: once for all variants."""
+    torch.manual_seed(rows)
+    weight = packed(rows, columns, scheme)
+    found = []
+    for tokens in (0, 1, 3, 4, 8, 9, 40):
+        for dtype in DTYPES if columns == 33 else (torch.float32,):
+            x = torch.randn(tokens, columns).to(dtype)
+            bias, residual = torch.randn(rows), torch.randn(tokens, rows).to(dtype)
+            options: Options = (x, weight, rows, scheme, bias, residual)
+            folds = tokens > FEW and not linear.is_int8(scheme)
+            folded = linear.reference_folded_linear(*options) if folds else None
+            found.append((options, linear.reference_int4_linear(*options), folded))
+    return found
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", FLOAT)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (17, 33), (50, 300)])
 def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> None:
     """Few tokens: close to the exact sum.  Many: the bits of the folded weight, near the exact sum."""
-    torch.manual_seed(rows)
-    weight = packed(rows, columns, scheme)
     with isa.use(variant):
-        for tokens in (0, 1, 3, 4, 8, 9, 40):
-            for dtype in DTYPES if columns == 33 else (torch.float32,):
-                x = torch.randn(tokens, columns).to(dtype)
-                bias, residual = torch.randn(rows), torch.randn(tokens, rows).to(dtype)
-                options = (x, weight, rows, scheme, bias, residual)
-                got, exact = run(*options), linear.reference_int4_linear(*options)
-                rounding = 2e-6 if dtype == torch.float32 else 4e-3
-                folded = tokens > 8 and not linear.is_int8(scheme)
-                assert error(got, exact) < (2e-2 if folded else rounding)
-                if tokens > FEW and folded:
-                    expected = linear.reference_folded_linear(*options)
-                    if linear.has_middles(scheme):
-                        assert error(got, expected) < rounding
-                    else:
-                        assert same_bits(got, expected)
+        for options, exact, folded in float_cases(scheme, rows, columns):
+            x, got = options[0], run(*options)
+            rounding = 2e-6 if x.dtype == torch.float32 else 4e-3
+            may_fold = len(x) > 8 and not linear.is_int8(scheme)
+            assert error(got, exact) < (2e-2 if may_fold else rounding)
+            if folded is None:
+                continue
+            if linear.has_middles(scheme):
+                assert error(got, folded) < rounding
+            else:
+                assert same_bits(got, folded)
 
 
 def test_what_folding_costs() -> None:
