@@ -1,4 +1,7 @@
-"""Families of different structures, step by step on this machine's kernels, beside the models they were."""
+"""Families of different structures, step by step on this machine's kernels, beside the models they were.
+
+For runs that name this file: `tests/families` has these and all others.
+"""
 
 from __future__ import annotations
 
