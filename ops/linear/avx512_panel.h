@@ -18,6 +18,14 @@ ARMLLM_INLINE void dot(__m512i& acc, __m512i w, __m512i x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
 }
 
+// The same, of the four values at `x` in every lane.
+ARMLLM_INLINE void dot_spread(__m512i& acc, __m512i w, const int8_t* x) {
+  struct Four {
+    int8_t values[4];
+  };
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const Four*>(x)));
+}
+
 ARMLLM_INLINE __m512i spread(const int8_t* x) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
@@ -44,6 +52,21 @@ ARMLLM_INLINE __m512i row_of_lane() {
 }
 ARMLLM_INLINE __m512i lane_of_row() {
   return _mm512_set_epi32(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
+}
+
+// k 0 … 3 and k 4 … 7 of all rows of a line, in the order of those lanes.  VPERMT2D would take the place of two dot
+// products.
+ARMLLM_INLINE __m512i first_fours(__m512i low, __m512i high) {
+  return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0x88));
+}
+ARMLLM_INLINE __m512i second_fours(__m512i low, __m512i high) {
+  return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0xdd));
+}
+
+// 128 − 8 · m in both bytes of 16-bit lanes m: what makes u · m the unsigned w + 128.
+ARMLLM_INLINE __m512i top_less_eight(__m512i m) {
+  const __m512i eight = _mm512_slli_epi16(m, 3);
+  return _mm512_sub_epi8(_mm512_set1_epi8(-128), _mm512_or_si512(eight, _mm512_slli_epi16(eight, 8)));
 }
 
 // The nibbles of 8 bytes in the order of those lanes, the same in both 16-bit halves of a lane.

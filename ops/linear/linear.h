@@ -82,11 +82,23 @@ struct LinearKernels {
   void (*gemv_panels)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                       const Activations& x, int64_t first_token, int tokens, float* out,
                       int64_t out_stride) = nullptr;
+
+  // The same of more than kGemvTokens tokens at once, up to gemv_tokens, for schemes g32i and i8, the tokens being one
+  // block.  Where it is nullptr, they go through gemv.
+  void (*gemv_wide)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
+                    const Activations& x, int tokens, float* out, int64_t out_stride) = nullptr;
 };
 
+// Whether gemv_wide takes so many tokens, of those that do not go through gemm.
+static inline bool is_gemv_wide(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
+  return kernels.gemv_wide != nullptr && tokens > kGemvTokens &&
+         (scheme == Scheme::g32i || scheme == Scheme::i8);
+}
+
 // One block holds all tokens, in pairs; or a token is a block.
-static inline int64_t gemv_block_of(const LinearKernels& kernels, int64_t tokens) {
-  return tokens == 1 || !kernels.gemv_interleaves ? 1 : round_up(tokens, 2);
+static inline int64_t gemv_block_of(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
+  const bool interleaves = kernels.gemv_interleaves || is_gemv_wide(kernels, scheme, tokens);
+  return tokens == 1 || !interleaves ? 1 : round_up(tokens, 2);
 }
 
 struct NormArgs;

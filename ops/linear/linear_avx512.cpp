@@ -4,6 +4,7 @@
 // INT8 weights are taken as w + 128.  What that adds to a sum depends on the activations alone, is an integer, and is
 // taken away again: per group by Activations::group_offsets (gemv), per token by Σ x (gemm).
 #include "linear/avx512_gemv.h"
+#include "linear/avx512_wide.h"
 
 namespace armllm::avx512 {
 namespace {
@@ -239,8 +240,22 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock, kTokens,        kPanels,       linear_quantize,    gemv,
-                              unpack, gemm,           linear_finish, linear_add_middles, linear_add,
-                              false,  kMostGemvTokens};
+const LinearKernels linear = {
+    kBlock,
+    kTokens,
+    kPanels,
+    linear_quantize,
+    gemv,
+    unpack,
+    gemm,
+    linear_finish,
+    linear_add_middles,
+    linear_add,
+    false,
+    kMostGemvTokens,
+    kPanel * kGroup,
+    nullptr,
+    gemv_wide,
+};
 
 }  // namespace armllm::avx512

@@ -23,7 +23,7 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
   Activations x;
   x.groups = ceil_div(in_features, kGroup);
   const bool gemv = tokens <= kernels.gemv_tokens;
-  x.block = gemv ? gemv_block_of(kernels, tokens) : kernels.gemm_block;
+  x.block = gemv ? gemv_block_of(kernels, scheme, tokens) : kernels.gemm_block;
   const int64_t rows = round_up(tokens, x.block);
   char* p = static_cast<char*>(scratch);
   x.values = reinterpret_cast<int8_t*>(p);
@@ -120,6 +120,8 @@ struct Parts {
 inline void multiply_few(const LinearKernels& kernels, Scheme scheme, const uint8_t* panel,
                          int64_t panel_stride, int64_t panels, const Activations& x, int64_t tokens,
                          float* spare, float* rows) {
+  if (is_gemv_wide(kernels, scheme, tokens))
+    return kernels.gemv_wide(scheme, panel, panel_stride, panels, x, int(tokens), rows, panels * kPanel);
   const Parts parts(scheme, x.groups);
   const int64_t calls = ceil_div(tokens, kGemvTokens), most = ceil_div(tokens, calls),
                 width = panels * kPanel;

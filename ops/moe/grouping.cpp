@@ -158,7 +158,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
       x.expert = e;
       x.first_row = g.rows;
       x.rows = rows;
-      x.block = gemm ? kernels.gemm_block : gemv_block_of(kernels, rows);
+      x.block = gemm ? kernels.gemm_block : gemv_block_of(kernels, a.scheme, rows);
       const int64_t row_step = gemm ? steps.rows : rows;
       x.gate_up = TileGrid{gate_up_panels, gemm ? steps.gate_up.gemm : steps.gate_up.gemv, rows, row_step};
       x.down = TileGrid{passes.step, gemm ? steps.down.gemm : steps.down.gemv, rows, row_step};

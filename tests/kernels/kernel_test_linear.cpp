@@ -45,13 +45,13 @@ void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const ch
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
         for (bool extreme : {false, true}) {
           const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
-          const int64_t first = gemv_block_of(tested, tokens);
+          const int64_t first = gemv_block_of(tested, scheme, tokens);
           QuantisedRows x(first + tokens, groups, extreme, random);
           std::vector<float> out[2];
           for (int i = 0; i < 2; ++i) {
             const LinearKernels& kernels = i ? truth : tested;
             out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
-            kernels.gemv(scheme, panel.data(), x.in_blocks(gemv_block_of(kernels, tokens)), first, tokens,
+            kernels.gemv(scheme, panel.data(), x.in_blocks(gemv_block_of(kernels, scheme, tokens)), first, tokens,
                          out[i].data());
           }
           report.expect(same_floats(out[0], out[1]), text("%s gemv scheme %s groups %ld tokens %d", name,
@@ -76,7 +76,7 @@ void test_gemv_panels(const LinearKernels& tested, const char* name, Report& rep
           panels.resize(size_t(bytes * (p + 1)));
         }
         QuantisedRows rows(tokens, groups, false, random);
-        const Activations x = rows.in_blocks(gemv_block_of(tested, tokens));
+        const Activations x = rows.in_blocks(gemv_block_of(tested, scheme, tokens));
         std::vector<float> out(size_t(tokens * kStride), -7.0f), expected = out;
         tested.gemv_panels(scheme, panels.data(), bytes, kPanels, x, 0, tokens, out.data(), kStride);
         for (int64_t p = 0; p < kPanels; ++p) {

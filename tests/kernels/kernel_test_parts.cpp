@@ -31,7 +31,7 @@ void test_gemv_parts(const LinearKernels& kernels, const char* name, Report& rep
       for (int64_t t = 0; t < tokens; ++t)
         kernels.gemv(scheme, panel.data(), single, t, 1, &alone[size_t(t * kPanel)]);
       for (int count = 2; count <= kGemvTokens; ++count) {
-        const int64_t block = gemv_block_of(kernels, count);
+        const int64_t block = gemv_block_of(kernels, scheme, count);
         const Activations x = rows.in_blocks(block);
         for (int64_t first = 0; first + count <= tokens; first += block) {
           std::vector<float> out(size_t((count + 1) * kPanel), -7.0f);
@@ -111,7 +111,7 @@ void test_tiles(const LinearKernels& kernels, const char* name, Report& report) 
       const bool gemv = tokens <= kernels.gemv_tokens;
       const int64_t stride = panel_layout(scheme, groups * kGroup).bytes;
       const std::vector<uint8_t> w = panels_of(scheme, groups, panels, stride, random);
-      const int64_t block = gemv ? gemv_block_of(kernels, tokens) : kernels.gemm_block;
+      const int64_t block = gemv ? gemv_block_of(kernels, scheme, tokens) : kernels.gemm_block;
       const int64_t first = round_up(kernels.gemm_block, block);
       QuantisedRows rows(first + tokens, groups, false, random);
       Activations x = rows.in_blocks(block);
