@@ -104,8 +104,8 @@ void gemv_wide_of(const uint8_t* panel, int64_t panel_stride, int64_t panels, co
   }
 }
 
-void gemv_wide(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels, const Activations& x,
-               int tokens, float* out, int64_t out_stride) {
+void gemv_wide(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
+               const Activations& x, int tokens, float* out, int64_t out_stride) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   const auto multiply = scheme == Scheme::i8 ? gemv_wide_of<WideInt8> : gemv_wide_of<WideInt4>;
   multiply(panel, panel_stride, panels, layout, x, tokens, out, out_stride);

@@ -51,8 +51,8 @@ void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const ch
           for (int i = 0; i < 2; ++i) {
             const LinearKernels& kernels = i ? truth : tested;
             out[i].assign(size_t((tokens + 1) * kPanel), -7.0f);
-            kernels.gemv(scheme, panel.data(), x.in_blocks(gemv_block_of(kernels, scheme, tokens)), first, tokens,
-                         out[i].data());
+            kernels.gemv(scheme, panel.data(), x.in_blocks(gemv_block_of(kernels, scheme, tokens)), first,
+                         tokens, out[i].data());
           }
           report.expect(same_floats(out[0], out[1]), text("%s gemv scheme %s groups %ld tokens %d", name,
                                                           scheme_name, long(groups), tokens));
@@ -88,6 +88,35 @@ void test_gemv_panels(const LinearKernels& tested, const char* name, Report& rep
         report.expect(same_floats(out, expected), text("%s gemv of panels, scheme %s groups %ld tokens %d",
                                                        name, scheme_name, long(groups), tokens));
       }
+}
+
+// More tokens at once are what they are one by one.
+void test_gemv_wide(const LinearKernels& tested, const char* name, Report& report) {
+  if (tested.gemv_wide == nullptr) return;
+  constexpr int64_t kPanels = 3, kGap = 64, kStride = kPanels * kPanel + 5;
+  Random random(6);
+  for (Scheme scheme : {Scheme::g32i, Scheme::i8})
+    for (int64_t groups : {1, 2, 3, 16, 262})
+      for (int64_t tokens = kGemvTokens + 1; tokens <= tested.gemv_tokens; ++tokens)
+        for (bool extreme : {false, true}) {
+          const int64_t bytes = panel_layout(scheme, groups * kGroup).bytes + kGap;
+          std::vector<uint8_t> panels(size_t(bytes * kPanels));
+          for (int64_t p = 0; p < kPanels; ++p) {
+            const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
+            std::memcpy(&panels[size_t(p * bytes)], panel.data(), panel.size());
+          }
+          QuantisedRows rows(tokens, groups, extreme, random);
+          std::vector<float> out(size_t((tokens + 1) * kStride), -7.0f), expected = out;
+          const Activations alone = rows.in_blocks(1);
+          for (int64_t p = 0; p < kPanels; ++p)
+            for (int64_t t = 0; t < tokens; ++t)
+              tested.gemv(scheme, panels.data() + p * bytes, alone, t, 1,
+                          &expected[size_t(t * kStride + p * kPanel)]);
+          const Activations x = rows.in_blocks(gemv_block_of(tested, scheme, tokens));
+          tested.gemv_wide(scheme, panels.data(), bytes, kPanels, x, int(tokens), out.data(), kStride);
+          report.expect(same_floats(out, expected), text("%s wide gemv, scheme %d groups %ld tokens %ld",
+                                                         name, int(scheme), long(groups), long(tokens)));
+        }
 }
 
 std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
@@ -194,6 +223,7 @@ void test_linear(const Variant& tested, const Variant& truth, Report& report) {
   test_quantize(*tested.linear, *truth.linear, tested.name, report);
   test_gemv(*tested.linear, *truth.linear, tested.name, report);
   test_gemv_panels(*tested.linear, tested.name, report);
+  test_gemv_wide(*tested.linear, tested.name, report);
   test_gemm(*tested.linear, *truth.linear, tested.name, report);
   test_finish(*tested.linear, *truth.linear, tested.name, report);
   test_add_middles(*tested.linear, *truth.linear, tested.name, report);
