@@ -23,11 +23,14 @@ from torch_armllm.engine.load import load_engine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 MODEL = ("decode", "head")
-"""Phases that the model takes."""
+"""Phases that the model takes; greedy steps have its head in the first of them."""
 
 
 def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
-    """Microseconds of each phase, in every step that brought so many answers forward by a token each."""
+    """Microseconds of each phase, in every step that brought so many answers forward by a token each.
+
+    ``outside_model`` is a step without the phases of `MODEL`.
+    """
     steps = [e for e in events if e["name"] == "step" and e["args"]["tokens"] == e["args"]["drawn"] == batch]
     found: dict[str, list[float]] = {"step": [e["dur"] for e in steps]}
     parts = sorted((e for e in events if e["ph"] == "X" and e["name"] != "step"), key=lambda e: e["ts"])
@@ -35,9 +38,13 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
     for begin, end in sorted((e["ts"], e["ts"] + e["dur"]) for e in steps):
         while at < len(parts) and parts[at]["ts"] < begin:
             at += 1
+        outside = end - begin
         while at < len(parts) and parts[at]["ts"] < end:
-            found.setdefault(parts[at]["name"], []).append(parts[at]["dur"])
+            name, took = parts[at]["name"], parts[at]["dur"]
+            found.setdefault(name, []).append(took)
+            outside -= took if name in MODEL else 0.0
             at += 1
+        found.setdefault("outside_model", []).append(outside)
     return found
 
 
@@ -74,10 +81,10 @@ def main() -> None:
             engine.step()
         events = json.loads(trace.read_text())
     found = phases(events, options.batch)
-    model = map(sum, zip(*(found[name] for name in MODEL), strict=True))
-    found["outside_model"] = [step - part for step, part in zip(found["step"], model, strict=True)]
     for name, cut in (("median", 50), ("tenth_percentile", 10)):
-        micro = {phase: round(quantiles(times, n=100)[cut - 1], 1) for phase, times in found.items()}
+        micro = {
+            phase: round(quantiles(times, n=100)[cut - 1], 1) for phase, times in found.items() if times[1:]
+        }
         print(
             json.dumps({"batch": options.batch, "steps": len(found["step"]), "microseconds": name, **micro})
         )

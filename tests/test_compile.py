@@ -16,7 +16,7 @@ from torch_armllm.ops.embedding import split_rest
 from torch_armllm.quant import scheme_named
 from torch_armllm.quant.packing import quantize_matrices
 
-_PLAN = {"plan_create", "plan_run", "plan_profile", "plan_free"}
+_PLAN = {"plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free"}
 NOT_COMPUTED = {"isa_select", "isa_list", "team_threads", *_PLAN}
 """They manage the library and take or return no tensors that a graph could hold."""
 

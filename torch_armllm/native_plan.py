@@ -56,12 +56,19 @@ class NativePlan:
         self.opcodes = program.opcodes
         self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
         self._run = torch.ops.armllm.plan_run.default
+        self._run_then = torch.ops.armllm.plan_run_then.default
         weakref.finalize(self, torch.ops.armllm.plan_free, self._handle)
 
     def run(self, inputs: StepInputs) -> Tensor:
         """See `Plan.run`."""
         out: Tensor = self._run(self._handle, _tensors(inputs), inputs.input_ids.shape[1])[0]
         return out
+
+    def run_then(self, following: NativePlan, inputs: StepInputs) -> list[Tensor]:
+        """Runs a step, then another plan on its results; returns those of the other one."""
+        tokens = inputs.input_ids.shape[1]
+        found: list[Tensor] = self._run_then(self._handle, following._handle, _tensors(inputs), tokens)
+        return found
 
     def profile(self, inputs: StepInputs) -> Tensor:
         """Runs a step and times it.

@@ -38,6 +38,7 @@ class Opcode(IntEnum):
     MLA_WRITE = 19
     MLA_ATTENTION = 20
     REORDER = 21
+    BEST_TOKENS = 22
 
 
 class Space(IntEnum):

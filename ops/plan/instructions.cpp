@@ -15,6 +15,7 @@
 #include "plan/elementwise.h"
 #include "plan/plan.h"
 #include "rope/rope.h"
+#include "sample/best_tokens.h"
 
 namespace armllm {
 namespace {
@@ -42,6 +43,7 @@ enum Opcode : int64_t {
   kMlaWrite,
   kMlaAttention,
   kReorder,
+  kBestTokens,
 };
 
 void check_ids(const int64_t* ids, int64_t tokens, int64_t vocabulary) {
@@ -386,6 +388,18 @@ Instruction reorder(Reader& in) {
   });
 }
 
+Instruction best_tokens(Reader& in) {
+  auto task = std::make_unique<BestTokens>();
+  const View logits = in.view(), ids = in.view();
+  task->args.vocabulary = in.integer();
+  return simple(std::move(task), [=](BestTokens& t, const Frame& f) {
+    t.args.logits = f.rows(logits);
+    t.args.ids = f.pointer<int64_t>(ids);
+    t.args.rows = f.tokens;
+    t.resize();
+  });
+}
+
 }  // namespace
 
 Instruction decode(int64_t opcode, Reader& in) {
@@ -434,6 +448,8 @@ Instruction decode(int64_t opcode, Reader& in) {
       return mla_attention(in);
     case kReorder:
       return reorder(in);
+    case kBestTokens:
+      return best_tokens(in);
     default:
       STD_TORCH_CHECK(false, "plan: unknown opcode ", opcode);
   }

@@ -27,8 +27,9 @@ char* reserve(std::unique_ptr<char[]>& memory, int64_t& capacity, int64_t bytes)
   return memory ? aligned(memory.get()) : nullptr;
 }
 
-torch::headeronly::ScalarType scalar_type(DType type) {
-  switch (type) {
+torch::headeronly::ScalarType scalar_type(int64_t type) {
+  if (type == 3) return torch::headeronly::ScalarType::Long;
+  switch (static_cast<DType>(type)) {
     case DType::bf16:
       return torch::headeronly::ScalarType::BFloat16;
     case DType::f16:
@@ -50,7 +51,7 @@ char* Frame::address(const View& view) const {
       base = arena + view.index * tokens;
       break;
     case Space::constant:
-      base = static_cast<char*>((*constants)[view.index].data_ptr());
+      base = constants[view.index];
       break;
     case Space::input: {
       const Tensor& one_a_token = input(view.index);
@@ -85,12 +86,13 @@ View Reader::view() {
 Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
            const std::vector<double>& floats)
     : constants_(std::move(constants)) {
+  for (const Tensor& constant : constants_) addresses_.push_back(static_cast<char*>(constant.data_ptr()));
   Reader header(program.data(), static_cast<int64_t>(program.size()), floats);
   arena_bytes_per_token_ = header.integer();
   const int64_t outputs = header.integer();
   for (int64_t i = 0; i < outputs; ++i) {
     const int64_t columns = header.integer();
-    outputs_.push_back({columns, static_cast<DType>(header.integer())});
+    outputs_.push_back({columns, header.integer()});
   }
   const int64_t count = header.integer();
   int64_t at = kOutputHeader + 2 * outputs;
@@ -105,11 +107,10 @@ Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
   for (Instruction& instruction : instructions_) tasks_.push_back(instruction.task.get());
 }
 
-std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times) {
-  std::lock_guard<std::mutex> alone(running_);
+std::vector<Tensor> Plan::bind(const std::vector<Tensor>& inputs, int64_t tokens) {
   Frame frame;
   frame.tokens = tokens;
-  frame.constants = &constants_;
+  frame.constants = addresses_.data();
   frame.inputs = &inputs;
   for (const Output& output : outputs_) {
     const int64_t sizes[2] = {tokens, output.columns};
@@ -125,8 +126,26 @@ std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens,
   void* shared = reserve(scratch_, scratch_capacity_, scratch);
   for (Instruction& instruction : instructions_)
     if (instruction.set_scratch) instruction.set_scratch(shared);
-  run_timed(tasks_.data(), size(), times);
   return frame.outputs;
+}
+
+std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times) {
+  std::lock_guard<std::mutex> alone(running_);
+  std::vector<Tensor> outputs = bind(inputs, tokens);
+  if (tokens != 0) run_timed(tasks_.data(), size(), times);
+  return outputs;
+}
+
+std::vector<Tensor> Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, int64_t tokens) {
+  STD_TORCH_CHECK(&next != this, "a plan cannot follow itself");
+  std::scoped_lock alone(running_, next.running_);
+  const std::vector<Tensor> between = bind(inputs, tokens);
+  std::vector<Tensor> outputs = next.bind(between, tokens);
+  if (tokens == 0) return outputs;
+  std::vector<TaskSet*> both(tasks_);
+  both.insert(both.end(), next.tasks_.begin(), next.tasks_.end());
+  armllm::run(both.data(), static_cast<int64_t>(both.size()));
+  return outputs;
 }
 
 namespace {
@@ -154,6 +173,10 @@ std::shared_ptr<Plan> plan_of(int64_t handle) {
 
 std::vector<Tensor> plan_run(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) {
   return plan_of(handle)->run(inputs, tokens);
+}
+
+std::vector<Tensor> plan_run_then(int64_t handle, int64_t next, std::vector<Tensor> inputs, int64_t tokens) {
+  return plan_of(handle)->run_then(*plan_of(next), inputs, tokens);
 }
 
 // Runs a step; (instructions + 2, 3) nanoseconds: what an instruction took, what all threads together computed of it,
@@ -196,5 +219,6 @@ STABLE_TORCH_LIBRARY_IMPL(armllm, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) {
   m.impl("plan_run", TORCH_BOX(&armllm::plan_run));
+  m.impl("plan_run_then", TORCH_BOX(&armllm::plan_run_then));
   m.impl("plan_profile", TORCH_BOX(&armllm::plan_profile));
 }

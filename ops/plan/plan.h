@@ -38,7 +38,7 @@ struct View {
 struct Frame {
   int64_t tokens = 0;
   char* arena = nullptr;
-  const std::vector<Tensor>* constants = nullptr;
+  char* const* constants = nullptr;
   const std::vector<Tensor>* inputs = nullptr;
   std::vector<Tensor> outputs;
   void* scratch = nullptr;
@@ -89,14 +89,20 @@ class Plan {
   Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats);
   // `times`: of each instruction, or null.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times = nullptr);
+  // Runs this plan and then another one, whose inputs are this one's outputs, by one start of the threads; returns
+  // what the other one gives.
+  std::vector<Tensor> run_then(Plan& next, const std::vector<Tensor>& inputs, int64_t tokens);
   int64_t size() const { return static_cast<int64_t>(tasks_.size()); }
 
  private:
   struct Output {
-    int64_t columns;
-    DType type;
+    int64_t columns, type;  // type as in View
   };
+  // Points all instructions at a step's data; returns where its results will be.
+  std::vector<Tensor> bind(const std::vector<Tensor>& inputs, int64_t tokens);
+
   std::vector<Tensor> constants_;
+  std::vector<char*> addresses_;  // of the constants: to ask each tensor in each step would miss all caches
   std::vector<Output> outputs_;
   std::vector<Instruction> instructions_;
   std::vector<TaskSet*> tasks_;

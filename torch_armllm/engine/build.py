@@ -69,13 +69,14 @@ def build_engine(
         kind = model.kind if isinstance(model, StoredModel) else type(model).__name__
         logger.info("%s: %s", kind, memory)
         max_model_len = memory.max_model_len
+    drawable = _drawable(forward.vocabulary if forward else _embeddings(model), tokenizer)
     if forward is None or memory is None:
         from torch_armllm.engine.modules_runner import ModulesRunner
 
         by_modules = runner = ModulesRunner(model, trace=trace, team=team)
         blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
     else:
-        runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks, trace, team)
+        runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks, trace, team, drawable)
         blocks = BlockManager(
             memory.num_blocks, memory.block_size, memory.swap_blocks, config.enable_prefix_caching
         )
@@ -84,9 +85,7 @@ def build_engine(
         logger.warning("%s", advice)
     scheduler = Scheduler(_limits(config, max_model_len), blocks, config.scheduling_policy)
     ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
-    sampler = Sampler(
-        _drawable(forward.vocabulary if forward else _embeddings(model), tokenizer), ends, tokenizer
-    )
+    sampler = Sampler(drawable, ends, tokenizer)
     intake = Intake(tokenizer, max_model_len, sampler.check, config.seed)
 
     pieces = None if tokenizer is None else (Pieces(tokenizer, False), Pieces(tokenizer, True))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.ops.linear import dense_linear
+from torch_armllm.stored.model import StoredHead
 
 if TYPE_CHECKING:
     from torch_armllm.patched import PatchedForward
@@ -64,6 +65,20 @@ class Head:
         rows = (rows * torch.tensor(_SCALES, dtype=torch.float32)[:, None]).to(like.dtype)
         whole, alone = self._by_model(rows), self._by_layer(rows)
         return whole.dtype == alone.dtype and torch.equal(whole, alone)
+
+
+def product_of(layer: nn.Module) -> StoredHead | None:
+    """A layer that is a product with a weight and nothing else; None: it is of another kind."""
+    from torch_armllm.quant.modules import QuantLinear
+
+    if type(layer) is QuantLinear and layer.order is None:
+        weight, scheme = layer.weight_packed, layer.scheme
+    elif type(layer) is nn.Linear:
+        weight, scheme = layer.weight, None
+    else:
+        return None
+    bias = None if layer.bias is None else layer.bias.detach()
+    return StoredHead(weight.detach(), bias, scheme, layer.out_features)
 
 
 def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_armllm.engine.assembly import Assembler
 from torch_armllm.engine.failure import StepFailedError
 from torch_armllm.engine.intake import Intake, Prompt
+from torch_armllm.engine.joined_head import Computed
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampler import Drawn, Sampler
@@ -26,8 +27,13 @@ from torch_armllm.engine.trace import NO_TRACE, Trace
 class Runner(Protocol):
     """What computes a step's logits."""
 
-    def execute(self, step: Step) -> Tensor:
-        """Logits of all wanted positions, ``(R, vocabulary)``, in the order of ``step.scheduled``."""
+    def compute(self, step: Step, best: bool = False) -> Computed:
+        """Logits of all wanted positions, in the order of ``step.scheduled``.
+
+        Args:
+            step: what to compute.
+            best: whether the most probable tokens are of use.
+        """
         ...
 
 
@@ -130,8 +136,8 @@ class LLMEngine:
             raise self._give_up(step, error) from error
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
-        logits = self.runner.execute(step)
-        tokens = self._draw(step, logits)
+        takes_best = self.speculation is None and self.sampler.takes_best
+        tokens = self._draw(step, *self.runner.compute(step, takes_best))
         self._trace.mark("sample")
         drawn = {answer: self._append(answer, found) for answer, found in tokens.items()}
         self._trace.mark("detokenise")
@@ -167,7 +173,7 @@ class LLMEngine:
             if metrics.scheduled_time is None:
                 metrics.scheduled_time = now
 
-    def _draw(self, step: Step, logits: Tensor) -> dict[Answer, list[Drawn]]:
+    def _draw(self, step: Step, logits: Tensor, best: Tensor | None) -> dict[Answer, list[Drawn]]:
         """Tokens of every answer that the step brings forward: one, and as many as were guessed rightly."""
         answers: list[Answer] = []
         counts: list[int] = []
@@ -190,6 +196,8 @@ class LLMEngine:
                     answers.append(each)
                     counts.append(scheduled.draft_count)
                     rows += range(end - 1 - scheduled.draft_count, end)
+        if best is not None and (drawn := self.sampler.take(best, answers)) is not None:
+            return drawn
         chosen = logits if rows == list(range(end)) else logits[rows]
         return dict(zip(answers, self._verify(chosen, answers, counts), strict=True))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from torch_armllm.engine.joined_head import Computed
 from torch_armllm.engine.request import Answer, Status
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
@@ -56,6 +57,10 @@ class ModulesRunner:
         self._at_work = nullcontext if team is None else team.at_work
         self._takes = set(inspect.signature(model.forward).parameters)
         self._texts: MutableMapping[Answer, Text] = WeakKeyDictionary()
+
+    def compute(self, step: Step, best: bool = False) -> Computed:
+        """See `ModelRunner.compute`; never tells which tokens are best."""
+        return Computed(self.execute(step))
 
     @torch.no_grad()
     def execute(self, step: Step) -> Tensor:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.cache_shape import Cache
-from torch_armllm.engine.head import Head
+from torch_armllm.engine.head import Head, product_of
+from torch_armllm.engine.joined_head import Computed, JoinedHead
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.step_inputs import StepBuilder
 from torch_armllm.engine.trace import NO_TRACE, Trace
+from torch_armllm.native_plan import NativePlan
 from torch_armllm.parallel.threads import Team
 from torch_armllm.patch_state import patched_forward
 from torch_armllm.stored.model import StoredForward, StoredHead, StoredModel
@@ -33,6 +35,7 @@ class ModelRunner:
         swap_blocks: more of them, for answers that wait for their turn.
         trace: takes notes of what a step spends its time on.
         team: the threads that compute; None: those that torch has.
+        drawable: how many token ids may be drawn; None: all.
 
     Raises:
         ValueError: the model is not patched, or was not captured.
@@ -45,6 +48,7 @@ class ModelRunner:
         swap_blocks: int = 0,
         trace: Trace = NO_TRACE,
         team: Team | None = None,
+        drawable: int | None = None,
     ) -> None:
         forward: PatchedForward | StoredForward | None
         self.head: Head | StoredHead
@@ -64,10 +68,12 @@ class ModelRunner:
         self.cache: Cache = self.shape.tensors(num_blocks)
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
         self._builder = StepBuilder(self.cache, self.block_size, forward.first_position)
+        self._drawable = forward.vocabulary if drawable is None else drawable
+        self._joined: JoinedHead | None = None
+        self._may_join = isinstance(forward.plan, NativePlan)
         self._trace = trace
         self._at_work = nullcontext if team is None else team.at_work
 
-    @torch.no_grad()
     def execute(self, step: Step) -> Tensor:
         """Computes a step.
 
@@ -75,21 +81,46 @@ class ModelRunner:
             Logits ``(R, vocabulary)`` in the model's type: the rows of every `Scheduled.wanted`, in the order
             of ``step.scheduled``.
         """
-        with self._at_work():
-            return self._compute(step)
+        return self.compute(step).logits
 
-    def _compute(self, step: Step) -> Tensor:
+    def compute(self, step: Step, best: bool = False) -> Computed:
+        """Computes a step; see `execute`.
+
+        Args:
+            step: what to compute.
+            best: whether the most probable tokens are of use; they are found where that costs little.
+        """
+        with self._at_work():
+            return self._compute(step, best)
+
+    def _compute(self, step: Step, best: bool) -> Computed:
         self.move(step)
         inputs, rows = self._builder.build(step)
         self._trace.mark("prepare")
-        hidden = self.plan.run(inputs)
-        decodes = len(rows) == hidden.shape[0]
-        self._trace.mark("decode" if decodes else "prefill")
-        if not decodes:
-            hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
-        logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
-        self._trace.mark("head")
-        return logits
+        decodes = len(rows) == inputs.input_ids.shape[1]
+        if best and decodes and self._joined is not None:
+            computed = self._joined.run(inputs)
+            self._trace.mark("decode")
+            return computed
+        with torch.no_grad():
+            hidden = self.plan.run(inputs)
+            self._trace.mark("decode" if decodes else "prefill")
+            if not decodes:
+                hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
+            logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
+            self._trace.mark("head")
+            if best and decodes and self._may_join:
+                self._join(hidden)
+        return Computed(logits)
+
+    def _join(self, hidden: Tensor) -> None:
+        """Joins the head to the plan, if it is nothing but a product."""
+        self._may_join = False
+        head = self.head
+        if isinstance(head, Head):
+            head = product_of(head.layer) if head.is_alone(hidden) else None
+        if head is not None:
+            self._joined = JoinedHead(self.plan, head, self._drawable)
 
     def move(self, step: Step) -> None:
         """Copies the blocks that a step swaps out, swaps in, and makes an answer's own."""

@@ -84,6 +84,27 @@ class Sampler:
         """
         return self._draw(logits, answers, None)
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether the answers that were drawn for last took their most probable tokens, and nothing else."""
+        return self._batch.plain and not self._rules and not self._logprobs
+
+    def take(self, best: Tensor, answers: Sequence[Answer]) -> dict[Answer, list[Drawn]] | None:
+        """The most probable tokens, where that is what all answers take.
+
+        Args:
+            best: int64 with a token for each answer, by `best_tokens` of its logits.
+            answers: may not hold the same one twice.
+
+        Returns:
+            None: they have to be drawn by their logits.
+        """
+        self._gather(answers)
+        ids = best.flatten().tolist()
+        if not self.takes_best or len(ids) != len(answers) or -1 in ids:
+            return None
+        return {answer: [Drawn(token, None)] for answer, token in zip(answers, ids, strict=True)}
+
     def verify(self, logits: Tensor, answer: Answer) -> list[Drawn]:
         """The tokens that follow an answer, as many as its draft foretold, and one more.
 

@@ -40,7 +40,7 @@ def keep(key: Key, model: Any, runner: Any, tokenizer: Any = None) -> str | None
     Returns:
         Why nothing was kept; None if something was.
     """
-    from torch_armllm.engine.head import Head
+    from torch_armllm.engine.head import Head, product_of
     from torch_armllm.engine.limits import stated_limits
 
     forward = patched_forward(model)
@@ -49,10 +49,10 @@ def keep(key: Key, model: Any, runner: Any, tokenizer: Any = None) -> str | None
     program, head = forward.plan.program, runner.head
     if not isinstance(head, Head) or not head.is_alone(torch.empty(1, program.columns, dtype=program.dtype)):
         return "its head does more than a product"
-    said_head = _head(head.layer)
-    if said_head is None:
+    product = product_of(head.layer)
+    if product is None:
         return f"its head is a {type(head.layer).__name__}"
-    tensors = [*program.constants, *said_head.pop("tensors")]
+    tensors = [*program.constants, *product.tensors]
     folder = Path(key["folder"])
     described = constants.describe(tensors, model, folder)
     if described is None:
@@ -69,7 +69,11 @@ def keep(key: Key, model: Any, runner: Any, tokenizer: Any = None) -> str | None
         "program": {"integers": program.integers, "floats": program.floats, "opcodes": program.opcodes},
         "result": {"columns": program.columns, "dtype": _name(program.dtype)},
         "constants": recipes,
-        "head": said_head,
+        "head": {
+            "count": len(product.tensors),
+            "scheme": product.scheme,
+            "out_features": product.out_features,
+        },
         "shape": _shape_said(forward.shape),
         "vocabulary": forward.vocabulary,
         "longest": forward.longest,
@@ -130,24 +134,6 @@ def _model(said: dict[str, Any], values: dict[str, Tensor], key: Key) -> StoredM
         stated=said["stated"],
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )
-
-
-def _head(layer: nn.Module) -> dict[str, Any] | None:
-    from torch_armllm.quant.modules import QuantLinear
-
-    if type(layer) is QuantLinear and layer.order is None:
-        tensors, scheme = [layer.weight_packed], layer.scheme
-    elif type(layer) is nn.Linear:
-        tensors, scheme = [layer.weight], None
-    else:
-        return None
-    tensors += [] if layer.bias is None else [layer.bias]
-    return {
-        "tensors": [t.detach() for t in tensors],
-        "count": len(tensors),
-        "scheme": scheme,
-        "out_features": layer.out_features,
-    }
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

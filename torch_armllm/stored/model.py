@@ -32,6 +32,11 @@ class StoredHead:
     scheme: str | None
     out_features: int
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Weight and bias, if there is one."""
+        return [t for t in (self.weight, self.bias) if t is not None]
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits ``(R, vocabulary)`` of rows ``(R, hidden)``."""
         if self.scheme is None:

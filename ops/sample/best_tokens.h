@@ -1,0 +1,33 @@
+// The most probable token of each row: what greedy sampling takes where nothing else is asked for.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sample/sample.h"
+
+namespace armllm {
+
+struct BestTokensArgs {
+  Rows logits;
+  int64_t rows = 0, vocabulary = 0;
+  int64_t* ids = nullptr;  // of equal logits the lowest; −1 where none is above −∞
+};
+
+// The best of a chunk is found while it lies in the cache, then the best of each row's chunks.
+class BestTokens final : public TaskSet {
+ public:
+  BestTokensArgs args;
+  // Follows a change of the number of rows or the vocabulary.
+  void resize() { best_.resize(args.rows * chunks()); }
+  int phases() const override { return 2; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+
+ private:
+  int64_t chunks() const { return ceil_div(args.vocabulary, kSampleChunk); }
+
+  std::vector<Candidate> best_;  // [rows][chunks]
+};
+
+}  // namespace armllm

@@ -1,0 +1,61 @@
+"""The output layer as a plan that follows the body's, and tells the most probable tokens besides."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_armllm.native_plan import NativePlan, StepInputs
+from torch_armllm.ops.linear import SCHEMES
+from torch_armllm.program import NOTHING, Opcode, Operand, Program, Space
+from torch_armllm.stored.model import StoredHead
+
+
+class Computed(NamedTuple):
+    """What a step has computed."""
+
+    logits: Tensor
+    """``(R, vocabulary)``, in the model's type"""
+    best: Tensor | None = None
+    """int64 ``(R, 1)``, by `torch_armllm.ops.sample.best_tokens`; None: they were not looked for"""
+
+
+class JoinedHead:
+    """From a step's inputs to logits and the most probable tokens, by one call and one start of the threads.
+
+    Args:
+        body: gives hidden states of all tokens.
+        head: from there to logits.
+        drawable: token ids from there on are never the most probable ones.
+    """
+
+    def __init__(self, body: NativePlan, head: StoredHead, drawable: int) -> None:
+        self._body = body
+        self._head = NativePlan(_program(body, head, min(drawable, head.out_features)).encode())
+
+    def run(self, inputs: StepInputs) -> Computed:
+        """A step all of whose tokens need logits."""
+        return Computed(*self._body.run_then(self._head, inputs))
+
+
+def _program(body: NativePlan, head: StoredHead, drawable: int) -> Program:
+    program = Program()
+    columns, dtype, size = body.program.columns, body.program.dtype, head.out_features
+    hidden = Operand(Space.INPUT, 0, dtype, (columns,), 0, columns)
+    weight = program.constant(head.weight)
+    bias = NOTHING if head.bias is None else program.constant(head.bias)
+    if head.scheme is None:
+        logits = program.allocate(size, dtype)
+        program.emit(Opcode.DENSE_LINEAR, hidden, logits, weight, bias, columns, size)
+    else:
+        logits = program.allocate(size, dtype)
+        packed = (weight, bias, weight.stride, SCHEMES["i8" if head.scheme == "int8" else head.scheme])
+        program.emit(Opcode.LINEAR, hidden, logits, NOTHING, *packed, columns, size)
+    best = program.allocate(1, torch.int64)
+    program.emit(Opcode.BEST_TOKENS, logits, best, drawable)
+    for made in (logits, best):
+        assert made.storage is not None
+        program.outputs.append(made.storage)
+    return program
