@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from tests.engine.engines import answer_ids, engine, submit, tight
 from tests.patched_models import patched
 from torch_armllm import LLM, AsyncLLM, SamplingParams
 from torch_armllm.async_llm import StepFailedError
+from torch_armllm.engine.joined_head import Computed
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.step import Step
 
@@ -57,7 +57,7 @@ def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
     return done, ended
 
 
-@pytest.mark.parametrize("part", ["runner.execute", "_verify", "_append", "scheduler.complete", "_outputs"])
+@pytest.mark.parametrize("part", ["runner.compute", "_verify", "_append", "scheduler.complete", "_outputs"])
 def test_others_go_on_as_if_nothing_had_been(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY]
     on = engine(**SMALL)
@@ -80,15 +80,15 @@ def test_what_was_to_be_swapped_is_lost_as_well(monkeypatch: pytest.MonkeyPatch)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     expected = answer_ids(on, PROMPTS, params)
     assert on.scheduler.preemptions
-    execute, failed = on.runner.execute, []
+    compute, failed = on.runner.compute, []
 
-    def fail_when_swapping(step: Step) -> Tensor:
+    def fail_when_swapping(step: Step, best: bool) -> Computed:
         if step.swaps_out and not failed:
             failed.append([answer.request.request_id for answer in step.preempted])
             raise RuntimeError("a broken part")
-        return execute(step)
+        return compute(step, best)
 
-    monkeypatch.setattr(on.runner, "execute", fail_when_swapping)
+    monkeypatch.setattr(on.runner, "compute", fail_when_swapping)
     submit(on, PROMPTS, params)
     done, ended = run_on(on)
     assert failed and set(failed[0]) <= ended and done
@@ -100,7 +100,7 @@ def test_a_call_raises_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatc
     llm = LLM(patched("llama"), skip_tokenizer_init=True, **SMALL)
     expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
     runner = llm.llm_engine.runner
-    monkeypatch.setattr(runner, "execute", Failing(runner.execute, 4, True))
+    monkeypatch.setattr(runner, "compute", Failing(runner.compute, 4, True))
     with pytest.raises(StepFailedError, match="a broken part") as failure:
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert isinstance(failure.value.__cause__, RuntimeError)
@@ -119,7 +119,7 @@ def test_who_waits_hears_of_it_and_the_engine_goes_on(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         expected = [await answer(prompt) for prompt in PROMPTS]
-        monkeypatch.setattr(runner, "execute", Failing(runner.execute, 4, True))
+        monkeypatch.setattr(runner, "compute", Failing(runner.compute, 4, True))
         found = await asyncio.gather(*map(answer, PROMPTS), return_exceptions=True)
         failed = [isinstance(tokens, StepFailedError) for tokens in found]
         assert 1 <= sum(failed) <= SMALL["max_num_seqs"]

@@ -1,4 +1,4 @@
-"""The head joined to the plan: the bits of the head alone, and the most probable tokens of the ids that may be drawn."""
+"""The head joined to the plan: the bits of the head alone, and the best of the tokens that may be drawn."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ from torch_armllm.cli import main
 SLOW = """
 import sys, time
 from torch_armllm.engine.runner import ModelRunner
-execute = ModelRunner.execute
-def slow(self, step):
+compute = ModelRunner.compute
+def slow(self, step, best=False):
     time.sleep(float(sys.argv[1]))
-    return execute(self, step)
-ModelRunner.execute = slow
+    return compute(self, step, best)
+ModelRunner.compute = slow
 from torch_armllm.cli import main
 sys.exit(main(sys.argv[2:]))
 """

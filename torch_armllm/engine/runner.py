@@ -70,7 +70,7 @@ class ModelRunner:
         self._builder = StepBuilder(self.cache, self.block_size, forward.first_position)
         self._drawable = forward.vocabulary if drawable is None else drawable
         self._joined: JoinedHead | None = None
-        self._may_join = isinstance(forward.plan, NativePlan)
+        self._may_join = True
         self._trace = trace
         self._at_work = nullcontext if team is None else team.at_work
 
@@ -114,13 +114,13 @@ class ModelRunner:
         return Computed(logits)
 
     def _join(self, hidden: Tensor) -> None:
-        """Joins the head to the plan, if it is nothing but a product."""
+        """Joins the head to a native plan, if it is nothing but a product."""
         self._may_join = False
-        head = self.head
-        if isinstance(head, Head):
-            head = product_of(head.layer) if head.is_alone(hidden) else None
-        if head is not None:
-            self._joined = JoinedHead(self.plan, head, self._drawable)
+        product: Head | StoredHead | None = self.head
+        if isinstance(product, Head):
+            product = product_of(product.layer) if product.is_alone(hidden) else None
+        if product is not None and isinstance(self.plan, NativePlan):
+            self._joined = JoinedHead(self.plan, product, self._drawable)
 
     def move(self, step: Step) -> None:
         """Copies the blocks that a step swaps out, swaps in, and makes an answer's own."""
