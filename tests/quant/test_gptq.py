@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.models import tiny, token_ids
+from tests.quant.calibration import CALIBRATION
 from torch_armllm.quant import quantize
 from torch_armllm.quant.calibration.experts import ExpertInputs
 from torch_armllm.quant.calibration.gptq import Gptq
@@ -215,20 +215,10 @@ def test_it_asks_for_texts() -> None:
         quantize(tiny("llama"), method="gptq", progress=False)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Products of several threads may sum in another order where their operands lie elsewhere in memory."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibration = torch.randint(97, (6, 32), generator=torch.Generator().manual_seed(3))
     whole = loud("mixtral")
-    quantize(whole, progress=False, method="gptq", calibration=calibration)
+    quantize(whole, progress=False, method="gptq", calibration=CALIBRATION)
     with monkeypatch.context() as patch:
         seen = iter(range(7))
 
@@ -239,16 +229,16 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
 
         patch.setattr(Gptq, "took", took)
         with pytest.raises(KeyboardInterrupt):
-            quantize(loud("mixtral"), progress=False, method="gptq", calibration=calibration, resume=tmp_path)
+            quantize(loud("mixtral"), progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
     made = []
     monkeypatch.setattr(Compensated, "__init__", _counted(Compensated.__init__, made))
     model = loud("mixtral")
-    quantize(model, progress=False, method="gptq", calibration=calibration, resume=tmp_path)
+    quantize(model, progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
     assert made
     first = len(made)
     for name, value in whole.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    quantize(loud("mixtral"), progress=False, method="gptq", calibration=calibration, resume=tmp_path)
+    quantize(loud("mixtral"), progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
     assert len(made) == first  # nothing was left to find
 
 
@@ -264,7 +254,6 @@ def _counted(inner: Any, made: list[int]) -> Any:
 
 
 def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    calibration = torch.randint(97, (6, 32), generator=torch.Generator().manual_seed(3))
     lost = []
     add = Moments.add
 
@@ -275,7 +264,7 @@ def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch
 
     monkeypatch.setattr(Moments, "add", spy)
     quantize(
-        tiny("llama"), progress=False, method="gptq", calibration=calibration, ignore=["model.layers.0.*"]
+        tiny("llama"), progress=False, method="gptq", calibration=CALIBRATION, ignore=["model.layers.0.*"]
     )
     assert lost[0] == 0
     assert lost[-1] > 0
