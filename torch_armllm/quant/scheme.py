@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,21 +130,31 @@ class Scheme(ABC):
         Returns:
             The integers, and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
         """
-        chunks = row_chunks(weight.shape[0], weight.shape[1], CHUNK if rounding is None else rounding.chunk)
-        parts = each(lambda rows: self.quantise_chunk(weight[rows], rounding), chunks)
-        pieces = [part[0] for part in parts]
-        multipliers = [p.multipliers for p in pieces if p.multipliers is not None]
-        zeros = [p.zeros for p in pieces if p.zeros is not None]
-        middles = [p.middles for p in pieces if p.middles is not None]
-        whole = Quantised(
-            self.name,
-            torch.cat([p.q for p in pieces]),
-            torch.cat([p.scales for p in pieces]),
-            torch.cat(multipliers) if multipliers else None,
-            torch.cat(zeros) if zeros else None,
-            torch.cat(middles) if middles else None,
-        )
+        return self.quantize_parts(lambda rows: weight[rows], weight.shape, rounding)
+
+    def quantize_parts(
+        self, read: Callable[[slice], Tensor], shape: Sequence[int], rounding: Rounding | None = None
+    ) -> tuple[Quantised, float]:
+        """Does what `quantize` does for a matrix that is not there as a whole.
+
+        ``read`` gives some rows of it, and is called on several threads.
+        """
+        chunks = row_chunks(shape[0], shape[1], CHUNK if rounding is None else rounding.chunk)
+        parts = each(lambda rows: self.quantise_chunk(read(rows), rounding), chunks)
+        whole = joined_rows([part[0] for part in parts])
         return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
+
+
+def joined_rows(parts: Sequence[Quantised]) -> Quantised:
+    """The weight whose rows the parts hold, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors: dict[str, Any] = {}
+    for field in fields(Quantised):
+        own = [getattr(part, field.name) for part in parts]
+        if isinstance(own[0], Tensor):
+            tensors[field.name] = torch.cat(own)
+    return replace(parts[0], **tensors)
 
 
 def row_chunks(rows: int, columns: int, weights: int) -> list[slice]:

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+import torch_armllm
 from tests.models import token_ids
+from tests.quant.formats.computing import as_ours, relative
+from tests.quant.formats.gguf_files import encode
+from torch_armllm import ArmInt4Config, load
 from torch_armllm.checkpoint import load_model
 from torch_armllm.embedded import smollm2_file
 from torch_armllm.quant import SCHEMES, QuantLinear
@@ -98,9 +102,8 @@ def write(path: Path, kind: str, embedding: str = "Q8_0") -> Any:
         type_ = KINDS[embedding if target == "token_embd" else kind]
         heads = HEADS if target.endswith("attn_q") else KV_HEADS if target.endswith("attn_k") else 0
         rows = permuted(weight, heads) if heads else weight
-        raw = gguf.quantize(rows.contiguous().numpy(), type_)
+        raw, stands_for = encode(rows.contiguous(), type_.name)
         writer.add_tensor(f"{target}.weight", raw, raw_dtype=type_)
-        stands_for = torch.from_numpy(gguf.dequantize(raw, type_))
         if heads:
             stands_for = stands_for.view(heads, -1, 2, HIDDEN).transpose(1, 2).reshape(weight.shape)
         weight.copy_(stands_for)
@@ -111,7 +114,7 @@ def write(path: Path, kind: str, embedding: str = "Q8_0") -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("kind", EXACT)
 def test_integers_stay_as_they_are(kind: str, tmp_path: Path) -> None:
     """Rows in transformers' order, the head from the embedding's integers, logits to INT8 activations."""
     expected = write(tmp_path / "tiny.gguf", kind)
@@ -132,10 +135,47 @@ def test_integers_stay_as_they_are(kind: str, tmp_path: Path) -> None:
         ids = token_ids(2, 9) % VOCABULARY
         got, wanted = model(ids).logits, expected(ids).logits
     assert float((got - wanted).norm() / wanted.norm()) < 0.06
+    exact_head: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None), torch.float32)
+    with torch.no_grad():
+        ids = token_ids(1, 6) % VOCABULARY  # so few that group scales are not folded
+        assert relative(exact_head(ids).logits, as_ours(expected)(ids).logits) < 2e-3
 
 
-def test_a_float_embedding_stays_tied(tmp_path: Path) -> None:
-    expected = write(tmp_path / "tiny.gguf", "Q4_0", "F16")
+def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
+    expected = write(tmp_path / "tiny.gguf", "Q6_K", "Q6_K")
+    model: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None, fuse=False), torch.float32)
+    assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            weight = expected.get_submodule(name).weight
+            assert relative(module.dequantize().flatten(), weight.flatten()) < 0.008
+            weight.data.copy_(module.dequantize())
+    torch_armllm.patch(model)
+    with torch.no_grad():
+        ids = token_ids(1, 6) % VOCABULARY
+        assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
+
+
+def test_embeddings_are_decoded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, rows = write(tmp_path / "tiny.gguf", "Q4_0", "Q6_K"), []
+    monkeypatch.setattr("torch_armllm.quant.formats.weights.PART", 16 * HIDDEN)
+    floats = File.floats
+
+    def decode(self: File, name: str, part: slice = slice(None)) -> Tensor:
+        found = floats(self, name, part)
+        if name == "token_embd.weight":
+            rows.append(len(found))
+        return found
+
+    monkeypatch.setattr(File, "floats", decode)
+    model: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None), torch.float32)
+    assert rows == [16] * (VOCABULARY // 16)
+    assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("embedding", ["F16", "Q6_K"])
+def test_another_embedding_stays_tied(embedding: str, tmp_path: Path) -> None:
+    expected = write(tmp_path / "tiny.gguf", "Q4_0", embedding)
     model: Any = load_model(str(tmp_path / "tiny.gguf"), dtype=torch.bfloat16)
     assert model.config.tie_word_embeddings
     assert model.lm_head.scheme == "int8"
@@ -150,7 +190,7 @@ def test_other_types_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
     foreign = read_file(str(tmp_path / "tiny.gguf"))
     weight = foreign.weights["model.layers.0.mlp.up_proj.weight"][...]
     assert weight.scheme == "g32m"
-    (note,) = foreign.notes
+    (note,) = foreign.rounded.notes
     assert "1 matrices of TQ2_0 were rounded to g32m: relative error 0.1" in note
 
 
@@ -184,4 +224,4 @@ def test_the_embedded_models_own_file() -> None:
     head = foreign.weights["lm_head.weight"][...]
     assert head.scheme == "int8g32"
     assert torch.equal(head.dequantize(), file.floats("token_embd.weight"))
-    assert not foreign.notes
+    assert not foreign.rounded.notes

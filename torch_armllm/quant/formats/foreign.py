@@ -6,10 +6,12 @@ import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from torch_armllm.quant.formats.weights import Integers, Lazy
+from torch_armllm.quant.formats.rounded import Rounded
+from torch_armllm.quant.formats.weights import Lazy
 
 
 @dataclass
@@ -23,6 +25,7 @@ class Foreign:
         weights: by the names that they have in a float checkpoint: a tensor or a safetensors slice of what is
             not quantised, a `Lazy` that reads `Integers` of what is.
         notes: for the report: what is not computed exactly as the checkpoint asks.
+        rounded: what was rounded once more; it is not known before the weights are read.
         decoded: there are no `Integers` among the weights, but the floats that they stand for.
     """
 
@@ -32,6 +35,7 @@ class Foreign:
     weights: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     decoded: bool = False
+    rounded: Rounded = field(default_factory=Rounded)
 
 
 def as_floats(foreign: Foreign) -> Foreign:
@@ -40,7 +44,7 @@ def as_floats(foreign: Foreign) -> Foreign:
     def floats(weight: Lazy) -> Lazy:
         def read() -> Tensor:
             found = weight[...]
-            return found.dequantize() if isinstance(found, Integers) else found
+            return found if isinstance(found, Tensor) else found.as_type(torch.float32)
 
         return Lazy(read)
 

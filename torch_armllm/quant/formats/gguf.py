@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +21,14 @@ from torch_armllm.quant.formats.foreign import Foreign
 from torch_armllm.quant.formats.gguf_blocks import EXACT, SCHEME_OF, exact, with_no_middles
 from torch_armllm.quant.formats.gguf_config import read_config
 from torch_armllm.quant.formats.rounded import Rounded
-from torch_armllm.quant.formats.weights import Integers, Lazy, stacked
+from torch_armllm.quant.formats.weights import PART, Integers, Lazy, Rows, stacked
+from torch_armllm.quant.scheme import Quantised, joined_rows, row_chunks
+from torch_armllm.quant.workers import each
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)_exps\.weight")
+_EMBEDDING = "token_embd.weight"
+_ALL = slice(None)
 _OWN: tuple[Literal["C"], Literal["W"]] = ("C", "W")
 """Copies what is mapped from the file or out of order, and nothing else: embeddings are large."""
 _COMMON: tuple[tuple[set[str | None], str | None], ...] = (
@@ -70,24 +75,36 @@ class File:
         tensor = self.tensors[name]
         return 8 * float(tensor.n_bytes) / float(tensor.n_elements)
 
-    def floats(self, name: str) -> Tensor:
-        """A tensor as float32, whatever its type."""
+    def shape(self, name: str) -> list[int]:
+        """Of a tensor: rows before columns."""
+        return [int(size) for size in reversed(self.tensors[name].shape)]
+
+    def floats(self, name: str, rows: slice = _ALL) -> Tensor:
+        """A tensor as float32, or some of its rows, whatever its type."""
         tensor = self.tensors[name]
         if self.kind(name) == "BF16":
-            value = torch.from_numpy(np.array(tensor.data)).view(torch.bfloat16).float()
-            return value.view([int(size) for size in reversed(tensor.shape)])
+            return torch.from_numpy(np.array(tensor.data[rows])).view(torch.bfloat16).float()
         try:
-            value = self._gguf.dequantize(tensor.data, tensor.tensor_type)
+            value = self._gguf.dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
             raise ValueError(f"{name} is of type {self.kind(name)}, which nothing here reads") from error
         return torch.from_numpy(np.require(value, np.float32, _OWN))
 
+    def matrix(self, name: str) -> Rows:
+        """A tensor (rows, columns) as floats that are decoded when they are taken."""
+        return Rows(self.shape(name), lambda rows: self.floats(name, rows))
+
     def integers(self, name: str) -> Integers:
         """A tensor of a type of `EXACT`: (rows, columns), or experts' (E, rows, columns)."""
-        data = torch.from_numpy(np.array(self.tensors[name].data))
-        if data.dim() == 2:
-            return Integers(exact(self.kind(name), data))
-        return stacked([Integers(exact(self.kind(name), expert)) for expert in data])
+        kind, data = self.kind(name), self.tensors[name].data
+
+        def part(rows: slice | int) -> Quantised:
+            return exact(kind, torch.from_numpy(np.array(data[rows])))
+
+        if data.ndim == 2:
+            rows, columns = self.shape(name)
+            return Integers(joined_rows(each(part, row_chunks(rows, columns, PART))))
+        return stacked([Integers(one) for one in each(part, range(len(data)))])
 
 
 def read_file(path: str, decoded: bool = False) -> Foreign:
@@ -132,21 +149,24 @@ class Reading:
             if match := _EXPERTS.fullmatch(name):
                 experts.setdefault(match[1], {})[match[2]] = name
             elif (target := self._names.get(name)) is not None and target in self._wanted:
-                weights[target] = Lazy(self._reader_of(name))
+                embedding = name == _EMBEDDING and not self._decoded
+                weights[target] = Lazy(
+                    partial(self._file.matrix, name) if embedding else self._reader_of(name)
+                )
         for layer, parts in experts.items():
             weights.update(self._experts(layer, parts))
-        if "token_embd.weight" in self._file.tensors and self._untied:
+        if _EMBEDDING in self._file.tensors and self._untied:
             head = next(name for name in self._wanted if name.endswith("lm_head.weight"))
-            weights[head] = Lazy(self._reader_of("token_embd.weight"))
+            weights[head] = Lazy(self._reader_of(_EMBEDDING))
         missing = sorted(self._wanted - set(weights) - set(self._tied()))
         if missing:
             raise ValueError(f"{self._path} has no {missing[0]}: it is incomplete or of another model")
-        return Foreign("gguf", self._path, self._config, weights, self._rounded.notes, self._decoded)
+        return Foreign("gguf", self._path, self._config, weights, [], self._decoded, self._rounded)
 
     def _untie(self) -> None:
         """Gives the head the embedding's integers, where they can be held as they are."""
         text = self._config.get_text_config(decoder=True)
-        kind = self._file.kind("token_embd.weight") if "token_embd.weight" in self._file.tensors else ""
+        kind = self._file.kind(_EMBEDDING) if _EMBEDDING in self._file.tensors else ""
         self._untied = bool(text.tie_word_embeddings) and kind in EXACT and not self._decoded
         if self._untied:
             self._config.tie_word_embeddings = text.tie_word_embeddings = False
@@ -163,8 +183,6 @@ class Reading:
         kind = self._file.kind(name)
         if self._decoded or kind in _FLOATS or len(self._file.tensors[name].shape) < 2:
             return None
-        if name == "token_embd.weight" and kind not in EXACT:
-            return None
         return SCHEME_OF.get(kind) or ("g32m" if self._file.bits(name) < _NARROW_BITS else "int8g32")
 
     def _weight(self, name: str, scheme: str | None) -> Integers | Tensor:
@@ -178,9 +196,19 @@ class Reading:
         elif kind in EXACT and f"{SCHEME_OF[kind]}m" == scheme:
             weight = Integers(with_no_middles(self._file.integers(name).quantised))
         else:
-            weight = self._rounded.round(self._file.floats(name), scheme, kind)
+            weight = self._round(name, scheme, kind)
         order = self._order(name, weight.shape[-2])
         return weight if order is None else weight.rows(order)
+
+    def _round(self, name: str, scheme: str, kind: str) -> Integers:
+        """A tensor of a type that no scheme holds, decoded and rounded a few rows at a time."""
+        file, (*experts, rows, columns) = self._file, self._file.shape(name)
+        if not experts:
+            return self._rounded.round_parts(
+                lambda part: file.floats(name, part), (rows, columns), scheme, kind
+            )
+        whole = (file.floats(name, slice(expert, expert + 1))[0] for expert in range(experts[0]))
+        return stacked([self._rounded.round(expert, scheme, kind) for expert in whole])
 
     def _order(self, name: str, rows: int) -> Tensor | None:
         """Where each row of transformers' weight lies in the file's; None where it lies there."""

@@ -13,7 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrain
 from torch_armllm.memory import release_free_memory
 from torch_armllm.quant.formats.foreign import Foreign
 from torch_armllm.quant.formats.modules import packed_experts, packed_linear
-from torch_armllm.quant.formats.weights import Integers, Lazy
+from torch_armllm.quant.formats.weights import Integers, Lazy, Rows
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.loading import LayerLoader
 from torch_armllm.quant.modules import QuantExperts, QuantLinear
@@ -67,13 +67,13 @@ class ForeignLoader(LayerLoader):
         ]
         return super().finish()
 
-    def _keep(self, module: nn.Module, attribute: str, weight: Tensor | Integers) -> None:
+    def _keep(self, module: nn.Module, attribute: str, weight: Tensor | Integers | Rows) -> None:
         """Gives a module a float weight."""
         # Buffers that no file holds, such as the scale of Gemma's embeddings, are still to be filled.
         module._is_hf_initialized = not any(True for _ in module.buffers(recurse=False))  # type: ignore[assignment]
         dtype = module.get_parameter(attribute).dtype
-        value = weight.dequantize() if isinstance(weight, Integers) else weight
-        kept = nn.Parameter(value.to(dtype), requires_grad=False)
+        value = weight.to(dtype) if isinstance(weight, Tensor) else weight.as_type(dtype)
+        kept = nn.Parameter(value, requires_grad=False)
         kept._is_hf_initialized = True  # type: ignore[attr-defined]
         module._parameters[attribute] = kept
 
@@ -147,7 +147,7 @@ def load_foreign(
             model.generation_config = GenerationConfig.from_pretrained(foreign.place)
     report = None if config is None else model.hf_quantizer.report
     if report is not None:
-        report.notes += foreign.notes
+        report.notes += foreign.notes + foreign.rounded.notes
         if foreign.decoded:
             report.notes.append(f"errors are against the weights that {foreign.method} stored")
     return model.eval()

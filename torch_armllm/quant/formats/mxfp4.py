@@ -34,7 +34,8 @@ def decode(blocks: Tensor, scales: Tensor) -> Quantised:
     if bool((scales == 255).any()):
         raise ValueError("a scale is NaN: the checkpoint is damaged")
     halves = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
-    return Quantised(EXACT, _TWICE[halves.int()], torch.ldexp(torch.tensor(0.5), scales.int() - 127))
+    half = torch.full_like(scales, 0.5, dtype=torch.float32)
+    return Quantised(EXACT, _TWICE[halves.int()], torch.ldexp(half, scales.int() - 127))
 
 
 def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
@@ -71,4 +72,4 @@ def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Fore
     names = [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]
     weights = {name: one for name, one in tensors.items() if not name.endswith(("_blocks", "_scales"))}
     weights.update({name: lazily(name) for name in names})
-    return Foreign("mxfp4", place, without_quantisation(config), weights, rounded.notes)
+    return Foreign("mxfp4", place, without_quantisation(config), weights, rounded=rounded)

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from torch import Tensor
 
-from torch_armllm.quant.formats.weights import Integers, stacked
+from torch_armllm.quant.formats.weights import Integers
 from torch_armllm.quant.schemes import scheme_named
 
 
 class Rounded:
-    """Rounds decoded weights, and keeps the errors for the report.
-
-    Attributes:
-        notes: a line for each type and scheme, up to date.
-    """
+    """Rounds decoded weights, and keeps the errors for the report."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
         self._errors: dict[tuple[str, str], list[float]] = {}
 
     def round(self, weight: Tensor, scheme: str, kind: str) -> Integers:
-        """Rounds a float matrix (N, K), or experts' (E, N, K), of a type named ``kind``."""
-        if weight.dim() == 3:
-            return stacked([self.round(expert, scheme, kind) for expert in weight])
-        found, error = scheme_named(scheme).quantize(weight)
+        """Rounds a float matrix (N, K) of a type named ``kind``."""
+        return self.round_parts(lambda rows: weight[rows], weight.shape, scheme, kind)
+
+    def round_parts(
+        self, read: Callable[[slice], Tensor], shape: Sequence[int], scheme: str, kind: str
+    ) -> Integers:
+        """Rounds a matrix of which ``read`` gives some rows at a time, on several threads."""
+        found, error = scheme_named(scheme).quantize_parts(read, shape)
         self._errors.setdefault((kind, scheme), []).append(error)
-        self.notes[:] = [
+        return Integers(found)
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each type and scheme."""
+        return [
             f"{len(errors)} matrices of {type_} were rounded to {name}: relative error "
             f"{sum(errors) / len(errors):.4f} on average, {max(errors):.4f} at most"
             for (type_, name), errors in self._errors.items()
         ]
-        return Integers(found)

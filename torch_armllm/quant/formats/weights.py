@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.scheme import Quantised
+from torch_armllm.quant.scheme import Quantised, row_chunks
 from torch_armllm.quant.schemes import scheme_named
+from torch_armllm.quant.workers import each
+
+PART = 1 << 20
+"""Weights decoded at once by one thread."""
 
 
 class Integers:
@@ -51,6 +55,12 @@ class Integers:
             value = torch.empty_like(value).index_copy_(1, self.order, value)
         return value.t() if self.flipped else value
 
+    def as_type(self, dtype: torch.dtype) -> Tensor:
+        """The weight that the integers stand for, of a float type."""
+        if len(self.shape) > 2 or self.flipped:
+            return self.dequantize().to(dtype)
+        return Rows(self.shape, lambda rows: self.rows(rows).dequantize()).as_type(dtype)
+
     def unbind(self) -> list[Integers]:
         """The experts' matrices, one by one."""
         parts = {name: part.unbind() for name, part in _tensors(self.quantised).items()}
@@ -90,13 +100,43 @@ class Integers:
         return _ARRANGED[function](*args, **(kwargs or {}))
 
 
+class Rows:
+    """A float matrix that is decoded a few rows at a time, into whatever takes it.
+
+    Attributes:
+        shape: of the matrix.
+    """
+
+    def __init__(self, shape: Sequence[int], read: Callable[[slice], Tensor]) -> None:
+        self.shape = torch.Size(shape)
+        self._read = read
+
+    def as_type(self, dtype: torch.dtype) -> Tensor:
+        """The matrix, of a float type."""
+        found = torch.empty(self.shape, dtype=dtype)
+
+        def fill(rows: slice) -> None:
+            found[rows] = self._read(rows)
+
+        each(fill, row_chunks(self.shape[0], self.shape[1], PART))
+        return found
+
+    def __getitem__(self, index: Any) -> Rows:
+        assert index is Ellipsis, "transformers reads a weight as a whole"
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Rows:
+        """Itself: what takes it says of which type it is to be."""
+        return self
+
+
 class Lazy:
     """A weight that is read when transformers asks for it, as a safetensors slice is."""
 
-    def __init__(self, read: Callable[[], Integers | Tensor]) -> None:
+    def __init__(self, read: Callable[[], Integers | Rows | Tensor]) -> None:
         self._read = read
 
-    def __getitem__(self, index: Any) -> Integers | Tensor:
+    def __getitem__(self, index: Any) -> Integers | Rows | Tensor:
         assert index is Ellipsis, "transformers reads a weight as a whole"
         return self._read()
 
