@@ -54,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """What each family's configuration needs beyond `COMMON`."""
-PARTLY_FLOAT: dict[str, dict[str, Any]] = {
+MORE: dict[str, dict[str, Any]] = {
     "qwen2_moe": {
         "num_experts": 8,
         "num_experts_per_tok": 2,
@@ -62,8 +62,15 @@ PARTLY_FLOAT: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 80,
         "decoder_sparse_step": 1,
     },
+    "llama4_text": {
+        "head_dim": 16,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+    },
 }
-"""The same of families with linear layers that are too narrow to be quantised."""
+"""The same of families that only some tests are about."""
 
 
 def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -78,7 +85,7 @@ def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overr
         seed: the same seed gives the same model, whatever was drawn before.
         overrides: configuration values.
     """
-    known = FAMILIES | PARTLY_FLOAT
+    known = FAMILIES | MORE
     if family not in known:
         raise ValueError(f"unknown family {family!r}; there are {sorted(known)}")
     config = AutoConfig.for_model(family, **{**COMMON, **known[family], **overrides})

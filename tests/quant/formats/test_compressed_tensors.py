@@ -96,6 +96,16 @@ def test_integers_and_scales_are_taken_as_they_are(
     assert any("not the static ones" in note for note in report.notes) == (options[-1] == "static")
 
 
+def test_groups_of_other_sizes_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
+    wanted = scheme(4, 16, False, None)
+    written = settings("pack-quantized", wanted)
+    encode = encoder("pack-quantized", wanted)
+    expected = folders.write(tmp_path, "qwen3_moe", encode, written, hidden_size=128)
+    report = folders.check(tmp_path, expected, error=0.008).hf_quantizer.report
+    assert {record.scheme for record in report.quantised if record.kind != "head"} == {"int8g32"}
+    assert any("groups of 16 were rounded to int8g32: relative error 0.00" in note for note in report.notes)
+
+
 def test_a_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
     """Gemma's embedding multiplies by a buffer that no file holds, and its own weight stays floats."""
     wanted = scheme(4, 32, True, None)

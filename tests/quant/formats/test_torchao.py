@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.models import tiny
 from tests.quant.formats import folders
 from torch_armllm.checkpoint import load_model
 from torch_armllm.quant.formats import torchao
+from torch_armllm.quant.formats.rounded import Rounded
 
 quantization = pytest.importorskip("torchao.quantization")
 granularity = pytest.importorskip("torchao.quantization.granularity")
@@ -64,6 +66,44 @@ def test_integers_and_scales_are_taken_as_they_are(name: str, packed: str, tmp_p
     assert {record.scheme for record in report.quantised if record.kind != "head"} == {packed}
 
 
+def pickle(folder: Path) -> None:
+    """Stores a folder's weights as older transformers do."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(("name", "packed"), [("int8", "int8"), ("int4, asymmetric", "g32zb")])
+def test_pickled_tensors_are_taken_as_they_are(name: str, packed: str, tmp_path: Path) -> None:
+    expected = save(tmp_path, name)
+    pickle(tmp_path / "quantised")
+    report = folders.check(tmp_path, expected).hf_quantizer.report
+    assert {record.scheme for record in report.quantised if record.kind != "head"} == {packed}
+
+
+def test_pickled_classes_that_are_not_there_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "int8")
+    pickle(tmp_path / "quantised")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torchao.quantization", None)
+        with pytest.raises(ImportError, match="pip install torchao"):
+            load_model(str(tmp_path / "quantised"))
+    file = tmp_path / "quantised" / "pytorch_model.bin"
+    state = torch.load(file, weights_only=True)
+    torch.save({name: Renamed(weight) for name, weight in state.items()}, file)
+    with pytest.raises(ValueError, match="of classes that the torchao here does not have"):
+        load_model(str(tmp_path / "quantised"))
+
+
+class Renamed:
+    """A class that nobody declared."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+
 @pytest.mark.parametrize("minimum", [0.0, -0.11])
 def test_two_columns_a_byte_and_a_float_a_group(minimum: float) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -71,7 +111,7 @@ def test_two_columns_a_byte_and_a_float_a_group(minimum: float) -> None:
     scale = torch.rand(2, 16, generator=generator).bfloat16()
     zero = torch.full((2, 16), minimum, dtype=torch.bfloat16)
     parts = {"qdata": packed.view(torch.int8), "scale": scale, "zero_point": zero}
-    found = torchao._int4({"block_size": [1, 32]}, parts)
+    found = torchao._int4({"block_size": [1, 32]}, parts, Rounded())
     low, high = ((((packed >> shift) & 15).float() + 8) % 16 - 8 for shift in (0, 4))
     q = torch.stack([low, high], dim=-1).flatten(1)
     expected = q * scale.t().float().repeat_interleave(32, 1) + zero.t().float().repeat_interleave(32, 1)

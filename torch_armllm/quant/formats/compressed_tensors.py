@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,16 @@ from torch_armllm.quant.formats.foreign import Foreign
 from torch_armllm.quant.formats.nibbles import by_groups, centred, integers, unpack
 from torch_armllm.quant.formats.weights import Integers
 
+_JOINED = re.compile(r"(.+\.(?:gate_up_proj|up_proj|down_proj))(_packed|_scale|_zero_point|_shape|_g_idx)?")
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 
 
 class CompressedTensors(Packing):
     """``weight_packed`` int32 (N, K/8 or K/4), or ``weight`` int8 (N, K), and ``weight_scale`` (N, S).
 
-    ``weight_zero_point`` is packed along its rows beside packed weights, or lies there one a byte.
+    ``weight_zero_point`` is packed along its rows beside packed weights, or lies there one a byte.  All
+    experts of a layer have one more axis, in front, and are called ``gate_up_proj.weight_packed`` or
+    ``gate_up_proj_packed``.
     """
 
     marker = "weight_scale"
@@ -38,7 +41,14 @@ class CompressedTensors(Packing):
     )
 
     def __init__(self, groups: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__()
         self._groups = groups
+
+    def renamed(self, name: str, names: Collection[str]) -> str:  # noqa: D102
+        match = _JOINED.fullmatch(name)
+        if match is None or f"{match[1]}_scale" not in names:
+            return name
+        return f"{match[1]}.weight{match[2] or ''}"
 
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
         settings = self._settings(name)
@@ -46,7 +56,9 @@ class CompressedTensors(Packing):
         packed = "weight_packed" in parts
         scales = parts["weight_scale"]
         if packed:
-            q = unpack(parts["weight_packed"], bits, 1)[:, : int(parts["weight_shape"][-1])]
+            q = unpack(parts["weight_packed"], bits, 1)
+            if "weight_shape" in parts:  # of joined halves it holds both
+                q = q[:, : int(parts["weight_shape"].flatten()[-1])]
             q = centred(q, bits)
         else:
             q = parts["weight"]
@@ -56,7 +68,7 @@ class CompressedTensors(Packing):
             )
         rows, columns = q.shape
         if settings["strategy"] == "tensor":
-            scales = scales.reshape(1, 1).expand(rows, 1)
+            scales = scales.reshape(-1, 1).repeat_interleave(rows // scales.numel(), 0)  # a half has one
         group = int(settings.get("group_size") or -1) if settings["strategy"] == "group" else -1
         zeros = self._zeros(parts, bits, rows, scales.shape[1])
         order = None
@@ -64,7 +76,7 @@ class CompressedTensors(Packing):
         if groups is not None and bool((groups >= 0).all()):
             order = by_groups(groups, columns, group)
             q = q if order is None else q.index_select(1, order)
-        return integers(q, scales, zeros, group, order, bits)
+        return integers(q, scales, zeros, group, self.rounded, order, bits)
 
     def _zeros(self, parts: Mapping[str, Tensor], bits: int, rows: int, count: int) -> Tensor | None:
         """Zero points int16 (N, S) among integers that have a sign; None where all of them are 0."""
@@ -81,7 +93,7 @@ class CompressedTensors(Packing):
         """How the weights of a module are quantised: its own target goes before that of its class."""
         for by_class in (False, True):
             for group in self._groups.values():
-                if any(_fits(target, name, by_class) for target in group["targets"]):
+                if any(_fits(target, one, by_class) for target in group["targets"] for one in _spelt(name)):
                     settings: Mapping[str, Any] = group["weights"]
                     return settings
         raise ValueError("no entry of config_groups has it as a target")
@@ -137,6 +149,13 @@ def _notes(groups: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any])
     if settings.get("kv_cache_scheme"):
         notes.append("the checkpoint's scales of keys and values are not used: see kv_cache")
     return notes
+
+
+def _spelt(name: str) -> tuple[str, ...]:
+    """What a target may call a module: experts that are joined go by the name of each of them, too."""
+    head, _, last = name.rpartition(".")
+    apart = f"{head}.0.{last.replace('gate_up', 'gate')}"
+    return (name, apart) if head.endswith("experts") else (name,)
 
 
 def _fits(target: str, name: str, by_class: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from transformers.utils import (
     cached_file,
 )
 
+from torch_armllm.quant.formats.experts import fit_experts
 from torch_armllm.quant.formats.foreign import Foreign, without_quantisation
-from torch_armllm.quant.formats.weights import Integers, Lazy
+from torch_armllm.quant.formats.rounded import Rounded
+from torch_armllm.quant.formats.weights import Integers, Lazy, stacked
 from torch_armllm.quant.loading import check_files
 from torch_armllm.quant.workers import each
 
@@ -34,10 +36,14 @@ class Packing(ABC):
     Attributes:
         marker: the last part of the name of a tensor that every quantised module has.
         parts: of all tensors that such a module may have beside it; a bias is none of them.
+        rounded: what no scheme holds as it is.
     """
 
     marker: str
     parts: tuple[str, ...]
+
+    def __init__(self) -> None:
+        self.rounded = Rounded()
 
     @abstractmethod
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:
@@ -47,41 +53,83 @@ class Packing(ABC):
             ValueError: they do not fit one another, or there is no scheme that holds them.
         """
 
+    def renamed(self, name: str, names: Collection[str]) -> str:
+        """What a tensor would be called in a module of its own; ``names`` are those of all tensors."""
+        return name
+
 
 def read_folder(place: str, config: PreTrainedConfig, method: str, packing: Packing) -> Foreign:
     """Opens the checkpoint of a tool that stores a quantised module as several tensors.
 
+    Tensors with one more axis hold all experts of a layer.
+
     Raises:
         ValueError: there is no file, a file is damaged, or a module lacks one of its tensors.
     """
-    tensors = open_tensors(place)
+    found = open_tensors(place)
+    tensors = {packing.renamed(name, found): tensor for name, tensor in found.items()}
     quantised = {
         name.removesuffix(f".{packing.marker}") for name in tensors if name.endswith(f".{packing.marker}")
     }
     if not quantised:
         raise ValueError(f"no tensor is called ….{packing.marker}: config.json belongs to another checkpoint")
     weights = dict(tensors)
-    for name in quantised:
+    joined = []
+    for name in sorted(quantised):
         own = {
             part: weights.pop(f"{name}.{part}")
             for part in (packing.marker, *packing.parts)
             if f"{name}.{part}" in weights
         }
-        weights[f"{name}.weight"] = _lazily(packing, name, own)
-    return Foreign(method, place, without_quantisation(config), weights)
+        if any(len(_shape(part)) > 2 for part in own.values()):
+            weights[name] = _lazily(packing, name, own, _decode_all)
+            joined.append(name)
+        else:
+            weights[f"{name}.weight"] = _lazily(packing, name, own, _decode_one)
+    plain = without_quantisation(config)
+    fit_experts(plain, weights, joined)
+    return Foreign(method, place, plain, weights, rounded=packing.rounded)
 
 
-def _lazily(packing: Packing, name: str, own: dict[str, Any]) -> Lazy:
+def _shape(tensor: Any) -> Sequence[int]:
+    """Of a tensor or of a safetensors slice."""
+    return tensor.shape if isinstance(tensor, Tensor) else list(tensor.get_shape())
+
+
+def _lazily(
+    packing: Packing,
+    name: str,
+    own: dict[str, Any],
+    decode: Callable[[Packing, str, dict[str, Tensor]], Integers],
+) -> Lazy:
     def read() -> Integers:
         try:
-            tensors = {part: tensor[...] for part, tensor in own.items()}
-            return each(lambda parts: packing.decode(name, parts), [tensors])[0]  # on one thread: small ops
+            return decode(packing, name, {part: tensor[...] for part, tensor in own.items()})
         except KeyError as missing:
             raise ValueError(f"{name}.{missing.args[0]} is missing: a file is, or it is damaged") from None
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
     return Lazy(read)
+
+
+def _decode_one(packing: Packing, name: str, parts: dict[str, Tensor]) -> Integers:
+    return each(lambda own: packing.decode(name, own), [parts])[0]  # on one thread: small ops
+
+
+def _decode_all(packing: Packing, name: str, parts: dict[str, Tensor]) -> Integers:
+    """The matrices of all experts: numbers about all of them have one axis, and are no floats."""
+    count = max(parts.values(), key=Tensor.dim).shape[0]
+    apart = {
+        part
+        for part, tensor in parts.items()
+        if len(tensor) == count and (tensor.dim() > 1 or tensor.is_floating_point())
+    }
+    experts = [
+        {part: tensor[number] if part in apart else tensor for part, tensor in parts.items()}
+        for number in range(count)
+    ]
+    return stacked(each(lambda own: packing.decode(name, own), experts))
 
 
 def open_tensors(place: str) -> dict[str, Any]:

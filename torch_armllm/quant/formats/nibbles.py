@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_armllm.quant.formats.rounded import Rounded
 from torch_armllm.quant.formats.weights import Integers
 from torch_armllm.quant.scheme import Quantised
 from torch_armllm.quant.schemes import scheme_named
 
 SPANS = (128, 64, 32)
 """Group sizes that a scheme has."""
+WIDE = "int8g32"
+"""What weights of four bits lose little by being rounded to."""
 
 
 def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = None) -> Tensor:
@@ -63,20 +66,29 @@ def by_groups(groups: Tensor, columns: int, group: int) -> Tensor | None:
 
 
 def integers(
-    q: Tensor, scales: Tensor, zeros: Tensor | None, group: int, order: Tensor | None = None, bits: int = 4
+    q: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group: int,
+    rounded: Rounded,
+    order: Tensor | None = None,
+    bits: int = 4,
 ) -> Integers:
     """Integers with the scheme that holds them as they are: ``w = scale · (q − zero)``.
+
+    Groups of another size than a multiple of 32 are rounded to INT8 in groups of 32.
 
     Args:
         q: int8 (N, K): −8…7, or −128…127 of 8 bits.
         scales: floats (N, S), one a group of ``group`` columns.
         zeros: int16 (N, S) in the range of q, or None where all are 0.
         group: columns that share a scale; K or more, or −1: the whole row.
+        rounded: rounds what no scheme holds.
         order: see `Integers`.
         bits: 4 or 8.
 
     Raises:
-        ValueError: no scheme holds them, or the shapes do not fit.
+        ValueError: a scale is not finite, or the shapes do not fit.
     """
     rows, columns = q.shape
     whole = group <= 0 or group >= columns
@@ -88,7 +100,9 @@ def integers(
         raise ValueError("a scale is not finite: the checkpoint is damaged")
     span = 0 if whole else next((span for span in SPANS if group % span == 0), None)
     if span is None:
-        raise ValueError(f"groups of {group} columns: multiples of {min(SPANS)} can be read")
+        value = q.float() if zeros is None else q.float() - _repeated(zeros, group, columns, 1)
+        value *= _repeated(scales.float(), group, columns, 1)
+        return Integers(rounded.round(value, WIDE, f"groups of {group}").quantised, order)
     if span:
         scales = _repeated(scales, group // span, columns, span)
         zeros = None if zeros is None else _repeated(zeros, group // span, columns, span)
@@ -101,12 +115,15 @@ def with_middles(found: Integers, middles: Tensor) -> Integers:
     """Integers of 4 bits whose groups have floats (N, S) that are added to what they stand for.
 
     Raises:
-        ValueError: a whole row has one scale.
+        ValueError: a whole row has one scale, or groups have another size than a multiple of 32.
     """
     quantised = found.quantised
     span = scheme_named(quantised.scheme).span
-    if not span:
-        raise ValueError("a row with one scale and a float that is added has no scheme")
+    if not span or quantised.scheme == WIDE:
+        raise ValueError(
+            f"floats are added to {middles.shape[1]} groups of {quantised.q.shape[1]} columns: groups of "
+            f"multiples of {min(SPANS)} can have them"
+        )
     times = -(-quantised.scales.shape[1] // middles.shape[1])
     added = _repeated(middles, times, quantised.q.shape[1], span).float()
     scales = quantised.scales.float()
