@@ -156,6 +156,22 @@ def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
         assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
 
 
+def test_a_file_that_was_read_is_not_in_memory(tmp_path: Path) -> None:
+    write(tmp_path / "tiny.gguf", "Q8_0")
+    file = File(str(tmp_path / "tiny.gguf"))
+    whole = file.floats("blk.0.ffn_up.weight")
+    assert resident(tmp_path / "tiny.gguf") > 0
+    file.release()
+    assert resident(tmp_path / "tiny.gguf") == 0
+    assert torch.equal(file.floats("blk.0.ffn_up.weight"), whole)
+
+
+def resident(path: Path) -> int:
+    """Kilobytes of a file that this process has in memory."""
+    _, _, rest = Path("/proc/self/smaps").read_text().partition(f" {path}\n")
+    return int(rest.partition("Rss:")[2].split()[0])
+
+
 def test_embeddings_are_decoded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, rows = write(tmp_path / "tiny.gguf", "Q4_0", "Q6_K"), []
     monkeypatch.setattr("torch_armllm.quant.formats.weights.PART", 16 * HIDDEN)

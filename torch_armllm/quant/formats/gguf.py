@@ -6,6 +6,7 @@ float model here.  Rows that llama.cpp reordered go back to their places as inte
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Callable
 from functools import partial
@@ -89,6 +90,12 @@ class File:
         except NotImplementedError as error:
             raise ValueError(f"{name} is of type {self.kind(name)}, which nothing here reads") from error
         return torch.from_numpy(np.require(value, np.float32, _OWN))
+
+    def release(self) -> None:
+        """Takes what was read out of the process's memory; the system keeps it as long as it has room."""
+        mapping: Any = getattr(self._reader.data, "_mmap", None)
+        if hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
     def matrix(self, name: str) -> Rows:
         """A tensor (rows, columns) as floats that are decoded when they are taken."""
@@ -187,6 +194,7 @@ class Reading:
 
     def _weight(self, name: str, scheme: str | None) -> Integers | Tensor:
         """A tensor in the order of transformers' rows."""
+        self._file.release()  # those before it are packed
         kind = self._file.kind(name)
         if scheme is None:
             value = self._file.floats(name).numpy()
