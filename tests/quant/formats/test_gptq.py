@@ -109,7 +109,7 @@ def test_experts_with_orders_of_their_own_are_rounded_and_the_report_says_so(tmp
     options = (32, False, 1, True)
     sizes = {"hidden_size": 128, "moe_intermediate_size": 192}
     expected = folders.write(tmp_path, "qwen3_moe", encoder(*options), settings(*options), **sizes)
-    report = folders.check(tmp_path, expected, error=0.008).hf_quantizer.report
+    report = folders.check(tmp_path, expected, tolerance=0.2, error=0.008).hf_quantizer.report
     assert {record.scheme for record in report.quantised if record.kind == "experts"} == {"int8g32"}
     assert {record.scheme for record in report.quantised if record.kind == "linear"} == {"g32z"}
     assert any("experts with desc_act were rounded to int8g32" in note for note in report.notes)
