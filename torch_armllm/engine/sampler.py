@@ -93,17 +93,17 @@ class Sampler:
         """The most probable tokens, where that is what all answers take.
 
         Args:
-            best: int64 with a token for each answer, by `best_tokens` of its logits.
+            best: int64 ``(R, 1)``, a token for each answer, by `best_tokens` of its logits.
             answers: may not hold the same one twice.
 
         Returns:
             None: they have to be drawn by their logits.
         """
         self._gather(answers)
-        ids = best.flatten().tolist()
-        if not self.takes_best or len(ids) != len(answers) or -1 in ids:
+        rows = best.tolist()
+        if not self.takes_best or len(rows) != len(answers) or [-1] in rows:
             return None
-        return {answer: [Drawn(token, None)] for answer, token in zip(answers, ids, strict=True)}
+        return {answer: [Drawn(token, None)] for answer, (token,) in zip(answers, rows, strict=True)}
 
     def verify(self, logits: Tensor, answer: Answer) -> list[Drawn]:
         """The tokens that follow an answer, as many as its draft foretold, and one more.
