@@ -43,8 +43,9 @@ case $1 in
     [ "$1" = pytest ] && module=(-m pytest)
     shift
     cd "$site"
+    # Bytecode is kept whatever the caller's Python does: compiling all that is imported takes half a minute here.
     exec "$qemu" -cpu "$cpu" -L "$home/root" -E "PYTHONPATH=$PWD:$home/site" -E PYTHONNOUSERSITE=1 -E HF_HUB_OFFLINE=1 \
-      "$python" "${module[@]}" "$@"
+      -E PYTHONDONTWRITEBYTECODE= "$python" "${module[@]}" "$@"
     ;;
 esac
 exec "$qemu" -cpu "$cpu" -L "$home/root" "$@"
