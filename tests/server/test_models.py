@@ -69,7 +69,7 @@ def ask(server: Live, model: str, **more: Any) -> str:
 
 
 def names(server: Live) -> list[str]:
-    models = httpx.get(f"{server.base}/v1/models", headers=KEY).json()["data"]
+    models = httpx.get(f"{server.base}/v1/models", headers=KEY, timeout=60).json()["data"]
     return [model["id"] for model in models]
 
 
@@ -83,7 +83,7 @@ def test_a_model_comes_and_goes(several: Live, other_checkpoint: Path) -> None:
     assert ask(several, NAME) == alone != ask(several, "other/one")
     client = OpenAI(base_url=f"{several.base}/v1", api_key="k", max_retries=0)
     assert client.models.retrieve("other/one").id == "other/one"
-    page = httpx.get(f"{several.base}/metrics", headers=KEY).text
+    page = httpx.get(f"{several.base}/metrics", headers=KEY, timeout=60).text
     assert page.count("# TYPE vllm:num_requests_running gauge") == 1
     assert 'vllm:generation_tokens_total{model_name="other/one"} 12.0' in page
     assert unload(several, "other/one").json() == {"id": "other/one", "object": "model", "deleted": True}
@@ -91,7 +91,7 @@ def test_a_model_comes_and_goes(several: Live, other_checkpoint: Path) -> None:
     with pytest.raises(NotFoundError, match=NAME):
         client.completions.create(model="other/one", prompt="hello")
     assert unload(several, "other/one").status_code == 404
-    assert "other/one" not in httpx.get(f"{several.base}/metrics", headers=KEY).text
+    assert "other/one" not in httpx.get(f"{several.base}/metrics", headers=KEY, timeout=60).text
     assert ask(several, NAME) == alone
 
 
