@@ -62,6 +62,14 @@ MORE: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 80,
         "decoder_sparse_step": 1,
     },
+    "qwen3_5_moe_text": {
+        "head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "layer_types": ["full_attention", "full_attention"],
+    },
     "llama4_text": {
         "head_dim": 16,
         "intermediate_size_mlp": 96,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.models import tiny
+from tests.models import tiny, token_ids
 from tests.quant.formats import folders
+from tests.quant.formats.computing import as_ours, relative
 from tests.quant.formats.test_compressed_tensors import encoder, scheme, settings
-from torch_armllm import load
+from torch_armllm import ArmInt4Config, load
 from torch_armllm.checkpoint import load_model
 from torch_armllm.quant.recognise import is_experts, read_layout
 
@@ -23,6 +25,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 192, "dtype": torch.bfloat16},
     "llama4_text": {"intermediate_size": 192},
     "gpt_oss": {"intermediate_size": 192},
+    "qwen3_5_moe_text": {},
 }
 
 
@@ -38,7 +41,7 @@ def write(folder: Path, family: str, form: str, wanted: Any, style: str) -> Any:
     for name, weight in model.state_dict().items():
         if name.rpartition(".")[0] in experts:
             continue
-        if weight.dim() != 2 or any(part in name for part in (*folders.LEFT, "router")):
+        if weight.dim() != 2 or any(part in name for part in (*folders.LEFT, "router", "shared_expert_gate")):
             written[name] = weight
             continue
         parts, stands_for = encode(name, weight)
@@ -117,6 +120,23 @@ def test_experts_are_taken_as_they_are(
     expected = write(tmp_path, family, form, scheme(*options), style)
     report = folders.check(tmp_path, expected, nodes=family == "llama4_text").hf_quantizer.report
     assert {record.scheme for record in report.quantised if record.kind == "experts"} == {packed}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("style", ["apart", "flat"])
+def test_a_language_model_inside_of_another_is_read(style: str, tmp_path: Path) -> None:
+    """Qwen3.5's folders hold a configuration of text and pictures, and names that say so."""
+    expected = write(tmp_path, "qwen3_5_moe_text", PACKED, scheme(4, 32, True, None), style)
+    folder = tmp_path / "quantised"
+    text = json.loads((folder / "config.json").read_text())
+    quantisation = text.pop("quantization_config")
+    AutoConfig.for_model("qwen3_5_moe", text_config=text).save_pretrained(folder)
+    folders.configure(folder, quantisation)
+    inside = "model.language_model."
+    folders.change(folder, lambda s: [s.update({n.replace("model.", inside, 1): s.pop(n)}) for n in list(s)])
+    model: Any = load(str(folder), ArmInt4Config(head=None), torch.float32)
+    ids = token_ids(1, 6)
+    assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
 
 
 def test_targets_that_name_an_expert_fit_joined_ones(tmp_path: Path) -> None:

@@ -133,10 +133,10 @@ def load_foreign(
     if config is not None:
         config.source = None if foreign.decoded else foreign.method
         options["quantization_config"] = config
-    model_class = _class_of(foreign.config)
+    model_class, model_config = _model_of(foreign.config)
     model: PreTrainedModel = model_class.from_pretrained(
         None,
-        config=foreign.config,
+        config=model_config,
         state_dict=foreign.weights,
         dtype=_dtype(foreign) if dtype == "auto" else dtype,
         **options,
@@ -153,10 +153,14 @@ def load_foreign(
     return model.eval()
 
 
-def _class_of(config: PreTrainedConfig) -> Any:
+def _model_of(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
+    """The class of a language model, or of the one in a model of several kinds, and what configures it."""
     for part in (config, config.get_text_config(decoder=True)):
         if type(part) in MODEL_FOR_CAUSAL_LM_MAPPING:
-            return MODEL_FOR_CAUSAL_LM_MAPPING[type(part)]
+            found = MODEL_FOR_CAUSAL_LM_MAPPING[type(part)]
+            own = found.config_class
+            inner = own is not None and own == part.sub_configs.get("text_config")
+            return found, part.get_text_config() if inner else part
     raise ValueError(f"{type(config).__name__} is not the configuration of a causal language model")
 
 
