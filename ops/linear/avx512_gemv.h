@@ -19,7 +19,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
   // The offset of a symmetric scheme belongs to one of the two lanes of each row.
   const __mmask16 offset_lanes = zero_points ? 0 : 0x5555;
   const __m512i ones = _mm512_set1_epi16(1);
-  PanelStream<4, (T <= 2)> stream(panel, layout);
+  PanelStream<4, (T == 1)> stream(panel, layout);
   __m512i total[T];
   __m512 total_f[T];
   int32_t offset[T];  // since the last scale
@@ -103,7 +103,7 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int64_t row_groups = x.row_groups();
   const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
-  PanelStream<4, (T <= 2)> stream(panel, layout);
+  PanelStream<4, (T == 1)> stream(panel, layout);
   __m512i low_acc[T], high_acc[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) low_acc[t] = high_acc[t] = _mm512_setzero_si512();
@@ -143,7 +143,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
-  PanelStream<8, (T <= 2)> stream(panel, layout);
+  PanelStream<8, (T == 1)> stream(panel, layout);
   __m512i even[T], odd[T];  // two chains each
   int32_t offset[T];
 #pragma GCC unroll 8
