@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import torch_armllm
 from tests.models import tiny
 from torch_armllm import env, machine
 from torch_armllm.cli import main
@@ -63,6 +64,30 @@ def test_bench_latency_compares_in_turn(checkpoint: Path, capsys: pytest.Capture
     ratio = float(str(ours["decode_tok_s"])) / float(str(theirs["decode_tok_s"]))
     assert ours["decode_ratio"] == pytest.approx(ratio, abs=0.02)
     assert "decode_ratio" not in theirs
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("saved")
+    model = tiny("llama")
+    torch_armllm.patch(model, "int4", progress=False)
+    model.save_pretrained(place)
+    return place
+
+
+def test_bench_latency_profiles_what_was_saved_quantised(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "latency", "--model", str(saved), "--prompt-len", "5", "--dtype", "float32"]
+    assert main([*command, "--profile"]) == 0
+    assert "attention" in capsys.readouterr().out
+    for options, remedy in (
+        (["--quant", "none"], "leave --quant none out"),
+        (["--engine", "transformers"], "leave --compare and --engine out"),
+        (["--compare"], "leave --compare and --engine out"),
+    ):
+        assert main([*command, *options]) != 0
+        assert remedy in capsys.readouterr().err
 
 
 def test_bench_latency_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

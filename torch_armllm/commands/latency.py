@@ -57,7 +57,9 @@ def run(options: argparse.Namespace) -> None:
     models = {}
     for engine in engines:
         model = load_model(options.model, getattr(torch, options.dtype), progress=not options.json)
-        if engine == "armllm":
+        if torch_armllm.is_patched(model):
+            _check_saved(options, engine)
+        elif engine == "armllm":
             quant = None if options.quant == "none" else options.quant
             torch_armllm.patch(model, quantize=quant, progress=not options.json)
         models[engine] = model
@@ -77,6 +79,15 @@ def run(options: argparse.Namespace) -> None:
             if options.compare and engine == "armllm":
                 line.update(ratios(latency, found["transformers"]))
             _print(line, options.json)
+
+
+def _check_saved(options: argparse.Namespace, engine: str) -> None:
+    if engine != "armllm" or options.quant == "none":
+        raise ValueError(
+            f"{options.model} was quantised before it was saved, and runs patched; leave "
+            + ("--quant none out" if engine == "armllm" else "--compare and --engine out")
+            + " or give the model that it was made from"
+        )
 
 
 def _profile(model: PreTrainedModel, sizes: list[int], prompt: int) -> None:
