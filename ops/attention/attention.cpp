@@ -20,9 +20,9 @@ constexpr int64_t kTilesAThread = 8, kMostSplits = 8;
 // Fewer sequences than this are searched in order; more get an index, which costs a phase.
 constexpr int64_t kIndexed = 16;
 
-// Where a sequence's tiles, merges and unmerged results begin, and what it is.
+// Where a sequence's pieces, merges and unmerged results begin, and what it is.
 struct Place {
-  int64_t tile = 0, merge = 0, partial = 0;
+  int64_t piece = 0, merge = 0, partial = 0;
 };
 
 struct Sequence {
@@ -63,11 +63,14 @@ Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
   return s;
 }
 
+int64_t pieces_of(const AttentionArgs& a, const Sequence& s) {
+  return a.kv_heads * s.row_tiles * s.split_tiles();
+}
+
 Place after(const AttentionArgs& a, const Sequence& s, Place at) {
-  const int64_t runs = a.kv_heads * s.row_tiles;
-  at.tile += runs * s.split_tiles();
+  at.piece += pieces_of(a, s);
   if (s.spread) {
-    at.merge += runs;
+    at.merge += a.kv_heads * s.row_tiles;
     at.partial += s.tokens * a.q_heads * s.splits * partial_width(a);
   }
   return at;
@@ -79,7 +82,7 @@ struct Found {
   Sequence sequence;
 };
 
-// The sequence that a tile (`count` = &Place::tile) or merge belongs to.
+// The sequence that a tile (`count` = &Place::piece) or merge belongs to.
 Found find(const AttentionArgs& a, int64_t Place::* count, int64_t tile) {
   Found f{0, {}, {}};
   if (a.sequences > kIndexed) {
@@ -152,6 +155,7 @@ struct Run {
     return {a, s.first_token + token, kv_head * group + head, (kv_head + 1) * group,
             s.length - s.tokens + token};
   }
+  const int32_t* blocks() const { return a.block_table + f.index * a.block_table_stride; }
   int64_t first_split() const { return at(0).first() / kSplit; }
   int64_t end_split() const { return ceil_div(at(rows - 1).last(), kSplit); }
   // Those rows that see something of a split.
@@ -212,7 +216,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   tile.rows = run.rows;
   tile.first = w.first;
   tile.last = w.last;
-  tile.blocks = a.block_table + run.f.index * a.block_table_stride;
+  tile.blocks = run.blocks();
   tile.kv_head = run.kv_head;
   Row row = run.at(0);
   for (int64_t r = 0; r < run.rows; ++r, row.next()) {
@@ -223,26 +227,44 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   return tile;
 }
 
-// All splits of a tile of rows, one after the other.
-void attend_rows(const Run& run) {
+// Some splits of a tile of rows, one after the other.
+struct Piece {
+  Run run;
+  int64_t begin, end;
+
+  SplitAhead at(int64_t split) const {
+    const int64_t begin = split * kSplit;
+    return {run.blocks() + begin / run.a.block_size, std::max<int64_t>(run.at(0).first() - begin, 0),
+            std::min(run.at(run.rows - 1).last() - begin, kSplit), run.kv_head};
+  }
+  SplitAhead first() const { return begin < end ? at(begin) : SplitAhead{}; }
+  SplitAhead behind(int64_t split, const SplitAhead& next_piece) const {
+    return split + 1 < end ? at(split + 1) : next_piece;
+  }
+};
+
+// Merged as they go.
+void attend_rows(const Piece& piece, bool is_near, const SplitAhead& next) {
+  const Run& run = piece.run;
   const AttentionArgs& a = run.a;
   const AttentionKernels& kernels = *variant().attention;
   const int64_t width = value_stride(a.value_size);
   const Workspace w(a, run.rows);
   AttentionTile tile = tile_of(run, w);
+  tile.is_near = is_near;
   // What the first split gives is where merging starts, for rows that see nothing of it as well.
-  const int64_t first_split = run.first_split(), end_split = run.end_split();
   AttentionTile start = tile;
   start.maximum = w.total_maximum;
   start.sum = w.total_sum;
   start.values = w.total_values;
-  start.split_begin = first_split * kSplit;
+  start.split_begin = piece.begin * kSplit;
+  start.next = piece.behind(piece.begin, next);
   kernels.attend(a, start);
-  for (int64_t s = first_split + 1; s < end_split; ++s) {
+  tile.is_near = true;
+  for (int64_t s = piece.begin + 1; s < piece.end; ++s) {
     tile.split_begin = s * kSplit;
-    tile.next_split_follows = s + 1 < end_split;
+    tile.next = piece.behind(s, next);
     kernels.attend(a, tile);
-    tile.keys_are_near = true;
     const Run::Range rows = run.seeing(s);
     kernels.merge(w.total_maximum + rows.begin, w.total_sum + rows.begin, w.total_values + rows.begin * width,
                   tile.maximum + rows.begin, tile.sum + rows.begin, tile.values + rows.begin * width,
@@ -253,21 +275,21 @@ void attend_rows(const Run& run) {
     kernels.finish(a, row.token, row.head, w.total_maximum[r], w.total_sum[r], w.total_values + r * width);
 }
 
-// Splits [begin, end) of a tile of rows, left for merge_rows.
-void attend_splits(const Run& run, int64_t begin, int64_t end) {
-  begin = std::max(begin, run.first_split());
-  end = std::min(end, run.end_split());
-  if (begin >= end) return;
+// Left for merge_rows.
+void attend_splits(const Piece& piece, bool is_near, const SplitAhead& next) {
+  if (piece.begin >= piece.end) return;
+  const Run& run = piece.run;
   AttentionTile tile = tile_of(run, Workspace(run.a, run.rows));
-  for (int64_t s = begin; s < end; ++s) {
+  tile.is_near = is_near;
+  for (int64_t s = piece.begin; s < piece.end; ++s) {
     const Partials to(run.a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row);
     tile.split_begin = s * kSplit;
-    tile.next_split_follows = s + 1 < end;
+    tile.next = piece.behind(s, next);
     tile.maximum = to.maximum;
     tile.sum = to.sum;
     tile.values = to.values;
     variant().attention->attend(run.a, tile);
-    tile.keys_are_near = true;
+    tile.is_near = true;
   }
 }
 
@@ -299,6 +321,71 @@ Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
   return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};
 }
 
+Piece piece_of(const AttentionArgs& a, const Found& f, int64_t index) {
+  const Sequence& s = f.sequence;
+  const int64_t parts = s.split_tiles();
+  const Run run = run_of(a, f, index / parts);
+  if (!s.spread) return {run, run.first_split(), run.end_split()};
+  const int64_t begin = s.first_split + index % parts * s.splits_a_tile;
+  return {run, std::max(begin, run.first_split()), std::min(begin + s.splits_a_tile, run.end_split())};
+}
+
+int64_t pieces_of(const AttentionArgs& a) {
+  if (a.sequences > kIndexed) return static_cast<const Place*>(a.scratch)[a.sequences].piece;
+  Place at;
+  for (int64_t b = 0; b < a.sequences; ++b) at = after(a, sequence_of(a, b, at), at);
+  return at.piece;
+}
+
+// A piece, and those behind it.
+struct Walk {
+  const AttentionArgs& a;
+  Found found;
+  int64_t index;  // of the sequence's pieces
+
+  explicit Walk(const AttentionArgs& args, int64_t piece)
+      : a(args), found(find(args, &Place::piece, piece)), index(piece - found.place.piece) {}
+  Piece piece() const { return piece_of(a, found, index); }
+  void go_on_to(int64_t piece) {
+    if (a.sequences > kIndexed) found = find(a, &Place::piece, piece);
+    while (piece >= found.place.piece + pieces_of(a, found.sequence)) {
+      found.place = after(a, found.sequence, found.place);
+      found.sequence = sequence_of(a, ++found.index, found.place);
+    }
+    index = piece - found.place.piece;
+  }
+};
+
+void attend_piece(const Walk& at, bool is_near, const SplitAhead& next) {
+  (at.found.sequence.spread ? attend_splits : attend_rows)(at.piece(), is_near, next);
+}
+
+// A worker's part of a decode step.  It takes the next piece before it attends to one, so as to fetch it meanwhile,
+// except where another thread would be left without.
+void attend_pieces(const AttentionArgs& a, std::atomic<int64_t>& taken) {
+  const int64_t all = pieces_of(a);
+  int64_t piece = taken.fetch_add(1, std::memory_order_relaxed);
+  if (piece >= all) return;
+  Walk here(a, piece);
+  for (bool is_near = false;;) {
+    Walk there = here;
+    SplitAhead next;
+    const bool takes = taken.load(std::memory_order_relaxed) + a.threads <= all;
+    if (takes && (piece = taken.fetch_add(1, std::memory_order_relaxed)) < all) {
+      there.go_on_to(piece);
+      next = there.piece().first();
+    }
+    attend_piece(here, is_near, next);
+    is_near = takes;
+    if (!takes && (piece = taken.fetch_add(1, std::memory_order_relaxed)) < all) there.go_on_to(piece);
+    if (piece >= all) return;
+    here.found = there.found, here.index = there.index;
+  }
+}
+
+// Prompts have pieces of many rows, to which what is fetched once is near.
+bool is_step(const AttentionArgs& a) { return a.tokens == a.sequences; }
+
 }  // namespace
 
 int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
@@ -314,9 +401,11 @@ int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
 // Workers may ask after the scratch has been given to the next op, so this reads the step's metadata alone.
 int64_t PagedAttention::tiles(int phase) const {
   if (phase == 0) return args.sequences > kIndexed ? 1 : 0;
+  if (phase == 1 && is_step(args)) return args.threads;
+  if (phase == 2 && args.max_seq_len <= kSplit) return 0;
   Place at;
   for (int64_t b = 0; b < args.sequences; ++b) at = after(args, sequence_of(args, b, at), at);
-  return phase == 1 ? at.tile : at.merge;
+  return phase == 1 ? at.piece : at.merge;
 }
 
 void PagedAttention::tile(int phase, int64_t index) {
@@ -328,15 +417,9 @@ void PagedAttention::tile(int phase, int64_t index) {
     return;
   }
   if (phase == 1) {
-    const Found f = find(args, &Place::tile, index);
-    const Sequence& sequence = f.sequence;
-    const int64_t tile = index - f.place.tile, parts = sequence.split_tiles(), part = tile % parts;
-    const Run run = run_of(args, f, tile / parts);
-    if (sequence.spread)
-      attend_splits(run, sequence.first_split + part * sequence.splits_a_tile,
-                    sequence.first_split + std::min((part + 1) * sequence.splits_a_tile, sequence.splits));
-    else
-      attend_rows(run);
+    if (!is_step(args)) return attend_piece(Walk(args, index), false, SplitAhead{});
+    attend_pieces(args, taken_);
+    if (over_.fetch_add(1, std::memory_order_acq_rel) + 1 == args.threads) taken_ = over_ = 0;
   } else {
     const Found f = find(args, &Place::merge, index);
     merge_rows(run_of(args, f, index - f.place.merge));

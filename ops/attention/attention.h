@@ -16,6 +16,8 @@
 // same bits in a prefill chunk, in a decode step, alone or in a batch, on any number of threads.
 #pragma once
 
+#include <atomic>
+
 #include "common/tasks.h"
 #include "common/types.h"
 
@@ -77,6 +79,15 @@ struct AttentionArgs {
   void* scratch = nullptr;
 };
 
+// What is attended to behind a split, so that it can be fetched meanwhile.
+struct SplitAhead {
+  const int32_t* blocks = nullptr;  // block table, from that split's first position on
+  int64_t begin = 0, end = 0;       // what is seen of it; the same: nothing is known
+  int64_t kv_head = 0;
+
+  bool empty() const { return begin >= end; }
+};
+
 // A run of query rows that share one kv head, against one split of keys.  Memory that it is given for `rows` rows has
 // room for an even number of them.
 struct AttentionTile {
@@ -88,8 +99,8 @@ struct AttentionTile {
   const int32_t* blocks = nullptr;  // block table of the sequence
   int64_t kv_head = 0;
   // What is known of the order of reading, so that memory is never waited for.
-  bool keys_are_near = false;       // the split before this one has fetched this one's keys
-  bool next_split_follows = false;  // the next split of the sequence is attended to next
+  bool is_near = false;  // it has been fetched as `next` of another
+  SplitAhead next;
   // results; a row that sees nothing of the split gets sum 0 and values 0
   float* maximum = nullptr;  // [rows]
   float* sum = nullptr;      // [rows]
@@ -152,6 +163,10 @@ class PagedAttention final : public TaskSet {
   int phases() const override { return 3; }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
+
+ private:
+  // Of a decode step, all of whose tiles take pieces until none is left: pieces taken, and tiles that are over.
+  std::atomic<int64_t> taken_{0}, over_{0};
 };
 
 }  // namespace armllm

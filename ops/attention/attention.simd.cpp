@@ -74,8 +74,9 @@ void see_nothing(const AttentionArgs& args, const AttentionTile& t) {
 
 template <typename P>
 void attend_by(const AttentionArgs& args, const AttentionTile& t) {
-  const Split split(args, t);
+  Split split(args, t);
   if (split.all.empty()) return see_nothing(args, t);
+  split.look_ahead(args, t);
   P::score(args, t, split);
   for (int64_t row = 0; row < t.rows; row += P::kRows) {
     const int64_t rows = smaller(P::kRows, t.rows - row);

@@ -53,42 +53,37 @@ struct Left {
   }
 };
 
-// Of both: `ahead` is what will be read next, brought closer at the pace of the product.  Blocks are too short, and
-// lie too far apart, for a CPU's own prefetchers.
+// Of both: what lies `ahead` elements further will be read next, and is brought closer at the pace of the product.
 //
 // B in one piece of depth, sixteen columns at a place: keys, which lie in several blocks, and panels.
 template <typename T>
 struct ScatteredColumns {
-  const T *unit[4], *next[4];
-  int64_t stride, ahead_stride;  // elements from one group of depth to the next
+  const T* unit[4];
+  int64_t next[4];
+  int64_t stride;  // elements from one group of depth to the next
   int64_t groups;
   static constexpr int parts() { return 1; }
   int64_t depth(int) const { return groups; }
   const T* at(int, int u) const { return unit[u]; }
-  const T* ahead(int, int u) const { return next[u]; }
+  int64_t ahead(int, int u) const { return next[u]; }
 };
 
 // B in several pieces of depth, columns side by side: values.
 template <typename T>
 struct Part {
-  const T *data, *ahead;
-  int64_t first, groups;  // groups of the split's positions
+  const T* data;
+  int64_t ahead;
+  int64_t groups;
 };
 template <typename T, int G>
 struct StackedColumns {
   const Part<T>* part;
   int count;
-  int64_t stride, ahead_stride, first;  // first: of the columns
-  const Split* next;                    // null: `ahead` are other values
+  int64_t stride, first;  // first: of the columns
   int parts() const { return count; }
   int64_t depth(int p) const { return part[p].groups; }
   const T* at(int p, int u) const { return part[p].data + (first + u * kUnit) * G; }
-  const T* ahead(int p, int u) const {
-    const int64_t column = first + u * kUnit;
-    if (next == nullptr) return part[p].ahead + column * G;
-    const int64_t elements = column * kSplit + part[p].first * kUnit * G;
-    return reinterpret_cast<const T*>(next->next_key(elements * static_cast<int64_t>(sizeof(T))));
-  }
+  int64_t ahead(int p, int) const { return part[p].ahead; }
 };
 
 template <typename D>
@@ -111,7 +106,8 @@ struct Grouped {
       const int64_t rows = smaller(kRows, t.rows - row);
       const Span span = visible(t, row, rows);
       if (span.end <= chunk || span.begin >= chunk + D::kColumns) continue;
-      D::template product<false>(D::queries(args, t, row), rows, keys, D::kColumns,
+      const int64_t columns = smaller(D::kColumns, round_up(span.end - chunk, kUnit));
+      D::template product<false>(D::queries(args, t, row), rows, keys, static_cast<int>(columns),
                                  t.scores + row * kScoreStride + chunk, kScoreStride);
     }
   }
@@ -121,17 +117,12 @@ struct Grouped {
     for (int64_t chunk = split.all.begin / D::kColumns * D::kColumns; chunk < split.all.end;
          chunk += D::kColumns) {
       ScatteredColumns<T> keys;
-      // Behind the last keys come the first values, all their columns.
-      const bool same_place = t.keys_are_near && t.rows <= kRows;
-      const bool values_next = same_place || chunk + D::kColumns >= split.all.end;
       keys.stride = split.block_size * kGroup;
-      keys.ahead_stride = values_next ? kUnit * kGroup : keys.stride;
       keys.groups = ceil_div(args.head_size, kGroup);
       for (int u = 0; u < D::kColumns / kUnit; ++u) {
-        const int64_t next = same_place ? chunk : values_next ? low : chunk + D::kColumns;
-        keys.unit[u] = key(split, clamp(chunk + u * kUnit, low, high));
-        const int64_t ahead = clamp(next + u * kUnit, low, high);
-        keys.next[u] = values_next ? value(args, split, ahead) : key(split, ahead);
+        const int64_t position = clamp(chunk + u * kUnit, low, high);
+        keys.unit[u] = key(split, position);
+        keys.next[u] = split.to_next_key<T>(position);
       }
       if constexpr (kWidens) {
         if (t.rows >= D::kPanelRows) {
@@ -163,8 +154,10 @@ struct Grouped {
           for (int64_t i = 0; i < kUnit * kGroup; i += kLanes)
             store(panel + wide.groups * wide.stride + u * kUnit * kGroup + i,
                   load(b.at(p, u) + g * b.stride + i));
-    wide.ahead_stride = 0;
-    for (int u = 0; u < 4; ++u) wide.unit[u] = wide.next[u] = panel + u * kUnit * kGroup;
+    for (int u = 0; u < 4; ++u) {
+      wide.unit[u] = panel + u * kUnit * kGroup;
+      wide.next[u] = 0;
+    }
     return wide;
   }
 
@@ -179,15 +172,13 @@ struct Grouped {
     while (i < span.end) {
       if (i < first_whole || i >= last_whole) {
         const T* from = edge(args, t, i >= first_whole);
-        parts[count++] = Part<T>{from, from, i / kGroup, 1};
+        parts[count++] = Part<T>{from, value(args, split, i) + split.to_next_value<T>(i) - from, 1};
         i += kGroup;
         continue;
       }
       const int64_t stop =
           smaller(smaller(round_up(i + 1, split.block_size), last_whole), round_up(span.end, kGroup));
-      const int64_t ahead = i + kChunk < split.all.end ? i + kChunk : i;
-      parts[count++] =
-          Part<T>{value(args, split, i), value(args, split, ahead), i / kGroup, (stop - i) / kGroup};
+      parts[count++] = Part<T>{value(args, split, i), split.to_next_value<T>(i), (stop - i) / kGroup};
       i = stop;
     }
     return count;
@@ -220,8 +211,10 @@ struct Grouped {
         for (int64_t i = 0; i < kUnit * kGroup; ++i)
           panel[whole.groups * whole.stride + i] =
               i < columns * kGroup ? b.at(p, 0)[g * b.stride + i] : nothing;
-    whole.ahead_stride = 0;
-    for (int u = 0; u < 4; ++u) whole.unit[u] = whole.next[u] = panel;
+    for (int u = 0; u < 4; ++u) {
+      whole.unit[u] = panel;
+      whole.next[u] = 0;
+    }
     return whole;
   }
 
@@ -231,7 +224,6 @@ struct Grouped {
     if (all.end % kGroup != 0 && (all.begin % kGroup == 0 || all.begin / kGroup != all.end / kGroup))
       copy_edge(args, t, split, all.end / kGroup * kGroup, true);
     const int64_t whole = args.value_size / kUnit * kUnit;
-    const bool next_follows = split.next_blocks > 0 && t.rows <= kRows;
     const bool widens = kWidens && t.rows >= D::kPanelRows;
     const int64_t step = widens ? kUnit : D::kColumns;
     Part<T> all_parts[kMostParts], parts[kMostParts];
@@ -239,10 +231,7 @@ struct Grouped {
     for (int64_t column = 0; column < args.value_size;
          column += column < whole ? smaller(step, whole - column) : kUnit) {
       const int64_t width = column < whole ? smaller(step, whole - column) : kUnit;
-      const int64_t stride_of_b = args.value_size * kGroup;
-      StackedColumns<T, kGroup> b{all_parts,   all_count,
-                                  stride_of_b, next_follows ? kUnit * kGroup : stride_of_b,
-                                  column,      next_follows ? &split : nullptr};
+      StackedColumns<T, kGroup> b{all_parts, all_count, args.value_size * kGroup, column};
       ScatteredColumns<T> completion{};
       ScatteredColumns<float> wide{};
       if (column >= whole)

@@ -26,14 +26,15 @@ void lanes_tile(const float* a, int64_t a_stride, const B& b, int unit, int vect
     for (int v = 0; v < V; ++v) sum[r][v] = zero();
   for (int p = 0; p < b.parts(); ++p) {
     const auto* from = b.at(p, unit) + vector * kLanes;
-    const auto* ahead = b.ahead(p, unit) + vector * kLanes;
+    const int64_t ahead = b.ahead(p, unit);
     const int64_t groups = b.depth(p);
-    for (int64_t g = 0; g < groups; ++g, from += b.stride, ahead += b.ahead_stride, a += G) {
+    for (int64_t g = 0; g < groups; ++g, from += b.stride, a += G) {
       F32 right[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         right[v] = load(from + v * kLanes);
-        if ((vector + v) * kLanes * sizeof(*from) % 64 == 0) __builtin_prefetch(ahead + v * kLanes, 0, kToL2);
+        if ((vector + v) * kLanes * sizeof(*from) % 64 == 0)
+          __builtin_prefetch(from + ahead + v * kLanes, 0, kToL2);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {

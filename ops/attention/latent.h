@@ -106,8 +106,8 @@ struct LatentSplit {
     tile.first = first_;
     tile.last = last_;
     tile.blocks = &only_;
-    tile.keys_are_near = true;
-    tile.next_split_follows = false;  // its keys are not there yet
+    tile.is_near = true;
+    tile.next = SplitAhead{};  // not laid out yet
     const Span span = visible(t, 0, t.rows);
     if (span.empty()) return;
     switch (args.cache_type) {

@@ -4,6 +4,7 @@
 // shape is free, the bits are not.
 #pragma once
 
+#include "attention/split.h"
 #include "common/simd.h"
 
 namespace armllm::ARMLLM_VARIANT {
@@ -25,9 +26,6 @@ constexpr int kTileRows = 6;
 constexpr int tile_vectors(int) { return 1; }
 #endif
 
-// A core waits for few lines on their way to its first cache, for many more on their way to its second.
-constexpr int kToL2 = 2;
-
 // B as float32 in scratch: up to four consecutive vectors a row.
 struct Panel {
   const float* data;
@@ -37,8 +35,7 @@ struct Panel {
   void prefetch(int64_t, int) const {}
 };
 
-// B straight from the cache.  `ahead` is what will be read next, brought closer at the pace of the product: blocks
-// are too short, and lie too far apart, for a CPU's own prefetchers.
+// B straight from the cache.  `ahead` is what will be read next, brought closer at the pace of the product.
 //
 // Values: the vectors of a row are neighbours.
 template <typename T>
@@ -59,7 +56,7 @@ template <typename T>
 struct Scattered {
   const T* data[4];
   const T* ahead[4];
-  int64_t stride, ahead_stride;
+  int64_t stride;
   Scattered from(int vector) const {
     Scattered rest = *this;
     for (int v = 0; v + vector < 4; ++v) {
@@ -69,9 +66,7 @@ struct Scattered {
     return rest;
   }
   const T* at(int64_t k, int vector) const { return data[vector] + k * stride; }
-  void prefetch(int64_t k, int vector) const {
-    __builtin_prefetch(ahead[vector] + k * ahead_stride, 0, kToL2);
-  }
+  void prefetch(int64_t k, int vector) const { __builtin_prefetch(ahead[vector] + k * stride, 0, kToL2); }
 };
 
 template <int R, int V, typename B>

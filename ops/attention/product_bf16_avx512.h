@@ -26,42 +26,45 @@ void bf16_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
   __m512 sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sum[r][v] = _mm512_setzero_ps();
   const char* left = a.data;
   for (int p = 0; p < b.parts(); ++p) {
-    const bf16 *from[V / 2], *ahead[V / 2];
-#pragma GCC unroll 2
+    const bf16* from[V / 2];
+    int64_t ahead[V / 2];
+#pragma GCC unroll 4
     for (int u = 0; u < V / 2; ++u) {
       from[u] = b.at(p, unit + u);
       ahead[u] = b.ahead(p, unit + u);
     }
-    const int64_t groups = b.depth(p), step = b.stride, ahead_step = b.ahead_stride;
+    const int64_t groups = b.depth(p), step = b.stride;
     for (int64_t g = 0; g < groups; ++g, left += 8) {
-      __m512i right[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) right[v] = _mm512_loadu_si512(from[v / 2] + v % 2 * 32);
-#pragma GCC unroll 2
       for (int u = 0; u < V / 2; ++u) {
-        __builtin_prefetch(ahead[u], 0, kToL2);
-        __builtin_prefetch(ahead[u] + 32, 0, kToL2);
-        from[u] += step;
-        ahead[u] += ahead_step;
+        __builtin_prefetch(from[u] + ahead[u], 0, kToL2);
+        __builtin_prefetch(from[u] + ahead[u] + 32, 0, kToL2);
       }
+      __m512i row[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         int64_t quad;
         __builtin_memcpy(&quad, left + r * a.stride, sizeof quad);
-        const __m512i row = _mm512_set1_epi64(quad);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) add_dot(sum[r][v], right[v], row);
+        row[r] = _mm512_set1_epi64(quad);
       }
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        const __m512i right = _mm512_loadu_si512(from[v / 2] + v % 2 * 32);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) add_dot(sum[r][v], right, row[r]);
+      }
+#pragma GCC unroll 4
+      for (int u = 0; u < V / 2; ++u) from[u] += step;
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const F32 factor = set1(a.tail_of(r).factor);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int u = 0; u < V / 2; ++u)
       store(c + r * c_stride + u * kUnit, add_pairs(F32{sum[r][2 * u]}, F32{sum[r][2 * u + 1]}) * factor);
   }
@@ -70,6 +73,8 @@ void bf16_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
 template <int R, typename B>
 void bf16_rows(const Left& a, const B& b, int columns, float* c, int64_t c_stride) {
   int unit = 0;
+  if constexpr (R <= 3)
+    for (; (unit + 4) * kUnit <= columns; unit += 4) bf16_tile<R, 8>(a, b, unit, c + unit * kUnit, c_stride);
   for (; (unit + 2) * kUnit <= columns; unit += 2) bf16_tile<R, 4>(a, b, unit, c + unit * kUnit, c_stride);
   if (unit * kUnit < columns) bf16_tile<R, 2>(a, b, unit, c + unit * kUnit, c_stride);
 }

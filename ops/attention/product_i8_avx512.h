@@ -38,13 +38,14 @@ void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
   const __m512i flip = _mm512_set1_epi8(-128);
   const char* left = a.data;
   for (int p = 0; p < b.parts(); ++p) {
-    const int8_t *from[V / 2], *ahead[V / 2];
+    const int8_t* from[V / 2];
+    int64_t ahead[V / 2];
 #pragma GCC unroll 2
     for (int u = 0; u < V / 2; ++u) {
       from[u] = b.at(p, unit + u);
       ahead[u] = b.ahead(p, unit + u);
     }
-    const int64_t groups = b.depth(p), step = b.stride, ahead_step = b.ahead_stride;
+    const int64_t groups = b.depth(p), step = b.stride;
     for (int64_t g = 0; g < groups; ++g, left += 8) {
       __m512i right[V];
 #pragma GCC unroll 4
@@ -54,10 +55,9 @@ void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
       }
 #pragma GCC unroll 2
       for (int u = 0; u < V / 2; ++u) {
-        __builtin_prefetch(ahead[u], 0, kToL2);
-        __builtin_prefetch(ahead[u] + 64, 0, kToL2);
+        __builtin_prefetch(from[u] + ahead[u], 0, kToL2);
+        __builtin_prefetch(from[u] + ahead[u] + 64, 0, kToL2);
         from[u] += step;
-        ahead[u] += ahead_step;
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r)

@@ -64,13 +64,11 @@ struct Transposed {
     const int64_t low = all.begin / kLanes * kLanes, high = (all.end - 1) / kLanes * kLanes;
     for (int64_t chunk = all.begin / kChunk * kChunk; chunk < all.end; chunk += kChunk) {
       Scattered<T> b;
-      const bool values_next = chunk + kChunk >= all.end;
       b.stride = args.block_size;
-      b.ahead_stride = values_next ? ceil_div(kLanes * args.value_size, args.head_size) : args.block_size;
       for (int v = 0; v < kChunk / kLanes; ++v) {
-        const int64_t next = clamp(values_next ? low + v * kLanes : chunk + kChunk + v * kLanes, low, high);
-        b.data[v] = keys(split, clamp(chunk + v * kLanes, low, high));
-        b.ahead[v] = values_next ? value(args, split, next) : keys(split, next);
+        const int64_t position = clamp(chunk + v * kLanes, low, high);
+        b.data[v] = keys(split, position);
+        b.ahead[v] = b.data[v] + split.to_next_key<T>(position);
       }
       if (t.rows < kPanelRows) {
         score_groups(args, t, chunk, b);
@@ -118,10 +116,9 @@ struct Transposed {
                     Panel{t.panel + (begin - keys.begin) * kChunk});
       while (!widen && begin < end) {
         const int64_t stop = smaller(end, round_up(begin + 1, args.block_size));
-        const int64_t next = begin + kChunk < split.all.end ? begin + kChunk : begin;
+        const T* from = value(args, split, begin) + column;
         weigh_group(args, t, row, begin, stop, column, vectors,
-                    Adjacent<T>{value(args, split, begin) + column, value(args, split, next) + column,
-                                args.value_size});
+                    Adjacent<T>{from, from + split.to_next_value<T>(begin), args.value_size});
         begin = stop;
       }
     }

@@ -27,7 +27,7 @@ struct Results {
 // Rows `from` … `from + count − 1` against one split, as a tile of their own.
 struct Part {
   int64_t from, count, split_begin;
-  bool keys_are_near, next_split_follows;
+  bool is_near, next_follows;
 
   void run(const AttentionKernels& kernels, const AttentionArgs& args, const Cache& cache,
            const std::vector<int64_t>& first, const std::vector<int64_t>& last, Results& results) const {
@@ -47,8 +47,10 @@ struct Part {
     tile.split_begin = split_begin;
     tile.blocks = cache.blocks.data();
     tile.kv_head = args.latent ? 0 : 1;
-    tile.keys_are_near = keys_are_near;
-    tile.next_split_follows = next_split_follows;
+    tile.is_near = is_near;
+    if (next_follows)
+      tile.next = SplitAhead{tile.blocks + (split_begin + kSplit) / args.block_size, 3,
+                             std::min(kSplit, kLength - split_begin - kSplit), tile.kv_head};
     tile.maximum = &results.maximum[size_t(from)];
     tile.sum = &results.sum[size_t(from)];
     tile.values = values.data();
