@@ -17,6 +17,8 @@ constexpr int64_t kSpreadTiles = 4;
 constexpr int64_t kPartialFloats = int64_t{16} << 20;
 // Tiles a thread that leave none idle at the end, whatever the others do, and most splits of one.
 constexpr int64_t kTilesAThread = 8, kMostSplits = 8;
+// Rows of queries that are worth laying latents out.
+constexpr int64_t kFewLatentRows = 8;
 // Fewer sequences than this are searched in order; more get an index, which costs a phase.
 constexpr int64_t kIndexed = 16;
 
@@ -41,8 +43,11 @@ int64_t partial_width(const AttentionArgs& a) { return value_stride(a.value_size
 
 // Query rows of a tile: fewer than is best where that would leave threads idle.
 int64_t tile_rows(const AttentionArgs& a) {
-  const int64_t rows = variant().attention->tile_rows(a);
-  return a.tokens * a.q_heads < rows * 4 * a.threads ? rows / 2 : rows;
+  const int64_t best = variant().attention->tile_rows(a), all = a.tokens * a.q_heads;
+  const int64_t rows = all < best * 4 * a.threads ? best / 2 : best;
+  // All heads share a latent: a step of few and short sequences has no other tiles to share out.
+  if (!a.latent || a.sequences * ceil_div(a.max_seq_len, kSplit) >= a.threads) return rows;
+  return std::clamp(round_up(ceil_div(all, a.threads), 2), std::min(kFewLatentRows, rows), rows);
 }
 
 Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {

@@ -198,6 +198,27 @@ def test_same_bits_for_any_number_of_threads() -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("window", [0, 21])
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_decode_step_has_the_bits_of_its_sequences(variant: str, window: int, cache: torch.dtype) -> None:
+    for lengths in ((1, 129, 300, 32, 31, 700, 2), (129,) * 3 + tuple(range(15, 60, 3))):
+        batch = make_batch(
+            lengths, (1,) * len(lengths), heads=(6, 2), sizes=(64, 64), cache=cache, window=window
+        )
+        threads = torch.get_num_threads()
+        with isa.use(variant):
+            try:
+                for count in (1, 2, 5):
+                    torch.set_num_threads(count)
+                    together = batch.run()
+                    torch.set_num_threads(1)
+                    for sequence in range(len(lengths)):
+                        assert torch.equal(batch.only(sequence).run()[0], together[sequence])
+            finally:
+                torch.set_num_threads(threads)
+
+
 def test_blocks_before_the_window_are_not_read() -> None:
     batch = make_batch((600,), (3,), window=40)
     expected = batch.run()

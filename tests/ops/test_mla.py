@@ -191,8 +191,13 @@ def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, cache: torch.dt
 
 
 @pytest.mark.parametrize("cache", FLOATS)
-def test_same_bits_for_any_number_of_threads(cache: torch.dtype) -> None:
-    batch = make_batch((900, 300) + (17,) * 20, (1, 50) + (1,) * 20, heads=4, cache=cache)
+@pytest.mark.parametrize(
+    ("lengths", "new", "heads"), [((900, 300) + (17,) * 20, (1, 50) + (1,) * 20, 4), ((129,), (1,), 21)]
+)
+def test_same_bits_for_any_number_of_threads(
+    cache: torch.dtype, lengths: tuple[int, ...], new: tuple[int, ...], heads: int
+) -> None:
+    batch = make_batch(lengths, new, heads=heads, cache=cache)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
