@@ -58,7 +58,7 @@ demo: $(READY) $(MODEL)
 test: $(READY) $(MODEL)
 	$(BIN)/cmake --build build/py3-none-* --target kernel_test  # where the install builds: build/{wheel_tag}
 	build/py3-none-*/kernel_test
-	OMP_WAIT_POLICY=passive $(PY) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest $(ARGS)
 
 test-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)
