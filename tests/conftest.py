@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,11 @@ def smollm2_dir(smollm2_file: Path) -> Path:
     from torch_armllm import embedded
 
     return embedded.smollm2_dir()
+
+
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """Lets SIGINT interrupt, also in tests that a shell started in the background, which ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -30,8 +30,11 @@ def test_phases_are_those_of_full_decode_steps() -> None:
         span("decode", 0.0, 10.0),
         span("step", 20.0, 10.0, tokens=2, drawn=2),
         span("schedule", 20.0, 1.0),
-        span("decode", 21.0, 9.0),
+        span("decode", 21.0, 6.0),
+        span("head", 27.0, 1.0),
+        span("sample", 28.0, 2.0),
         span("step", 40.0, 5.0, tokens=1, drawn=1),
         span("decode", 40.0, 5.0),
     ]
-    assert phases(events, 2) == {"step": [10.0], "schedule": [1.0], "decode": [9.0]}
+    expected = {"schedule": [1.0], "decode": [6.0], "head": [1.0], "sample": [2.0], "outside_model": [3.0]}
+    assert phases(events, 2) == {"step": [10.0], **expected}

@@ -73,6 +73,7 @@ def test_turns_are_told() -> None:
     assert str(Turn(reason="abort")) == "0 tokens; prompt 0 tokens, 0 of them cached; stopped"
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_stops_an_answer_and_not_the_program(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

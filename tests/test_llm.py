@@ -97,6 +97,7 @@ def test_an_error_of_a_step_leaves_nothing_behind(make: Callable[..., LLM]) -> N
     assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_comes_between_two_steps(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make()
     engine = llm.llm_engine

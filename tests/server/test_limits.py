@@ -79,7 +79,7 @@ def test_urgent_requests_go_before_others(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm) as server, slowed(tiny_llm, 0.02), ThreadPoolExecutor(18) as clients:
         asked = [clients.submit(ask, server, "first", max_tokens=60, ignore_eos=True) for _ in range(16)]
         until(lambda: server.serving.admission.held == 16)
-        asked.append(clients.submit(ask, server, "later", priority=1))
+        asked.append(clients.submit(ask, server, "later", priority=1, max_tokens=60, ignore_eos=True))
         until(lambda: server.serving.admission.held == 17)
         asked.append(clients.submit(ask, server, "urgent", priority=-1))
         for answer in asked:
