@@ -73,7 +73,7 @@ def product_of(layer: nn.Module) -> StoredHead | None:
 
     if type(layer) is QuantLinear and layer.order is None:
         weight, scheme = layer.weight_packed, layer.scheme
-    elif type(layer) is nn.Linear:
+    elif type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
         weight, scheme = layer.weight, None
     else:
         return None

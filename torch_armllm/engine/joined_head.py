@@ -46,11 +46,10 @@ def _program(body: NativePlan, head: StoredHead, drawable: int) -> Program:
     hidden = Operand(Space.INPUT, 0, dtype, (columns,), 0, columns)
     weight = program.constant(head.weight)
     bias = NOTHING if head.bias is None else program.constant(head.bias)
+    logits = program.allocate(size, dtype)
     if head.scheme is None:
-        logits = program.allocate(size, dtype)
         program.emit(Opcode.DENSE_LINEAR, hidden, logits, weight, bias, columns, size)
     else:
-        logits = program.allocate(size, dtype)
         packed = (weight, bias, weight.stride, SCHEMES["i8" if head.scheme == "int8" else head.scheme])
         program.emit(Opcode.LINEAR, hidden, logits, NOTHING, *packed, columns, size)
     best = program.allocate(1, torch.int64)
