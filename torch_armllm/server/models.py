@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -120,11 +120,7 @@ class Models:
 
     async def _load(self, model: ModelSettings) -> Serving:
         async with self._one_at_a_time:
-            loader = ThreadPoolExecutor(1, "armllm-loader")  # its end ends those that computed for it
-            try:
-                llm = await asyncio.get_running_loop().run_in_executor(loader, self.read, model)
-            finally:
-                loader.shutdown(wait=False)
+            llm = await _in_own_thread(self.read, model)
             if (before := self.add(llm, model)) is not None:
                 self._begin(self._let_go(before))
             logger.info("serving %s", model.name)
@@ -135,11 +131,11 @@ class Models:
         name = serving.name
         self._leaving.append(serving)
         await serving.unused.wait()
-        await asyncio.to_thread(serving.close)
+        await _in_own_thread(serving.close)
         self._leaving.remove(serving)
         serving.metrics.close()
         del serving
-        await asyncio.to_thread(_free)
+        await _in_own_thread(_free)
         logger.info("%s is gone", name)
 
     async def _surely(self, work: Coroutine[Any, Any, T]) -> T:
@@ -195,6 +191,15 @@ def _promised(serving: Serving) -> int:
     """Bytes of a model's keys and values."""
     cache = getattr(serving.llm.llm_engine.runner, "cache", ())
     return sum(tensor.nbytes for tensor in cache if tensor is not None)
+
+
+async def _in_own_thread(work: Callable[..., T], *args: Any) -> T:
+    """Works while others are answered, in a thread whose end ends those that computed for it."""
+    pool = ThreadPoolExecutor(1, "armllm-models")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _free() -> None:
