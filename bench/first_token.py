@@ -4,9 +4,11 @@
 
 Makes a model of Llama 3.2 1B's shape with random weights, quantises and saves it to DIR (a temporary folder,
 or one that holds such a model already), then starts processes that load it and read eight tokens: by
-``LLM(folder)``, whose plan the first of them keeps for the others, or with ``--by transformers`` by
-``from_pretrained``.  Prints one JSON line for each: seconds of the imports, of loading, of the first token,
-of both without the imports on the clock and of the processor, and of the whole process on both.
+``LLM(folder)``, whose plan the first of them keeps for the others, with ``--by transformers`` by
+``from_pretrained``, or with ``--by server`` by ``torch-armllm serve`` (of a folder with a tokenizer).
+Prints one JSON line for each: seconds of the imports, of loading, of the first token, of both without the
+imports on the clock and of the processor, and of the whole process on both; for a server, until it listens
+and until it has answered.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import argparse
 import cProfile
 import json
 import pstats
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 _VOCABULARY = 128256
@@ -95,6 +99,25 @@ def answer(folder: str, profile: bool) -> None:
     print(json.dumps({**rounded, "token": token, "not_captured": reason}))
 
 
+def answer_by_server(folder: str) -> None:
+    """Starts a server and asks it for a token."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "torch_armllm.cli", "serve", folder, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        place = next(re.search(r" at (http\S+)", line) for line in server.stdout if "serving" in line)
+        assert place is not None
+        listens = time.perf_counter()
+        body = json.dumps({"prompt": "The", "max_tokens": 1, "temperature": 0}).encode()
+        asked = urllib.request.Request(f"{place[1]}/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked) as got:
+            text = json.load(got)["choices"][0]["text"]
+        answered = time.perf_counter()
+        server.terminate()
+    figures = {"listens_s": listens - start, "whole_s": answered - start}
+    print(json.dumps({**{name: round(value, 2) for name, value in figures.items()}, "text": text}))
+
+
 def main() -> None:
     """Runs the measurement."""
     parser = argparse.ArgumentParser(
@@ -103,7 +126,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--by", choices=("llm", "transformers"), default="llm")
+    parser.add_argument("--by", choices=("llm", "transformers", "server"), default="llm")
     parser.add_argument("--profile", action="store_true", help="print where the time goes (transformers)")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -120,6 +143,9 @@ def main() -> None:
         command = [sys.executable, "-m", "bench.first_token", "--answer", "--by", options.by]
         command += ["--folder", str(folder)]
         for _ in range(options.repeats):
+            if options.by == "server":
+                answer_by_server(str(folder))
+                continue
             subprocess.run(command + ["--profile"] * options.profile, check=True)
 
 

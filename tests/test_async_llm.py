@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.stand_in import StandIn
-from torch_armllm import async_llm
+from torch_armllm import loaded_model
 from torch_armllm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -26,7 +26,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     def make(**options: Any) -> AsyncLLM:
         engine = StandIn(**options)
-        monkeypatch.setattr(async_llm, "load_engine", lambda *a, **k: (engine, None, None))
+        monkeypatch.setattr(loaded_model, "load_engine", lambda *a, **k: (engine, None, None))
         made.append(AsyncLLM("none"))
         return made[-1]
 
@@ -207,7 +207,7 @@ def test_shutdown_tells_who_waits(make: Make) -> None:
 
 def test_nobody_left_ends_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
-    monkeypatch.setattr(async_llm, "load_engine", lambda *a, **k: (StandIn(), None, None))
+    monkeypatch.setattr(loaded_model, "load_engine", lambda *a, **k: (StandIn(), None, None))
     llm = AsyncLLM("none")
     asyncio.run(read(llm, "ab", params(2)))
     assert threading.active_count() > before

@@ -12,7 +12,7 @@ import pytest
 from tests.engine.stand_in import StandIn
 from tests.models import tiny
 from tests.test_llm import tokenizer
-from torch_armllm import llm as llm_module
+from torch_armllm import loaded_model
 from torch_armllm.chat import Chat, Turn
 from torch_armllm.cli import main
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
     loaded = (StandIn(), None, tokenizer())
-    monkeypatch.setattr(llm_module, "load_engine", lambda *a, **k: loaded)
+    monkeypatch.setattr(loaded_model, "load_engine", lambda *a, **k: loaded)
     return LLM("none")
 
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import torch_armllm
 from tests.engine.stand_in import StandIn
-from torch_armllm import llm as llm_module
+from torch_armllm import loaded_model
 from torch_armllm.engine.load import default_params, engine_config
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm import LLM
@@ -38,7 +38,7 @@ def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     def make(template: str | None = TEMPLATE, **options: Any) -> LLM:
         loaded = (StandIn(**options), None, tokenizer(template))
-        monkeypatch.setattr(llm_module, "load_engine", lambda *a, **k: loaded)
+        monkeypatch.setattr(loaded_model, "load_engine", lambda *a, **k: loaded)
         return LLM("none")
 
     return make

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.stand_in import StandIn
 from tests.models import tiny
 from tests.test_llm import tokenizer
-from torch_armllm import llm as llm_module
+from torch_armllm import loaded_model
 from torch_armllm.cli import build_parser, main
 from torch_armllm.commands.engine_options import engine_arguments
 from torch_armllm.llm import LLM
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr(llm_module, "load_engine", lambda *a, **k: (StandIn(), None, tokenizer()))
+    monkeypatch.setattr(loaded_model, "load_engine", lambda *a, **k: (StandIn(), None, tokenizer()))
     return LLM("none")
 
 
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_a_measurement_without_a_traceback(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm_module, "load_engine", interrupted)
+    monkeypatch.setattr(loaded_model, "load_engine", interrupted)
     assert main(["bench", "throughput", "--model", "none"]) == 130
     assert capsys.readouterr().err == "\n"
 

@@ -7,17 +7,19 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
 from torch_armllm.engine.failure import StepFailedError
 from torch_armllm.engine.intake import Prompt
-from torch_armllm.engine.load import default_params, engine_config, load_engine, take_recipe
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.loaded_model import LoadedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -41,7 +43,6 @@ class AsyncLLM:
 
     Attributes:
         llm_engine: what computes the answers; it belongs to the engine's thread.
-        model: patched.
     """
 
     def __init__(
@@ -55,18 +56,34 @@ class AsyncLLM:
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        self.llm_engine, self.model, self._tokenizer = load_engine(
+        self._loaded = LoadedModel(
             model,
             tokenizer,
             dtype=dtype,
-            quantization=take_recipe(quantization, settings),
+            quantization=quantization,
             skip_tokenizer_init=skip_tokenizer_init,
             progress=progress,
-            config=engine_config(settings),
+            settings=settings,
         )
+        self.llm_engine = self._loaded.engine
         self._thread = EngineThread(self.llm_engine)
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._end = weakref.finalize(self, _end, self._thread, self._tokenizing)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The patched model; loading it takes a while where only its plan was kept, see `LLM`."""
+        return self._loaded.model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is there, or only what computes its answers."""
+        return self._loaded.has_model
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return self._loaded.vocabulary
 
     async def generate(
         self,
@@ -95,7 +112,7 @@ class AsyncLLM:
         stream = OutputStream(params)
         name = request_id or f"request-{uuid.uuid4().hex}"
         self._thread.check()
-        if isinstance(prompt, str) and self._tokenizer is not None:
+        if isinstance(prompt, str) and self._loaded.tokenizer_or_none is not None:
             prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
         self._thread.add(name, stream, prompt, params, priority)
         finished = False
@@ -140,17 +157,14 @@ class AsyncLLM:
         Raises:
             ValueError: the model runs without one.
         """
-        if self._tokenizer is None:
-            raise ValueError("there is no tokenizer")
-        return self._tokenizer
+        return self._loaded.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends."""
-        return default_params(getattr(self.model, "generation_config", None))
+        return self._loaded.default_params
 
     def _tokens(self, prompt: str) -> dict[str, Any]:
-        assert self._tokenizer is not None
-        return {"prompt": prompt, "prompt_token_ids": list(self._tokenizer(prompt)["input_ids"])}
+        return {"prompt": prompt, "prompt_token_ids": list(self._loaded.tokenizer(prompt)["input_ids"])}
 
 
 def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor) -> None:

@@ -12,21 +12,11 @@ import torch
 from tqdm.auto import tqdm
 
 from torch_armllm.engine.intake import Prompt
-from torch_armllm.engine.load import (
-    Loaded,
-    conversation_tokens,
-    default_params,
-    engine_config,
-    load_engine,
-    load_patched,
-    make_recipe,
-    take_options,
-)
-from torch_armllm.engine.load_kept import load_or_find
+from torch_armllm.engine.load import conversation_tokens
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.interrupts import interrupts_held
-from torch_armllm.stored.model import StoredModel
+from torch_armllm.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,36 +62,32 @@ class LLM:
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        options = take_options(settings)
-        config = engine_config({"disable_log_stats": True, **settings})
-
-        def load() -> Loaded:
-            return load_engine(
-                model,
-                tokenizer,
-                dtype=dtype,
-                quantization=make_recipe(quantization, options),
-                skip_tokenizer_init=skip_tokenizer_init,
-                progress=progress,
-                config=config,
-            )
-
-        def load_model() -> PreTrainedModel:
-            recipe = make_recipe(quantization, options)
-            return load_patched(model, dtype, recipe, progress, config.kv_cache_dtype)
-
-        asked = {"dtype": dtype, "quantization": quantization, **options}
-        loaded = load_or_find(model, tokenizer, config, asked, skip_tokenizer_init, load)
-        self.llm_engine, self._model, self._tokenizer = loaded
-        self._load_model = load_model
+        self._loaded = LoadedModel(
+            model,
+            tokenizer,
+            dtype=dtype,
+            quantization=quantization,
+            skip_tokenizer_init=skip_tokenizer_init,
+            progress=progress,
+            settings={"disable_log_stats": True, **settings},
+        )
+        self.llm_engine = self._loaded.engine
         self._numbers = itertools.count()
 
     @property
     def model(self) -> PreTrainedModel:
         """The patched model."""
-        if isinstance(self._model, StoredModel):
-            self._model = self._load_model()
-        return self._model
+        return self._loaded.model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is there, or only what computes its answers."""
+        return self._loaded.has_model
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return self._loaded.vocabulary
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of prompts and answers.
@@ -109,13 +95,11 @@ class LLM:
         Raises:
             ValueError: the model runs without one.
         """
-        if self._tokenizer is None:
-            raise ValueError("there is no tokenizer")
-        return self._tokenizer
+        return self._loaded.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends."""
-        return default_params(getattr(self._model, "generation_config", None))
+        return self._loaded.default_params
 
     def generate(
         self,
@@ -196,10 +180,11 @@ class LLM:
             **(chat_template_kwargs or {}),
         }
         options |= {n: v for n, v in (("chat_template", chat_template), ("tools", tools)) if v is not None}
+        tokenizer = self._loaded.tokenizer_or_none
         prompts = []
         for index, conversation in enumerate(several):
             with _named("conversation", index, len(several)):
-                prompts.append(conversation_tokens(self._tokenizer, list(conversation), **options))  # type: ignore[arg-type]
+                prompts.append(conversation_tokens(tokenizer, list(conversation), **options))  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(

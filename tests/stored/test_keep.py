@@ -9,16 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import torch_armllm
 from tests.models import tiny
+from tests.server.live import NAME, live
 from tests.test_llm import tokenizer
 from torch_armllm import LLM, SamplingParams
+from torch_armllm.async_llm import AsyncLLM
 from torch_armllm.stored import entry
-from torch_armllm.stored.model import StoredModel
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9] * 40, [3]]
@@ -44,7 +46,7 @@ def load(folder: Path, **settings: Any) -> LLM:
 
 
 def is_stored(llm: LLM) -> bool:
-    return isinstance(llm._model, StoredModel)
+    return not llm.has_model
 
 
 def tokens(llm: LLM) -> list[list[int]]:
@@ -151,6 +153,30 @@ def test_a_folder_for_entries_that_cannot_be_written_is_no_hindrance(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert tokens(load(folder)) == tokens(load(folder))
+
+
+def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:
+    """What a server answers, and whether there was only an engine before, then, and at the end."""
+    llm = AsyncLLM(str(folder), progress=False, kv_cache_memory=4 << 20)
+    with live(llm) as server, httpx.Client(base_url=f"{server.base}/v1", timeout=60) as client:
+        stored = [llm.has_model]
+        asked = {"model": NAME, "prompt": "a b", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        text = client.post("/completions", json=asked).json()["choices"][0]["text"]
+        stored.append(llm.has_model)
+        vector = client.post("/embeddings", json={"model": NAME, "input": "a b"}).json()["data"][0][
+            "embedding"
+        ]
+        return stored[0], text, stored[1], vector, llm.has_model
+
+
+def test_a_server_has_no_model_until_it_needs_one(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    first, again = served(folder), served(folder)
+    assert first[0] and not again[0]
+    assert first[1] == again[1]
+    assert not again[2]
+    assert first[3] == again[3]  # vectors come of the model
+    assert again[4]
 
 
 _WITHOUT = """

@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> None:
     if options.prompts is not None:
         prompts = read_prompts(options.prompts, options.num_prompts, llm)
     else:
-        vocabulary = llm.model.get_input_embeddings().num_embeddings
-        prompts = random_prompts(options.num_prompts or 64, options.input_len, vocabulary, options.seed or 0)
+        count = options.num_prompts or 64
+        prompts = random_prompts(count, options.input_len, llm.vocabulary, options.seed or 0)
     found = measure(llm, prompts, params, progress=not options.json)
     if options.json:
         print(json.dumps({"model": options.model, **_said(arguments), **found.to_dict()}), flush=True)

@@ -104,11 +104,6 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**settings)
 
 
-def take_recipe(quantization: str | None, settings: dict[str, Any]) -> Recipe | None:
-    """`make_recipe` of what `take_options` takes out of settings."""
-    return make_recipe(quantization, take_options(settings))
-
-
 def take_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Takes out of settings what says how to quantise, beside the scheme."""
     return {name: settings.pop(name) for name in _QUANTIZATION if name in settings}

@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch_armllm.engine.load import conversation_tokens
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.protocol.chat import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 

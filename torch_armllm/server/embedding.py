@@ -11,6 +11,7 @@ from torch_armllm.hf.body import body_of
 from torch_armllm.parallel.turns import TURNS
 from torch_armllm.patch_state import patched_forward
 from torch_armllm.server.errors import ApiError
+from torch_armllm.server.own_thread import in_own_thread
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
 from torch_armllm.server.serving import Serving
 
@@ -30,7 +31,8 @@ async def embed(serving: Serving, tokens: list[int], body: EmbeddingRequest) -> 
         ApiError: the text is empty or too long, or has unknown tokens; or the model has fewer dimensions.
     """
     serving.check_tokens(tokens, "input", answered=False)
-    reading = _Reading(serving.llm.model, tokens)
+    model = await in_own_thread(lambda: serving.llm.model)  # which may have to be loaded first
+    reading = _Reading(model, tokens)
     while not reading.finished:
         await serving.llm.between_steps(reading.read_on)
     vector = reading.last if body.pooling == "last" else reading.total / len(tokens)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.outputs import Logprobs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _LEAST = -9999.0  # JSON has no infinity
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -17,6 +16,7 @@ from torch_armllm.engine.trace import TraceFile
 from torch_armllm.memory import release_free_memory
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.metrics import Metrics
+from torch_armllm.server.own_thread import in_own_thread
 from torch_armllm.server.serving import Serving
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
@@ -120,7 +120,7 @@ class Models:
 
     async def _load(self, model: ModelSettings) -> Serving:
         async with self._one_at_a_time:
-            llm = await _in_own_thread(self.read, model)
+            llm = await in_own_thread(self.read, model)
             if (before := self.add(llm, model)) is not None:
                 self._begin(self._let_go(before))
             logger.info("serving %s", model.name)
@@ -131,11 +131,11 @@ class Models:
         name = serving.name
         self._leaving.append(serving)
         await serving.unused.wait()
-        await _in_own_thread(serving.close)
+        await in_own_thread(serving.close)
         self._leaving.remove(serving)
         serving.metrics.close()
         del serving
-        await _in_own_thread(_free)
+        await in_own_thread(_free)
         logger.info("%s is gone", name)
 
     async def _surely(self, work: Coroutine[Any, Any, T]) -> T:
@@ -191,15 +191,6 @@ def _promised(serving: Serving) -> int:
     """Bytes of a model's keys and values."""
     cache = getattr(serving.llm.llm_engine.runner, "cache", ())
     return sum(tensor.nbytes for tensor in cache if tensor is not None)
-
-
-async def _in_own_thread(work: Callable[..., T], *args: Any) -> T:
-    """Works while others are answered, in a thread whose end ends those that computed for it."""
-    pool = ThreadPoolExecutor(1, "armllm-models")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
-    finally:
-        pool.shutdown(wait=False)
 
 
 def _free() -> None:

@@ -51,7 +51,7 @@ class Serving:
         self.settings = settings
         self.created = int(time.time())
         self.max_model_len = engine.intake.max_model_len
-        self.vocabulary: int = llm.model.get_input_embeddings().num_embeddings
+        self.vocabulary = llm.vocabulary
         self.defaults = llm.get_default_sampling_params()
         self.admission = Admission(engine.scheduler.config.max_num_seqs, settings.max_queue)
         self.conversations = Conversations(llm.get_tokenizer(), model.chat_template)
