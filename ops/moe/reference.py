@@ -1,4 +1,4 @@
-"""Slow, plain PyTorch version of the experts: one token and one expert at a time."""
+"""Slow, plain PyTorch version of the experts: one expert at a time."""
 
 from __future__ import annotations
 
@@ -32,22 +32,24 @@ def reference_int4_moe(
     hidden = rows.shape[-1]
     ids = expert_ids.reshape(rows.shape[0], -1)
     weights = expert_weights.reshape(ids.shape).to(torch.float32)
-    out = torch.zeros_like(rows)
-    for t in range(rows.shape[0]):
-        for j in range(ids.shape[1]):
-            e = int(ids[t, j])
-            row, share = rows[t : t + 1], weights[t, j]
-            if weigh_input:
-                row, share = row * share, torch.ones(())
-            halves = 2 if gated else 1
-            biases = None if gate_up_bias is None else gate_up_bias.view(-1, halves, intermediate)[e]
-            gate, up = (
-                reference_int4_linear(
-                    row, gate_up[e, h::halves], intermediate, scheme, None if biases is None else biases[h]
-                )
-                for h in (0, halves - 1)
+    answers = torch.zeros(*ids.shape, hidden)
+    for e in ids.unique().tolist():
+        token, choice = torch.where(ids == e)
+        chosen = rows[token]
+        if weigh_input:
+            chosen = chosen * weights[token, choice][:, None]
+        halves = 2 if gated else 1
+        biases = None if gate_up_bias is None else gate_up_bias.view(-1, halves, intermediate)[e]
+        gate, up = (
+            reference_int4_linear(
+                chosen, gate_up[e, h::halves], intermediate, scheme, None if biases is None else biases[h]
             )
-            last = None if down_bias is None else down_bias.view(-1, hidden)[e]
-            y = reference_int4_linear(activate(gate, up, activation, limit), down[e], hidden, scheme, last)
-            out[t] += share * y[0]
+            for h in (0, halves - 1)
+        )
+        last = None if down_bias is None else down_bias.view(-1, hidden)[e]
+        middle = activate(gate, up, activation, limit)
+        answers[token, choice] = reference_int4_linear(middle, down[e], hidden, scheme, last)
+    out = torch.zeros_like(rows)
+    for j in range(ids.shape[1]):  # one after the other, as the op adds them
+        out += answers[:, j] if weigh_input else weights[:, j : j + 1] * answers[:, j]
     return out.to(x.dtype).view(x.shape)
