@@ -1,5 +1,5 @@
 #!/bin/bash
-# Tests the project as aarch64 code under QEMU: sets up, cross-builds, and runs on several CPUs, two at a time.
+# Tests the project as aarch64 code under QEMU: sets up and cross-builds (build.sh), and runs on several CPUs at a time.
 #
 #   tests/arm/test-arm.sh [PYTEST ARGS]
 #   ARMLLM_ARM_BUILD=DIR   build, installed copy and logs (default: build/arm of the checkout)
@@ -15,24 +15,10 @@ jobs=${JOBS:-$(nproc)}
 start=$SECONDS
 [ -n "${VENV:-}" ] && export PATH="$VENV/bin:$PATH"
 
-home=$(bash "$here/setup.sh")
-site=$build/site
 logs=$build/logs
-mkdir -p "$build" "$logs"
-
 echo "== cross build"
-cmake -G Ninja -S "$root/ops" -B "$build/ops" -DCMAKE_TOOLCHAIN_FILE="$here/aarch64.cmake" \
-  -DARMLLM_TORCH_INCLUDE="$home/site/torch/include" -DCMAKE_INSTALL_PREFIX="$site" >"$logs/configure.log"
-cmake --build "$build/ops" -j "$jobs" --target all kernel_test
-# An installed copy: in the checkout itself may lie the library of the machine that builds.
-rm -rf "$site"
-mkdir -p "$site"
-cp -r "$root/torch_armllm" "$site/"
-rm -f "$site/torch_armllm/_ops.so"
-cmake --install "$build/ops" >/dev/null
-cp -r "$root/ops" "$site/torch_armllm/ops"
-[ -d "$root/passes" ] && cp -r "$root/passes" "$site/torch_armllm/passes"
-cp -r "$root/tests" "$root/pyproject.toml" "$site/"
+bash "$here/build.sh"
+mkdir -p "$logs"
 
 echo "== a checkpoint saved here, to be loaded there"
 rm -rf "$build/saved"
