@@ -25,6 +25,7 @@ namespace armllm {
 
 constexpr int64_t kSplit = 256;    // positions; a multiple of every block size
 constexpr int64_t kKeyLanes = 16;  // block sizes are multiples of it
+constexpr int64_t kMostTileRows = 64;
 
 enum class CacheType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 

@@ -31,19 +31,19 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 constexpr int64_t kTile = 8 * kTileRows;  // query rows: enough to pay for converting keys and values once
-static_assert(kTile <= kMostTileRows, "latents have room for the rows of a tile");
+static_assert(kTile <= kMostTileRows, "kernels have room for the rows of a tile");
 
 int64_t tile_rows(const AttentionArgs& args) {
 #if defined(ARMLLM_MMLA_BF16)
-  static_assert(MmlaBf16::kRows <= kMostTileRows, "latents have room for the rows of a tile");
+  static_assert(MmlaBf16::kRows <= kMostTileRows, "kernels have room for the rows of a tile");
   if (args.cache_type == CacheType::bf16) return MmlaBf16::kRows;
 #endif
 #if defined(ARMLLM_FMA_F16)
-  static_assert(FmaF16::kRows <= kMostTileRows, "latents have room for the rows of a tile");
+  static_assert(FmaF16::kRows <= kMostTileRows, "kernels have room for the rows of a tile");
   if (args.cache_type == CacheType::f16) return FmaF16::kRows;
 #endif
 #if defined(ARMLLM_DOT_I8)
-  static_assert(DotI8::kRows <= kMostTileRows, "latents have room for the rows of a tile");
+  static_assert(DotI8::kRows <= kMostTileRows, "kernels have room for the rows of a tile");
   if (args.cache_type == CacheType::i8) return DotI8::kRows;
 #endif
   (void)args;
@@ -78,11 +78,8 @@ void attend_by(const AttentionArgs& args, const AttentionTile& t) {
   if (split.all.empty()) return see_nothing(args, t);
   split.look_ahead(args, t);
   P::score(args, t, split);
-  for (int64_t row = 0; row < t.rows; row += P::kRows) {
-    const int64_t rows = smaller(P::kRows, t.rows - row);
-    const Span group = visible(t, row, rows);
-    for (int64_t r = row; r < row + rows; ++r) soften<P>(args, t, split, r, group);
-  }
+  for (int64_t row = 0; row < t.rows; row += P::kRows)
+    Softmax<P>::soften_rows(args, t, split, row, smaller(P::kRows, t.rows - row));
   P::weigh(args, t, split);
 }
 

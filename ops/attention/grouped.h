@@ -100,11 +100,13 @@ struct Grouped {
     D::load_query(args, token, head, t, row);
   }
 
+  // seen: by each kRows rows
   template <typename B>
-  static void score_rows(const AttentionArgs& args, const AttentionTile& t, int64_t chunk, const B& keys) {
+  static void score_rows(const AttentionArgs& args, const AttentionTile& t, const Span* seen, int64_t chunk,
+                         const B& keys) {
     for (int64_t row = 0; row < t.rows; row += kRows) {
       const int64_t rows = smaller(kRows, t.rows - row);
-      const Span span = visible(t, row, rows);
+      const Span span = seen[row / kRows];
       if (span.end <= chunk || span.begin >= chunk + D::kColumns) continue;
       const int64_t columns = smaller(D::kColumns, round_up(span.end - chunk, kUnit));
       D::template product<false>(D::queries(args, t, row), rows, keys, static_cast<int>(columns),
@@ -114,6 +116,9 @@ struct Grouped {
 
   static void score(const AttentionArgs& args, const AttentionTile& t, const Split& split) {
     const int64_t low = split.all.begin / kUnit * kUnit, high = (split.all.end - 1) / kUnit * kUnit;
+    Span seen[ceil_div(kMostTileRows, kRows)];
+    for (int64_t row = 0; row < t.rows; row += kRows)
+      seen[row / kRows] = visible(t, row, smaller(kRows, t.rows - row));
     for (int64_t chunk = split.all.begin / D::kColumns * D::kColumns; chunk < split.all.end;
          chunk += D::kColumns) {
       ScatteredColumns<T> keys;
@@ -126,11 +131,11 @@ struct Grouped {
       }
       if constexpr (kWidens) {
         if (t.rows >= D::kPanelRows) {
-          score_rows(args, t, chunk, widened(keys, D::kColumns, t.panel));
+          score_rows(args, t, seen, chunk, widened(keys, D::kColumns, t.panel));
           continue;
         }
       }
-      score_rows(args, t, chunk, keys);
+      score_rows(args, t, seen, chunk, keys);
     }
   }
 

@@ -12,7 +12,6 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int64_t kMostTileRows = 64;
 constexpr int64_t kBatch = 32;  // keys that are laid out together: their rows stay in the first cache
 
 // What lies side by side in a key of a cache with groups of G elements of T, as one integer.

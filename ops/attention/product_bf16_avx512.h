@@ -10,16 +10,11 @@
 #include "attention/grouped.h"
 #include "attention/product.h"
 #include "attention/query.h"
+#include "attention/softmax_bf16_avx512.h"
 #include "common/simd.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
-
-// sum += two products a lane.  Written as an instruction: with the intrinsic GCC 12 renames accumulators inside
-// unrolled loops and copies them back at the end of each turn.
-__attribute__((always_inline)) inline void add_dot(__m512& sum, __m512i a, __m512i b) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-}
 
 template <int R, int V, typename B>
 void bf16_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) {
@@ -84,26 +79,7 @@ struct DotBf16 {
   static constexpr int kGroup = 4;
   static constexpr int64_t kRows = 6, kColumns = 4 * kUnit, kPanelRows = 0;
 
-  // Weights of fewer bits, and the sum of what they have become.
-  struct Weights {
-    static constexpr bool kScalesScores = false;
-    bf16* to;
-    Weights(const AttentionTile& t, const Split&, int64_t row)
-        : to(reinterpret_cast<bf16*>(static_cast<char*>(t.weights) + row * kWeightBytes)) {}
-    F32 score(int64_t, F32 x) const { return x; }
-    template <typename Seen>
-    F32 keep(int64_t i, F32 p, Seen seen) const {
-      const __m256bh half = _mm512_cvtneps_pbh(seen(p).v);
-      __m256i words;
-      __builtin_memcpy(&words, &half, sizeof words);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), words);
-      return widen(words, static_cast<const bf16*>(nullptr));
-    }
-    void clear(int64_t i) const {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_setzero_si256());
-    }
-    void done(Span) const { *reinterpret_cast<RowTail*>(to + kSplit) = RowTail{1.0f, 0}; }
-  };
+  using Weights = Bf16Powers;
 
   static void load_query(const AttentionArgs& args, int64_t token, int64_t head, const AttentionTile& t,
                          int64_t row) {
@@ -111,7 +87,7 @@ struct DotBf16 {
     char* to = static_cast<char*>(t.query) + row * query_bytes(args.head_size);
     for (int64_t i = 0; i < args.head_size; i += kLanes)
       store(reinterpret_cast<bf16*>(to) + i, load(t.panel + i));
-    *reinterpret_cast<RowTail*>(to + query_tail(args)) = RowTail{args.scale, 0};
+    *reinterpret_cast<RowTail*>(to + query_tail(args)) = RowTail{args.scale * kLog2E, 0};
   }
   static Left queries(const AttentionArgs& args, const AttentionTile& t, int64_t row) {
     const int64_t stride = query_bytes(args.head_size);

@@ -76,5 +76,15 @@ void soften(const AttentionArgs& args, const AttentionTile& t, const Split& spli
   weights.done(Span{low, high});
 }
 
+// Rows that the products of `P` take together.  Weights that gain by being made of all of them specialise it.
+template <typename P, typename Weights = typename P::Weights>
+struct Softmax {
+  static void soften_rows(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t row,
+                          int64_t rows) {
+    const Span group = visible(t, row, rows);
+    for (int64_t r = row; r < row + rows; ++r) soften<P>(args, t, split, r, group);
+  }
+};
+
 }  // namespace
 }  // namespace armllm::ARMLLM_VARIANT
