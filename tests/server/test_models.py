@@ -207,7 +207,7 @@ def test_who_loads_may_leave(several: Live, other_checkpoint: Path) -> None:
     body = {"model": str(other_checkpoint), "name": "other"}
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{several.base}/v1/admin/models", json=body, headers=KEY, timeout=0.05)
-    until(lambda: "other" in names(several), 30)
+    until(lambda: "other" in names(several), 60)
     assert unload(several, "other").status_code == 200
 
 
