@@ -53,7 +53,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // plan
   m.def("plan_create(Tensor[] constants, int[] program, float[] floats) -> int");
   m.def("plan_run(int plan, Tensor[] inputs, int tokens) -> Tensor[]");
-  m.def("plan_run_then(int plan, int next, Tensor[] inputs, int tokens) -> Tensor[]");
+  m.def("plan_run_then(int plan, int next, Tensor[] inputs, Tensor(a!)[] results, int tokens) -> int");
   m.def("plan_profile(int plan, Tensor[] inputs, int tokens) -> Tensor");
   m.def("plan_free(int plan) -> ()");
 }

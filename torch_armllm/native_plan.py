@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.cache_shape import Cache
+from torch_armllm.ops import LIBRARY_PATH
 from torch_armllm.program import Encoded
 
 
@@ -38,6 +42,11 @@ class StepInputs:
         """The tensors of the cache that there are."""
         return [t for t in self.cache if t is not None]
 
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.input_ids.shape[1]
+
 
 class Plan(Protocol):
     """Something that runs a step."""
@@ -57,18 +66,42 @@ class NativePlan:
         self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
         self._run = torch.ops.armllm.plan_run.default
         self._run_then = torch.ops.armllm.plan_run_then.default
+        self._run_again = _entry()
         weakref.finalize(self, torch.ops.armllm.plan_free, self._handle)
 
     def run(self, inputs: StepInputs) -> Tensor:
         """See `Plan.run`."""
-        out: Tensor = self._run(self._handle, _tensors(inputs), inputs.input_ids.shape[1])[0]
+        out: Tensor = self._run(self._handle, _tensors(inputs), inputs.tokens)[0]
         return out
 
-    def run_then(self, following: NativePlan, inputs: StepInputs) -> list[Tensor]:
-        """Runs a step, then another plan on its results; returns those of the other one."""
-        tokens = inputs.input_ids.shape[1]
-        found: list[Tensor] = self._run_then(self._handle, following._handle, _tensors(inputs), tokens)
-        return found
+    def run_then(self, following: NativePlan, inputs: StepInputs, results: list[Tensor]) -> int:
+        """Runs a step, then another plan on its results.
+
+        Args:
+            following: the other plan.
+            inputs: of the step.
+            results: where those of the other plan go.
+
+        Returns:
+            A ticket for `run_again`.
+        """
+        ticket: int = self._run_then(
+            self._handle, following._handle, _tensors(inputs), results, inputs.tokens
+        )
+        return ticket
+
+    def run_again(self, following: NativePlan, ticket: int) -> bool:
+        """Does what `run_then` did once more, on the same memory with other values in it.
+
+        Args:
+            following: the other plan.
+            ticket: from that call, whose tensors must still be there.
+
+        Returns:
+            False: nothing was done, as either plan has run another step meanwhile, or the values, or torch's
+            threads, want a new beginning.
+        """
+        return self._run_again(self._handle, following._handle, ticket)
 
     def profile(self, inputs: StepInputs) -> Tensor:
         """Runs a step and times it.
@@ -78,10 +111,15 @@ class NativePlan:
             computed of it, and the time since the one before it; then rows whose first column has the time
             before the first instruction and behind the last.
         """
-        found: Tensor = torch.ops.armllm.plan_profile(
-            self._handle, _tensors(inputs), inputs.input_ids.shape[1]
-        )
+        found: Tensor = torch.ops.armllm.plan_profile(self._handle, _tensors(inputs), inputs.tokens)
         return found
+
+
+@functools.cache
+def _entry() -> Callable[[int, int, int], bool]:
+    found = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_run_again
+    found.argtypes, found.restype = (ctypes.c_int64,) * 3, ctypes.c_bool
+    return found
 
 
 def _tensors(i: StepInputs) -> list[Tensor]:

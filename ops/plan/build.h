@@ -1,9 +1,11 @@
 // What the files of instructions share: an instruction from a task set and what points it at a step's data.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "attention/attention.h"
 #include "plan/plan.h"
 
 namespace armllm {
@@ -24,6 +26,11 @@ Instruction with_scratch(std::unique_ptr<Task> task, Bind bind, Bytes bytes) {
   made.scratch_bytes = [raw, bytes] { return bytes(raw->args); };
   made.set_scratch = [raw](void* scratch) { raw->args.scratch = scratch; };
   return made;
+}
+
+// A bound of the lengths of the sequences that stays for as many steps as it can: attention goes by whole splits.
+inline int64_t length_bound(const AttentionArgs& a) {
+  return a.sequences == 0 ? 0 : round_up(*std::max_element(a.seq_lens, a.seq_lens + a.sequences), kSplit);
 }
 
 // latent.cpp

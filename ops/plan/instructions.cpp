@@ -46,10 +46,25 @@ enum Opcode : int64_t {
   kBestTokens,
 };
 
-void check_ids(const int64_t* ids, int64_t tokens, int64_t vocabulary) {
-  for (int64_t t = 0; t < tokens; ++t)
-    STD_TORCH_CHECK(ids[t] >= 0 && ids[t] < vocabulary, "token ", t, " has id ", ids[t],
-                    ", but the vocabulary is 0 to ", vocabulary - 1);
+template <class Args>
+const int64_t* unknown_id(const Args& args) {
+  return std::find_if(args.ids, args.ids + args.tokens,
+                      [&](int64_t id) { return id < 0 || id >= args.vocabulary; });
+}
+
+// An embedding, which checks the ids of every step, unless instructions before it make them.
+template <class Task, class Bind>
+Instruction of_ids(std::unique_ptr<Task> task, const View& ids, Bind bind) {
+  Task* raw = task.get();
+  if (ids.space != Space::input) return simple(std::move(task), bind);
+  Instruction made = simple(std::move(task), [bind](Task& t, const Frame& f) {
+    bind(t, f);
+    const int64_t* wrong = unknown_id(t.args);
+    STD_TORCH_CHECK(wrong == t.args.ids + t.args.tokens, "token ", wrong - t.args.ids, " has id ", *wrong,
+                    ", but the vocabulary is 0 to ", t.args.vocabulary - 1);
+  });
+  made.fits = [raw] { return unknown_id(raw->args) == raw->args.ids + raw->args.tokens; };
+  return made;
 }
 
 Instruction embed(Reader& in) {
@@ -57,12 +72,11 @@ Instruction embed(Reader& in) {
   const View out = in.view(), ids = in.view(), table = in.view();
   task->args.width = in.integer();
   task->args.vocabulary = in.integer();
-  return simple(std::move(task), [=](Embedding& t, const Frame& f) {
+  return of_ids(std::move(task), ids, [=](Embedding& t, const Frame& f) {
     t.args.out = f.rows(out);
     t.args.ids = f.pointer<int64_t>(ids);
     t.args.table = f.rows(table);
     t.args.tokens = f.tokens;
-    if (ids.space == Space::input) check_ids(t.args.ids, f.tokens, t.args.vocabulary);  // else: not made yet
   });
 }
 
@@ -73,13 +87,12 @@ Instruction split_embed(Reader& in) {
   a.panel_stride = in.integer();
   a.width = in.integer();
   a.vocabulary = in.integer();
-  return simple(std::move(task), [=](SplitEmbedding& t, const Frame& f) {
+  return of_ids(std::move(task), ids, [=](SplitEmbedding& t, const Frame& f) {
     t.args.out = f.rows(out);
     t.args.ids = f.pointer<int64_t>(ids);
     t.args.weight = f.pointer<uint8_t>(weight);
     t.args.rest = f.pointer<int8_t>(rest);
     t.args.tokens = f.tokens;
-    if (ids.space == Space::input) check_ids(t.args.ids, f.tokens, t.args.vocabulary);  // else: not made yet
   });
 }
 
@@ -327,7 +340,7 @@ Instruction attention(Reader& in) {
   a.window = in.integer();
   a.scale = in.real();
   a.softcap = in.real();
-  return with_scratch(
+  Instruction made = with_scratch(
       std::move(task),
       [=](PagedAttention& t, const Frame& f) {
         AttentionArgs& a = t.args;
@@ -340,13 +353,13 @@ Instruction attention(Reader& in) {
         a.query_start = static_cast<const int32_t*>(f.input(starts).data_ptr());
         a.seq_lens = static_cast<const int32_t*>(f.input(lengths).data_ptr());
         a.sequences = f.input(lengths).numel();
-        a.max_seq_len = 0;
-        for (int64_t i = 0; i < a.sequences; ++i)
-          a.max_seq_len = std::max<int64_t>(a.max_seq_len, a.seq_lens[i]);
+        a.max_seq_len = length_bound(a);
         a.tokens = f.tokens;
         a.threads = team_size();
       },
       [](const AttentionArgs& args) { return PagedAttention::scratch_bytes(args); });
+  made.fits = [&a] { return a.max_seq_len == length_bound(a); };
+  return made;
 }
 
 Instruction gated_act(Reader& in) {

@@ -1,6 +1,4 @@
 // Instructions of latent attention, and of linear layers with a weight of each head's own.
-#include <algorithm>
-
 #include "attention/checks.h"
 #include "linear/heads.h"
 #include "mla/mla.h"
@@ -105,11 +103,11 @@ Instruction mla_attention(Reader& in) {
     a.query_start = static_cast<const int32_t*>(f.input(starts).data_ptr());
     a.seq_lens = static_cast<const int32_t*>(f.input(lengths).data_ptr());
     a.sequences = f.input(lengths).numel();
-    a.max_seq_len = 0;
-    for (int64_t i = 0; i < a.sequences; ++i) a.max_seq_len = std::max<int64_t>(a.max_seq_len, a.seq_lens[i]);
+    a.max_seq_len = length_bound(a);
     a.tokens = f.tokens;
     a.threads = team_size();
   });
+  made.fits = [set] { return set->attention.args.max_seq_len == length_bound(set->attention.args); };
   // The two parts of a query are made by two instructions and never lie side by side: they are joined in scratch.
   const DType type = static_cast<DType>(latent.type);
   made.scratch_bytes = [set, type] {

@@ -6,7 +6,9 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_map>
+#include <utility>
 
 namespace armllm {
 namespace {
@@ -104,19 +106,42 @@ Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
     STD_TORCH_CHECK(reader.done(), "plan: an instruction of opcode ", opcode, " is longer than it needs");
     at += 2 + size;
   }
-  for (Instruction& instruction : instructions_) tasks_.push_back(instruction.task.get());
+  for (Instruction& instruction : instructions_) {
+    tasks_.push_back(instruction.task.get());
+    if (instruction.fits) conditions_.push_back(&instruction.fits);
+  }
 }
 
-std::vector<Tensor> Plan::bind(const std::vector<Tensor>& inputs, int64_t tokens) {
+std::vector<Tensor> Plan::new_outputs(const Tensor& like, int64_t tokens) const {
+  std::vector<Tensor> made;
+  for (const Output& output : outputs_) {
+    const int64_t sizes[2] = {tokens, output.columns};
+    made.push_back(torch::stable::new_empty(like, {sizes, 2}, scalar_type(output.type)));
+  }
+  return made;
+}
+
+void Plan::check_outputs(const std::vector<Tensor>& given, int64_t tokens) const {
+  STD_TORCH_CHECK(given.size() == outputs_.size(), "plan: it has ", outputs_.size(),
+                  " results, but memory for ", given.size(), " of them is given");
+  for (size_t i = 0; i < given.size(); ++i) {
+    const Tensor& one = given[i];
+    const bool fits = one.dim() == 2 && one.size(0) == tokens && one.size(1) == outputs_[i].columns;
+    STD_TORCH_CHECK(fits && one.is_contiguous() && one.scalar_type() == scalar_type(outputs_[i].type),
+                    "plan: the memory for result ", i, " has another shape or type than (", tokens, ", ",
+                    outputs_[i].columns, ")");
+  }
+}
+
+void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, int64_t tokens) {
+  ticket_ = 0;
+  team_ = team_size();
   Frame frame;
   frame.tokens = tokens;
   frame.constants = addresses_.data();
   frame.inputs = &inputs;
-  for (const Output& output : outputs_) {
-    const int64_t sizes[2] = {tokens, output.columns};
-    frame.outputs.push_back(torch::stable::new_empty(inputs.at(0), {sizes, 2}, scalar_type(output.type)));
-  }
-  if (tokens == 0) return frame.outputs;
+  frame.outputs = std::move(outputs);
+  if (tokens == 0) return;
   frame.arena = reserve(arena_, arena_capacity_, arena_bytes_per_token_ * tokens);
   int64_t scratch = 0;
   for (Instruction& instruction : instructions_) {
@@ -126,26 +151,43 @@ std::vector<Tensor> Plan::bind(const std::vector<Tensor>& inputs, int64_t tokens
   void* shared = reserve(scratch_, scratch_capacity_, scratch);
   for (Instruction& instruction : instructions_)
     if (instruction.set_scratch) instruction.set_scratch(shared);
-  return frame.outputs;
+}
+
+bool Plan::fits() const {
+  if (team_ != team_size()) return false;
+  return std::all_of(conditions_.begin(), conditions_.end(), [](const auto* holds) { return (*holds)(); });
 }
 
 std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times) {
   std::lock_guard<std::mutex> alone(running_);
-  std::vector<Tensor> outputs = bind(inputs, tokens);
+  std::vector<Tensor> outputs = new_outputs(inputs.at(0), tokens);
+  bind(inputs, outputs, tokens);
   if (tokens != 0) run_timed(tasks_.data(), size(), times);
   return outputs;
 }
 
-std::vector<Tensor> Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, int64_t tokens) {
+int64_t Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, const std::vector<Tensor>& results,
+                       int64_t tokens) {
+  static std::atomic<int64_t> tickets{0};
   STD_TORCH_CHECK(&next != this, "a plan cannot follow itself");
+  STD_TORCH_CHECK(tokens > 0, "a step has ", tokens, " tokens; give at least one");
   std::scoped_lock alone(running_, next.running_);
-  const std::vector<Tensor> between = bind(inputs, tokens);
-  std::vector<Tensor> outputs = next.bind(between, tokens);
-  if (tokens == 0) return outputs;
-  std::vector<TaskSet*> both(tasks_);
-  both.insert(both.end(), next.tasks_.begin(), next.tasks_.end());
-  armllm::run(both.data(), static_cast<int64_t>(both.size()));
-  return outputs;
+  next.check_outputs(results, tokens);
+  between_ = new_outputs(inputs.at(0), tokens);
+  bind(inputs, between_, tokens);
+  next.bind(between_, results, tokens);
+  joined_ = tasks_;
+  joined_.insert(joined_.end(), next.tasks_.begin(), next.tasks_.end());
+  ticket_ = next.ticket_ = ++tickets;
+  armllm::run(joined_.data(), static_cast<int64_t>(joined_.size()));
+  return ticket_;
+}
+
+bool Plan::run_again(Plan& next, int64_t ticket) {
+  std::scoped_lock alone(running_, next.running_);
+  if (ticket == 0 || ticket_ != ticket || next.ticket_ != ticket || !fits() || !next.fits()) return false;
+  armllm::run(joined_.data(), static_cast<int64_t>(joined_.size()));
+  return true;
 }
 
 namespace {
@@ -175,8 +217,9 @@ std::vector<Tensor> plan_run(int64_t handle, std::vector<Tensor> inputs, int64_t
   return plan_of(handle)->run(inputs, tokens);
 }
 
-std::vector<Tensor> plan_run_then(int64_t handle, int64_t next, std::vector<Tensor> inputs, int64_t tokens) {
-  return plan_of(handle)->run_then(*plan_of(next), inputs, tokens);
+int64_t plan_run_then(int64_t handle, int64_t next, std::vector<Tensor> inputs, std::vector<Tensor> results,
+                      int64_t tokens) {
+  return plan_of(handle)->run_then(*plan_of(next), inputs, results, tokens);
 }
 
 // Runs a step; (instructions + 2, 3) nanoseconds: what an instruction took, what all threads together computed of it,
@@ -211,6 +254,17 @@ void plan_free(int64_t handle) {
 
 }  // namespace
 }  // namespace armllm
+
+// Whether a step was run again.  No op, since it takes no tensors: torch's dispatcher is as long a way as all else
+// that surrounds a small model's step, where nothing of it is in the caches.
+extern "C" __attribute__((visibility("default"))) bool armllm_plan_run_again(int64_t handle, int64_t next,
+                                                                             int64_t ticket) noexcept {
+  try {
+    return armllm::plan_of(handle)->run_again(*armllm::plan_of(next), ticket);
+  } catch (...) {  // it will come again where it can be told
+    return false;
+  }
+}
 
 STABLE_TORCH_LIBRARY_IMPL(armllm, CompositeExplicitAutograd, m) {
   m.impl("plan_create", TORCH_BOX(&armllm::plan_create));

@@ -77,6 +77,8 @@ struct Instruction {
   std::unique_ptr<TaskSet> task;
   // Points the task set at this step's data.
   std::function<void(const Frame&)> bind;
+  // Whether what bind took from the values of its inputs fits those that stand there now.  Empty: it took none.
+  std::function<bool()> fits;
   // Bytes of scratch that it needs this step; asked after bind.  Empty: none.
   std::function<int64_t()> scratch_bytes;
   std::function<void(void*)> set_scratch;
@@ -89,26 +91,39 @@ class Plan {
   Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats);
   // `times`: of each instruction, or null.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times = nullptr);
-  // Runs this plan and then another one, whose inputs are this one's outputs, by one start of the threads; returns
-  // what the other one gives.
-  std::vector<Tensor> run_then(Plan& next, const std::vector<Tensor>& inputs, int64_t tokens);
+  // Runs this plan and then another one, whose inputs are this one's outputs, by one start of the threads.  What the
+  // other one gives is written to `results`.  Returns a ticket for `run_again`.
+  int64_t run_then(Plan& next, const std::vector<Tensor>& inputs, const std::vector<Tensor>& results,
+                   int64_t tokens);
+  // Does once more what `run_then` did, on the same memory with other values in it.  To point all instructions at a
+  // step's data touches every one of them, and no cache holds them behind a step's weights.  False: nothing was
+  // done, since another step has run meanwhile or these values need other sizes.
+  bool run_again(Plan& next, int64_t ticket);
   int64_t size() const { return static_cast<int64_t>(tasks_.size()); }
 
  private:
   struct Output {
     int64_t columns, type;  // type as in View
   };
-  // Points all instructions at a step's data; returns where its results will be.
-  std::vector<Tensor> bind(const std::vector<Tensor>& inputs, int64_t tokens);
+  std::vector<Tensor> new_outputs(const Tensor& like, int64_t tokens) const;
+  void check_outputs(const std::vector<Tensor>& given, int64_t tokens) const;
+  // Points all instructions at a step's data.
+  void bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, int64_t tokens);
+  bool fits() const;
 
   std::vector<Tensor> constants_;
   std::vector<char*> addresses_;  // of the constants: to ask each tensor in each step would miss all caches
   std::vector<Output> outputs_;
   std::vector<Instruction> instructions_;
   std::vector<TaskSet*> tasks_;
+  std::vector<const std::function<bool()>*> conditions_;  // of the instructions that have some
   int64_t arena_bytes_per_token_ = 0;
   std::unique_ptr<char[]> arena_, scratch_;
   int64_t arena_capacity_ = 0, scratch_capacity_ = 0;
+  int64_t ticket_ = 0;            // of what the instructions point at; 0: nobody may ask for it again
+  int64_t team_ = 0;              // that they were bound for
+  std::vector<Tensor> between_;   // this plan's outputs that another one goes on with
+  std::vector<TaskSet*> joined_;  // of this plan and the other one
   std::mutex running_;
 };
 

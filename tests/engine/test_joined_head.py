@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import torch_armllm
 from tests.engine.engines import answer_ids, engine
@@ -35,7 +37,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def decoding(runner: ModelRunner, count: int) -> Step:
     """A step that gives each of some answers one more token."""
-    step = Step()
+    step = Step(decodes=True)
     for number, prompt in enumerate(prompts(count)):
         (answer,) = Request(str(number), prompt, SamplingParams(), seed=0).answers
         answer.blocks = [number]
@@ -57,8 +59,94 @@ def test_joined_and_alone_give_the_same_bits(head: str | None, dtype: torch.dtyp
     joined = runner.compute(step, best=True)
     assert torch.equal(joined.logits, alone) and joined.logits.dtype == alone.dtype
     assert joined.best is not None
-    assert joined.best.flatten().tolist() == best_tokens(alone[:, :drawable]).tolist()
+    assert joined.best.tolist() == best_tokens(alone[:, :drawable]).tolist()
     assert runner.compute(step).best is None
+
+
+def long_texts(size: int) -> list[Answer]:
+    """Answers that are longer than attention's splits after a few more tokens."""
+    made = []
+    for number, length in enumerate((250, 41)):
+        prompt = tiny_ids(1, length, seed=number)[0].tolist()
+        (answer,) = Request(str(number), prompt, SamplingParams(), seed=0).answers
+        answer.blocks = list(range(number * 512 // size, (number + 1) * 512 // size))
+        made.append(answer)
+    return made
+
+
+def growing(runner: ModelRunner, compute: Callable[[Step], Computed]) -> list[tuple[Tensor, list[int]]]:
+    """Copies of what steps compute that give each of `long_texts` a token."""
+    answers, found = long_texts(runner.block_size), []
+    for answer in answers:
+        runner.execute(Step([Scheduled(answer, 0, len(answer.token_ids))]))
+    for number in range(14):
+        step = Step(decodes=True)
+        for answer in answers:
+            answer.token_ids.append((7 * number + len(answer.token_ids)) % 90)
+            step.scheduled.append(Scheduled(answer, len(answer.token_ids) - 1, 1))
+        logits, best = compute(step)
+        found.append((logits.clone(), best_tokens(logits).tolist() if best is None else best.tolist()))
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> None:
+    model = tiny_model(family)
+    assert torch_armllm.patch(model, "int4", progress=False).captured
+    runner = ModelRunner(model, 1024 // 16)
+    expected = growing(runner, lambda step: Computed(runner.execute(step)))
+    tickets = []
+
+    def joined(step: Step) -> Computed:
+        computed = runner.compute(step, best=True)
+        tickets.append(0 if runner._joined is None else runner._joined._ticket)
+        return computed
+
+    found = growing(runner, joined)
+    assert [best for _, best in found] == [best for _, best in expected]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
+    none, first, *_, last = tickets  # the first step joined them
+    assert none == 0 < first < last and len(set(tickets)) == 3  # one more behind a split's end
+
+
+def test_another_step_meanwhile_changes_nothing() -> None:
+    model = patched("int8", torch.float32)
+    runner, other = ModelRunner(model, 8), ModelRunner(model, 8)
+    step, another = decoding(runner, 3), decoding(other, 2)
+    expected, its = runner.execute(step), other.execute(another)
+    for each, given in ((runner, step), (other, another)):
+        each.compute(given, best=True)
+    for _ in range(3):
+        assert torch.equal(runner.compute(step, best=True).logits, expected)
+        assert torch.equal(runner.compute(step, best=True).logits, expected)
+        assert torch.equal(other.compute(another, best=True).logits, its)
+        assert torch.equal(runner.execute(step), expected)
+
+
+def test_another_number_of_threads_changes_nothing() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step, before = decoding(runner, 3), torch.get_num_threads()
+    expected = runner.execute(step)
+    try:
+        for threads in (1, 1, 2, 1, 3):
+            torch.set_num_threads(threads)
+            for _ in range(2):
+                assert torch.equal(runner.compute(step, best=True).logits, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_ids_are_checked_in_every_step() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step = decoding(runner, 2)
+    for _ in range(3):
+        expected = runner.compute(step, best=True).logits.clone()
+    token_ids = step.scheduled[1].answer.token_ids
+    right, token_ids[-1] = token_ids[-1], 1 << 30
+    with pytest.raises(RuntimeError, match=f"token 1 has id {1 << 30}, but the vocabulary is 0 to"):
+        runner.compute(step, best=True)
+    token_ids[-1] = right
+    assert torch.equal(runner.compute(step, best=True).logits, expected)
 
 
 def test_a_head_that_does_more_stays_apart() -> None:
@@ -132,6 +220,5 @@ def test_an_answer_is_drawn_for_once() -> None:
     sampler = on.sampler
     request = Request("one", prompts(1)[0], GREEDY, seed=0)
     answers: list[Answer] = list(request.answers)
-    drawn = sampler.take(torch.tensor([[7]]), answers)
-    assert drawn is not None and [[d.token_id for d in found] for found in drawn.values()] == [[7]]
-    assert sampler.take(torch.tensor([[7], [8]]), answers) is None
+    assert sampler.take([7], answers) == [7]
+    assert sampler.take([-1], answers) is None

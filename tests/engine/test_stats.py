@@ -40,7 +40,7 @@ def run(stats: EngineStats, clock: Clock, seconds: float, *entries: tuple[Schedu
     began = clock.now
     clock.now += seconds
     drawn = {scheduled.answer: tokens for scheduled, tokens in entries if tokens}
-    stats.record(Step([scheduled for scheduled, _ in entries]), drawn, began)
+    stats.record(Step([scheduled for scheduled, _ in entries]), drawn, began, clock.now)
 
 
 def test_prompts_answers_and_guesses_are_told_apart(stats: EngineStats, clock: Clock) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.buffer import Buffer
 from torch_armllm.native_plan import NativePlan, StepInputs
 from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.program import NOTHING, Opcode, Operand, Program, Space
 from torch_armllm.stored.model import StoredHead
+
+if TYPE_CHECKING:
+    from array import array
 
 
 class Computed(NamedTuple):
@@ -18,12 +22,14 @@ class Computed(NamedTuple):
 
     logits: Tensor
     """``(R, vocabulary)``, in the model's type"""
-    best: Tensor | None = None
-    """int64 ``(R, 1)``, by `torch_armllm.ops.sample.best_tokens`; None: they were not looked for"""
+    best: array[int] | None = None
+    """R of them, by `torch_armllm.ops.sample.best_tokens`; None: they were not looked for"""
 
 
 class JoinedHead:
     """From a step's inputs to logits and the most probable tokens, by one call and one start of the threads.
+
+    Results stay where they are: those of one step hold until the next.
 
     Args:
         body: gives hidden states of all tokens.
@@ -34,10 +40,29 @@ class JoinedHead:
     def __init__(self, body: NativePlan, head: StoredHead, drawable: int) -> None:
         self._body = body
         self._head = NativePlan(_program(body, head, min(drawable, head.out_features)).encode())
+        self._vocabulary, self._dtype = head.out_features, body.program.dtype
+        self._inputs: StepInputs | None = None  # of the last step
+        self._ticket = 0
+        self._reserve(1)
 
     def run(self, inputs: StepInputs) -> Computed:
         """A step all of whose tokens need logits."""
-        return Computed(*self._body.run_then(self._head, inputs))
+        if inputs is not self._inputs or not self._body.run_again(self._head, self._ticket):
+            self._begin(inputs)
+        return self._computed
+
+    def _begin(self, inputs: StepInputs) -> None:
+        self._inputs = None
+        if inputs.tokens != self._results[0].shape[0]:
+            self._reserve(inputs.tokens)
+        self._ticket = self._body.run_then(self._head, inputs, self._results)
+        self._inputs = inputs
+
+    def _reserve(self, tokens: int) -> None:
+        best = Buffer("q", tokens)
+        logits = torch.empty(tokens, self._vocabulary, dtype=self._dtype)
+        self._results = [logits, best.view(tokens, 1)]
+        self._computed = Computed(logits, best.items)
 
 
 def _program(body: NativePlan, head: StoredHead, drawable: int) -> Program:

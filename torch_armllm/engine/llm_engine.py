@@ -136,20 +136,25 @@ class LLMEngine:
             raise self._give_up(step, error) from error
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
-        takes_best = self.speculation is None and self.sampler.takes_best
-        tokens = self._draw(step, *self.runner.compute(step, takes_best))
-        self._trace.mark("sample")
-        drawn = {answer: self._append(answer, found) for answer, found in tokens.items()}
+        takes_best = step.decodes and self.speculation is None and self.sampler.takes_best
+        logits, best = self.runner.compute(step, takes_best)
+        drawn = None if best is None else self._take(step, best)
+        if drawn is None:
+            tokens = self._draw(step, logits)
+            self._trace.mark("sample")
+            drawn = {answer: self._append(answer, found) for answer, found in tokens.items()}
         self._trace.mark("detokenise")
-        self.stats.record(step, drawn, began)
+        now = time.monotonic()
+        self.stats.record(step, drawn, began, now)
         self.scheduler.complete(step, drawn)
-        self.scheduler.note_time(step, time.monotonic() - began)
-        changed = self._advance(drawn)
+        self.scheduler.note_time(step, now - began)
+        changed = self._advance(drawn, now)
         if self.speculation is not None:
             self.speculation.propose([a for a in drawn if a.status is Status.RUNNING])
         outputs = self._outputs(changed)
         self._trace.mark("finish")
-        self._trace.end(answers=len(step.scheduled), tokens=step.token_count, drawn=len(drawn))
+        if self._trace is not NO_TRACE:
+            self._trace.end(answers=len(step.scheduled), tokens=step.token_count, drawn=len(drawn))
         return outputs
 
     def _give_up(self, step: Step, error: Exception) -> StepFailedError:
@@ -173,7 +178,19 @@ class LLMEngine:
             if metrics.scheduled_time is None:
                 metrics.scheduled_time = now
 
-    def _draw(self, step: Step, logits: Tensor, best: Tensor | None) -> dict[Answer, list[Drawn]]:
+    def _take(self, step: Step, best: Sequence[int]) -> dict[Answer, list[int]] | None:
+        """The best tokens of a step that `Step.decodes`; None where they have to be drawn by their logits."""
+        tokens = self.sampler.take(best, [answer for answer, _, _ in step.scheduled])
+        self._trace.mark("sample")
+        if tokens is None:
+            return None
+        drawn = {}
+        for (answer, _, _), token_id in zip(step.scheduled, tokens, strict=True):
+            self._lengthen(answer, token_id)
+            drawn[answer] = [token_id]
+        return drawn
+
+    def _draw(self, step: Step, logits: Tensor) -> dict[Answer, list[Drawn]]:
         """Tokens of every answer that the step brings forward: one, and as many as were guessed rightly."""
         answers: list[Answer] = []
         counts: list[int] = []
@@ -196,8 +213,6 @@ class LLMEngine:
                     answers.append(each)
                     counts.append(scheduled.draft_count)
                     rows += range(end - 1 - scheduled.draft_count, end)
-        if best is not None and (drawn := self.sampler.take(best, answers)) is not None:
-            return drawn
         chosen = logits if rows == list(range(end)) else logits[rows]
         return dict(zip(answers, self._verify(chosen, answers, counts), strict=True))
 
@@ -219,22 +234,27 @@ class LLMEngine:
 
     def _append(self, answer: Answer, drawn: Sequence[Drawn]) -> list[int]:
         """Lengthens an answer's text up to its end and returns the tokens that belong to it."""
-        text = self._texts.get(answer) or self._texts.setdefault(answer, self._begin_text(answer))
         kept = []
         for one in drawn:
             kept.append(one.token_id)
             if one.logprobs is not None:
                 answer.logprobs.append(one.logprobs)
                 answer.cumulative_logprob += one.logprobs[one.token_id].logprob
-            finish = text.append(one.token_id)
-            if finish is not None:
-                answer.finish_reason, answer.stop_reason = finish
+            if self._lengthen(answer, one.token_id):
                 break
         return kept
 
-    def _advance(self, drawn: Iterable[Answer]) -> list[Request]:
+    def _lengthen(self, answer: Answer, token_id: int) -> bool:
+        """Lengthens an answer's text by a token; says whether that is its end."""
+        text = self._texts.get(answer) or self._texts.setdefault(answer, self._begin_text(answer))
+        finish = text.append(token_id)
+        if finish is None:
+            return False
+        answer.finish_reason, answer.stop_reason = finish
+        return True
+
+    def _advance(self, drawn: Iterable[Answer], now: float) -> list[Request]:
         """Finishes what came to its end; returns the requests that have something new."""
-        now = time.monotonic()
         changed: dict[Request, None] = {}
         for answer in drawn:
             changed[answer.request] = None

@@ -54,7 +54,7 @@ class ModulesRunner:
         self.block_size = block_size
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
         self._trace = trace
-        self._at_work = nullcontext if team is None else team.at_work
+        self._at_work = nullcontext() if team is None else team.at_work()
         self._takes = set(inspect.signature(model.forward).parameters)
         self._texts: MutableMapping[Answer, Text] = WeakKeyDictionary()
 
@@ -66,7 +66,7 @@ class ModulesRunner:
     def execute(self, step: Step) -> Tensor:
         """Computes a step; see `ModelRunner.execute`."""
         assert not step.swaps_out and not step.swaps_in
-        with self._at_work():
+        with self._at_work:
             return self._compute(step)
 
     def _compute(self, step: Step) -> Tensor:

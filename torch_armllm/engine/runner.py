@@ -72,7 +72,7 @@ class ModelRunner:
         self._joined: JoinedHead | None = None
         self._may_join = True
         self._trace = trace
-        self._at_work = nullcontext if team is None else team.at_work
+        self._at_work = nullcontext() if team is None else team.at_work()
 
     def execute(self, step: Step) -> Tensor:
         """Computes a step.
@@ -90,18 +90,20 @@ class ModelRunner:
             step: what to compute.
             best: whether the most probable tokens are of use; they are found where that costs little.
         """
-        with self._at_work():
+        with self._at_work:
             return self._compute(step, best)
 
     def _compute(self, step: Step, best: bool) -> Computed:
         self.move(step)
-        inputs, rows = self._builder.build(step)
-        self._trace.mark("prepare")
-        decodes = len(rows) == inputs.input_ids.shape[1]
-        if best and decodes and self._joined is not None:
+        if step.decodes and best and self._joined is not None:
+            inputs = self._builder.decode(step)
+            self._trace.mark("prepare")
             computed = self._joined.run(inputs)
             self._trace.mark("decode")
             return computed
+        inputs, rows = self._builder.build(step)
+        self._trace.mark("prepare")
+        decodes = len(rows) == inputs.tokens
         with torch.no_grad():
             hidden = self.plan.run(inputs)
             self._trace.mark("decode" if decodes else "prefill")
@@ -109,7 +111,7 @@ class ModelRunner:
                 hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
             logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
             self._trace.mark("head")
-            if best and decodes and self._may_join:
+            if step.decodes and best and self._may_join:
                 self._join(hidden)
         return Computed(logits)
 

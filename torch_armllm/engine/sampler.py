@@ -40,6 +40,10 @@ class Sampler:
     """Draws the next token of every answer, each by its own request's settings.
 
     A row's token depends on its logits, its settings and its text alone, never on the other rows.
+
+    Attributes:
+        takes_best: whether the answers that were drawn for last took their most probable tokens, and nothing
+            else.
     """
 
     def __init__(self, vocab_size: int, end_token_ids: Sequence[int] = (), tokenizer: Any = None) -> None:
@@ -60,6 +64,7 @@ class Sampler:
         self._batch = SamplingBatch((), ())
         self._rules: list[tuple[int, LogitRules]] = []
         self._logprobs: list[tuple[int, int]] = []
+        self.takes_best = False
 
     def check(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         """Refuses at submission what could not be drawn later.
@@ -84,26 +89,18 @@ class Sampler:
         """
         return self._draw(logits, answers, None)
 
-    @property
-    def takes_best(self) -> bool:
-        """Whether the answers that were drawn for last took their most probable tokens, and nothing else."""
-        return self._batch.plain and not self._rules and not self._logprobs
-
-    def take(self, best: Tensor, answers: Sequence[Answer]) -> dict[Answer, list[Drawn]] | None:
+    def take(self, best: Sequence[int], answers: Sequence[Answer]) -> list[int] | None:
         """The most probable tokens, where that is what all answers take.
 
         Args:
-            best: int64 ``(R, 1)``, a token for each answer, by `best_tokens` of its logits.
+            best: a token for each answer, by `best_tokens` of its logits.
             answers: may not hold the same one twice.
 
         Returns:
             None: they have to be drawn by their logits.
         """
         self._gather(answers)
-        rows = best.tolist()
-        if not self.takes_best or len(rows) != len(answers) or [-1] in rows:
-            return None
-        return {answer: [Drawn(token, None)] for answer, (token,) in zip(answers, rows, strict=True)}
+        return list(best) if self.takes_best and -1 not in best else None
 
     def verify(self, logits: Tensor, answer: Answer) -> list[Drawn]:
         """The tokens that follow an answer, as many as its draft foretold, and one more.
@@ -261,6 +258,7 @@ class Sampler:
             (i, c) for i, a in enumerate(answers) if (c := a.params.logprobs_needed) is not None
         ]
         self._batch = SamplingBatch(answers, [k.history for k in known])
+        self.takes_best = self._batch.plain and not self._rules and not self._logprobs
 
     def _learn(self, answer: Answer) -> _Known:
         asked = answer.params.structured_outputs

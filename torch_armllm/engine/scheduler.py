@@ -191,6 +191,7 @@ class Scheduler:
             How many tokens are left, and those answers whose prompts are being read.
         """
         reading = []
+        begun = True
         size, left = self.blocks.block_size, self.config.max_num_batched_tokens
         spare = left - len(self._running)
         for answer in self._running:  # whose end is cut off by preemption
@@ -202,13 +203,17 @@ class Scheduler:
             if not ready and not self._extend(answer, step):
                 break
             count = 1
+            if start < answer.prompt_length:
+                begun = False
             if answer.draft:
+                begun = False
                 most = min(spare, self.max_length - start - 1)
                 drafted = self._tables.fit_draft(answer, most, len(self._running))
                 spare -= drafted
                 count += drafted
             step.scheduled.append(Scheduled(answer, start, count))
             left -= count
+        step.decodes = begun
         return left, reading
 
     def _schedule_prompts(self, step: Step, reading: Sequence[Answer], room: Room, admit: bool) -> None:
@@ -224,6 +229,7 @@ class Scheduler:
     def _read(answer: Answer, step: Step, room: Room) -> None:
         """Takes as much of a prompt into a step as there is room for."""
         if room.any:
+            step.decodes = False
             count = room.take(answer.computed, len(answer.token_ids) - answer.computed)
             step.scheduled.append(Scheduled(answer, answer.computed, count))
 

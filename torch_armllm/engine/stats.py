@@ -83,20 +83,21 @@ class EngineStats:
         self._told = Totals()
         self._since = self._last = clock()
 
-    def record(self, step: Step, drawn: Mapping[Answer, Sequence[int]], began: float) -> None:
+    def record(self, step: Step, drawn: Mapping[Answer, Sequence[int]], began: float, now: float) -> None:
         """Counts a step that was computed; called before the scheduler completes it.
 
         Args:
             step: as it was scheduled.
             drawn: the tokens of every answer that it brought forward.
             began: when it was scheduled, by the clock.
+            now: by the clock.
         """
         totals = self.totals
         if began - self._last > _PAUSE:
             self._since += began - self._last
         totals.steps += 1
         totals.preemptions += len(step.preempted)
-        for answer, start, count in step.scheduled:
+        for answer, start, count in () if step.decodes else step.scheduled:
             if start < answer.prompt_length:
                 totals.prompt_tokens += min(count, answer.prompt_length - start)
             elif answer.draft and (drafted := start + count - len(answer.token_ids)) > 0:
@@ -105,7 +106,6 @@ class EngineStats:
                 totals.accepted_tokens += len(drawn[answer]) - 1
         for tokens in drawn.values():
             totals.generation_tokens += len(tokens)
-        now = self._clock()
         self._last = now
         if now - self._since >= self._interval:
             if self._log:

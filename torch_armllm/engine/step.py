@@ -54,6 +54,8 @@ class Step:
         copies: (block, block) pairs: shared blocks that are about to be written, copied third.
         preempted: answers that lost their blocks.
         prompt_work: what it reads of prompts; see `Room`.
+        decodes: says that it is a token for each of some answers that have begun, and nothing else: the last
+            one they know, without guesses.
     """
 
     scheduled: list[Scheduled] = field(default_factory=list)
@@ -62,6 +64,7 @@ class Step:
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Answer] = field(default_factory=list)
     prompt_work: float = 0.0
+    decodes: bool = False
 
     @property
     def token_count(self) -> int:

@@ -4,38 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_armllm.engine.buffer import Buffer
 from torch_armllm.engine.cache_shape import Cache
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.native_plan import StepInputs
-
-
-class Buffer:
-    """Integers that Python writes one by one and tensors see.
-
-    An element of a tensor takes microseconds to set, one of an array tens of nanoseconds; a step of eight
-    answers sets forty of them.
-
-    Args:
-        code: of `array.array`: ``q`` (int64) or ``i`` (int32).
-        size: elements.
-    """
-
-    def __init__(self, code: str, size: int) -> None:
-        self.dtype = torch.int64 if code == "q" else torch.int32
-        self.items: Any = array(code, bytes(size * self.dtype.itemsize))
-        assert self.items.itemsize == self.dtype.itemsize
-
-    def view(self, *shape: int) -> Tensor:
-        """The first elements, on the same memory."""
-        count = 1
-        for n in shape:
-            count *= n
-        return torch.frombuffer(self.items, dtype=self.dtype, count=count).view(shape)
 
 
 class BlockTable:
@@ -112,17 +88,52 @@ class StepBuilder:
         ids, positions, slots = (Buffer("q", tokens) for _ in range(3))
         self._ids, self._positions, self._slots = ids.items, positions.items, slots.items
         self._by_tokens = _Views(tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n)))
+        self._decodes: dict[int, StepInputs] = {}
 
     def _reserve_sequences(self, sequences: int) -> None:
         starts, lengths = (Buffer("i", sequences + 1) for _ in range(2))
         self._starts, self._lengths = starts.items, lengths.items
         self._by_sequences = _Views(sequences, lambda n: (starts.view(n + 1), lengths.view(n)))
+        self._decodes = {}
+
+    def decode(self, step: Step) -> StepInputs:
+        """The tensors of a step that `Step.decodes`: the same ones for as many answers as before.
+
+        Behind a step of the model no object is in the CPU's caches any more, and to look at each of them once
+        is what takes the time: this looks at no more than it has to.
+        """
+        scheduled = step.scheduled
+        count = len(scheduled)
+        self._reserve(count, count)
+        ids, positions, slots, lengths = self._ids, self._positions, self._slots, self._lengths
+        table, size, first = self._table, self.block_size, self.first_position
+        longest = 0
+        for row, (answer, start, _) in enumerate(scheduled):
+            blocks = answer.blocks
+            ids[row] = answer.token_ids[start]
+            positions[row] = first + start
+            slots[row] = blocks[start // size] * size + start % size
+            lengths[row] = start + 1
+            if table.known[row] != blocks:
+                table.write(row, blocks)
+            if start >= longest:
+                longest = start + 1
+        inputs = self._decodes.get(count)
+        if inputs is None or inputs.block_table is not table.view(count):
+            inputs = self._decodes[count] = self._decode_inputs(count)
+        inputs.max_seq_len = longest
+        return inputs
+
+    def _decode_inputs(self, count: int) -> StepInputs:
+        starts = torch.arange(count + 1, dtype=torch.int32)
+        _, lengths = self._by_sequences[count]
+        table = self._table.view(count)
+        return StepInputs(*self._by_tokens[count], table, starts, lengths, 0, self.cache)
 
     def build(self, step: Step) -> tuple[StepInputs, list[int]]:
         """The tensors of a step, which must compute something, and which of its tokens need logits.
 
-        All in one loop, the common case first: behind a step of the model no object is in the CPU's caches
-        any more, and to look at each of them once is what takes the time.
+        All in one loop, the common case first, as in `decode`.
         """
         scheduled = step.scheduled
         tokens = step.token_count

@@ -26,6 +26,9 @@ class Turns:
     def wait(self, alone: bool) -> None:
         """Begins a turn, as soon as there is one."""
         with self._lock:
+            if not alone and not self._alone and not self._waiting:  # most are so
+                self._together += 1
+                return
             if not self._waiting and self._is_free(alone):
                 self._enter(alone)
                 return
