@@ -66,7 +66,6 @@ class NativePlan:
         self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
         self._run = torch.ops.armllm.plan_run.default
         self._run_then = torch.ops.armllm.plan_run_then.default
-        self._run_again = _entry()
         weakref.finalize(self, torch.ops.armllm.plan_free, self._handle)
 
     def run(self, inputs: StepInputs) -> Tensor:
@@ -83,25 +82,26 @@ class NativePlan:
             results: where those of the other plan go.
 
         Returns:
-            A ticket for `run_again`.
+            A ticket for `repeating`.
         """
         ticket: int = self._run_then(
             self._handle, following._handle, _tensors(inputs), results, inputs.tokens
         )
         return ticket
 
-    def run_again(self, following: NativePlan, ticket: int) -> bool:
-        """Does what `run_then` did once more, on the same memory with other values in it.
+    def repeating(self, following: NativePlan) -> Callable[[int], bool]:
+        """What does once more what `run_then` did, on the same memory with other values in it.
+
+        Both plans, and the tensors of that call, must still be there whenever it is called.
 
         Args:
             following: the other plan.
-            ticket: from that call, whose tensors must still be there.
 
         Returns:
-            False: nothing was done, as either plan has run another step meanwhile, or the values, or torch's
-            threads, want a new beginning.
+            A function of the ticket that `run_then` gave.  It returns False where nothing was done, as either
+            plan has run another step meanwhile, or the values, or torch's threads, want a new beginning.
         """
-        return self._run_again(self._handle, following._handle, ticket)
+        return functools.partial(_entry(), self._handle, following._handle)
 
     def profile(self, inputs: StepInputs) -> Tensor:
         """Runs a step and times it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -220,5 +221,5 @@ def test_an_answer_is_drawn_for_once() -> None:
     sampler = on.sampler
     request = Request("one", prompts(1)[0], GREEDY, seed=0)
     answers: list[Answer] = list(request.answers)
-    assert sampler.take([7], answers) == [7]
-    assert sampler.take([-1], answers) is None
+    assert sampler.take(array("q", [7]), answers) == [7]
+    assert sampler.take(array("q", [-1]), answers) is None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampling_params import RequestOutputKind
+from torch_armllm.engine.stopping import AnswerText
+
+_DELTA, _FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 
 class Reported:
@@ -31,33 +34,54 @@ class Assembler:
         for answer in request.answers:
             self._reported.pop(answer, None)
 
-    def output(self, request: Request, text_of: Callable[[Answer], str]) -> RequestOutput | None:
+    def output(
+        self, request: Request, finished: bool, texts: Mapping[Answer, AnswerText]
+    ) -> RequestOutput | None:
         """A request's output after a step, or None where its kind wants none yet.
 
         Args:
             request: what was worked on.
-            text_of: gives an answer's text, as far as it may be shown.
+            finished: whether it is.
+            texts: of the answers that have begun.
         """
-        kind, finished = request.params.output_kind, request.finished
-        chooses = request.params.chooses
-        if (chooses or kind is RequestOutputKind.FINAL_ONLY) and not finished:
+        params = request.params
+        kind, chooses = params.output_kind, params.best_of is not None and params.chooses
+        if not finished and (kind is _FINAL_ONLY or chooses):
             return None
+        wants_logprobs = params.logprobs is not None
         outputs = []
         for answer in _best(request) if chooses else request.answers:
-            text = text_of(answer)
+            begun = texts.get(answer)
+            text = "" if begun is None else begun.text
             first, shown = 0, 0
-            if kind is RequestOutputKind.DELTA:
+            if kind is _DELTA:
                 begin = self._begin_delta(answer, len(text))
                 if begin is None:
                     continue
                 first, shown = begin
-            outputs.append(_completion(answer, text, first, shown))
+            outputs.append(
+                CompletionOutput(
+                    answer.index,
+                    text[shown:],
+                    answer.token_ids[answer.prompt_length + first :],
+                    answer.cumulative_logprob if wants_logprobs else None,
+                    answer.logprobs[first:] if wants_logprobs else None,
+                    answer.finish_reason,
+                    answer.stop_reason,
+                )
+            )
         if chooses:
             for index, output in enumerate(outputs):
                 output.index = index
         return RequestOutput(
-            *(request.request_id, request.prompt, request.prompt_token_ids, outputs, finished),
-            *(request.prompt_logprobs, request.num_cached_tokens, request.metrics),
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            outputs,
+            finished,
+            request.prompt_logprobs,
+            request.num_cached_tokens,
+            request.metrics,
         )
 
     def _begin_delta(self, answer: Answer, length: int) -> tuple[int, int] | None:
@@ -74,17 +98,3 @@ class Assembler:
 def _best(request: Request) -> list[Answer]:
     """The answers that are given of those that were written, the best first, of equal ones the earlier."""
     return sorted(request.answers, key=lambda answer: -answer.cumulative_logprob)[: request.params.n]
-
-
-def _completion(answer: Answer, text: str, first: int, shown: int) -> CompletionOutput:
-    """What an answer holds from a token and a character on."""
-    wants_logprobs = answer.params.logprobs is not None
-    return CompletionOutput(
-        answer.index,
-        text[shown:],
-        answer.token_ids[answer.prompt_length + first :],
-        answer.cumulative_logprob if wants_logprobs else None,
-        answer.logprobs[first:] if wants_logprobs else None,
-        answer.finish_reason,
-        answer.stop_reason,
-    )

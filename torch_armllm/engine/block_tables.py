@@ -128,8 +128,12 @@ class BlockTables:
         size = self.blocks.block_size
         if self._arriving:
             start = self._arriving.pop(answer, start)
-        answer.token_ids.extend(tokens)
-        answer.computed = computed = min(end, len(answer.token_ids) - 1)
+        known = answer.token_ids
+        known += tokens
+        computed = len(known) - 1
+        if end < computed:
+            computed = end
+        answer.computed = computed
         if computed // size != start // size:
             self.blocks.fill(answer.blocks, answer.token_ids, start, computed)
         if answer.draft:

@@ -40,6 +40,7 @@ class JoinedHead:
     def __init__(self, body: NativePlan, head: StoredHead, drawable: int) -> None:
         self._body = body
         self._head = NativePlan(_program(body, head, min(drawable, head.out_features)).encode())
+        self._again = body.repeating(self._head)
         self._vocabulary, self._dtype = head.out_features, body.program.dtype
         self._inputs: StepInputs | None = None  # of the last step
         self._ticket = 0
@@ -47,7 +48,7 @@ class JoinedHead:
 
     def run(self, inputs: StepInputs) -> Computed:
         """A step all of whose tokens need logits."""
-        if inputs is not self._inputs or not self._body.run_again(self._head, self._ticket):
+        if inputs is not self._inputs or not self._again(self._ticket):
             self._begin(inputs)
         return self._computed
 

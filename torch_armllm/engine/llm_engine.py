@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -128,7 +129,8 @@ class LLMEngine:
         step = self.scheduler.schedule()
         if not step.scheduled:
             return []
-        self._note_start(step, began)
+        if not step.decodes:
+            self._note_start(step, began)
         self._trace.mark("schedule")
         try:
             return self._compute(step, began)
@@ -178,14 +180,15 @@ class LLMEngine:
             if metrics.scheduled_time is None:
                 metrics.scheduled_time = now
 
-    def _take(self, step: Step, best: Sequence[int]) -> dict[Answer, list[int]] | None:
+    def _take(self, step: Step, best: array[int]) -> dict[Answer, list[int]] | None:
         """The best tokens of a step that `Step.decodes`; None where they have to be drawn by their logits."""
-        tokens = self.sampler.take(best, [answer for answer, _, _ in step.scheduled])
+        answers = [answer for answer, _, _ in step.scheduled]
+        tokens = self.sampler.take(best, answers)
         self._trace.mark("sample")
         if tokens is None:
             return None
         drawn = {}
-        for (answer, _, _), token_id in zip(step.scheduled, tokens, strict=True):
+        for answer, token_id in zip(answers, tokens, strict=True):
             self._lengthen(answer, token_id)
             drawn[answer] = [token_id]
         return drawn
@@ -271,16 +274,12 @@ class LLMEngine:
             finished = request.finished
             if finished:
                 request.metrics.finished_time = time.monotonic()
-            output = self._assembler.output(request, self._text)
+            output = self._assembler.output(request, finished, self._texts)
             if output is not None:
                 outputs.append(output)
             if finished:
                 self._forget(request)
         return outputs
-
-    def _text(self, answer: Answer) -> str:
-        text = self._texts.get(answer)
-        return "" if text is None else text.text
 
     def _show_all(self, request: Request) -> None:
         for answer in request.answers:

@@ -22,6 +22,10 @@ class Status(Enum):
     """Holds nothing any more."""
 
 
+_FINISHED = Status.FINISHED
+"""To ask an enumeration for its members takes longer than what is done with them in every step."""
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt and how it is to be answered.
@@ -55,7 +59,7 @@ class Request:
         """Whether every answer has come to its end."""
         # asked in every step, where a generator would cost more than all else
         for answer in self.answers:  # noqa: SIM110
-            if answer.status is not Status.FINISHED:
+            if answer.status is not _FINISHED:
                 return False
         return True
 

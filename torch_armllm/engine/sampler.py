@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -89,7 +90,7 @@ class Sampler:
         """
         return self._draw(logits, answers, None)
 
-    def take(self, best: Sequence[int], answers: Sequence[Answer]) -> list[int] | None:
+    def take(self, best: array[int], answers: Sequence[Answer]) -> list[int] | None:
         """The most probable tokens, where that is what all answers take.
 
         Args:
@@ -99,8 +100,10 @@ class Sampler:
         Returns:
             None: they have to be drawn by their logits.
         """
-        self._gather(answers)
-        return list(best) if self.takes_best and -1 not in best else None
+        if self._batch.answers != answers:
+            self._gather(answers)
+        tokens = best.tolist()
+        return tokens if self.takes_best and -1 not in tokens else None
 
     def verify(self, logits: Tensor, answer: Answer) -> list[Drawn]:
         """The tokens that follow an answer, as many as its draft foretold, and one more.

@@ -16,6 +16,8 @@ from torch_armllm.engine.step import Scheduled, Step
 
 __all__ = ["Scheduler", "SchedulerConfig"]
 
+_RUNNING = Status.RUNNING
+
 _Place = tuple[float, int, int]
 """Rank, arrival and index of an answer: smaller ones are served first."""
 
@@ -134,7 +136,8 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step; it has something to compute while there are unfinished requests."""
         step = Step()
-        self._make_way(step)
+        if self._waiting and self._running:
+            self._make_way(step)
         made_way = len(step.preempted)
         left, reading = self._schedule_answers(step)
         if reading or self._waiting:
@@ -171,12 +174,13 @@ class Scheduler:
 
     def complete(self, step: Step, drawn: Mapping[Answer, Sequence[int]]) -> None:
         """Enters what a step computed and what was drawn: the tokens that a draft guessed right, and one."""
+        running, advance = _RUNNING, self._tables.advance
         for answer, start, count in step.scheduled:
-            if answer.status is Status.RUNNING:
-                self._tables.advance(answer, start, start + count, drawn.get(answer, ()))
+            if answer.status is running:
+                advance(answer, start, start + count, drawn.get(answer, ()))
         for answer in self._forked:
-            if answer.status is Status.RUNNING:
-                self._tables.advance(answer, answer.computed, answer.computed, drawn.get(answer, ()))
+            if answer.status is running:
+                advance(answer, answer.computed, answer.computed, drawn.get(answer, ()))
         self._forked.clear()
 
     def note_time(self, step: Step, seconds: float) -> None:
@@ -235,8 +239,6 @@ class Scheduler:
 
     def _make_way(self, step: Step) -> None:
         """Takes seats and blocks from those of a worse rank than one that waits, where that lets it in."""
-        if not self._waiting or not self._running:
-            return
         first = self._waiting[0]
         rank, _, _ = self._places[first]
         kept = bisect_right(self._running, rank, key=lambda answer: self._places[answer][0])

@@ -97,20 +97,27 @@ class EngineStats:
             self._since += began - self._last
         totals.steps += 1
         totals.preemptions += len(step.preempted)
-        for answer, start, count in () if step.decodes else step.scheduled:
+        if step.decodes:  # the rest is nothing then
+            totals.generation_tokens += len(drawn)
+        else:
+            self._count(step, drawn)
+        self._last = now
+        if now - self._since >= self._interval:
+            if self._log:
+                _logger.info("%s", self.line(now - self._since))
+            self._since, self._told = now, replace(totals)
+
+    def _count(self, step: Step, drawn: Mapping[Answer, Sequence[int]]) -> None:
+        totals = self.totals
+        for tokens in drawn.values():
+            totals.generation_tokens += len(tokens)
+        for answer, start, count in step.scheduled:
             if start < answer.prompt_length:
                 totals.prompt_tokens += min(count, answer.prompt_length - start)
             elif answer.draft and (drafted := start + count - len(answer.token_ids)) > 0:
                 totals.draft_rounds += 1
                 totals.draft_tokens += drafted
                 totals.accepted_tokens += len(drawn[answer]) - 1
-        for tokens in drawn.values():
-            totals.generation_tokens += len(tokens)
-        self._last = now
-        if now - self._since >= self._interval:
-            if self._log:
-                _logger.info("%s", self.line(now - self._since))
-            self._since, self._told = now, replace(totals)
 
     def line(self, seconds: float) -> str:
         """The rates since the last line, and what the engine holds."""

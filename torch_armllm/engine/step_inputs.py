@@ -104,7 +104,9 @@ class StepBuilder:
         """
         scheduled = step.scheduled
         count = len(scheduled)
-        self._reserve(count, count)
+        inputs = self._decodes.get(count)
+        if inputs is None:
+            self._reserve(count, count)
         ids, positions, slots, lengths = self._ids, self._positions, self._slots, self._lengths
         table, size, first = self._table, self.block_size, self.first_position
         longest = 0
@@ -118,7 +120,6 @@ class StepBuilder:
                 table.write(row, blocks)
             if start >= longest:
                 longest = start + 1
-        inputs = self._decodes.get(count)
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
         inputs.max_seq_len = longest
@@ -126,9 +127,9 @@ class StepBuilder:
 
     def _decode_inputs(self, count: int) -> StepInputs:
         starts = torch.arange(count + 1, dtype=torch.int32)
+        ids, positions, slots = self._by_tokens[count]
         _, lengths = self._by_sequences[count]
-        table = self._table.view(count)
-        return StepInputs(*self._by_tokens[count], table, starts, lengths, 0, self.cache)
+        return StepInputs(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache)
 
     def build(self, step: Step) -> tuple[StepInputs, list[int]]:
         """The tensors of a step, which must compute something, and which of its tokens need logits.

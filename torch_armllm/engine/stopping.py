@@ -79,14 +79,13 @@ class AnswerText:
         """Takes the next token; says how the answer ends with it, if it does."""
         assert self._length < self._most, "the answer has ended"
         self._length += 1
-        early = self._length < self._params.min_tokens
-        ends = not early and token_id in self._end_ids
+        ends = token_id in self._end_ids and self._length >= self._params.min_tokens
         if self._detokenizer is not None and not (ends and not self._params.include_stop_str_in_output):
             self._unread.append(token_id)
         if self._stops:
             self._read()
-        if self._length <= self._params.min_tokens:
-            self._searched = len(self._known)
+            if self._length <= self._params.min_tokens:
+                self._searched = len(self._known)
         if ends:
             own = token_id == self._own_end and token_id not in self._stop_ids
             return self._finish(Finish("stop", None if own else token_id))
@@ -94,7 +93,8 @@ class AnswerText:
             return Finish("stop", stop)
         if self._length == self._most:
             return self._finish(Finish("length"))
-        self._shown = len(self._known) - self._held()
+        if self._stops:
+            self._shown = len(self._known) - self._held()
         return None
 
     @property
@@ -141,7 +141,7 @@ class AnswerText:
 
     def _held(self) -> int:
         """How many of the last characters may be the beginning of a stop text."""
-        if not self._stops or self._params.include_stop_str_in_output:
+        if self._params.include_stop_str_in_output:
             return 0
         most = 0
         for stop in self._stops:
