@@ -1,11 +1,14 @@
 """Where the time of a decode step goes: an engine's own, beside the model's.
 
-    python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final]
+    python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final] [--anew]
 
 Lets so many answers grow side by side and reads the engine's trace.  Prints lines with microseconds of
 each phase, of the step, and ``outside_model``: all but the plan (``decode``) and the head.  The first
 line has the median of all steps, the second the tenth percentile, which a busy machine disturbs less.  Every
 step makes the text of every answer, as streaming does; with ``--final`` none does, as in `LLM.generate`.
+
+With ``--anew`` every other greedy step points the plan at its data anew, which steps of as many answers as
+the one before are spared; a third line has what the model takes in steps of both kinds.
 """
 
 from __future__ import annotations
@@ -13,14 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 from random import Random
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.joined_head import Computed, JoinedHead
 from torch_armllm.engine.load import load_engine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.native_plan import StepInputs
 
 MODEL = ("decode", "head")
 """Phases that the model takes; greedy steps have its head in the first of them."""
@@ -48,6 +54,24 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
     return found
 
 
+def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
+    """Returns where the microseconds of steps go that are run again, and of those that are begun anew."""
+    kinds: tuple[list[float], list[float]] = [], []
+    run = JoinedHead.run
+
+    def timed(self: JoinedHead, inputs: StepInputs) -> Computed:
+        anew = len(kinds[0]) > len(kinds[1])
+        if anew:
+            self._inputs = None
+        began = time.perf_counter_ns()
+        computed = run(self, inputs)
+        kinds[anew].append((time.perf_counter_ns() - began) / 1e3)
+        return computed
+
+    JoinedHead.run = timed  # type: ignore[method-assign]
+    return kinds
+
+
 def main() -> None:
     """Runs the measurement."""
     parser = argparse.ArgumentParser(
@@ -59,7 +83,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-p 0.95 and a penalty")
     parser.add_argument("--final", action="store_true", help="one output a request, at its end")
+    parser.add_argument(
+        "--anew", action="store_true", help="every other step points the plan at its data anew"
+    )
     options = parser.parse_args()
+    again, anew = begin_every_other_step_anew() if options.anew else ([], [])
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         config = EngineConfig(
@@ -88,6 +116,8 @@ def main() -> None:
         print(
             json.dumps({"batch": options.batch, "steps": len(found["step"]), "microseconds": name, **micro})
         )
+    if anew:
+        print(json.dumps({"again": round(median(again), 1), "anew": round(median(anew), 1)}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bench.engine_churn import Churn, build, held
-from bench.engine_overhead import phases
+from bench.engine_overhead import begin_every_other_step_anew, phases
+from tests.engine.engines import answer_ids, engine
+from tests.models import token_ids
+from torch_armllm.engine.joined_head import JoinedHead
+from torch_armllm.engine.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -38,3 +42,13 @@ def test_phases_are_those_of_full_decode_steps() -> None:
     ]
     expected = {"schedule": [1.0], "decode": [6.0], "head": [1.0], "sample": [2.0], "outside_model": [3.0]}
     assert phases(events, 2) == {"step": [10.0], **expected}
+
+
+def test_every_other_step_is_begun_anew_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
+    prompts = [token_ids(1, 9, seed=0)[0].tolist()]
+    expected = answer_ids(engine(), prompts, params)
+    monkeypatch.setattr(JoinedHead, "run", JoinedHead.run)  # put back behind the test
+    again, anew = begin_every_other_step_anew()
+    assert answer_ids(engine(), prompts, params) == expected
+    assert len(again) == len(anew) + 1 == 5  # the first two steps read the prompt and join the head
