@@ -136,6 +136,7 @@ void Plan::check_outputs(const std::vector<Tensor>& given, int64_t tokens) const
 void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, int64_t tokens) {
   ticket_ = 0;
   team_ = team_size();
+  variant_ = &variant();
   Frame frame;
   frame.tokens = tokens;
   frame.constants = addresses_.data();
@@ -154,7 +155,7 @@ void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, 
 }
 
 bool Plan::fits() const {
-  if (team_ != team_size()) return false;
+  if (team_ != team_size() || variant_ != &variant()) return false;
   return std::all_of(conditions_.begin(), conditions_.end(), [](const auto* holds) { return (*holds)(); });
 }
 

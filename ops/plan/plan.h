@@ -20,6 +20,7 @@
 
 #include "common/task_times.h"
 #include "common/types.h"
+#include "common/variants.h"
 
 namespace armllm {
 
@@ -120,8 +121,9 @@ class Plan {
   int64_t arena_bytes_per_token_ = 0;
   std::unique_ptr<char[]> arena_, scratch_;
   int64_t arena_capacity_ = 0, scratch_capacity_ = 0;
-  int64_t ticket_ = 0;            // of what the instructions point at; 0: nobody may ask for it again
-  int64_t team_ = 0;              // that they were bound for
+  int64_t ticket_ = 0;  // of what the instructions point at; 0: nobody may ask for it again
+  int64_t team_ = 0;    // that they were bound for
+  const Variant* variant_ = nullptr;
   std::vector<Tensor> between_;   // this plan's outputs that another one goes on with
   std::vector<TaskSet*> joined_;  // of this plan and the other one
   std::mutex running_;

@@ -19,6 +19,7 @@ from torch_armllm.engine.request import Answer, Request
 from torch_armllm.engine.runner import ModelRunner
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.ops import isa
 from torch_armllm.ops.sample import best_tokens
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
@@ -135,6 +136,18 @@ def test_another_number_of_threads_changes_nothing() -> None:
                 assert torch.equal(runner.compute(step, best=True).logits, expected)
     finally:
         torch.set_num_threads(before)
+
+
+def test_other_kernels_take_over_between_steps() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step = decoding(runner, 3)
+    for name in isa.machine().runnable:
+        with isa.use(name):
+            expected = runner.execute(step)
+        runner.compute(step, best=True)  # by the usual ones
+        with isa.use(name):
+            for _ in range(2):
+                assert torch.equal(runner.compute(step, best=True).logits, expected)
 
 
 def test_ids_are_checked_in_every_step() -> None:
