@@ -1,6 +1,7 @@
 """Where the time of a decode step goes: an engine's own, beside the model's.
 
-    python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final] [--anew]
+    python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final]
+        [--anew] [--inside]
 
 Lets so many answers grow side by side and reads the engine's trace.  Prints lines with microseconds of
 each phase, of the step, and ``outside_model``: all but the plan (``decode``) and the head.  The first
@@ -8,12 +9,15 @@ line has the median of all steps, the second the tenth percentile, which a busy 
 step makes the text of every answer, as streaming does; with ``--final`` none does, as in `LLM.generate`.
 
 With ``--anew`` every other greedy step points the plan at its data anew, which steps of as many answers as
-the one before are spared; a third line has what the model takes in steps of both kinds.
+the one before are spared; a third line has what the model takes in steps of both kinds.  With ``--inside``
+every tenth greedy step is run once more with a clock at each instruction: a line has the median of their sum,
+and of a step what is none of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -21,6 +25,8 @@ from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 from typing import Any
+
+import torch
 
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.joined_head import Computed, JoinedHead
@@ -72,6 +78,15 @@ def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
     return kinds
 
 
+def instructions(joined: JoinedHead) -> float:
+    """Microseconds of all instructions of the last greedy step, run once more."""
+    inputs = joined._inputs
+    assert inputs is not None
+    hidden = joined._body.run(inputs)
+    head = torch.ops.armllm.plan_profile(joined._head._handle, [hidden], inputs.tokens)
+    return float(sum(times[:-2, 0].sum() for times in (joined._body.profile(inputs), head))) / 1e3
+
+
 def main() -> None:
     """Runs the measurement."""
     parser = argparse.ArgumentParser(
@@ -85,6 +100,9 @@ def main() -> None:
     parser.add_argument("--final", action="store_true", help="one output a request, at its end")
     parser.add_argument(
         "--anew", action="store_true", help="every other step points the plan at its data anew"
+    )
+    parser.add_argument(
+        "--inside", action="store_true", help="every tenth step's instructions are timed as well"
     )
     options = parser.parse_args()
     again, anew = begin_every_other_step_anew() if options.anew else ([], [])
@@ -105,8 +123,14 @@ def main() -> None:
         for number in range(options.batch):
             prompt = [random.randrange(engine.sampler.vocab_size) for _ in range(options.prompt)]
             engine.add_request(str(number), prompt, params)
-        while engine.has_unfinished_requests():
+        inside = []
+        for number in itertools.count():
             engine.step()
+            if not engine.has_unfinished_requests():
+                break
+            joined = engine.runner._joined if options.inside and number % 10 == 9 else None
+            if joined is not None:
+                inside.append(instructions(joined))
         events = json.loads(trace.read_text())
     found = phases(events, options.batch)
     for name, cut in (("median", 50), ("tenth_percentile", 10)):
@@ -118,6 +142,9 @@ def main() -> None:
         )
     if anew:
         print(json.dumps({"again": round(median(again), 1), "anew": round(median(anew), 1)}))
+    if inside:
+        step, within = median(found["step"]), median(inside)
+        print(json.dumps({"instructions": round(within, 1), "all_else": round(step - within, 1)}))
 
 
 if __name__ == "__main__":
