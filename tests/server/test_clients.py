@@ -111,7 +111,7 @@ def test_open_webui(tiny_llm: AsyncLLM) -> None:
 
         for line in asyncio.run(chat()):
             assert "choices" in json.loads(line.removeprefix("data: "))
-        until(lambda: server.idle, 2)
+        until(lambda: server.idle)
 
 
 def test_open_webui_behind_a_chat(server: Live) -> None:

@@ -33,14 +33,16 @@ def test_who_leaves_frees_what_was_held(
     async def leave() -> None:
         async with httpx.AsyncClient(base_url=server.base) as client:
             asking = asyncio.ensure_future(_read(client, path, {**body, "stream": streamed}))
-            await asyncio.sleep(0.5)
-            assert tiny_llm.llm_engine.has_unfinished_requests()
+            while not tiny_llm.llm_engine.has_unfinished_requests():
+                assert not asking.done()
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    with slowed(tiny_llm, 0.02):  # eight seconds to the end
+    with slowed(tiny_llm, 0.05):  # twenty seconds to the end
         asyncio.run(leave())
-        until(lambda: server.idle, 2)
+        until(lambda: server.idle)
 
 
 async def _read(client: httpx.AsyncClient, path: str, body: dict[str, Any], most: int = 10**6) -> int:
