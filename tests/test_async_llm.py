@@ -89,11 +89,11 @@ def test_thousands_at_once(make: Make) -> None:
 
 
 def test_refused_requests_raise_where_they_were_made(make: Make) -> None:
-    llm = make(seconds=0.002)
+    llm = make(seconds=0.02)
 
     async def main() -> None:
         running = asyncio.create_task(read(llm, "ab", params(50), "one"))
-        await asyncio.sleep(0.02)
+        await until(lambda: "one" in llm.llm_engine.served)
         with pytest.raises(ValueError, match="no token"):
             await read(llm, [], params(3))
         with pytest.raises(ValueError, match="'one' is running already"):
@@ -173,7 +173,7 @@ def test_an_error_of_the_engine_reaches_everybody(make: Make) -> None:
 
 
 def test_a_step_that_fails_ends_its_requests_alone(make: Make) -> None:
-    llm = make(seconds=0.001, seats=3)
+    llm = make(seconds=0.01, seats=3)
     llm.llm_engine.fail_once_at = 5
 
     async def main() -> None:

@@ -1,0 +1,57 @@
+"""Weights that decode steps read a second, beside a plain read of memory, in turn in one process.
+
+    python -m bench.decode_bandwidth --model FOLDER [--batch 1] [--rounds 5]
+
+FOLDER holds a model that was saved quantised.  Prints a JSON line for each round: 10⁹ bytes a second of the
+plain read and of steps (medians of 30, after 128 tokens), and their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from statistics import median
+
+import torch
+
+from bench.ops import limits
+from torch_armllm import LLM, SamplingParams
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.latency import step_bytes
+
+
+def step_seconds(engine: LLMEngine, batch: int) -> float:
+    """Of a decode step of so many answers."""
+    params = SamplingParams(temperature=0.0, max_tokens=33, ignore_eos=True)
+    for number in range(batch):
+        engine.add_request(str(number), {"prompt_token_ids": list(range(number, number + 128))}, params)
+    seconds = []
+    while engine.has_unfinished_requests():
+        began = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[-30:])
+
+
+def main() -> None:
+    """Runs the measurement."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    llm = LLM(options.model, skip_tokenizer_init=True, progress=False)
+    read = step_bytes(llm.model, options.batch) / 1e9
+    step_seconds(llm.llm_engine, options.batch)
+    for _ in range(options.rounds):
+        plain = limits.bandwidth(torch.get_num_threads()) / 1e9
+        steps = read / step_seconds(llm.llm_engine, options.batch)
+        found = {"plain_gb_s": plain, "steps_gb_s": steps, "ratio": steps / plain}
+        print(json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
