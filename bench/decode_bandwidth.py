@@ -16,8 +16,9 @@ from statistics import median
 import torch
 
 from bench.ops import limits
-from torch_armllm import LLM, SamplingParams
 from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.load import load_engine
+from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.latency import step_bytes
 
 
@@ -43,12 +44,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    llm = LLM(options.model, skip_tokenizer_init=True, progress=False)
-    read = step_bytes(llm.model, options.batch) / 1e9
-    step_seconds(llm.llm_engine, options.batch)
+    engine, model, _ = load_engine(options.model, skip_tokenizer_init=True, progress=False)
+    read = step_bytes(model, options.batch) / 1e9
+    step_seconds(engine, options.batch)
     for _ in range(options.rounds):
         plain = limits.bandwidth(torch.get_num_threads()) / 1e9
-        steps = read / step_seconds(llm.llm_engine, options.batch)
+        steps = read / step_seconds(engine, options.batch)
         found = {"plain_gb_s": plain, "steps_gb_s": steps, "ratio": steps / plain}
         print(json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Tests the project as aarch64 code under QEMU: sets up and cross-builds (build.sh), and runs on several CPUs at a time.
+# Tests the project as aarch64 code under QEMU: sets up and cross-builds (build.sh), and runs on several CPUs.
 #
 #   tests/arm/test-arm.sh [PYTEST ARGS]
 #   ARMLLM_ARM_BUILD=DIR   build, installed copy and logs (default: build/arm of the checkout)
