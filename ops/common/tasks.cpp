@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "common/crew.h"
+#include "common/shares.h"
 #include "common/task_times.h"
+#include "common/types.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,8 +37,8 @@ inline void pause_cpu() {
 constexpr int64_t kUnknown = -1;
 
 struct alignas(64) PhaseCounter {
-  std::atomic<int64_t> next{0};
   std::atomic<int64_t> tiles{kUnknown};
+  std::atomic<uint64_t> empty{0};  // shares that have nothing left
   alignas(64) std::atomic<int64_t> done{0};
 };
 
@@ -74,25 +76,41 @@ void fetch(const TaskSet& set) {
   for (const char* at = begin; at < begin + kBytes; at += 64) __builtin_prefetch(at);
 }
 
-void work(TaskSet* const* sets, int64_t count, PhaseCounter* counters, TaskTime* times) {
+// What workers agree on.
+struct Agreed {
+  PhaseCounter* counters;  // of each phase
+  Shares& shares;
+};
+
+// What a worker gets done of a phase.
+int64_t take_tiles(TaskSet& set, int phase, int64_t tiles, int64_t worker, int64_t number,
+                   const Agreed& agreed) {
+  const int64_t size = ceil_div(tiles, Shares::kMostPieces),
+                pieces = size <= 1 ? tiles : ceil_div(tiles, size);
+  int64_t mine = 0;
+  while (true) {
+    const int64_t piece = agreed.shares.take(worker, number, pieces, agreed.counters[number].empty);
+    if (piece == Shares::kNone) return mine;
+    const int64_t end = std::min(tiles, (piece + 1) * size);
+    for (int64_t index = piece * size; index < end; ++index, ++mine) set.tile(phase, index);
+  }
+}
+
+void work(TaskSet* const* sets, int64_t count, int64_t worker, const Agreed& agreed, TaskTime* times) {
+  int64_t number = 0;  // of the phase, of all sets
   for (int64_t s = 0; s < count; ++s) {
     TaskSet& set = *sets[s];
     if (s + 1 < count) fetch(*sets[s + 1]);
     const int phases = set.phases();
     if (times != nullptr) note_first(times[s].began);
-    for (int phase = 0; phase < phases; ++phase, ++counters) {
-      const int64_t tiles = agreed_tiles(*counters, set, phase);
-      int64_t mine = 0;
+    for (int phase = 0; phase < phases; ++phase, ++number) {
+      PhaseCounter& counter = agreed.counters[number];
+      const int64_t tiles = agreed_tiles(counter, set, phase);
       const Nanoseconds began = times == nullptr ? 0 : monotonic_time();
-      while (true) {
-        const int64_t index = counters->next.fetch_add(1, std::memory_order_relaxed);
-        if (index >= tiles) break;
-        set.tile(phase, index);
-        ++mine;
-      }
-      if (mine != 0) counters->done.fetch_add(mine, std::memory_order_acq_rel);
+      const int64_t mine = take_tiles(set, phase, tiles, worker, number, agreed);
+      if (mine != 0) counter.done.fetch_add(mine, std::memory_order_acq_rel);
       if (times != nullptr) times[s].worked.fetch_add(monotonic_time() - began, std::memory_order_relaxed);
-      wait_for(*counters, tiles);
+      wait_for(counter, tiles);
     }
     if (times != nullptr) note_first(times[s].ended);
   }
@@ -168,12 +186,12 @@ class WorkingFor {
   int64_t before_;
 };
 
-void run_by(int64_t threads, int64_t team, TaskSet* const* sets, int64_t count, PhaseCounter* counters,
+void run_by(int64_t threads, int64_t team, TaskSet* const* sets, int64_t count, const Agreed& agreed,
             TaskTime* times, std::atomic<int64_t>& displaced) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     const WorkingFor here(team);
     for (int64_t i = begin; i < end; ++i) {
-      work(sets, count, counters, times);
+      work(sets, count, i, agreed, times);
       if (is_displaced()) displaced.fetch_add(1, std::memory_order_relaxed);
     }
   });
@@ -193,6 +211,8 @@ void run_timed(TaskSet* const* sets, int64_t count, TaskTime* times) {
   int64_t phases = 0;
   for (int64_t s = 0; s < count; ++s) phases += sets[s]->phases();
   if (phases == 0) return;
+  STD_TORCH_CHECK(phases <= Shares::kMostPhases, "a step of ", phases, " phases is too long");
+  thread_local Shares shares;
   thread_local std::unique_ptr<PhaseCounter[]> counters;
   thread_local int64_t capacity = 0;
   if (capacity < phases) {
@@ -200,27 +220,29 @@ void run_timed(TaskSet* const* sets, int64_t count, TaskTime* times) {
     capacity = phases;
   }
   for (int64_t i = 0; i < phases; ++i) {
-    counters[i].next.store(0, std::memory_order_relaxed);
+    counters[i].empty.store(0, std::memory_order_relaxed);
     counters[i].done.store(0, std::memory_order_relaxed);
     counters[i].tiles.store(kUnknown, std::memory_order_relaxed);
   }
-  PhaseCounter* shared = counters.get();
+  const Agreed agreed{counters.get(), shares};
   const int64_t team = team_size();
   const bool nothing_to_share = count == 1 && phases == 1 && sets[0]->tiles(0) <= 1;
   if (team == 1 || nothing_to_share) {
-    work(sets, count, shared, times);
+    shares.reset(1);
+    work(sets, count, 0, agreed, times);
     return;
   }
   thread_local Crew crew;
   const int64_t threads = crew.size(team);
+  shares.reset(threads);
   std::atomic<int64_t> displaced{0};
   if (threads == 1) {
-    work(sets, count, shared, times);
+    work(sets, count, 0, agreed, times);
   } else if (threads < team && FewerThreads::is_possible()) {
     const FewerThreads fewer(threads, team);
-    run_by(threads, team, sets, count, shared, times, displaced);
+    run_by(threads, team, sets, count, agreed, times, displaced);
   } else {
-    run_by(team, team, sets, count, shared, times, displaced);
+    run_by(team, team, sets, count, agreed, times, displaced);
   }
   crew.note(monotonic_time(), displaced.load(std::memory_order_relaxed));
 }

@@ -7,7 +7,7 @@ namespace armllm::avx512 {
 namespace {
 
 // Sums that end with each group: float group scales, or the multipliers of g32i.
-template <bool multiplied, int T>
+template <bool multiplied, int T, Fetch F>
 void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                  float* out) {
   const int64_t groups = x.groups, row_bytes = x.row_bytes(), step = groups_per_scale(layout.scheme);
@@ -19,7 +19,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
   // The offset of a symmetric scheme belongs to one of the two lanes of each row.
   const __mmask16 offset_lanes = zero_points ? 0 : 0x5555;
   const __m512i ones = _mm512_set1_epi16(1);
-  PanelStream<4, (T == 1)> stream(panel, layout);
+  PanelStream<4, F> stream(panel, layout);
   __m512i total[T];
   __m512 total_f[T];
   int32_t offset[T];  // since the last scale
@@ -95,7 +95,7 @@ ARMLLM_INLINE __m512i add_halves(__m512i low, __m512i high) {
 }
 
 // One scale a row: the sums run through, and what the zero points take away is one product at the end.
-template <int T>
+template <int T, Fetch F>
 void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                float* out) {
   const int64_t groups = x.groups, row_bytes = x.row_bytes();
@@ -103,7 +103,7 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int64_t row_groups = x.row_groups();
   const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
-  PanelStream<4, (T == 1)> stream(panel, layout);
+  PanelStream<4, F> stream(panel, layout);
   __m512i low_acc[T], high_acc[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) low_acc[t] = high_acc[t] = _mm512_setzero_si512();
@@ -134,7 +134,7 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
   }
 }
 
-template <int T>
+template <int T, Fetch F>
 void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
                float* out) {
   const int64_t groups = x.groups, row_bytes = x.row_bytes();
@@ -143,7 +143,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
-  PanelStream<8, (T == 1)> stream(panel, layout);
+  PanelStream<8, F> stream(panel, layout);
   __m512i even[T], odd[T];  // two chains each
   int32_t offset[T];
 #pragma GCC unroll 8
@@ -175,20 +175,27 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   }
 }
 
-template <int T>
+template <int T, Fetch F = Fetch::in_steps>
 void gemv_count(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
                 float* out) {
-  if (layout.scheme == Scheme::i8) return gemv_int8<T>(panel, layout, x, first, out);
-  if (layout.scheme == Scheme::g32i) return gemv_groups<true, T>(panel, layout, x, first, out);
-  if (has_float_groups(layout.scheme)) return gemv_groups<false, T>(panel, layout, x, first, out);
-  return gemv_rows<T>(panel, layout, x, first, out);
+  if (layout.scheme == Scheme::i8) return gemv_int8<T, F>(panel, layout, x, first, out);
+  if (layout.scheme == Scheme::g32i) return gemv_groups<true, T, F>(panel, layout, x, first, out);
+  if (has_float_groups(layout.scheme)) return gemv_groups<false, T, F>(panel, layout, x, first, out);
+  return gemv_rows<T, F>(panel, layout, x, first, out);
+}
+
+// Measured on Zen 4 and Sapphire Rapids; see Fetch.
+inline bool leaves_reading_ahead() {
+  static const bool found = __builtin_cpu_is("intel");
+  return found;
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   switch (tokens) {
     case 1:
-      return gemv_count<1>(panel, layout, x, first, out);
+      return (leaves_reading_ahead() ? gemv_count<1, Fetch::to_second>
+                                     : gemv_count<1, Fetch::by_cpu>)(panel, layout, x, first, out);
     case 2:
       return gemv_count<2>(panel, layout, x, first, out);
     case 3:

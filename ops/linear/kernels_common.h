@@ -66,28 +66,40 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
 
 // How gemv comes by the bytes of this panel and the next, each of which is read once.
 //
-// Where the CPU has time to run ahead (`kAhead`), by its own prefetcher: as long as that sees one stream, it fetches
-// faster than any prefetches of ours.  It would lose it between values here and scales or multipliers there, so these
-// are read first, in order.
+// by_cpu: where the CPU has time to run ahead, by its own prefetcher.  As long as that sees one stream, it fetches faster
+// than any prefetches of ours.  It would lose it between values here and scales or multipliers there, so these are read
+// first, in order.
 //
-// More tokens keep the CPU too busy: prefetches run ahead, group by group, through all bytes in order.  In two steps,
-// since the first-level cache can wait for fewer lines than the memory needs under way.
-template <int kLines, bool kAhead>  // kLines: of values a group
+// to_second: the same order, every line prefetched to the second-level cache.  For CPUs whose prefetcher loses the
+// stream at whatever else is touched between panels, or at the end of a page.
+//
+// in_steps: more tokens keep the CPU too busy to run ahead: prefetches do, group by group, through all bytes in order.
+// In two steps, since the first-level cache can wait for fewer lines than the memory needs under way.
+enum class Fetch { by_cpu, to_second, in_steps };
+
+template <int kLines, Fetch kFetch>  // kLines: of values a group
 struct PanelStream {
-  static constexpr int64_t kNear = 4096, kFar = 12288;  // bytes ahead
+  static constexpr int64_t kSecond = 2560, kNear = 4096, kFar = 12288;  // bytes ahead
   const uint8_t* at;
   int64_t step;  // all bytes of a panel, a group
 
   PanelStream(const uint8_t* panel, const PanelLayout& layout)
       : at(panel + layout.values), step(ceil_div(layout.bytes, layout.groups)) {
-    for (int64_t i = 0; kAhead && i < layout.values; i += 64) {
+    for (int64_t i = 0; kFetch != Fetch::in_steps && i < layout.values; i += 64) {
+      if (kFetch == Fetch::to_second) __builtin_prefetch(panel + i + kSecond, 0, 2);
       const uint8_t byte = panel[i];
       asm volatile("" ::"r"(byte));
     }
   }
 
   inline void group() {
-    if (kAhead) return;
+    if (kFetch == Fetch::by_cpu) return;
+    if (kFetch == Fetch::to_second) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + kSecond + i * 64, 0, 2);
+      at += kLines * 64;
+      return;
+    }
 #pragma GCC unroll 9
     for (int i = 0; i <= kLines; ++i) {
       __builtin_prefetch(at + kNear + i * 64, 0, 3);

@@ -62,7 +62,7 @@ struct TileGrid {
   static TileGrid plan(const LinearKernels& kernels, int64_t panels, int64_t panel_bytes, int64_t tokens,
                        int64_t pair) {
     constexpr int64_t kTilesPerThread = 4;       // lets threads that were held up be overtaken
-    constexpr int64_t kMostGemvBytes = 1 << 18;  // enough to hide what taking a tile costs
+    constexpr int64_t kMostGemvBytes = 1 << 20;  // enough to hide what taking a tile costs
     constexpr int64_t kFewestTokens = 64;        // unpacking is a few per cent of a tile of so many tokens
     TileGrid grid{panels, 1, tokens, tokens};
     const int64_t threads = team_size(), wanted = threads == 1 ? 1 : threads * kTilesPerThread;
