@@ -17,7 +17,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   const int32_t* offsets = x.group_offsets + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
-  PanelStream<4, T == 1 ? Fetch::by_cpu : Fetch::in_steps> stream(panel, layout);
+  PanelStream<4, T == 1 ? Fetch::by_cpu : Fetch::long_steps> stream(panel, layout);
   __m256i total[2][2][T];  // [h][low, high]
   __m256 total_f[2][T];
   int32_t offset[T] = {};  // since the last scale
@@ -107,7 +107,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int64_t row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
   const uint8_t* w = panel + layout.values;
-  PanelStream<8, T == 1 ? Fetch::by_cpu : Fetch::in_steps> stream(panel, layout);
+  PanelStream<8, T == 1 ? Fetch::by_cpu : Fetch::long_steps> stream(panel, layout);
   __m256i total[2][T];
 #pragma GCC unroll 4
   for (int h = 0; h < 2; ++h)

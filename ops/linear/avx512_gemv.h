@@ -175,7 +175,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   }
 }
 
-template <int T, Fetch F = Fetch::in_steps>
+template <int T, Fetch F = Fetch::long_steps>
 void gemv_count(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
                 float* out) {
   if (layout.scheme == Scheme::i8) return gemv_int8<T, F>(panel, layout, x, first, out);
@@ -194,7 +194,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   switch (tokens) {
     case 1:
-      return (leaves_reading_ahead() ? gemv_count<1, Fetch::to_second>
+      return (leaves_reading_ahead() ? gemv_count<1, Fetch::short_steps>
                                      : gemv_count<1, Fetch::by_cpu>)(panel, layout, x, first, out);
     case 2:
       return gemv_count<2>(panel, layout, x, first, out);

@@ -52,7 +52,7 @@ void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8
   __m512i acc[T];
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(offsets[t]);
-  PanelStream<Weights::kLines, Fetch::in_steps> stream(panel, layout);
+  PanelStream<Weights::kLines, Fetch::long_steps> stream(panel, layout);
   Weights weights;
   for (int64_t g = 0; g < layout.groups; ++g, multipliers += 8) {
     stream.group();

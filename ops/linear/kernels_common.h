@@ -70,42 +70,37 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
 // than any prefetches of ours.  It would lose it between values here and scales or multipliers there, so these are read
 // first, in order.
 //
-// to_second: the same order, every line prefetched to the second-level cache.  For CPUs whose prefetcher loses the
-// stream at whatever else is touched between panels, or at the end of a page.
-//
-// in_steps: more tokens keep the CPU too busy to run ahead: prefetches do, group by group, through all bytes in order.
-// In two steps, since the first-level cache can wait for fewer lines than the memory needs under way.
-enum class Fetch { by_cpu, to_second, in_steps };
+// Otherwise every line of the stream is prefetched, in two steps, since the first-level cache can wait for fewer lines
+// than the memory needs under way.  short_steps: for CPUs whose own prefetcher would fetch as well, but loses the stream at
+// whatever else is touched between panels.  long_steps: more tokens keep any CPU too busy to run ahead.
+enum class Fetch { by_cpu, short_steps, long_steps };
 
 template <int kLines, Fetch kFetch>  // kLines: of values a group
 struct PanelStream {
-  static constexpr int64_t kSecond = 2560, kNear = 4096, kFar = 12288;  // bytes ahead
+  static constexpr int64_t kNear = kFetch == Fetch::short_steps ? 1024 : 4096;  // bytes ahead
+  static constexpr int64_t kFar = kFetch == Fetch::short_steps ? 4096 : 12288;
   const uint8_t* at;
-  int64_t step;  // all bytes of a panel, a group
 
-  PanelStream(const uint8_t* panel, const PanelLayout& layout)
-      : at(panel + layout.values), step(ceil_div(layout.bytes, layout.groups)) {
-    for (int64_t i = 0; kFetch != Fetch::in_steps && i < layout.values; i += 64) {
-      if (kFetch == Fetch::to_second) __builtin_prefetch(panel + i + kSecond, 0, 2);
-      const uint8_t byte = panel[i];
+  PanelStream(const uint8_t* panel, const PanelLayout& layout) : at(panel) {
+    for (; at < panel + layout.values; at += 64) {
+      prefetch(at);
+      if (kFetch == Fetch::long_steps) continue;
+      const uint8_t byte = *at;
       asm volatile("" ::"r"(byte));
     }
   }
 
   inline void group() {
-    if (kFetch == Fetch::by_cpu) return;
-    if (kFetch == Fetch::to_second) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + kSecond + i * 64, 0, 2);
-      at += kLines * 64;
-      return;
-    }
-#pragma GCC unroll 9
-    for (int i = 0; i <= kLines; ++i) {
-      __builtin_prefetch(at + kNear + i * 64, 0, 3);
-      __builtin_prefetch(at + kFar + i * 64, 0, 2);
-    }
-    at += step;
+    for (int i = 0; i < kLines; ++i) prefetch(at + i * 64);
+    at += kLines * 64;
+  }
+
+ private:
+  static inline void prefetch(const uint8_t* line) {
+    if (kFetch == Fetch::by_cpu) return;
+    __builtin_prefetch(line + kNear, 0, 3);
+    __builtin_prefetch(line + kFar, 0, 2);
   }
 };
 
