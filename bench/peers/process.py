@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,10 @@ class EngineProcess:
         """Sends a request and waits for its answer; the process runs for no longer."""
         assert self.process.stdin is not None
         self._signal(signal.SIGCONT)
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
         try:
+            with suppress(BrokenPipeError):  # it has ended, as its answer will say
+                self.process.stdin.write(json.dumps(request) + "\n")
+                self.process.stdin.flush()
             return self._answer()
         finally:
             self._signal(signal.SIGSTOP)

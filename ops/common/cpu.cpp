@@ -8,6 +8,10 @@
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace armllm {
@@ -35,6 +39,7 @@ constexpr NamedFeature kFeatureNames[] = {
     {kAvx512, "avx512"},
     {kAvx512Vnni, "avx512_vnni"},
     {kAvx512Bf16, "avx512_bf16"},
+    {kAmxInt8, "amx_int8"},
 };
 
 constexpr int kSveLength = 51, kSmeLength = 64;
@@ -52,6 +57,17 @@ int vector_bits([[maybe_unused]] int option) {
 
 // The kernels divide lines of 64 bytes into whole vectors; no CPU has others.
 [[maybe_unused]] bool usable(int bits) { return bits == 128 || bits == 256 || bits == 512; }
+
+#if defined(__x86_64__)
+// Whether the CPU multiplies tiles of INT8, and the system lets this process: it saves them for those that ask alone.
+bool has_amx() {
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTile) == 0 || (d & kInt8) == 0) return false;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA (Linux 5.16)
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
 
 uint64_t detect() {
   uint64_t found = 0;
@@ -82,6 +98,7 @@ uint64_t detect() {
     found |= kAvx512;
   if (__builtin_cpu_supports("avx512vnni")) found |= kAvx512Vnni;
   if (__builtin_cpu_supports("avx512bf16")) found |= kAvx512Bf16;
+  if (has_amx()) found |= kAmxInt8;
 #endif
   return found;
 }

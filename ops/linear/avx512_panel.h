@@ -5,7 +5,7 @@
 
 #include "linear/kernels_common.h"
 
-namespace armllm::avx512 {
+namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
@@ -105,4 +105,4 @@ ARMLLM_INLINE void row_nibbles(const uint8_t* p, __m512i* low, __m512i* high) {
 }
 
 }  // namespace
-}  // namespace armllm::avx512
+}  // namespace armllm::ARMLLM_VARIANT
