@@ -11,7 +11,7 @@ namespace armllm::amx {
 namespace {
 
 constexpr int kTokens = 64;     // of one call of gemm
-constexpr int kPanels = 4;      // the same
+constexpr int kPanels = 8;      // the same
 constexpr int64_t kTile = 16;   // tokens, or rows
 constexpr int64_t kDepth = 64;  // k
 

@@ -22,6 +22,7 @@ int main(int count, char** names) {
   std::vector<std::string> missing(names + 1, names + count);
   Report report;
   test_crew(report);
+  test_shares(report);
   for (const Variant& v : armllm::all_variants()) {
     if (!armllm::runs_here(v)) continue;
     bool wanted = count == 1;

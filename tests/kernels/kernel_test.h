@@ -145,6 +145,7 @@ void test_rows(const Variant& tested, const Variant& truth, Report& report);
 void test_attention(const Variant& tested, const Variant& truth, Report& report);
 // Parts of calls against whole ones.
 void test_crew(Report& report);
+void test_shares(Report& report);
 void test_linear_parts(const Variant& tested, Report& report);
 void test_row_parts(const Variant& tested, Report& report);
 void test_attention_parts(const Variant& tested, Report& report);
