@@ -3,6 +3,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -37,6 +39,34 @@ inline int64_t chains(int64_t rounds, Sum zero, const Step& step) {
   return rounds * kChains;
 }
 
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, others[15] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Whether Linux lets this process use tiles, which have to be asked for.
+bool may_use_tiles() {
+  static const bool may = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return may;
+}
+
+#define MULTIPLY_TILES(instruction)                                                                        \
+  asm volatile(instruction " %%tmm6, %%tmm4, %%tmm0\n" instruction " %%tmm7, %%tmm4, %%tmm1\n" instruction \
+                           " %%tmm6, %%tmm5, %%tmm2\n" instruction " %%tmm7, %%tmm5, %%tmm3" ::)
+
+// So many rounds of four products of tiles; gives how many products.
+template <typename Round>
+int64_t tiles(int64_t rounds, const Round& round) {
+  const TileConfig config;
+  asm volatile("ldtilecfg %0" ::"m"(config));
+  for (int64_t i = 0; i < rounds; ++i) round();
+  asm volatile("tilerelease" ::);
+  return 4 * rounds;
+}
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -64,6 +94,9 @@ void read_memory(const char* data, int64_t bytes) {
 
 // INT8 multiply-accumulates done, or 0 where this was built without an instruction for them.
 int64_t multiply_int8(int64_t rounds) {
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+  if (may_use_tiles()) return 16 * 16 * 64 * tiles(rounds, [] { MULTIPLY_TILES("tdpbssd"); });
+#endif
 #if defined(__AVX512VNNI__)
   const __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
   return 64 * chains(rounds, _mm512_setzero_si512(), [&](__m512i s) { return _mm512_dpbusd_epi32(s, a, b); });
@@ -80,6 +113,9 @@ int64_t multiply_int8(int64_t rounds) {
 
 // The same of bfloat16.
 int64_t multiply_bf16(int64_t rounds) {
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+  if (may_use_tiles()) return 16 * 16 * 32 * tiles(rounds, [] { MULTIPLY_TILES("tdpbf16ps"); });
+#endif
 #if defined(__AVX512BF16__)
   const __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f80), b = (__m512bh)_mm512_set1_epi16(0x3f00);
   return 32 * chains(rounds, _mm512_setzero_ps(), [&](__m512 s) { return _mm512_dpbf16_ps(s, a, b); });

@@ -6,7 +6,9 @@
 #include "attention/softmax.h"
 #include "attention/transposed.h"
 #include "attention/write.h"
-#if defined(ARMLLM_VARIANT_avx512bf16)
+#if defined(ARMLLM_VARIANT_amx)
+#include "attention/product_bf16_amx.h"
+#elif defined(ARMLLM_VARIANT_avx512bf16)
 #include "attention/product_bf16_avx512.h"
 #endif
 #if defined(ARMLLM_VARIANT_avx512)
@@ -53,7 +55,9 @@ int64_t tile_rows(const AttentionArgs& args) {
 // What multiplies each type of cache.
 using F32Products = Transposed<float>;
 using F16Products = Transposed<f16>;
-#if defined(ARMLLM_VARIANT_avx512bf16)
+#if defined(ARMLLM_VARIANT_amx)
+using Bf16Products = Grouped<TilesBf16>;
+#elif defined(ARMLLM_VARIANT_avx512bf16)
 using Bf16Products = Grouped<DotBf16>;
 #else
 using Bf16Products = Grouped<Lanes<bf16, 4, FloatWeights> >;

@@ -33,8 +33,9 @@ class Softmax<P, Bf16Powers> {
  public:
   static void soften_rows(const AttentionArgs& args, const AttentionTile& t, const Split&, int64_t row,
                           int64_t rows) {
-    static_assert(P::kRows <= kMostRows, "there is room for what each row has found");
-    Softmax(args, t).soften(row, rows);
+    const Span group = visible(t, row, rows);
+    for (int64_t r = 0; r < rows; r += kMostRows)
+      Softmax(args, t).soften(row + r, smaller(kMostRows, rows - r), group);
   }
 
  private:
@@ -43,8 +44,7 @@ class Softmax<P, Bf16Powers> {
   Softmax(const AttentionArgs& args, const AttentionTile& t) : t_(t), cap_(args.softcap * kLog2E) {}
 
   // Reductions are chains of instructions that wait for each other: those of all rows run side by side.
-  void soften(int64_t row, int64_t rows) const {
-    const Span group = visible(t_, row, rows);
+  void soften(int64_t row, int64_t rows, Span group) const {
     F32 of_row[kMostRows];
     float top[kMostRows];
     for (int64_t r = 0; r < rows; ++r) of_row[r] = highest(row + r);

@@ -39,7 +39,7 @@ constexpr NamedFeature kFeatureNames[] = {
     {kAvx512, "avx512"},
     {kAvx512Vnni, "avx512_vnni"},
     {kAvx512Bf16, "avx512_bf16"},
-    {kAmxInt8, "amx_int8"},
+    {kAmx, "amx"},
 };
 
 constexpr int kSveLength = 51, kSmeLength = 64;
@@ -59,11 +59,11 @@ int vector_bits([[maybe_unused]] int option) {
 [[maybe_unused]] bool usable(int bits) { return bits == 128 || bits == 256 || bits == 512; }
 
 #if defined(__x86_64__)
-// Whether the CPU multiplies tiles of INT8, and the system lets this process: it saves them for those that ask alone.
+// Whether the CPU multiplies tiles, and the system lets this process: it saves them for those that ask alone.
 bool has_amx() {
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTile) == 0 || (d & kInt8) == 0) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA (Linux 5.16)
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
@@ -98,7 +98,7 @@ uint64_t detect() {
     found |= kAvx512;
   if (__builtin_cpu_supports("avx512vnni")) found |= kAvx512Vnni;
   if (__builtin_cpu_supports("avx512bf16")) found |= kAvx512Bf16;
-  if (has_amx()) found |= kAmxInt8;
+  if (has_amx()) found |= kAmx;
 #endif
   return found;
 }

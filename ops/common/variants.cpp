@@ -80,7 +80,7 @@ Rows all_rows() {
   ARMLLM_ADD(avx2, "scalar", kHaswell, true, "VPMADDUBSW", "FMA, 256 bits", "256 bits")
   ARMLLM_ADD(avx512, "avx2", kCascadeLake, true, "VPDPBUSD", "FMA, 512 bits", "512 bits")
   ARMLLM_ADD(avx512bf16, "avx512", kCascadeLake | kAvx512Bf16, true, nullptr, "VDPBF16PS", nullptr)
-  ARMLLM_ADD(amx, "avx512bf16", kCascadeLake | kAvx512Bf16 | kAmxInt8, true, "TDPBSSD", nullptr, nullptr)
+  ARMLLM_ADD(amx, "avx512bf16", kCascadeLake | kAvx512Bf16 | kAmx, true, "TDPBSSD", "TDPBF16PS", nullptr)
 #elif defined(__aarch64__)
   constexpr uint64_t kV82 = kAsimd | kFp16 | kDotprod, kV86 = kV82 | kFhm | kI8mm | kBf16;
   // At 128 bits SVE does what NEON does, without its indexed operands.

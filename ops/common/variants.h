@@ -65,7 +65,7 @@ enum Feature : uint64_t {
   kAvx512 = 1u << 19,  // F, BW, VL, DQ
   kAvx512Vnni = 1u << 20,
   kAvx512Bf16 = 1u << 21,
-  kAmxInt8 = 1u << 22,
+  kAmx = 1u << 22,
 };
 
 uint64_t cpu_features();

@@ -1,6 +1,5 @@
 // Products of many tokens with AMX: tiles of 16 tokens × 64 k and 64 k × 16 rows.  Few tokens go through AVX-512.
-//
-// Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
+#include "common/amx_tiles.h"
 #include "linear/avx512_unpack.h"
 
 namespace armllm::avx512 {
@@ -15,31 +14,14 @@ constexpr int kPanels = 8;      // the same
 constexpr int64_t kTile = 16;   // tokens, or rows
 constexpr int64_t kDepth = 64;  // k
 
-// Operand of LDTILECFG.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Tiles 0 … 3 are sums, [tokens][panel]; 4 and 5 tokens, 6 and 7 weights.
 void configure(int first_tokens, int second_tokens) {
   TileConfig config;
   const int tokens[2] = {first_tokens, second_tokens};
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = i >= 6 ? kTile : uint8_t(tokens[i < 4 ? i / 2 : i - 4]);
-    if (config.rows[i] == 0) config.row_bytes[i] = 0;
-  }
-  asm volatile("ldtilecfg %0" ::"m"(config));
+  for (int i = 0; i < 8; ++i) config.set(i, i >= 6 ? kTile : tokens[i < 4 ? i / 2 : i - 4]);
+  config.use();
 }
 
-// The compiler knows nothing of tiles: GCC's own intrinsics do not say which memory they read.
-#define ARMLLM_TILE_LOAD(tile, from, stride) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(from), "r"(int64_t(stride)) : "memory")
-#define ARMLLM_TILE_STORE(tile, to, stride) \
-  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(int64_t(stride)) : "memory")
-#define ARMLLM_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
 #define ARMLLM_TILE_DOT(sums, tokens, weights) \
   asm volatile("tdpbssd %%tmm" #weights ", %%tmm" #tokens ", %%tmm" #sums::)
 
@@ -121,7 +103,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
                out + t * out_stride + p * kPanel, out_stride);
     }
   }
-  asm volatile("tilerelease" ::);  // or the system would save the tiles of a thread that no longer uses them
+  release_tiles();
 }
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w, int32_t*,

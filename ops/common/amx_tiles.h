@@ -1,0 +1,35 @@
+// AMX: registers of 16 rows of 64 bytes.  Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1,
+// chapter 18.
+//
+// Instructions are written out: GCC's intrinsics do not say which memory they read.
+#pragma once
+
+#include <cstdint>
+
+namespace armllm {
+namespace {
+
+// Operand of LDTILECFG: how much of each tile is used.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int64_t tile_rows) {
+    rows[tile] = static_cast<uint8_t>(tile_rows);
+    row_bytes[tile] = tile_rows == 0 ? 0 : 64;
+  }
+  void use() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
+};
+
+// Or the system would save the tiles of a thread that no longer uses them.
+inline void release_tiles() { asm volatile("tilerelease" ::); }
+
+}  // namespace
+}  // namespace armllm
+
+#define ARMLLM_TILE_LOAD(tile, from, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(from), "r"(int64_t(stride)) : "memory")
+#define ARMLLM_TILE_STORE(tile, to, stride) \
+  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(int64_t(stride)) : "memory")
+#define ARMLLM_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
