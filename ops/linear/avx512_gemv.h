@@ -184,7 +184,7 @@ void gemv_count(const uint8_t* panel, const PanelLayout& layout, const Activatio
   return gemv_rows<T, F>(panel, layout, x, first, out);
 }
 
-// Measured on Zen 4 and Sapphire Rapids; see Fetch.
+// Measured on Zen 4 and on a Xeon with AMX; see Fetch.
 inline bool leaves_reading_ahead() {
   static const bool found = __builtin_cpu_is("intel");
   return found;
