@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,17 @@ def test_engines_that_are_missing_are_left_out(
     options = peers.parsed(["--engines", "ours,llama.cpp,vllm", "--vllm-python", "/other"])
     assert peers.interpreters(options) == {"ours": sys.executable, "vllm": "/other"}
     assert "llama is left out" in capsys.readouterr().err
+
+
+def test_an_engine_that_has_ended_is_told_of(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho '{\"ready\": true}'\n")
+    python.chmod(0o755)
+    engine = process.EngineProcess("ours", "1b", str(python), 1, tmp_path, tmp_path / "log")
+    engine._signal(signal.SIGCONT)
+    engine.process.wait()
+    with pytest.raises(RuntimeError, match="it has ended; see .*log"):
+        engine.ask({"ways": "decode-1"})
 
 
 def test_unknown_names_are_refused() -> None:
