@@ -10,8 +10,9 @@ step makes the text of every answer, as streaming does; with ``--final`` none do
 
 With ``--anew`` every other greedy step points the plan at its data anew, which steps of as many answers as
 the one before are spared; a third line has what the model takes in steps of both kinds.  With ``--inside``
-every tenth greedy step is run once more with a clock at each instruction: a line has the median of their sum,
-and of a step what is none of it.
+every fifth greedy step has a clock at each instruction: a line has medians of the sum of instructions, of
+the way into the call, of what lies before the first, between them and behind the last; ``framework`` is all
+but the instructions, ``outside_model`` included, and ``share`` its part of a step.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from random import Random
 from statistics import median, quantiles
 from typing import Any
 
-import torch
-
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.joined_head import Computed, JoinedHead
 from torch_armllm.engine.load import load_engine
@@ -36,6 +35,9 @@ from torch_armllm.native_plan import StepInputs
 
 MODEL = ("decode", "head")
 """Phases that the model takes; greedy steps have its head in the first of them."""
+
+INSIDE = ("instructions", "entry", "before", "between", "behind")
+"""Parts of the model's phase."""
 
 
 def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
@@ -78,13 +80,24 @@ def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
     return kinds
 
 
-def instructions(joined: JoinedHead) -> float:
-    """Microseconds of all instructions of the last greedy step, run once more."""
-    inputs = joined._inputs
-    assert inputs is not None
-    hidden = joined._body.run(inputs)
-    head = torch.ops.armllm.plan_profile(joined._head._handle, [hidden], inputs.tokens)
-    return float(sum(times[:-2, 0].sum() for times in (joined._body.profile(inputs), head))) / 1e3
+def time_every_fifth_step() -> list[list[float]]:
+    """Returns where the microseconds of greedy steps go: of those timed, those of each row of `INSIDE`."""
+    found: list[list[float]] = []
+    run, number = JoinedHead.run, itertools.count()
+
+    def timed(self: JoinedHead, inputs: StepInputs) -> Computed:
+        if next(number) % 5 != 4:
+            return run(self, inputs)
+        began = time.monotonic_ns()
+        computed, times = self.run_timed(inputs)
+        if times is not None:
+            *each, first, last = (times.double() / 1e3).tolist()
+            instructions, between = (sum(row[column] for row in each) for column in (0, 2))
+            found.append([instructions, first[1] - began / 1e3, first[0], between, last[0]])
+        return computed
+
+    JoinedHead.run = timed  # type: ignore[method-assign]
+    return found
 
 
 def main() -> None:
@@ -105,6 +118,7 @@ def main() -> None:
         "--inside", action="store_true", help="every tenth step's instructions are timed as well"
     )
     options = parser.parse_args()
+    inside = time_every_fifth_step() if options.inside else []
     again, anew = begin_every_other_step_anew() if options.anew else ([], [])
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
@@ -123,14 +137,8 @@ def main() -> None:
         for number in range(options.batch):
             prompt = [random.randrange(engine.sampler.vocab_size) for _ in range(options.prompt)]
             engine.add_request(str(number), prompt, params)
-        inside = []
-        for number in itertools.count():
+        while engine.has_unfinished_requests():
             engine.step()
-            if not engine.has_unfinished_requests():
-                break
-            joined = engine.runner._joined if options.inside and number % 10 == 9 else None
-            if joined is not None:
-                inside.append(instructions(joined))
         events = json.loads(trace.read_text())
     found = phases(events, options.batch)
     for name, cut in (("median", 50), ("tenth_percentile", 10)):
@@ -143,8 +151,10 @@ def main() -> None:
     if anew:
         print(json.dumps({"again": round(median(again), 1), "anew": round(median(anew), 1)}))
     if inside:
-        step, within = median(found["step"]), median(inside)
-        print(json.dumps({"instructions": round(within, 1), "all_else": round(step - within, 1)}))
+        parts = dict(zip(INSIDE, map(median, zip(*inside, strict=True)), strict=True))
+        framework = median(found["outside_model"]) + sum(parts.values()) - parts["instructions"]
+        shown = {name: round(micro, 1) for name, micro in {**parts, "framework": framework}.items()}
+        print(json.dumps({**shown, "share": round(framework / median(found["step"]), 4)}))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class NativePlan:
         )
         return ticket
 
-    def repeating(self, following: NativePlan) -> Callable[[int], bool]:
+    def repeating(self, following: NativePlan) -> Callable[[int, int | None], bool]:
         """What does once more what `run_then` did, on the same memory with other values in it.
 
         Both plans, and the tensors of that call, must still be there whenever it is called.
@@ -98,8 +98,10 @@ class NativePlan:
             following: the other plan.
 
         Returns:
-            A function of the ticket that `run_then` gave.  It returns False where nothing was done, as either
-            plan has run another step meanwhile, or the values, or torch's threads, want a new beginning.
+            A function of the ticket that `run_then` gave, and of None or the address of a table for times, as
+            `profile` makes them, of the instructions of both plans.  It returns False where nothing was done,
+            as either plan has run another step meanwhile, or the values, or torch's threads, want a new
+            beginning.
         """
         return functools.partial(_entry(), self._handle, following._handle)
 
@@ -109,16 +111,17 @@ class NativePlan:
         Returns:
             int64 ``(instructions + 2, 3)``, nanoseconds: what an instruction took, what all threads together
             computed of it, and the time since the one before it; then rows whose first column has the time
-            before the first instruction and behind the last.
+            before the first instruction and behind the last, and whose second has what the monotonic clock
+            showed at the beginning and at the end.
         """
         found: Tensor = torch.ops.armllm.plan_profile(self._handle, _tensors(inputs), inputs.tokens)
         return found
 
 
 @functools.cache
-def _entry() -> Callable[[int, int, int], bool]:
+def _entry() -> Callable[[int, int, int, int | None], bool]:
     found = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_run_again
-    found.argtypes, found.restype = (ctypes.c_int64,) * 3, ctypes.c_bool
+    found.argtypes, found.restype = (*(ctypes.c_int64,) * 3, ctypes.c_void_p), ctypes.c_bool
     return found
 
 

@@ -184,10 +184,10 @@ int64_t Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, const std:
   return ticket_;
 }
 
-bool Plan::run_again(Plan& next, int64_t ticket) {
+bool Plan::run_again(Plan& next, int64_t ticket, TaskTime* times) {
   std::scoped_lock alone(running_, next.running_);
   if (ticket == 0 || ticket_ != ticket || next.ticket_ != ticket || !fits() || !next.fits()) return false;
-  armllm::run(joined_.data(), static_cast<int64_t>(joined_.size()));
+  run_timed(joined_.data(), static_cast<int64_t>(joined_.size()), times);
   return true;
 }
 
@@ -223,18 +223,11 @@ int64_t plan_run_then(int64_t handle, int64_t next, std::vector<Tensor> inputs, 
   return plan_of(handle)->run_then(*plan_of(next), inputs, results, tokens);
 }
 
-// Runs a step; (instructions + 2, 3) nanoseconds: what an instruction took, what all threads together computed of it,
-// and the time since the one before.  The last rows: before the first instruction, behind the last.
-Tensor plan_profile(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) {
-  const std::shared_ptr<Plan> plan = plan_of(handle);
-  const int64_t count = plan->size(), sizes[2] = {count + 2, 3};
-  std::vector<TaskTime> times(count);
-  const Nanoseconds began = monotonic_time();
-  plan->run(inputs, tokens, times.data());
-  const Nanoseconds ended = monotonic_time();
-  Tensor found = torch::stable::new_zeros(inputs.at(0), {sizes, 2}, torch::headeronly::ScalarType::Long);
-  auto* row = static_cast<int64_t*>(found.data_ptr());
-  Nanoseconds last = count == 0 ? began : times[0].began.load();
+// Writes (instructions + 2, 3) nanoseconds: what an instruction took, what all threads together computed of it, and the
+// time since the one before.  The last rows: before the first instruction and behind the last, and what the clock showed
+// when that began and ended.
+void tabulate(const std::vector<TaskTime>& times, Nanoseconds began, Nanoseconds ended, int64_t* row) {
+  Nanoseconds last = times.empty() ? began : times[0].began.load();
   const Nanoseconds before = last - began;
   for (const TaskTime& time : times) {
     row[0] = time.ended - time.began;
@@ -244,8 +237,31 @@ Tensor plan_profile(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) 
     row += 3;
   }
   row[0] = before;
+  row[1] = began;
   row[3] = ended - last;
+  row[4] = ended;
+}
+
+Tensor plan_profile(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) {
+  const std::shared_ptr<Plan> plan = plan_of(handle);
+  const int64_t count = plan->size(), sizes[2] = {count + 2, 3};
+  std::vector<TaskTime> times(count);
+  const Nanoseconds began = monotonic_time();
+  plan->run(inputs, tokens, times.data());
+  const Nanoseconds ended = monotonic_time();
+  Tensor found = torch::stable::new_zeros(inputs.at(0), {sizes, 2}, torch::headeronly::ScalarType::Long);
+  tabulate(times, began, ended, static_cast<int64_t*>(found.data_ptr()));
   return found;
+}
+
+bool run_again(int64_t handle, int64_t next, int64_t ticket, int64_t* table) {
+  if (table == nullptr) return plan_of(handle)->run_again(*plan_of(next), ticket, nullptr);
+  const Nanoseconds began = monotonic_time();
+  const std::shared_ptr<Plan> plan = plan_of(handle), following = plan_of(next);
+  std::vector<TaskTime> times(plan->size() + following->size());
+  if (!plan->run_again(*following, ticket, times.data())) return false;
+  tabulate(times, began, monotonic_time(), table);
+  return true;
 }
 
 void plan_free(int64_t handle) {
@@ -256,12 +272,14 @@ void plan_free(int64_t handle) {
 }  // namespace
 }  // namespace armllm
 
-// Whether a step was run again.  No op, since it takes no tensors: torch's dispatcher is as long a way as all else
-// that surrounds a small model's step, where nothing of it is in the caches.
+// Whether a step was run again.  `table`: null, or where its times go, of the instructions of both plans.  No op, since
+// it takes no tensors: torch's dispatcher is as long a way as all else that surrounds a small model's step, where nothing
+// of it is in the caches.
 extern "C" __attribute__((visibility("default"))) bool armllm_plan_run_again(int64_t handle, int64_t next,
-                                                                             int64_t ticket) noexcept {
+                                                                             int64_t ticket,
+                                                                             int64_t* table) noexcept {
   try {
-    return armllm::plan_of(handle)->run_again(*armllm::plan_of(next), ticket);
+    return armllm::run_again(handle, next, ticket, table);
   } catch (...) {  // it will come again where it can be told
     return false;
   }

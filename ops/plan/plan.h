@@ -99,7 +99,8 @@ class Plan {
   // Does once more what `run_then` did, on the same memory with other values in it.  To point all instructions at a
   // step's data touches every one of them, and no cache holds them behind a step's weights.  False: nothing was
   // done, since another step has run meanwhile or these values need other sizes.
-  bool run_again(Plan& next, int64_t ticket);
+  // `times`: of each instruction of both, or null.
+  bool run_again(Plan& next, int64_t ticket, TaskTime* times);
   int64_t size() const { return static_cast<int64_t>(tasks_.size()); }
 
  private:

@@ -150,6 +150,23 @@ def test_other_kernels_take_over_between_steps() -> None:
                 assert torch.equal(runner.compute(step, best=True).logits, expected)
 
 
+def test_a_step_that_is_timed_has_the_same_bits() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step = decoding(runner, 3)
+    for _ in range(2):  # the first joins head and body
+        expected = runner.compute(step, best=True).logits.clone()
+    joined = runner._joined
+    assert joined is not None and joined._inputs is not None
+    computed, times = joined.run_timed(joined._inputs)
+    assert torch.equal(computed.logits, expected)
+    assert times is not None and (times[:, 0] > 0).all()
+    first, last = times[-2:].tolist()
+    assert last[1] - first[1] == times[:-2, [0, 2]].sum() + first[0] + last[0]
+    runner.plan.run(joined._inputs)
+    computed, times = joined.run_timed(joined._inputs)
+    assert torch.equal(computed.logits, expected) and times is None
+
+
 def test_ids_are_checked_in_every_step() -> None:
     runner = ModelRunner(patched("int8", torch.float32), 8)
     step = decoding(runner, 2)

@@ -44,13 +44,25 @@ class JoinedHead:
         self._vocabulary, self._dtype = head.out_features, body.program.dtype
         self._inputs: StepInputs | None = None  # of the last step
         self._ticket = 0
+        self._times = torch.empty(body.instructions + self._head.instructions + 2, 3, dtype=torch.int64)
         self._reserve(1)
 
     def run(self, inputs: StepInputs) -> Computed:
         """A step all of whose tokens need logits."""
-        if inputs is not self._inputs or not self._again(self._ticket):
+        if inputs is not self._inputs or not self._again(self._ticket, None):
             self._begin(inputs)
         return self._computed
+
+    def run_timed(self, inputs: StepInputs) -> tuple[Computed, Tensor | None]:
+        """As `run`; with it come the times of a step that does what the last one did with other values.
+
+        Returns:
+            What is computed, and `NativePlan.profile`'s table, of body and head.
+        """
+        if inputs is self._inputs and self._again(self._ticket, self._times.data_ptr()):
+            return self._computed, self._times
+        self._begin(inputs)
+        return self._computed, None
 
     def _begin(self, inputs: StepInputs) -> None:
         self._inputs = None
