@@ -56,8 +56,7 @@ demo: $(READY) $(MODEL)
 	$(BIN)/torch-armllm demo $(ARGS)
 
 test: $(READY) $(MODEL)
-	$(BIN)/cmake --build build/py3-none-* --target kernel_test  # where the install builds: build/{wheel_tag}
-	build/py3-none-*/kernel_test
+	$(BIN)/cmake --build build/py3-none-* --target check_kernels  # where the install builds: build/{wheel_tag}
 	$(PY) -m pytest $(ARGS)
 
 test-arm: $(READY)
@@ -98,8 +97,7 @@ types: $(READY)
 asan: $(READY)
 	$(BIN)/cmake -G Ninja -S ops -B build/asan -DARMLLM_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython3_EXECUTABLE=$(abspath $(PY))
-	$(BIN)/cmake --build build/asan --target all kernel_test
-	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build/asan/kernel_test
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/cmake --build build/asan --target all check_kernels
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest tests/ops -p no:cacheprovider $(ARGS)

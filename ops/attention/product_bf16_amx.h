@@ -77,7 +77,7 @@ class TileSorter {
 #define ARMLLM_TILE_PRODUCT(r, u, sums)                          \
   if constexpr (R > r && U > u) {                                \
     ARMLLM_TILE_LOAD(6, a + r * kTileSize * a_stride, a_stride); \
-    asm volatile("tdpbf16ps %%tmm7, %%tmm6, %%tmm" #sums::);     \
+    ARMLLM_TILE_DOT_BF16(sums, 6, 7);                            \
   }
 
 template <int R, int U>

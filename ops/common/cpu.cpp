@@ -61,6 +61,9 @@ int vector_bits([[maybe_unused]] int option) {
 #if defined(__x86_64__)
 // Whether the CPU multiplies tiles, and the system lets this process: it saves them for those that ask alone.
 bool has_amx() {
+#if defined(ARMLLM_EMULATE_AMX)
+  return true;
+#endif
   constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;

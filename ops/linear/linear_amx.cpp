@@ -22,24 +22,21 @@ void configure(int first_tokens, int second_tokens) {
   config.use();
 }
 
-#define ARMLLM_TILE_DOT(sums, tokens, weights) \
-  asm volatile("tdpbssd %%tmm" #weights ", %%tmm" #tokens ", %%tmm" #sums::)
-
 // Products of one step of k, of up to two tiles of tokens and two panels.
 template <int T, int P>
 ARMLLM_INLINE void step(const int8_t* x, int64_t x_stride, int64_t second_tokens, const int8_t* w,
                         int64_t second_panel) {
   ARMLLM_TILE_LOAD(6, w, 64);
   ARMLLM_TILE_LOAD(4, x, x_stride);
-  ARMLLM_TILE_DOT(0, 4, 6);
+  ARMLLM_TILE_DOT_INT8(0, 4, 6);
   if constexpr (P == 2) {
     ARMLLM_TILE_LOAD(7, w + second_panel, 64);
-    ARMLLM_TILE_DOT(1, 4, 7);
+    ARMLLM_TILE_DOT_INT8(1, 4, 7);
   }
   if constexpr (T == 2) {
     ARMLLM_TILE_LOAD(5, x + second_tokens, x_stride);
-    ARMLLM_TILE_DOT(2, 5, 6);
-    if constexpr (P == 2) ARMLLM_TILE_DOT(3, 5, 7);
+    ARMLLM_TILE_DOT_INT8(2, 5, 6);
+    if constexpr (P == 2) ARMLLM_TILE_DOT_INT8(3, 5, 7);
   }
 }
 

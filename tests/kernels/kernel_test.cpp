@@ -1,8 +1,18 @@
 // kernel_test [VARIANT…]: tests the named variants, or all that the CPU runs.  Fails if a named one does not run here.
+// kernel_test_emulated: the same, of the variants whose instructions are emulated.
 // kernel_test --selected: prints the variant in use, as ARMLLM_ISA and the CPU decide.
 #include "kernel_test.h"
 
 #include <exception>
+
+// Whether it is tested where none is named.
+static bool is_usual([[maybe_unused]] const armllm::Variant& v) {
+#if defined(ARMLLM_EMULATE_AMX)
+  return std::string(v.name) == "amx";
+#else
+  return true;
+#endif
+}
 
 int main(int count, char** names) {
   using namespace armllm_test;
@@ -24,8 +34,11 @@ int main(int count, char** names) {
   test_crew(report);
   test_shares(report);
   for (const Variant& v : armllm::all_variants()) {
-    if (!armllm::runs_here(v)) continue;
-    bool wanted = count == 1;
+    bool wanted = count == 1 && is_usual(v);
+    if (!armllm::runs_here(v)) {
+      if (wanted) std::printf("%s: does not run on this CPU\n", v.name);
+      continue;
+    }
     for (std::string& name : missing)
       if (name == v.name) wanted = true, name.clear();
     if (!wanted) continue;
