@@ -7,9 +7,7 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import torch
+from typing import Any, TypeVar
 
 from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
 from torch_armllm.engine.failure import StepFailedError
@@ -18,15 +16,12 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.loaded_model import LoadedModel
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 T = TypeVar("T")
 
 __all__ = ["AsyncLLM", "EngineDeadError", "StepFailedError"]
 
 
-class AsyncLLM:
+class AsyncLLM(LoadedModel):
     """A model that serves many requests at once, each streamed to whoever asked.
 
     The engine runs in a thread of its own, which sleeps while there is nothing to do; coroutines of several
@@ -45,45 +40,10 @@ class AsyncLLM:
         llm_engine: what computes the answers; it belongs to the engine's thread.
     """
 
-    def __init__(
-        self,
-        model: str | PreTrainedModel,
-        tokenizer: str | PreTrainedTokenizerBase | None = None,
-        *,
-        dtype: str | torch.dtype = "auto",
-        quantization: str | None = "int4",
-        skip_tokenizer_init: bool = False,
-        progress: bool = True,
-        **settings: Any,
-    ) -> None:
-        self._loaded = LoadedModel(
-            model,
-            tokenizer,
-            dtype=dtype,
-            quantization=quantization,
-            skip_tokenizer_init=skip_tokenizer_init,
-            progress=progress,
-            settings=settings,
-        )
-        self.llm_engine = self._loaded.engine
+    def _begin(self) -> None:
         self._thread = EngineThread(self.llm_engine)
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._end = weakref.finalize(self, _end, self._thread, self._tokenizing)
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The patched model; loading it takes a while where only its plan was kept, see `LLM`."""
-        return self._loaded.model
-
-    @property
-    def has_model(self) -> bool:
-        """Whether the model is there, or only what computes its answers."""
-        return self._loaded.has_model
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens the model knows."""
-        return self._loaded.vocabulary
 
     async def generate(
         self,
@@ -112,7 +72,7 @@ class AsyncLLM:
         stream = OutputStream(params)
         name = request_id or f"request-{uuid.uuid4().hex}"
         self._thread.check()
-        if isinstance(prompt, str) and self._loaded.tokenizer_or_none is not None:
+        if isinstance(prompt, str) and self._tokenizer is not None:
             prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
         self._thread.add(name, stream, prompt, params, priority)
         finished = False
@@ -151,20 +111,8 @@ class AsyncLLM:
         """Why the engine does not run any more."""
         return self._thread.error
 
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of prompts and answers.
-
-        Raises:
-            ValueError: the model runs without one.
-        """
-        return self._loaded.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation config recommends."""
-        return self._loaded.default_params
-
     def _tokens(self, prompt: str) -> dict[str, Any]:
-        return {"prompt": prompt, "prompt_token_ids": list(self._loaded.tokenizer(prompt)["input_ids"])}
+        return {"prompt": prompt, "prompt_token_ids": list(self.get_tokenizer()(prompt)["input_ids"])}
 
 
 def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor) -> None:

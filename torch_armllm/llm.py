@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm.auto import tqdm
 
 from torch_armllm.engine.intake import Prompt
@@ -19,14 +18,14 @@ from torch_armllm.interrupts import interrupts_held
 from torch_armllm.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    pass
 
 Prompts = Prompt | Sequence[Prompt]
 """One prompt or several; a list of integers is one prompt."""
 Conversation = list[dict[str, Any]]
 
 
-class LLM:
+class LLM(LoadedModel):
     """A model that answers prompts in batches; names and defaults are vLLM's.
 
     Args:
@@ -51,55 +50,10 @@ class LLM:
         OSError: there is no such checkpoint.
     """
 
-    def __init__(
-        self,
-        model: str | PreTrainedModel,
-        tokenizer: str | PreTrainedTokenizerBase | None = None,
-        *,
-        dtype: str | torch.dtype = "auto",
-        quantization: str | None = "int4",
-        skip_tokenizer_init: bool = False,
-        progress: bool = True,
-        **settings: Any,
-    ) -> None:
-        self._loaded = LoadedModel(
-            model,
-            tokenizer,
-            dtype=dtype,
-            quantization=quantization,
-            skip_tokenizer_init=skip_tokenizer_init,
-            progress=progress,
-            settings={"disable_log_stats": True, **settings},
-        )
-        self.llm_engine = self._loaded.engine
+    _DEFAULTS = {"disable_log_stats": True}
+
+    def _begin(self) -> None:
         self._numbers = itertools.count()
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The patched model."""
-        return self._loaded.model
-
-    @property
-    def has_model(self) -> bool:
-        """Whether the model is there, or only what computes its answers."""
-        return self._loaded.has_model
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens the model knows."""
-        return self._loaded.vocabulary
-
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of prompts and answers.
-
-        Raises:
-            ValueError: the model runs without one.
-        """
-        return self._loaded.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation config recommends."""
-        return self._loaded.default_params
 
     def generate(
         self,
@@ -180,11 +134,10 @@ class LLM:
             **(chat_template_kwargs or {}),
         }
         options |= {n: v for n, v in (("chat_template", chat_template), ("tools", tools)) if v is not None}
-        tokenizer = self._loaded.tokenizer_or_none
         prompts = []
         for index, conversation in enumerate(several):
             with _named("conversation", index, len(several)):
-                prompts.append(conversation_tokens(tokenizer, list(conversation), **options))  # type: ignore[arg-type]
+                prompts.append(conversation_tokens(self._tokenizer, list(conversation), **options))  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(

@@ -1,9 +1,10 @@
-"""What `LLM` and `AsyncLLM` answer with."""
+"""What `LLM` and `AsyncLLM` have in common."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -29,35 +30,27 @@ class LoadedModel:
 
     Of a folder of packed weights that was loaded before, there is no model until somebody asks.
 
-    Args:
-        model: see `torch_armllm.LLM`, as for all other arguments.
-        tokenizer: see there.
-        dtype: see there.
-        quantization: see there.
-        skip_tokenizer_init: see there.
-        progress: see there.
-        settings: see there.
+    Arguments and errors are those of `torch_armllm.LLM`.
 
     Attributes:
-        engine: what computes the answers.
-        tokenizer_or_none: of prompts and answers; None: they are tokens.
-
-    Raises:
-        ValueError: a setting is unknown, or does not fit the model or the memory.
-        OSError: there is no such checkpoint.
+        llm_engine: what computes the answers.
     """
+
+    _DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Settings that differ from `EngineConfig`'s."""
 
     def __init__(
         self,
         model: str | PreTrainedModel,
-        tokenizer: str | PreTrainedTokenizerBase | None,
+        tokenizer: str | PreTrainedTokenizerBase | None = None,
         *,
-        dtype: str | torch.dtype,
-        quantization: str | None,
-        skip_tokenizer_init: bool,
-        progress: bool,
-        settings: dict[str, Any],
+        dtype: str | torch.dtype = "auto",
+        quantization: str | None = "int4",
+        skip_tokenizer_init: bool = False,
+        progress: bool = True,
+        **settings: Any,
     ) -> None:
+        settings = {**self._DEFAULTS, **settings}
         options = take_options(settings)
         config = engine_config(settings)
 
@@ -78,13 +71,17 @@ class LoadedModel:
 
         asked = {"dtype": dtype, "quantization": quantization, **options}
         loaded = load_or_find(model, tokenizer, config, asked, skip_tokenizer_init, load)
-        self.engine, self._model, self.tokenizer_or_none = loaded
+        self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model
         self._one_at_a_time = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What a subclass begins with its engine."""
 
     @property
     def model(self) -> PreTrainedModel:
-        """The patched model."""
+        """The patched model; loading it takes a while where there was only an engine."""
         with self._one_at_a_time:
             if not self.has_model:
                 self._model = self._load_model()
@@ -96,24 +93,22 @@ class LoadedModel:
         return not isinstance(self._model, StoredModel)
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of prompts and answers.
-
-        Raises:
-            ValueError: the model runs without one.
-        """
-        if self.tokenizer_or_none is None:
-            raise ValueError("there is no tokenizer")
-        return self.tokenizer_or_none
-
-    @property
     def vocabulary(self) -> int:
         """How many tokens the model knows."""
         if isinstance(self._model, StoredModel):
             return self._model.forward.vocabulary
         return int(self._model.get_input_embeddings().num_embeddings)
 
-    @property
-    def default_params(self) -> SamplingParams:
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of prompts and answers.
+
+        Raises:
+            ValueError: the model runs without one.
+        """
+        if self._tokenizer is None:
+            raise ValueError("there is no tokenizer")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends."""
         return default_params(getattr(self._model, "generation_config", None))
