@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from random import Random
 from statistics import median
 
 import torch
@@ -25,8 +26,10 @@ from torch_armllm.latency import step_bytes
 def step_seconds(engine: LLMEngine, batch: int) -> float:
     """Of a decode step of so many answers."""
     params = SamplingParams(temperature=0.0, max_tokens=33, ignore_eos=True)
+    random = Random(0)
     for number in range(batch):
-        engine.add_request(str(number), {"prompt_token_ids": list(range(number, number + 128))}, params)
+        prompt = [random.randrange(engine.sampler.vocab_size) for _ in range(128)]
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
     seconds = []
     while engine.has_unfinished_requests():
         began = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.decode_bandwidth import step_seconds
 from bench.engine_churn import Churn, build, held
 from bench.engine_overhead import INSIDE, begin_every_other_step_anew, phases, time_every_fifth_step
 from tests.engine.engines import answer_ids, engine
@@ -63,3 +64,10 @@ def test_every_fifth_step_is_timed_within_and_gives_the_same(monkeypatch: pytest
     assert answer_ids(engine(), prompts, params) == expected
     assert len(inside) == 3  # of 19 joined steps
     assert all(len(parts) == len(INSIDE) and min(parts) > 0 and sum(parts) < 1e6 for parts in inside)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_decode_steps_are_timed_and_leave_nothing(batch: int) -> None:
+    made = engine(max_model_len=161)
+    assert 0 < step_seconds(made, batch) < 60
+    assert not made.has_unfinished_requests() and held(made)["blocks"] == 0

@@ -7,6 +7,7 @@
 
 #include "attention/product_bf16_avx512.h"
 #include "common/amx_tiles.h"
+#include "common/even_odd_avx512.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
@@ -37,11 +38,8 @@ class TileSorter {
         const bf16* from = from_[u];
         __builtin_prefetch(from + ahead_[u], 0, kToL2);
         __builtin_prefetch(from + ahead_[u] + 32, 0, kToL2);
-        const __m512i low = _mm512_loadu_si512(from), high = _mm512_loadu_si512(from + 32);
-        const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-        const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-        store_rows(to + u * kTileBytes, _mm512_permutex2var_epi32(low, even, high),
-                   _mm512_permutex2var_epi32(low, odd, high));
+        const EvenOdd rows = even_odd_i32(_mm512_loadu_si512(from), _mm512_loadu_si512(from + 32));
+        store_rows(to + u * kTileBytes, rows.even, rows.odd);
         from_[u] = from + b_.stride;
       }
       --left_;

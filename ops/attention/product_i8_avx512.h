@@ -8,15 +8,15 @@
 #include "attention/product.h"
 #include "attention/query.h"
 #include "attention/softmax.h"
+#include "common/even_odd_avx512.h"
 #include "common/simd.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 inline I32 add_pairs_i32(__m512i a, __m512i b) {
-  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-  return {_mm512_add_epi32(_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b))};
+  const EvenOdd pairs = even_odd_i32(a, b);
+  return {_mm512_add_epi32(pairs.even, pairs.odd)};
 }
 
 // sum += four products unsigned · signed a lane.  Written as an instruction: with the intrinsic GCC 12 renames

@@ -1,6 +1,7 @@
 // One to eight tokens against one panel with AVX-512 VNNI.
 #pragma once
 
+#include "common/even_odd_avx512.h"
 #include "linear/avx512_panel.h"
 
 namespace armllm::avx512 {
@@ -88,10 +89,8 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
 
 // Σ of the two lanes of each row, in the order of rows.
 ARMLLM_INLINE __m512i add_halves(__m512i low, __m512i high) {
-  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-  return _mm512_add_epi32(_mm512_permutex2var_epi32(low, even, high),
-                          _mm512_permutex2var_epi32(low, odd, high));
+  const EvenOdd lanes = even_odd_i32(low, high);
+  return _mm512_add_epi32(lanes.even, lanes.odd);
 }
 
 // One scale a row: the sums run through, and what the zero points take away is one product at the end.

@@ -1,6 +1,7 @@
 // Panels of any scheme to INT8, in lines of 16 rows × 4 k, with AVX-512.
 #pragma once
 
+#include "common/even_odd_avx512.h"
 #include "linear/avx512_panel.h"
 
 namespace armllm::ARMLLM_VARIANT {
@@ -15,10 +16,9 @@ ARMLLM_INLINE void store_line(int8_t* w, __m512i line) {
 // Lines of rows × 8 k become the lines of gemm: 16 rows × 4 k.
 template <bool kSigned>
 ARMLLM_INLINE void store_lines(int8_t* w, int64_t step, __m512i low, __m512i high) {
-  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-  store_line<kSigned>(w, _mm512_permutex2var_epi32(low, even, high));
-  store_line<kSigned>(w + step, _mm512_permutex2var_epi32(low, odd, high));
+  const EvenOdd lines = even_odd_i32(low, high);
+  store_line<kSigned>(w, lines.even);
+  store_line<kSigned>(w + step, lines.odd);
 }
 
 // The fold factors of a scale group (linear_fold_factors) in the 16-bit lanes of rows 0 … 7 and 8 … 15.
