@@ -115,7 +115,7 @@ def main() -> None:
         "--anew", action="store_true", help="every other step points the plan at its data anew"
     )
     parser.add_argument(
-        "--inside", action="store_true", help="every tenth step's instructions are timed as well"
+        "--inside", action="store_true", help="every fifth step's instructions are timed as well"
     )
     options = parser.parse_args()
     inside = time_every_fifth_step() if options.inside else []
