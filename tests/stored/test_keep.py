@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import torch_armllm
 from tests.models import tiny
@@ -20,7 +21,7 @@ from tests.server.live import NAME, live
 from tests.test_llm import tokenizer
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.async_llm import AsyncLLM
-from torch_armllm.stored import entry
+from torch_armllm.stored import constants, entry, keep
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9] * 40, [3]]
@@ -134,6 +135,30 @@ def test_a_checkpoint_that_is_quantised_as_it_is_loaded_is_not_kept(plans: Path,
     tiny("llama").save_pretrained(tmp_path / "model")
     load(tmp_path / "model", skip_tokenizer_init=True)
     assert not plans.exists()
+
+
+def test_few_weights_are_there_twice_while_they_are_compared(
+    plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved("llama", tmp_path / "model")
+    make, sizes, damaged = constants.make, [], [True]
+
+    def counted(*arguments: Any) -> list[Tensor]:
+        made = make(*arguments)
+        sizes.append([tensor.nbytes for tensor in made])
+        if damaged[0] and len(sizes) == 4:
+            made[-1].view(-1).view(torch.uint8)[-1] ^= 1
+        return made
+
+    monkeypatch.setattr(constants, "make", counted)
+    monkeypatch.setattr(keep, "_COMPARED_AT_ONCE", most := 20_000)
+    load(folder)
+    assert len(sizes) == 4 and not plans.exists()
+    damaged[0] = False
+    sizes.clear()
+    load(folder)
+    assert len(sizes) == 4 and all(len(few) == 1 or sum(few) <= most for few in sizes)
+    assert is_stored(load(folder))
 
 
 def test_nothing_is_kept_where_that_is_switched_off(

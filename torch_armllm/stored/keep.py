@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from torch_armllm.stored.key import Key, stamps
 from torch_armllm.stored.model import StoredForward, StoredHead, StoredModel
 
 logger = logging.getLogger(__name__)
+
+_COMPARED_AT_ONCE = 64 << 20  # bytes
 
 _SHAPES = {kind.__name__: kind for kind in (CacheShape, LatentShape)}
 
@@ -58,8 +61,7 @@ def keep(key: Key, model: Any, runner: Any, tokenizer: Any = None) -> str | None
     if described is None:
         return "its plan computes from more than the files hold"
     recipes, values = described
-    made = constants.make(recipes, values, folder)
-    if not all(map(_same, made, tensors)):
+    if not _files_hold(tensors, recipes, values, folder):
         return "its weights are not what the files hold"
     made_for, stated = stated_limits(model)
     generation = getattr(model, "generation_config", None)
@@ -134,6 +136,23 @@ def _model(said: dict[str, Any], values: dict[str, Tensor], key: Key) -> StoredM
         stated=said["stated"],
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )
+
+
+def _files_hold(
+    tensors: Sequence[Tensor], recipes: Sequence[constants.Recipe], values: dict[str, Tensor], folder: Path
+) -> bool:
+    """Whether tensors are made again bit by bit, a few at a time: all would take their memory once more."""
+    begin = 0
+    while begin < len(tensors):
+        end, size = begin + 1, tensors[begin].nbytes
+        while end < len(tensors) and size + tensors[end].nbytes <= _COMPARED_AT_ONCE:
+            size += tensors[end].nbytes
+            end += 1
+        made = constants.make(recipes[begin:end], values, folder)
+        if not all(map(_same, made, tensors[begin:end])):
+            return False
+        begin = end
+    return True
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
