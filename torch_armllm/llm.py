@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -16,9 +16,6 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.interrupts import interrupts_held
 from torch_armllm.loaded_model import LoadedModel
-
-if TYPE_CHECKING:
-    pass
 
 Prompts = Prompt | Sequence[Prompt]
 """One prompt or several; a list of integers is one prompt."""
