@@ -1,0 +1,131 @@
+"""Golden values: hashes of logits, of a saved folder, of help texts and of public names.
+
+A refactoring that claims to change no behavior leaves all of them as they are.  A change that is meant to
+change one says so in the commit that records it anew:
+
+    python tests/golden/record.py          prints what differs from golden.json
+    python tests/golden/record.py --write  records today's values
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = Path(__file__).with_name("golden.json")
+FAMILIES = ("llama", "qwen3_moe", "gemma3_text", "gpt_oss")
+"""Dense, experts with a router, sliding windows with norms of ``1 + w``, sinks with clamped experts."""
+VARIANTS = ("scalar", "avx2") if os.uname().machine in ("x86_64", "AMD64") else ("scalar", "neon")
+COMMANDS = (
+    (),
+    *((name,) for name in ("demo", "chat", "serve", "quantize", "eval", "env", "models", "bench")),
+    *(("bench", name) for name in ("latency", "throughput", "serve", "report")),
+)
+PROMPT, NEW_TOKENS = 40, 8
+
+
+def digest(data: bytes) -> str:
+    """The first 16 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def logits(variant: str) -> dict[str, str]:
+    """Hashes of a prompt's logits and of decoded tokens, by family, computed in a process of the variant."""
+    environment = {**os.environ, "ARMLLM_ISA": variant, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(Path(__file__)), "--logits"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=ROOT)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def logits_here() -> dict[str, str]:
+    """`logits` of the variant that this process has selected."""
+    import torch
+
+    import torch_armllm
+    from tests.models import tiny, token_ids
+
+    found = {}
+    for family in FAMILIES:
+        model = tiny(family)
+        torch_armllm.patch(model, "int4", progress=False)
+        ids = token_ids(length=PROMPT)
+        with torch.no_grad():
+            prompt = model(ids).logits
+            tokens = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+        found[family] = digest(prompt.numpy().tobytes() + tokens.numpy().tobytes())
+    return found
+
+
+def saved_folder() -> dict[str, str]:
+    """Hashes of the files that ``save_pretrained`` writes of a patched model."""
+    import torch_armllm
+    from tests.models import tiny
+
+    model = tiny("qwen3_moe")
+    torch_armllm.patch(model, "int4", progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        files = sorted(Path(folder).iterdir())
+        return {file.name: digest(file.read_bytes()) for file in files}
+
+
+def help_texts() -> dict[str, str]:
+    """Hashes of every ``--help``."""
+    from torch_armllm.cli import build_parser
+
+    os.environ["COLUMNS"] = "100"
+    found = {}
+    for command in COMMANDS:
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            build_parser().parse_args([*command, "--help"])
+        found[" ".join(command)] = digest(text.getvalue().encode())
+    return found
+
+
+def public_names() -> list[str]:
+    """The names that ``import torch_armllm`` promises."""
+    import torch_armllm
+
+    return sorted(torch_armllm.__all__)
+
+
+def values() -> dict[str, Any]:
+    """All golden values of this checkout."""
+    return {
+        "logits": {variant: logits(variant) for variant in VARIANTS},
+        "saved folder": saved_folder(),
+        "help": help_texts(),
+        "public names": public_names(),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Compares, or records with ``--write``; returns 1 where something differs."""
+    if arguments == ["--logits"]:
+        print(json.dumps(logits_here()))
+        return 0
+    found = values()
+    if arguments == ["--write"]:
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
+        return 0
+    expected = json.loads(FILE.read_text())
+    differing = [part for part in found if found[part] != expected.get(part)]
+    for part in differing:
+        print(f"{part}: {found[part]}\n  golden: {expected.get(part)}")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main(sys.argv[1:]))
