@@ -6,7 +6,7 @@
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
-#   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modelled cycles
+#   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
 #   make models     docs/models.md: what becomes of each model family of transformers
 #   make microbench every op alone, many shapes (pytest-benchmark)
 #
@@ -25,7 +25,7 @@ PIP   := $(PY) -m pip install --disable-pip-version-check --quiet --constraint .
 READY := $(VENV)/.installed
 MODEL := $(VENV)/.model
 
-CPP     := $(wildcard ops/*.cpp ops/*/*.cpp ops/*/*.h)
+CPP     := $(shell find ops -name '*.cpp' -o -name '*.h')
 CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
 PYTHONS := torch_armllm ops passes tests bench
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.checkpoint import load_model, load_tokenizer
+from torch_armllm.checkpoint.load import load_model, load_tokenizer
 from torch_armllm.quant.layers import find_layers, is_linear, weight_of
 
 

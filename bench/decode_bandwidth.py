@@ -2,7 +2,7 @@
 
     python -m bench.decode_bandwidth --model FOLDER [--batch 1] [--rounds 5]
 
-FOLDER holds a model that was saved quantised.  Prints a JSON line for each round: 10⁹ bytes a second of the
+FOLDER holds a model that was saved quantized.  Prints a JSON line for each round: 10⁹ bytes a second of the
 plain read and of steps (medians of 30, after 128 tokens), and their ratio.
 """
 
@@ -17,10 +17,10 @@ from statistics import median
 import torch
 
 from bench.ops import limits
+from torch_armllm.benchmark.latency import step_bytes
 from torch_armllm.engine.llm_engine import LLMEngine
-from torch_armllm.engine.load import load_engine
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.latency import step_bytes
+from torch_armllm.llm.loader import load_engine
 
 
 def step_seconds(engine: LLMEngine, batch: int) -> float:

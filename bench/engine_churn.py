@@ -21,14 +21,14 @@ from typing import Any
 
 import torch_armllm
 from bench.patch_memory import memory
-from torch_armllm.checkpoint import load_model, load_tokenizer
+from torch_armllm.checkpoint.load import load_model, load_tokenizer
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.request import Answer, Request
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.memory import release_free_memory
-from torch_armllm.patch_state import patched_forward
+from torch_armllm.patching.state import patched_forward
+from torch_armllm.system.allocator import release_free_memory
 
 LONGEST = 128
 

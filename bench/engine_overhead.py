@@ -28,10 +28,11 @@ from statistics import median, quantiles
 from typing import Any
 
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.joined_head import Computed, JoinedHead
-from torch_armllm.engine.load import load_engine
+from torch_armllm.engine.execution.computed import Computed
+from torch_armllm.engine.execution.fused_head import JoinedHead
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.native_plan import StepInputs
+from torch_armllm.llm.loader import load_engine
+from torch_armllm.plan.step import StepInputs
 
 MODEL = ("decode", "head")
 """Phases that the model takes; greedy steps have its head in the first of them."""

@@ -2,7 +2,7 @@
 
     python -m bench.first_token [--folder DIR] [--layers 16] [--by llm] [--profile]
 
-Makes a model of Llama 3.2 1B's shape with random weights, quantises and saves it to DIR (a temporary folder,
+Makes a model of Llama 3.2 1B's shape with random weights, quantizes and saves it to DIR (a temporary folder,
 or one that holds such a model already), then starts processes that load it and read eight tokens: by
 ``LLM(folder)``, whose plan the first of them keeps for the others, with ``--by transformers`` by
 ``from_pretrained``, or with ``--by server`` by ``torch-armllm serve`` (of a folder with a tokenizer).
@@ -29,7 +29,7 @@ _VOCABULARY = 128256
 
 
 def save(folder: Path, layers: int) -> None:
-    """Quantises and saves the model."""
+    """Quantizes and saves the model."""
     import torch_armllm
     from bench.patch_memory import random_model
 
@@ -70,9 +70,7 @@ def answer(folder: str, profile: bool) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.models.llama import modeling_llama  # noqa: F401  # of the imports, not of the load
 
-    import torch_armllm.hf.quantizer
-    import torch_armllm.patching
-    import torch_armllm.quant.loading  # noqa: F401
+    import torch_armllm.checkpoint.layer_loader  # noqa: F401
 
     imported = time.perf_counter()
     cpu = time.process_time()

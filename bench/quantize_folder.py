@@ -1,4 +1,4 @@
-"""Seconds and peak memory of quantising a checkpoint from folder to folder.
+"""Seconds and peak memory of quantizing a checkpoint from folder to folder.
 
     python -m bench.quantize_folder [--source DIR] [--scheme g32i] [--method mse] [--layers 16] [--texts 16]
 
@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.blocks import block_of
-from torch_armllm.quant.calibration.text import LENGTH, SEQUENCES
-from torch_armllm.quant.folder import quantize_folder
-from torch_armllm.quant.method import CALIBRATED
+from torch_armllm.checkpoint.block_reader import block_of
+from torch_armllm.checkpoint.quantize_folder import quantize_folder
+from torch_armllm.llm.calibration_text import LENGTH, SEQUENCES
+from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.recipe import Recipe
 
 
@@ -60,7 +60,7 @@ class Peak(threading.Thread):
 
 
 def measure(source: Path, out: Path, recipe: Recipe, calibration: Tensor | None = None) -> dict[str, Any]:
-    """Quantises a folder, and says what that took."""
+    """Quantizes a folder, and says what that took."""
     peak = Peak()
     peak.start()
     start = time.perf_counter()

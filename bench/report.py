@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .records import Record, table
-from .targets import MODELLED, TIMED, Target
+from bench.records import Record, table
+from bench.targets import MODELLED, TIMED, Target
 
 DOCUMENT = Path(__file__).parents[1] / "docs/performance.md"
 ROW_HEADER = ["target", "figure", "wanted", "value", "met", "beside"]
@@ -40,7 +40,7 @@ def _variant(record: Record) -> str:
     return f"{name}, {SVE_BITS[record['cpu']]} bits" if name.startswith("sve") else name
 
 
-def modelled(records: Sequence[Record], per: str, rate: str, unit: str) -> str:
+def modeled(records: Sequence[Record], per: str, rate: str, unit: str) -> str:
     """Instructions and the model's rate: a line for each op, shape, type and variant; a column a core."""
     chosen = [r for r in records if per in r]
     cores = _unique(r["cpu"] for r in chosen if rate in r)
@@ -92,8 +92,8 @@ def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callab
     """Every table of the document."""
     return {
         "arm-targets": lambda: targets(MODELLED, arm),
-        "arm-products": lambda: modelled(arm, "insn_per_mac", "mac_per_cycle", "MAC"),
-        "arm-elements": lambda: modelled(arm, "insn_per_elem", "cycles_per_elem", "element"),
+        "arm-products": lambda: modeled(arm, "insn_per_mac", "mac_per_cycle", "MAC"),
+        "arm-elements": lambda: modeled(arm, "insn_per_elem", "cycles_per_elem", "element"),
         "silicon-targets": lambda: targets(TIMED, silicon),
         "silicon-limits": lambda: limits(silicon),
         "silicon-linear": lambda: linear(silicon),

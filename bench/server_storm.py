@@ -155,7 +155,7 @@ def allocated() -> int:
 
 def held(models: Any) -> dict[str, int]:
     """What a server that has nothing to do holds."""
-    from torch_armllm.memory import release_free_memory
+    from torch_armllm.system.allocator import release_free_memory
 
     gc.collect()
     release_free_memory()
@@ -179,7 +179,7 @@ def held(models: Any) -> dict[str, int]:
 async def serve(options: argparse.Namespace) -> None:
     """Serves, has two storms come, and prints what is held after each."""
     from torch_armllm.server.app import build_app
-    from torch_armllm.server.models import Models
+    from torch_armllm.server.model_registry import Models
     from torch_armllm.server.run import listen, make_server
     from torch_armllm.server.settings import ModelSettings, ServerSettings
 

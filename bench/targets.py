@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .records import Record
+from bench.records import Record
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ MODELLED = (
     _arm("add_rms_norm, V2", "add_rms_norm", "", "bf16", CYCLES, 0.7, "vLLM 1.04"),
     _arm("rope, V2", "rope_", "8x128$", "bf16", CYCLES, 0.4, "vLLM 0.51"),
     _arm("silu · up, V2", "gated_act", "", "bf16", CYCLES, 1.0, "vLLM 2.5"),
-    _arm("quantise, V2", "quantize", "", "bf16", CYCLES, 0.5, "vLLM 0.75"),
+    _arm("quantize, V2", "quantize", "", "bf16", CYCLES, 0.5, "vLLM 0.75"),
 )
 
 

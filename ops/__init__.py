@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from torch_armllm.ops import library
+from torch_armllm.ops import loader
 
-LIBRARY_PATH = library.load()
+LIBRARY_PATH = loader.load()
 
 from torch_armllm.ops import (  # noqa: E402
     activation,
     attention,
     embedding,
-    isa,
     linear,
     mla,
     moe,
     norm,
     rope,
     sample,
-    team,
+    threads,
+    variants,
 )
 
 __all__ = [
@@ -25,12 +25,12 @@ __all__ = [
     "activation",
     "attention",
     "embedding",
-    "isa",
     "linear",
     "mla",
     "moe",
     "norm",
     "rope",
     "sample",
-    "team",
+    "threads",
+    "variants",
 ]

@@ -6,49 +6,49 @@ from collections.abc import Callable
 
 from torch import fx
 
-import torch_armllm.hf.attention
-import torch_armllm.hf.experts
-import torch_armllm.hf.mla  # (the marker ops that the passes look for)
+import torch_armllm.capture.markers.attention
+import torch_armllm.capture.markers.experts
+import torch_armllm.capture.markers.mla  # (the marker ops that the passes look for)
 import torch_armllm.ops  # noqa: F401  (the operators that they insert)
 from torch_armllm.passes import (
     add_norm,
     attention,
     clean,
-    dense,
-    every_expert,
-    fold,
-    gated,
+    dense_experts,
+    dense_linear,
+    fold_constants,
+    gated_mlp,
     gelu,
-    int4,
-    layout,
     mla,
+    moe_route,
     norm,
-    order,
+    norm_before_transpose,
     qkv,
+    quantize_weights,
     rope,
-    route,
-    token_ids,
+    share_reorders,
+    token_id_tables,
 )
-from torch_armllm.passes.match import PassContext
+from torch_armllm.passes.lib.context import PassContext
 
 Pass = Callable[[fx.GraphModule, PassContext], int]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
-    ("token_ids", token_ids.run),
-    ("int4", int4.run),
+    ("token_ids", token_id_tables.run),
+    ("int4", quantize_weights.run),
     ("gelu", gelu.run),
     ("norm", norm.run),
-    ("order", order.run),
+    ("order", share_reorders.run),
     ("mla", mla.run),
-    ("fold", fold.run),
-    ("layout", layout.run),
+    ("fold", fold_constants.run),
+    ("layout", norm_before_transpose.run),
     ("rope", rope.run),
-    ("gated", gated.run),
+    ("gated", gated_mlp.run),
     ("qkv", qkv.run),
-    ("every_expert", every_expert.run),
-    ("route", route.run),
-    ("dense", dense.run),
+    ("every_expert", dense_experts.run),
+    ("route", moe_route.run),
+    ("dense", dense_linear.run),
     ("add_norm", add_norm.run),
     ("attention", attention.run),
     ("dead_code", clean.run),

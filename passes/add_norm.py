@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_armllm.passes.match import PassContext, aten, call, is_op, value
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, is_op, value
 
 
 def _again(graph: fx.Graph, operand: Any) -> Any:

@@ -23,8 +23,17 @@ from torch import fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.attention import kv_cache_shapes
-from torch_armllm.passes.cache_layout import CacheLayout, cache_layout
-from torch_armllm.passes.match import PassContext, aten, call, constant, fake_mode, is_op, new_constant, value
+from torch_armllm.passes.lib.cache_layout import CacheLayout, cache_layout
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
+    aten,
+    call,
+    constant,
+    fake_mode,
+    is_op,
+    new_constant,
+    value,
+)
 
 SCALES = ("k_scales", "v_scales")
 BLOCK_SIZE = 32

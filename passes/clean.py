@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from torch_armllm.passes.match import CONVERSIONS, PassContext, aten, is_op, value
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, value
 
 
 def _is_identity(node: fx.Node) -> bool:

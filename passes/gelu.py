@@ -1,4 +1,4 @@
-"""GELU by tanh that is spelt out, as GPT-2 and Phi do, becomes ``aten.gelu``."""
+"""GELU by tanh that is spelled out, as GPT-2 and Phi do, becomes ``aten.gelu``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import PassContext, aten, call, is_op, only_user, value
-from torch_armllm.passes.probe import regions
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, is_op, only_user, value
+from torch_armllm.passes.lib.probe import regions
 
 _POINTS = torch.linspace(-6.0, 6.0, 96)
 

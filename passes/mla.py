@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.hf.mla import float_weight
+from torch_armllm.capture.markers.mla import float_weight
 from torch_armllm.ops.linear import pack_int8
 from torch_armllm.passes.attention import BLOCK_SIZE, add_inputs
-from torch_armllm.passes.match import (
-    PassContext,
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
     aten,
     call,
     constant,

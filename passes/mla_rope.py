@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import (
+from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
     aten,
     call,

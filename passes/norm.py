@@ -1,4 +1,4 @@
-"""Norms, recognised by what the graph computes, never by a class name.
+"""Norms, recognized by what the graph computes, never by a class name.
 
 ``x · rsqrt(mean(x²) + eps)``, alone or times ``w`` or ``1 + w``, becomes ``rms_norm``; ``aten.layer_norm``
 becomes ``layer_norm``; ``aten.rms_norm`` (``torch.nn.RMSNorm``) becomes ``rms_norm``.
@@ -13,9 +13,9 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import (
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
-    PassContext,
     aten,
     call,
     is_op,
@@ -36,7 +36,7 @@ class _RmsNorm:
     offset: float
     eps: float
     last: Node
-    centred: bool
+    centered: bool
     """Whether the mean is subtracted first: a LayerNorm without bias."""
 
 
@@ -59,7 +59,7 @@ def _skip_conversion(node: Node) -> Node:
     return user if user is not None and is_op(user, *CONVERSIONS) else node
 
 
-def _centred(wide: Any) -> Node | None:
+def _centered(wide: Any) -> Node | None:
     """``x − mean(x)`` → x."""
     if not is_op(wide, aten.sub.Tensor):
         return None
@@ -77,7 +77,7 @@ def _centred(wide: Any) -> Node | None:
 
 def _is_same(a: Any, b: Any) -> bool:
     """Whether two nodes are one, or subtract the same mean."""
-    return a is b or (_centred(a) is not None and _centred(a) is _centred(b))
+    return a is b or (_centered(a) is not None and _centered(a) is _centered(b))
 
 
 def _is_rsqrt(node: Node) -> bool:
@@ -102,17 +102,17 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
         return None
     if not _is_same(other_operand(product, rsqrt), wide):
         return None
-    centred = _centred(wide)
-    x = strip(wide if centred is None else centred, *CONVERSIONS)
+    centered = _centered(wide)
+    x = strip(wide if centered is None else centered, *CONVERSIONS)
     scaled = _scaled_by_weight(_skip_conversion(product))
     last, weight, offset = scaled or (product, None, 0.0)
     if value(last).dtype != value(x).dtype:
         last = _skip_conversion(last)
     if value(last).dtype != value(x).dtype:
         return None
-    if centred is not None and offset:
+    if centered is not None and offset:
         return None
-    return _RmsNorm(x, weight, offset, float(add.args[1]), last, centred is not None)
+    return _RmsNorm(x, weight, offset, float(add.args[1]), last, centered is not None)
 
 
 def _ones(module: fx.GraphModule, before: Node, x: torch.Tensor) -> Node:
@@ -125,7 +125,7 @@ def _replace(module: fx.GraphModule, last: Node, target: Any, *args: Any) -> Non
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites every norm it recognises.
+    """Rewrites every norm it recognizes.
 
     Returns:
         The number of norms rewritten.
@@ -137,7 +137,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             if match is None:
                 continue
             weight = match.weight or _ones(module, match.last, value(match.x))
-            if match.centred:
+            if match.centered:
                 layer_norm = torch.ops.armllm.layer_norm.default
                 _replace(module, match.last, layer_norm, match.x, weight, None, match.eps)
             else:

@@ -1,4 +1,4 @@
-"""Quantised linear layers of the same input, queries, keys and values above all, become one."""
+"""Quantized linear layers of the same input, queries, keys and values above all, become one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import (
-    PassContext,
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
     aten,
     call,
     constant,
@@ -81,7 +81,7 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Merges sibling quantised layers; their results become column slices of one.
+    """Merges sibling quantized layers; their results become column slices of one.
 
     Returns:
         The number of groups merged.

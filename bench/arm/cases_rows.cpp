@@ -1,7 +1,7 @@
 // Ops that walk over rows.  `rows` × `width` elements, but for rope (those of queries and keys) and route (logits).
-#include "common/variants.h"
+#include "dispatch/variants.h"
 #include "driver.h"
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
 
 namespace bench {
 namespace {
@@ -16,7 +16,7 @@ armllm::DType kernel_type(ScalarType type) {
                                         : armllm::DType::f16;
 }
 
-// The quantisation of activations is a kernel inside other ops.
+// The quantization of activations is a kernel inside other ops.
 Case quantize_case(int64_t rows, int64_t width, ScalarType type) {
   const Tensor x = values({rows, width}, type);
   const int64_t groups = width / armllm::kGroup;

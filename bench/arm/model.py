@@ -1,7 +1,7 @@
 """Cycles of counted code by llvm-mca's models of Arm cores.
 
 A model, not silicon: all loads hit the L1 cache, branches are predicted, loads never wait for stores, and
-fetching code takes no time.  Loops are rebuilt from the counts.  A loop is modelled whole, iteration after
+fetching code takes no time.  Loops are rebuilt from the counts.  A loop is modeled whole, iteration after
 iteration, if its body is short enough with inner loops repeated as often as they were; a longer one is the
 sum of its inner loops and of what is left of its own body.  A function counts as a loop over its calls.
 """
@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .counting import Counts
-from .disassembly import branch_target, disassemble, is_conditional, kind, neutral, tool
+from bench.arm.counting import Counts
+from bench.arm.disassembly import branch_target, disassemble, is_conditional, kind, neutral, tool
 
-LONGEST = 3000  # instructions that are modelled as one body
+LONGEST = 3000  # instructions that are modeled as one body
 ENOUGH = 6000  # instructions of a model's run: its start and end weigh little then
 SMALL = 0.005  # share of the instructions below which a region runs at the average speed of the others
 
@@ -39,7 +39,7 @@ class Region:
 
 @dataclass
 class Share:
-    """What a modelled region contributes."""
+    """What a modeled region contributes."""
 
     name: str
     instructions: int
@@ -100,9 +100,9 @@ class Model:
         """Of all that was counted, on every CPU; and the regions they come from, largest first."""
         shares = [s for region in self._regions() for s in self._shares(region, cpus)]
         shares.sort(key=lambda s: -s.instructions)
-        modelled = sum(s.instructions for s in shares if s.cycles)
+        modeled = sum(s.instructions for s in shares if s.cycles)
         total = {
-            cpu: sum(s.cycles[cpu] for s in shares if s.cycles) * self.counts.total / max(1, modelled)
+            cpu: sum(s.cycles[cpu] for s in shares if s.cycles) * self.counts.total / max(1, modeled)
             for cpu in cpus
         }
         return total, shares

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 
-from torch_armllm.ops import isa
-
-from ..records import Record, record, table, write_json
-from . import attention, heads, limits, linear, moe, rows
+from bench.ops import attention, heads, limits, linear, moe, rows
+from bench.records import Record, record, table, write_json
+from torch_armllm.ops import variants
 
 # With the family of kernels whose variant is named.
 SECTIONS = {
@@ -63,7 +62,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
     options = parser.parse_args()
     torch.manual_seed(0)
-    machine, cpu = isa.machine(), cpu_name()
+    machine, cpu = variants.machine(), cpu_name()
     found = print_limits(machine.selected, cpu)
     for name in options.only.split(","):
         run, family = SECTIONS[name]

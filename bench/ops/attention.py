@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.ops.limits import Reader
+from bench.ops.timing import cold, in_turn, on_huge_pages
+from bench.records import Record, record, table
 from torch_armllm.ops import attention, mla
-
-from ..records import Record, record, table
-from .limits import Reader
-from .timing import cold, in_turn, on_huge_pages
 
 HEADS = {"32/8x128": (32, 8, 128), "9/3x64": (9, 3, 64)}
 CACHES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "int8": torch.int8}

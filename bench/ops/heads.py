@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.ops.timing import cold, in_turn, on_huge_pages
+from bench.records import Record, record, table
 from torch_armllm.ops import linear
-
-from ..records import Record, record, table
-from .timing import cold, in_turn, on_huge_pages
 
 INPUTS, OUTPUTS = 128, 512  # the absorbed queries of DeepSeek-V2 and V3
 HEADS = (16, 128)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from .timing import ROUNDS, on_huge_pages
+from bench.ops.timing import ROUNDS, on_huge_pages
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build/bench"

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.ops.limits import Reader
+from bench.ops.timing import cold, in_turn, on_huge_pages, threads
+from bench.records import Record, record, table
 from torch_armllm.ops import linear
-
-from ..records import Record, record, table
-from .limits import Reader
-from .timing import cold, in_turn, on_huge_pages, threads
 
 SIZE = 2048
 TOKENS = (1, 4, 8, 16, 64, 128, 512)

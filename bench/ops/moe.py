@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.ops.limits import Reader
+from bench.ops.linear import packed
+from bench.ops.timing import in_turn, on_huge_pages, threads
+from bench.records import Record, record, table
 from torch_armllm.ops import linear, moe
-
-from ..records import Record, record, table
-from .limits import Reader
-from .linear import packed
-from .timing import in_turn, on_huge_pages, threads
 
 HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
 SCHEME = "g32i"

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.ops.timing import in_turn
+from bench.records import Record, record, table
 from torch_armllm.ops import activation, moe, norm, rope, sample
-
-from ..records import Record, record, table
-from .timing import in_turn
 
 TOKENS, WIDTH = 512, 4096
 

@@ -20,11 +20,11 @@ import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-from .plot import plot
-from .process import NEEDED, EngineProcess, busy_process, missing
-from .results import Record, best, records, shown, waits
-from .shapes import COMPARED, SHAPES
-from .work import ALL, Work
+from bench.peers.plot import plot
+from bench.peers.process import NEEDED, EngineProcess, busy_process, missing
+from bench.peers.results import Record, best, records, shown, waits
+from bench.peers.shapes import COMPARED, SHAPES
+from bench.peers.work import ALL, Work
 
 Measured = dict[tuple[str, str, str], dict[str, list[dict[str, float]]]]
 """What each round gave, by model, work and engine, and by the way it was done."""
@@ -104,7 +104,7 @@ def interpreters(options: argparse.Namespace) -> dict[str, str]:
 
 def limits(threads: int) -> list[Record]:
     """What the machine can do at best."""
-    from ..ops import limits as machine
+    from bench.ops import limits as machine
 
     return [
         {"limit": "read", "threads": threads, "gb_s": machine.bandwidth(threads) / 1e9},

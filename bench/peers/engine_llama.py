@@ -12,9 +12,9 @@ from typing import Any
 import llama_cpp as llama
 import numpy as np
 
-from .gguf_file import write
-from .shapes import Shape
-from .work import Work
+from bench.peers.gguf_file import write
+from bench.peers.shapes import Shape
+from bench.peers.work import Work
 
 BATCH, PIECE = 2048, 512  # tokens of a call, and of a pass through the model: its defaults
 SLACK = 64

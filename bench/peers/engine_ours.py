@@ -9,20 +9,19 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import torch_armllm
+from bench.peers.shapes import Shape
+from bench.peers.work import Work
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.load import load_engine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-
-from .shapes import Shape
-from .work import Work
+from torch_armllm.llm.loader import load_engine
 
 LONGEST = 4608
 TOKENS = 16_384  # that the cache holds
 CHUNK = 512
 
 
-def quantised(shape: Shape, cache: Path) -> Path:
-    """The folder of the quantised model; made at the first call."""
+def quantized(shape: Shape, cache: Path) -> Path:
+    """The folder of the quantized model; made at the first call."""
     folder = cache / shape.name / "armllm"
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
@@ -73,4 +72,4 @@ class Ours:
 
 def load(engine: str, shape: Shape, threads: int, cache: Path) -> Ours:
     """The engine, ready to compute."""
-    return Ours(quantised(shape, cache), threads)
+    return Ours(quantized(shape, cache), threads)

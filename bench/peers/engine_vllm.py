@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .shapes import CONTEXT, Shape
-from .work import Work
+from bench.peers.shapes import CONTEXT, Shape
+from bench.peers.work import Work
 
 LONGEST = 4608
 INT4 = {
@@ -87,6 +87,6 @@ def load(engine: str, shape: Shape, threads: int, cache: Path) -> Vllm:
     )
     folder = cache / shape.name / engine
     folder.mkdir(parents=True, exist_ok=True)
-    quantised = {"quantization_config": INT4} if engine == "vllm-int4" else {}
-    (folder / "config.json").write_text(json.dumps({**shape.config, **quantised}))
+    quantized = {"quantization_config": INT4} if engine == "vllm-int4" else {}
+    (folder / "config.json").write_text(json.dumps({**shape.config, **quantized}))
     return Vllm(folder)

@@ -1,4 +1,4 @@
-"""GGUF files of random weights, with the types that llama.cpp's own quantiser gives a ``Q4_0`` file."""
+"""GGUF files of random weights, with the types that llama.cpp's own quantizer gives a ``Q4_0`` file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from .shapes import Shape
+from bench.peers.shapes import Shape
 
 DEVIATION = 0.02  # of the weights
 Array = Any

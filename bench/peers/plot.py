@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from .results import OURS, Record
-from .shapes import SHAPES
+from bench.peers.results import OURS, Record
+from bench.peers.shapes import SHAPES
 
 
 def plot(found: Sequence[Record], path: Path) -> None:

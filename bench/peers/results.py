@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ..records import table
-from .shapes import SHAPES
+from bench.peers.shapes import SHAPES
+from bench.records import table
 
 Record = dict[str, Any]
 """``engine``, ``model``, ``work``, ``way``, ``tok_s`` by round, ``ratio_to_ours``, and of chats ``ttft_ms``

@@ -17,8 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .shapes import SHAPES
-from .work import Engine, Work, do
+from bench.peers.shapes import SHAPES
+from bench.peers.work import Engine, Work, do
 
 ENGINES = {
     "ours": "engine_ours",

@@ -13,7 +13,7 @@ class Divergence:
     """Sums over tokens.
 
     Attributes:
-        nats: of KL(float ‖ quantised).
+        nats: of KL(float ‖ quantized).
         loss: negative log-likelihoods of the tokens that follow.
         same: tokens whose most likely successor is the float model's.
         positions, followed: tokens counted in the first and third, and in the second.

@@ -1,4 +1,4 @@
-"""llama.cpp's part, run by a Python that has llama-cpp-python (and no torch): quantises files, writes logits.
+"""llama.cpp's part, run by a Python that has llama-cpp-python (and no torch): quantizes files, writes logits.
 
     python bench/quality/llama_side.py quantize FLOAT.gguf OUT.gguf q4_0|q4_k_m
     python bench/quality/llama_side.py logits MODEL.gguf TOKENS.npy FOLDER
@@ -20,11 +20,11 @@ _KINDS = {"q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, "q4_k_m": llama_cpp.LLAMA_F
 
 
 def quantize(source: str, target: str, kind: str) -> None:
-    """Quantises as llama.cpp's own tool does without an importance matrix."""
+    """Quantizes as llama.cpp's own tool does without an importance matrix."""
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype, options.nthread = _KINDS[kind], 2
     if llama_cpp.llama_model_quantize(source.encode(), target.encode(), options):
-        raise RuntimeError(f"llama.cpp cannot quantise {source}")
+        raise RuntimeError(f"llama.cpp cannot quantize {source}")
 
 
 def logits(model: str, tokens: str, folder: str) -> None:

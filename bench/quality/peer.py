@@ -1,4 +1,4 @@
-"""Driving llama.cpp: files by its own quantiser, logits by its own kernels, in processes of its own."""
+"""Driving llama.cpp: files by its own quantizer, logits by its own kernels, in processes of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Float models to quantise from: the one that was published in full precision, and one moved off its grid."""
+"""Float models to quantize from: the one that was published in full precision, and one moved off its grid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from torch_armllm.checkpoint import load_model
+from torch_armllm.checkpoint.load import load_model
 from torch_armllm.quant.layers import find_layers
 
 _STORIES = "package/src/llama2.data"
@@ -73,7 +73,7 @@ def stories(package: Path) -> LlamaForCausalLM:
 def off_grid(source: str, seed: int = 0) -> Any:
     """A checkpoint in float32 whose linear weights are moved by uniform noise of one INT4 step.
 
-    A model that was dequantised from 4 bits lies on the grid of its file's format, which would favour that
+    A model that was dequantized from 4 bits lies on the grid of its file's format, which would favor that
     format over all others.  The step is that of 32 weights whose largest lies on 7.
     """
     model = load_model(source, torch.float32)

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..records import table
-from .figures import Figures, read_records
-from .machines import BARRIER_US, MACHINES, SHARE, Machine, machine_named
-from .models import MODELS, Model, model_named
-from .predict import Work, predict
-from .published import PUBLISHED
+from bench.records import table
+from bench.roofline.figures import Figures, read_records
+from bench.roofline.machines import BARRIER_US, MACHINES, SHARE, Machine, machine_named
+from bench.roofline.models import MODELS, Model, model_named
+from bench.roofline.predict import Work, predict
+from bench.roofline.published import PUBLISHED
 
 WORKS = {
     "prompt 512": Work(512, 0, 1),

@@ -1,4 +1,4 @@
-"""What was counted and modelled of the Arm kernels: multiply-accumulates a cycle."""
+"""What was counted and modeled of the Arm kernels: multiply-accumulates a cycle."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..records import Record
-from ..report import DOCUMENT
+from bench.records import Record
+from bench.report import DOCUMENT
 
 _NAMES = {
     "neoverse-v1": "V1",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .figures import Figures
-from .machines import BARRIER_US, SHARE, Machine
-from .models import Attention, Experts, Model, Product
+from bench.roofline.figures import Figures
+from bench.roofline.machines import BARRIER_US, SHARE, Machine
+from bench.roofline.models import Attention, Experts, Model, Product
 
 
 @dataclass(frozen=True)

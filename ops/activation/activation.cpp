@@ -1,8 +1,8 @@
 // gated_act
 #include "activation/activation.h"
 
-#include "common/tensors.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 namespace {

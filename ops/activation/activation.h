@@ -1,8 +1,8 @@
 // act(gate) · up, element by element.
 #pragma once
 
-#include "common/tasks.h"
-#include "common/types.h"
+#include "runtime/task_set.h"
+#include "runtime/types.h"
 
 namespace armllm {
 

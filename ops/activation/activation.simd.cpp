@@ -1,8 +1,8 @@
 #include "activation/activation.h"
 
-#include "common/blocks.h"
-#include "common/math.h"
-#include "common/sigmoid.h"
+#include "simd/exp.h"
+#include "simd/ragged_blocks.h"
+#include "simd/sigmoid.h"
 
 namespace armllm::ARMLLM_VARIANT {
 

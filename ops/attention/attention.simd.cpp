@@ -1,33 +1,32 @@
 // One split of keys against a tile of query rows, and the merge of splits.
-#include "attention/attention.h"
-
-#include "attention/lanes.h"
-#include "attention/latent.h"
-#include "attention/softmax.h"
-#include "attention/transposed.h"
-#include "attention/write.h"
+#include "attention/kernels/latent_as_kv.h"
+#include "attention/kernels/product_lanes.h"
+#include "attention/kernels/product_transposed.h"
+#include "attention/kernels/softmax.h"
+#include "attention/kernels/write_kv.h"
+#include "attention/paged_attention.h"
 #if defined(ARMLLM_VARIANT_amx)
-#include "attention/product_bf16_amx.h"
+#include "attention/kernels/x86/product_bf16_amx.h"
 #elif defined(ARMLLM_VARIANT_avx512bf16)
-#include "attention/product_bf16_avx512.h"
+#include "attention/kernels/x86/product_bf16_avx512.h"
 #endif
 #if defined(ARMLLM_VARIANT_avx512)
-#include "attention/product_i8_avx512.h"
+#include "attention/kernels/x86/product_i8_avx512.h"
 #endif
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #define ARMLLM_MMLA_BF16 1
-#include "attention/mmla_bf16.h"
+#include "attention/kernels/arm/attend_bf16_bfmmla.h"
 #endif
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #define ARMLLM_FMA_F16 1
-#include "attention/fma_f16.h"
+#include "attention/kernels/arm/attend_f16_fma.h"
 #endif
 #if defined(__ARM_FEATURE_MATMUL_INT8) || defined(__ARM_FEATURE_DOTPROD)
 #define ARMLLM_DOT_I8 1
-#include "attention/dot_i8.h"
+#include "attention/kernels/arm/attend_i8_smmla_sdot.h"
 #endif
-#include "common/math.h"
-#include "common/simd.h"
+#include "simd/exp.h"
+#include "simd/simd.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {

@@ -1,66 +1,434 @@
-// The registered op: checks, then the task set.
-#include "attention/attention.h"
-#include "attention/checks.h"
-#include "common/tensors.h"
+// paged_attention: how the work is cut into tiles.  Nothing here decides a bit of the result.
+#include "attention/paged_attention.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "dispatch/variants.h"
+#include "runtime/thread_scratch.h"
 
 namespace armllm {
 namespace {
 
-Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start,
-                       Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
-                       std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
-                       std::optional<Tensor> v_scales) {
-  STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
-  q = with_whole_tokens(q);
-  const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
-  STD_TORCH_CHECK(q.size(1) > 0 && q.size(1) % cache.kv_heads == 0, "the number of q heads, ", q.size(1),
-                  ", must be a multiple of the number of kv heads, ", cache.kv_heads);
-  const int64_t sequences = seq_lens.numel();
-  seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one a sequence");
-  query_start = int32_vector(query_start, sequences + 1, "query_start", "one a sequence and the end");
-  block_table = int32_table(block_table, sequences);
+// Sequences up to this many row tiles spread their splits over tiles of their own, and merge them in a last
+// phase; longer runs of queries have tiles enough, and merge as they go.
+constexpr int64_t kSpreadTiles = 4;
+// Most floats of unmerged results; sequences past it merge as they go.
+constexpr int64_t kPartialFloats = int64_t{16} << 20;
+// Tiles a thread that leave none idle at the end, whatever the others do, and most splits of one.
+constexpr int64_t kTilesAThread = 8, kMostSplits = 8;
+// Rows of queries that are worth laying latents out.
+constexpr int64_t kFewLatentRows = 8;
+// Fewer sequences than this are searched in order; more get an index, which costs a phase.
+constexpr int64_t kIndexed = 16;
 
-  PagedAttention set;
-  AttentionArgs& a = set.args;
-  if (sinks) {
-    STD_TORCH_CHECK(sinks->numel() == q.size(1) && sinks->scalar_type() == ScalarType::Float,
-                    "sinks must be float32, one for each of the ", q.size(1), " q heads");
-    sinks = torch::stable::contiguous(*sinks);
-    a.sinks = static_cast<const float*>(sinks->data_ptr());
-  }
-  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), cache.value_size});
-  a.q = Rows{q.data_ptr(), q.stride(0), dtype_of(q, "q")};
-  a.out = Rows{out.data_ptr(), q.size(1) * cache.value_size, a.q.type};
-  a.k_cache = k_cache.data_ptr();
-  a.v_cache = v_cache.data_ptr();
-  a.k_scales = cache.k_scales;
-  a.v_scales = cache.v_scales;
-  a.cache_type = cache.type;
-  a.block_table = static_cast<const int32_t*>(block_table.data_ptr());
-  a.block_table_stride = block_table.size(1);
-  a.query_start = static_cast<const int32_t*>(query_start.data_ptr());
-  a.seq_lens = static_cast<const int32_t*>(seq_lens.data_ptr());
-  a.sequences = sequences;
-  a.tokens = q.size(0);
-  a.q_heads = q.size(1);
-  a.kv_heads = cache.kv_heads;
-  a.head_size = cache.head_size;
-  a.value_size = cache.value_size;
-  a.block_size = cache.block_size;
-  a.scale = static_cast<float>(scale);
-  a.window = window;
-  a.softcap = static_cast<float>(softcap);
-  a.threads = team_size();
-  a.max_seq_len = max_seq_len;
-  check_sequences(a, cache.blocks);
-  if (a.tokens == 0) return out;
-  const Scratch scratch(PagedAttention::scratch_bytes(a));
-  a.scratch = scratch.data();
-  run(set);
-  return out;
+// Where a sequence's pieces, merges and unmerged results begin, and what it is.
+struct Place {
+  int64_t piece = 0, merge = 0, partial = 0;
+};
+
+struct Sequence {
+  int64_t first_token, tokens, length;
+  int64_t first_split, splits;  // that any of the tokens sees
+  int64_t rows;                 // (token, head) pairs of a kv head
+  int64_t row_tiles;            // a kv head
+  bool spread;
+  int64_t splits_a_tile;  // of spread sequences: neighbors, so that a tile can fetch the next one's keys
+
+  int64_t split_tiles() const { return spread ? ceil_div(splits, splits_a_tile) : 1; }
+};
+
+int64_t group_of(const AttentionArgs& a) { return a.q_heads / a.kv_heads; }
+int64_t partial_width(const AttentionArgs& a) { return value_stride(a.value_size) + 2; }
+
+// Query rows of a tile: fewer than is best where that would leave threads idle.
+int64_t tile_rows(const AttentionArgs& a) {
+  const int64_t best = variant().attention->tile_rows(a), all = a.tokens * a.q_heads;
+  const int64_t rows = all < best * 4 * a.threads ? best / 2 : best;
+  // All heads share a latent: a step of few and short sequences has no other tiles to share out.
+  if (!a.latent || a.sequences * ceil_div(a.max_seq_len, kSplit) >= a.threads) return rows;
+  return std::clamp(round_up(ceil_div(all, a.threads), 2), std::min(kFewLatentRows, rows), rows);
 }
 
-}  // namespace
-}  // namespace armllm
+Sequence sequence_of(const AttentionArgs& a, int64_t index, const Place& at) {
+  Sequence s;
+  s.first_token = a.query_start[index];
+  s.tokens = a.query_start[index + 1] - s.first_token;
+  s.length = a.seq_lens[index];
+  int64_t first = 0;
+  if (a.window > 0 && s.length - s.tokens - a.window + 1 > 0) first = s.length - s.tokens - a.window + 1;
+  s.first_split = first / kSplit;
+  s.splits = s.tokens > 0 ? ceil_div(s.length, kSplit) - s.first_split : 0;
+  s.rows = s.tokens * group_of(a);
+  s.row_tiles = ceil_div(s.rows, tile_rows(a));
+  s.spread = s.splits > 1 && s.row_tiles <= kSpreadTiles &&
+             at.partial + s.tokens * a.q_heads * s.splits * partial_width(a) <= kPartialFloats;
+  const int64_t all = a.sequences * a.kv_heads * s.row_tiles * s.splits;
+  s.splits_a_tile = std::clamp<int64_t>(all / (kTilesAThread * a.threads), 1, kMostSplits);
+  return s;
+}
 
-STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("paged_attention", TORCH_BOX(&armllm::paged_attention)); }
+int64_t pieces_of(const AttentionArgs& a, const Sequence& s) {
+  return a.kv_heads * s.row_tiles * s.split_tiles();
+}
+
+Place after(const AttentionArgs& a, const Sequence& s, Place at) {
+  at.piece += pieces_of(a, s);
+  if (s.spread) {
+    at.merge += a.kv_heads * s.row_tiles;
+    at.partial += s.tokens * a.q_heads * s.splits * partial_width(a);
+  }
+  return at;
+}
+
+struct Found {
+  int64_t index;
+  Place place;
+  Sequence sequence;
+};
+
+// The sequence that a tile (`count` = &Place::piece) or merge belongs to.
+Found find(const AttentionArgs& a, int64_t Place::* count, int64_t tile) {
+  Found f{0, {}, {}};
+  if (a.sequences > kIndexed) {
+    const Place* places = static_cast<const Place*>(a.scratch);
+    int64_t low = 0, high = a.sequences;  // places[low].*count ≤ tile < places[high].*count
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      (places[middle].*count <= tile ? low : high) = middle;
+    }
+    f.index = low;
+    f.place = places[low];
+    f.sequence = sequence_of(a, low, f.place);
+    return f;
+  }
+  while (true) {
+    f.sequence = sequence_of(a, f.index, f.place);
+    const Place next = after(a, f.sequence, f.place);
+    if (tile < next.*count) return f;
+    f.place = next;
+    ++f.index;
+  }
+}
+
+int64_t index_bytes(const AttentionArgs& a) {
+  return a.sequences > kIndexed ? round_up((a.sequences + 1) * static_cast<int64_t>(sizeof(Place)), 64) : 0;
+}
+
+// Unmerged results of one row: [kv head][row][split], each (maximum, sum, values).
+struct Partials {
+  float* maximum;  // [kv heads][splits][rows], and so the others
+  float* sum;
+  float* values;
+
+  Partials(const AttentionArgs& a, const Found& f, int64_t kv_head, int64_t split, int64_t row) {
+    const int64_t rows = f.sequence.rows, width = value_stride(a.value_size);
+    const int64_t all = a.kv_heads * f.sequence.splits * rows;
+    const int64_t at = (kv_head * f.sequence.splits + split) * rows + row;
+    float* base = reinterpret_cast<float*>(static_cast<char*>(a.scratch) + index_bytes(a)) + f.place.partial;
+    values = base + at * width;
+    maximum = base + all * width + at;
+    sum = base + all * (width + 1) + at;
+  }
+};
+
+// A row: a token and one of the heads that share a kv head, and the positions that they see.
+struct Row {
+  const AttentionArgs& a;
+  int64_t token, head, end_head;
+  int64_t position;
+
+  int64_t first() const { return a.window > 0 && position >= a.window ? position + 1 - a.window : 0; }
+  int64_t last() const { return position + 1; }
+  void next() {  // counted on: a division a row is felt
+    if (++head < end_head) return;
+    head -= group_of(a);
+    ++token;
+    ++position;
+  }
+};
+
+// Query rows of one tile, tokens outermost.
+struct Run {
+  const AttentionArgs& a;
+  const Found& f;
+  int64_t kv_head, row, rows;
+
+  Row at(int64_t r) const {
+    const Sequence& s = f.sequence;
+    const int64_t group = group_of(a), token = (row + r) / group, head = (row + r) % group;
+    return {a, s.first_token + token, kv_head * group + head, (kv_head + 1) * group,
+            s.length - s.tokens + token};
+  }
+  const int32_t* blocks() const { return a.block_table + f.index * a.block_table_stride; }
+  int64_t first_split() const { return at(0).first() / kSplit; }
+  int64_t end_split() const { return ceil_div(at(rows - 1).last(), kSplit); }
+  // Those rows that see something of a split.
+  struct Range {
+    int64_t begin, end;
+  };
+  Range seeing(int64_t split) const {
+    const int64_t past = f.sequence.length - f.sequence.tokens, group = group_of(a);
+    const int64_t begin = (split * kSplit - past) * group - row;
+    const int64_t end = a.window > 0 ? ((split + 1) * kSplit + a.window - 1 - past) * group - row : rows;
+    return {std::clamp<int64_t>(begin, 0, rows), std::clamp<int64_t>(end, 0, rows)};
+  }
+};
+
+// What a tile needs while it runs.  Queries and scores never leave the core that computes them.
+struct Workspace {
+  AttentionTile tile;
+  float *total_maximum, *total_sum, *total_values;
+  int64_t *first, *last;
+
+  Workspace(const AttentionArgs& a, int64_t some_rows) {
+    const int64_t rows = round_up(some_rows, 2);
+    constexpr int64_t kFloat = sizeof(float);
+    const int64_t width = value_stride(a.value_size);
+    const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
+                              kFloat * (kScoreStride + 2 * width + 4) +
+                              2 * static_cast<int64_t>(sizeof(int64_t));
+    const int64_t bytes =
+        panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + split_bytes(a) + rows * row_bytes;
+    char* next = thread_memory(bytes + 16 * 64);
+    const auto take = [&next](auto*& part, int64_t size) {
+      part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
+      next += round_up(size, 64);
+    };
+    take(tile.panel, panel_floats(a.head_size) * kFloat);
+    take(tile.edges, edge_bytes(a.value_size));
+    take(tile.split, split_bytes(a));
+    char *query, *weights;
+    take(query, rows * query_bytes(a.head_size));
+    take(weights, rows * kWeightBytes);
+    tile.query = query;
+    tile.weights = weights;
+    take(tile.scores, rows * kScoreStride * kFloat);
+    take(tile.values, rows * width * kFloat);
+    take(total_values, rows * width * kFloat);
+    take(first, rows * static_cast<int64_t>(sizeof(int64_t)));
+    take(last, rows * static_cast<int64_t>(sizeof(int64_t)));
+    take(tile.maximum, rows * kFloat);
+    take(tile.sum, rows * kFloat);
+    take(total_maximum, rows * kFloat);
+    take(total_sum, rows * kFloat);
+  }
+};
+
+AttentionTile tile_of(const Run& run, const Workspace& w) {
+  const AttentionArgs& a = run.a;
+  AttentionTile tile = w.tile;
+  tile.rows = run.rows;
+  tile.first = w.first;
+  tile.last = w.last;
+  tile.blocks = run.blocks();
+  tile.kv_head = run.kv_head;
+  Row row = run.at(0);
+  for (int64_t r = 0; r < run.rows; ++r, row.next()) {
+    variant().attention->load_query(a, row.token, row.head, tile, r);
+    w.first[r] = row.first();
+    w.last[r] = row.last();
+  }
+  return tile;
+}
+
+// Some splits of a tile of rows, one after the other.
+struct Piece {
+  Run run;
+  int64_t begin, end;
+
+  SplitAhead at(int64_t split) const {
+    const int64_t begin = split * kSplit;
+    return {run.blocks() + begin / run.a.block_size, std::max<int64_t>(run.at(0).first() - begin, 0),
+            std::min(run.at(run.rows - 1).last() - begin, kSplit), run.kv_head};
+  }
+  SplitAhead first() const { return begin < end ? at(begin) : SplitAhead{}; }
+  SplitAhead behind(int64_t split, const SplitAhead& next_piece) const {
+    return split + 1 < end ? at(split + 1) : next_piece;
+  }
+};
+
+// Merged as they go.
+void attend_rows(const Piece& piece, bool is_near, const SplitAhead& next) {
+  const Run& run = piece.run;
+  const AttentionArgs& a = run.a;
+  const AttentionKernels& kernels = *variant().attention;
+  const int64_t width = value_stride(a.value_size);
+  const Workspace w(a, run.rows);
+  AttentionTile tile = tile_of(run, w);
+  tile.is_near = is_near;
+  // What the first split gives is where merging starts, for rows that see nothing of it as well.
+  AttentionTile start = tile;
+  start.maximum = w.total_maximum;
+  start.sum = w.total_sum;
+  start.values = w.total_values;
+  start.split_begin = piece.begin * kSplit;
+  start.next = piece.behind(piece.begin, next);
+  kernels.attend(a, start);
+  tile.is_near = true;
+  for (int64_t s = piece.begin + 1; s < piece.end; ++s) {
+    tile.split_begin = s * kSplit;
+    tile.next = piece.behind(s, next);
+    kernels.attend(a, tile);
+    const Run::Range rows = run.seeing(s);
+    kernels.merge(w.total_maximum + rows.begin, w.total_sum + rows.begin, w.total_values + rows.begin * width,
+                  tile.maximum + rows.begin, tile.sum + rows.begin, tile.values + rows.begin * width,
+                  a.value_size, rows.end - rows.begin);
+  }
+  Row row = run.at(0);
+  for (int64_t r = 0; r < run.rows; ++r, row.next())
+    kernels.finish(a, row.token, row.head, w.total_maximum[r], w.total_sum[r], w.total_values + r * width);
+}
+
+// Left for merge_rows.
+void attend_splits(const Piece& piece, bool is_near, const SplitAhead& next) {
+  if (piece.begin >= piece.end) return;
+  const Run& run = piece.run;
+  AttentionTile tile = tile_of(run, Workspace(run.a, run.rows));
+  tile.is_near = is_near;
+  for (int64_t s = piece.begin; s < piece.end; ++s) {
+    const Partials to(run.a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row);
+    tile.split_begin = s * kSplit;
+    tile.next = piece.behind(s, next);
+    tile.maximum = to.maximum;
+    tile.sum = to.sum;
+    tile.values = to.values;
+    variant().attention->attend(run.a, tile);
+    tile.is_near = true;
+  }
+}
+
+void merge_rows(const Run& run) {
+  const AttentionArgs& a = run.a;
+  const AttentionKernels& kernels = *variant().attention;
+  // What the first split gives is where merging starts, for rows that see nothing of it as well.
+  const int64_t first_split = run.first_split(), end_split = run.end_split(),
+                width = value_stride(a.value_size);
+  const auto part = [&](int64_t split, int64_t row) {
+    return Partials(a, run.f, run.kv_head, split - run.f.sequence.first_split, run.row + row);
+  };
+  const Partials total = part(first_split, 0);
+  for (int64_t s = first_split + 1; s < end_split; ++s) {
+    const Run::Range rows = run.seeing(s);
+    const Partials from = part(s, rows.begin);
+    kernels.merge(total.maximum + rows.begin, total.sum + rows.begin, total.values + rows.begin * width,
+                  from.maximum, from.sum, from.values, a.value_size, rows.end - rows.begin);
+  }
+  Row row = run.at(0);
+  for (int64_t r = 0; r < run.rows; ++r, row.next())
+    kernels.finish(a, row.token, row.head, total.maximum[r], total.sum[r], total.values + r * width);
+}
+
+Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
+  const int64_t most = tile_rows(a), rows = f.sequence.rows;
+  // The last rows of a prompt see the most keys: they go first, so that no long tile ends a phase.
+  const int64_t row = (f.sequence.row_tiles - 1 - index / a.kv_heads) * most;
+  return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};
+}
+
+Piece piece_of(const AttentionArgs& a, const Found& f, int64_t index) {
+  const Sequence& s = f.sequence;
+  const int64_t parts = s.split_tiles();
+  const Run run = run_of(a, f, index / parts);
+  if (!s.spread) return {run, run.first_split(), run.end_split()};
+  const int64_t begin = s.first_split + index % parts * s.splits_a_tile;
+  return {run, std::max(begin, run.first_split()), std::min(begin + s.splits_a_tile, run.end_split())};
+}
+
+int64_t pieces_of(const AttentionArgs& a) {
+  if (a.sequences > kIndexed) return static_cast<const Place*>(a.scratch)[a.sequences].piece;
+  Place at;
+  for (int64_t b = 0; b < a.sequences; ++b) at = after(a, sequence_of(a, b, at), at);
+  return at.piece;
+}
+
+// A piece, and those behind it.
+struct Walk {
+  const AttentionArgs& a;
+  Found found;
+  int64_t index;  // of the sequence's pieces
+
+  explicit Walk(const AttentionArgs& args, int64_t piece)
+      : a(args), found(find(args, &Place::piece, piece)), index(piece - found.place.piece) {}
+  Piece piece() const { return piece_of(a, found, index); }
+  void go_on_to(int64_t piece) {
+    if (a.sequences > kIndexed) found = find(a, &Place::piece, piece);
+    while (piece >= found.place.piece + pieces_of(a, found.sequence)) {
+      found.place = after(a, found.sequence, found.place);
+      found.sequence = sequence_of(a, ++found.index, found.place);
+    }
+    index = piece - found.place.piece;
+  }
+};
+
+void attend_piece(const Walk& at, bool is_near, const SplitAhead& next) {
+  (at.found.sequence.spread ? attend_splits : attend_rows)(at.piece(), is_near, next);
+}
+
+// A worker's part of a decode step.  It takes the next piece before it attends to one, so as to fetch it meanwhile,
+// except where another thread would be left without.
+void attend_pieces(const AttentionArgs& a, std::atomic<int64_t>& taken) {
+  const int64_t all = pieces_of(a);
+  int64_t piece = taken.fetch_add(1, std::memory_order_relaxed);
+  if (piece >= all) return;
+  Walk here(a, piece);
+  for (bool is_near = false;;) {
+    Walk there = here;
+    SplitAhead next;
+    const bool takes = taken.load(std::memory_order_relaxed) + a.threads <= all;
+    if (takes && (piece = taken.fetch_add(1, std::memory_order_relaxed)) < all) {
+      there.go_on_to(piece);
+      next = there.piece().first();
+    }
+    attend_piece(here, is_near, next);
+    is_near = takes;
+    if (!takes && (piece = taken.fetch_add(1, std::memory_order_relaxed)) < all) there.go_on_to(piece);
+    if (piece >= all) return;
+    here.found = there.found, here.index = there.index;
+  }
+}
+
+// Prompts have pieces of many rows, to which what is fetched once is near.
+bool is_step(const AttentionArgs& a) { return a.tokens == a.sequences; }
+
+}  // namespace
+
+int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
+  if (a.max_seq_len <= kSplit || a.kv_heads == 0) return index_bytes(a);
+  // Only sequences of few rows are spread.
+  const int64_t most = a.sequences * kSpreadTiles * variant().attention->tile_rows(a) / group_of(a);
+  const int64_t tokens = a.tokens < most ? a.tokens : most;
+  const int64_t floats = tokens * a.q_heads * ceil_div(a.max_seq_len, kSplit) * partial_width(a);
+  return index_bytes(a) +
+         (floats < kPartialFloats ? floats : kPartialFloats) * static_cast<int64_t>(sizeof(float));
+}
+
+// Workers may ask after the scratch has been given to the next op, so this reads the step's metadata alone.
+int64_t PagedAttention::tiles(int phase) const {
+  if (phase == 0) return args.sequences > kIndexed ? 1 : 0;
+  if (phase == 1 && is_step(args)) return args.threads;
+  if (phase == 2 && args.max_seq_len <= kSplit) return 0;
+  Place at;
+  for (int64_t b = 0; b < args.sequences; ++b) at = after(args, sequence_of(args, b, at), at);
+  return phase == 1 ? at.piece : at.merge;
+}
+
+void PagedAttention::tile(int phase, int64_t index) {
+  if (phase == 0) {
+    Place* places = static_cast<Place*>(args.scratch);
+    places[0] = Place{};
+    for (int64_t b = 0; b < args.sequences; ++b)
+      places[b + 1] = after(args, sequence_of(args, b, places[b]), places[b]);
+    return;
+  }
+  if (phase == 1) {
+    if (!is_step(args)) return attend_piece(Walk(args, index), false, SplitAhead{});
+    attend_pieces(args, taken_);
+    if (over_.fetch_add(1, std::memory_order_acq_rel) + 1 == args.threads) taken_ = over_ = 0;
+  } else {
+    const Found f = find(args, &Place::merge, index);
+    merge_rows(run_of(args, f, index - f.place.merge));
+  }
+}
+
+}  // namespace armllm

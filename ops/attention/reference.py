@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.attention.layout import (
+from torch_armllm.ops.attention.cache_layout import (
     GROUPS,
     block_size_of,
     keys_by_token,

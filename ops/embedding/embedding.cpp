@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/tensors.h"
-#include "common/thread_memory.h"
-#include "common/variants.h"
-#include "linear/linear.h"
+#include "dispatch/variants.h"
+#include "linear/quant_linear.h"
+#include "runtime/tensor_args.h"
+#include "runtime/thread_scratch.h"
 
 namespace armllm {
 namespace {

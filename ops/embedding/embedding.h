@@ -4,8 +4,8 @@
 // Together they are a 16-bit integer a row scale: |w − ŵ| ≤ s / 508, finer than bfloat16 wherever |w| > amax / 128.
 #pragma once
 
-#include "common/tasks.h"
-#include "common/types.h"
+#include "runtime/task_set.h"
+#include "runtime/types.h"
 
 namespace armllm {
 

@@ -1,4 +1,4 @@
-"""Quantised linear layers: INT4 or INT8 weights, activations quantised to INT8 per token inside the op."""
+"""Quantized linear layers: INT4 or INT8 weights, activations quantized to INT8 per token inside the op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch_armllm.ops.linear.heads import (
     reference_dense_heads_linear,
     reference_int8_heads_linear,
 )
-from torch_armllm.ops.linear.layout import (
+from torch_armllm.ops.linear.pack import interleave_panels, pack_int4, pack_int8, unpack_weight
+from torch_armllm.ops.linear.packed_layout import (
     EXACT,
     GROUP,
     PANEL,
@@ -25,8 +26,7 @@ from torch_armllm.ops.linear.layout import (
     panel_layout,
     unpack_int,
 )
-from torch_armllm.ops.linear.pack import interleave_panels, pack_int4, pack_int8, unpack_weight
-from torch_armllm.ops.linear.products import int4_linear, int4_linear_q, int8_linear
+from torch_armllm.ops.linear.quant_linear import int4_linear, int4_linear_q, int8_linear
 from torch_armllm.ops.linear.reference import (
     quantize_activations,
     reference_folded_linear,

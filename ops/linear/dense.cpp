@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "common/tensors.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 namespace {

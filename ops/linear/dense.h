@@ -1,7 +1,7 @@
-// Unquantised linear layers with few outputs, such as routers.
+// Unquantized linear layers with few outputs, such as routers.
 #pragma once
 
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
 
 namespace armllm {
 

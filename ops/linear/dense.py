@@ -1,4 +1,4 @@
-"""Unquantised linear layers with few outputs, such as routers."""
+"""Unquantized linear layers with few outputs, such as routers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 #include "linear/dense.h"
 
-#include "common/blocks.h"
+#include "simd/ragged_blocks.h"
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#include "linear/dense_bfmmla.h"
+#include "linear/kernels/arm/dense_bfmmla.h"
 #endif
 
 namespace armllm::ARMLLM_VARIANT {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.linear.products import dtype_name
+from torch_armllm.ops.linear.quant_linear import dtype_name
 
 __all__ = ["int4_gated_linear", "int4_gated_linear_q"]
 
@@ -55,7 +55,7 @@ def int4_gated_linear_q(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
 ) -> Tensor:
-    """:func:`int4_gated_linear` of activations that are quantised already; see :func:`int4_linear_q`."""
+    """:func:`int4_gated_linear` of activations that are quantized already; see :func:`int4_linear_q`."""
     result: Tensor = torch.ops.armllm.int4_gated_linear_q(
         q, scales, weight, out_features, scheme, activation, dtype_name(dtype), gate_bias, up_bias
     )

@@ -1,7 +1,7 @@
 #include "linear/heads.h"
 
-#include "common/variants.h"
-#include "linear/tiles.h"
+#include "dispatch/variants.h"
+#include "linear/tile_grid.h"
 
 namespace armllm {
 namespace {

@@ -1,7 +1,7 @@
 // Linear layers with a weight of each head's own: y[t][h] = x[t][h] · W[h]ᵀ.
 #pragma once
 
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
 
 namespace armllm {
 
@@ -15,7 +15,7 @@ struct HeadsArgs {
   Rows head_of_out(int64_t head) const { return Rows{out.at(0, head * out_features), out.stride, out.type}; }
 };
 
-// W8A8: a row of each head is quantised by itself, and all sums are integers.
+// W8A8: a row of each head is quantized by itself, and all sums are integers.
 struct QuantHeadsArgs : HeadsArgs {
   const uint8_t* weight = nullptr;
   int64_t head_stride = 0, panel_stride = 0;  // bytes
@@ -31,7 +31,7 @@ class QuantHeads final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// Unquantised, as DenseLinear.
+// Unquantized, as DenseLinear.
 struct DenseHeadsArgs : HeadsArgs {
   Rows weight;  // [heads · out_features][in_features]
 };

@@ -16,7 +16,7 @@ __all__ = [
 
 
 def int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
-    """``y[t, h] = x[t, h] · W[h]ᵀ`` with INT8 weights (W8A8); each head of a token is quantised by itself.
+    """``y[t, h] = x[t, h] · W[h]ᵀ`` with INT8 weights (W8A8); each head of a token is quantized by itself.
 
     Args:
         x: ``(T, H, K)``, float32, bfloat16 or float16; heads and tokens may lie apart, as in a slice of wider
@@ -36,7 +36,7 @@ def int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
 
 
 def dense_heads_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """:func:`int8_heads_linear` with unquantised weights, summed in float32 and rounded once.
+    """:func:`int8_heads_linear` with unquantized weights, summed in float32 and rounded once.
 
     Args:
         x: ``(T, H, K)``, float32, bfloat16 or float16.

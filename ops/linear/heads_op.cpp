@@ -1,8 +1,8 @@
 // int8_heads_linear, dense_heads_linear
-#include "common/tensors.h"
 #include "linear/heads.h"
-#include "linear/panel.h"
-#include "linear/tiles.h"
+#include "linear/packed_panel.h"
+#include "linear/tile_grid.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 namespace {

@@ -1,19 +1,20 @@
-// Plain quantised weights to packed panels, and back to float32.
+// Plain quantized weights to packed panels, and back to float32.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#include "common/tensors.h"
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
+#include "linear/scheme_arg.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 namespace {
 
 using torch::stable::contiguous;
 
-// Where row r's value k lies among the values of a panel; see panel.h.
+// Where row r's value k lies among the values of a panel; see packed_panel.h.
 struct Place {
   int64_t byte;
   bool high;
@@ -205,7 +206,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   const int64_t columns = has_float_groups(scheme) ? layout.scale_groups : 0;
   check_sizes(scales, q, columns, "scales", unit_of(scheme));
   const Tensor values = contiguous(q), dense_scales = contiguous(scales);
-  std::optional<Tensor> factors, zero_points, centres;
+  std::optional<Tensor> factors, zero_points, centers;
   if (multipliers.has_value()) {
     STD_TORCH_CHECK(multipliers->scalar_type() == ScalarType::Byte, "multipliers must be uint8");
     check_sizes(*multipliers, q, layout.groups, "multipliers", "32");
@@ -219,7 +220,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   if (middles.has_value()) {
     STD_TORCH_CHECK(middles->scalar_type() == ScalarType::Float, "middles must be float32");
     check_sizes(*middles, q, columns, "middles", unit_of(scheme));
-    centres = contiguous(*middles);
+    centers = contiguous(*middles);
   }
   const int64_t experts = q.dim() == 3 ? q.size(0) : 1, panels = ceil_div(rows, kPanel);
   std::vector<int64_t> sizes{panels, layout.bytes};
@@ -230,7 +231,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       factors.has_value() ? static_cast<const uint8_t*>(factors->data_ptr()) : nullptr,
       zero_points.has_value() ? static_cast<const uint8_t*>(zero_points->data_ptr()) : nullptr,
       dense_scales.data_ptr(),
-      centres.has_value() ? static_cast<const float*>(centres->data_ptr()) : nullptr,
+      centers.has_value() ? static_cast<const float*>(centers->data_ptr()) : nullptr,
       rows,
       in_features};
   uint8_t* out = static_cast<uint8_t*>(packed.data_ptr());

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.linear.layout import panel_count, panel_layout
+from torch_armllm.ops.linear.packed_layout import panel_count, panel_layout
 
 __all__ = ["interleave_panels", "pack_int4", "pack_int8", "unpack_weight"]
 

@@ -1,4 +1,4 @@
-"""Slow, plain PyTorch versions of the quantised linears: the kernels' own bits for the exact schemes."""
+"""Slow, plain PyTorch versions of the quantized linears: the kernels' own bits for the exact schemes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_armllm.ops.linear import layout
+from torch_armllm.ops.linear import packed_layout
 
 SMALLEST_AMAX = 1e-30
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantises rows to INT8, symmetric, one scale a row, as the kernels do.
+    """Quantizes rows to INT8, symmetric, one scale a row, as the kernels do.
 
     Args:
         x: float ``(..., K)``.
@@ -47,7 +47,7 @@ def finish(
 def reference_int_linear(
     x: Tensor, w: Tensor, row_scale: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """``x · (w · row_scale)ᵀ (+ bias) (+ residual)`` with activations quantised to INT8; exact integer sums.
+    """``x · (w · row_scale)ᵀ (+ bias) (+ residual)`` with activations quantized to INT8; exact integer sums.
 
     Args:
         x: float ``(..., K)``.
@@ -72,11 +72,11 @@ def reference_int4_linear(
 ) -> Tensor:
     """Reference of :func:`int4_linear` from the packed weight; for float groups within rounding only."""
     in_features = x.shape[-1]
-    if not layout.group_span(scheme):
-        w, row_scale = layout.unpack_int(weight, out_features, in_features, scheme)
+    if not packed_layout.group_span(scheme):
+        w, row_scale = packed_layout.unpack_int(weight, out_features, in_features, scheme)
         return reference_int_linear(x, w, row_scale, bias, residual)
     q, scale = quantize_activations(x)
-    values, scales = layout.unpack_groups(weight, out_features, in_features, scheme)
+    values, scales = packed_layout.unpack_groups(weight, out_features, in_features, scheme)
     w64 = (values.to(torch.float64) * scales.to(torch.float64)[..., None]).flatten(1)[:, :in_features]
     total = torch.matmul(q.to(torch.float64), w64.t()) + _middle_sums(q, weight, out_features, scheme)
     return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
@@ -84,11 +84,11 @@ def reference_int4_linear(
 
 def _middle_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
     """What the middles of groups add to the sums of int8 activations ``(..., K)``: float64 ``(..., N)``."""
-    if not layout.has_middles(scheme):
+    if not packed_layout.has_middles(scheme):
         return torch.zeros((), dtype=torch.float64)
     in_features = q.shape[-1]
-    middles = layout.unpack_middles(weight, out_features, in_features, scheme).to(torch.float64)
-    spread = middles.repeat_interleave(layout.group_span(scheme), 1)[:, :in_features]
+    middles = packed_layout.unpack_middles(weight, out_features, in_features, scheme).to(torch.float64)
+    spread = middles.repeat_interleave(packed_layout.group_span(scheme), 1)[:, :in_features]
     return torch.matmul(q.to(torch.float64), spread.t())
 
 
@@ -102,8 +102,10 @@ def reference_folded_linear(
 ) -> Tensor:
     """What many tokens get from a scheme with float groups: the scales folded to INT8, then exact sums."""
     in_features = x.shape[-1]
-    w, row_scale = layout.fold_scales(*layout.unpack_groups(weight, out_features, in_features, scheme))
-    if not layout.has_middles(scheme):
+    w, row_scale = packed_layout.fold_scales(
+        *packed_layout.unpack_groups(weight, out_features, in_features, scheme)
+    )
+    if not packed_layout.has_middles(scheme):
         return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual)
     q, scale = quantize_activations(x)
     total = torch.matmul(q.to(torch.float64), w[:, :in_features].to(torch.float64).t()) * row_scale

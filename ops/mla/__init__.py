@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.attention.layout import BLOCK_SIZES, zeros_on_huge_pages
+from torch_armllm.ops.attention.cache_layout import BLOCK_SIZES, zeros_on_huge_pages
 from torch_armllm.ops.mla.reference import reference_mla_attention, reference_mla_write
 
 __all__ = [
@@ -44,7 +44,7 @@ def mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> N
     """Writes new latents and rotated keys into the cache.
 
     Args:
-        latent: ``(T, rank)``, float32, bfloat16 or float16, normalised; tokens may lie apart, as in a
+        latent: ``(T, rank)``, float32, bfloat16 or float16, normalized; tokens may lie apart, as in a
             slice of the projection that gives both.
         k_rope: ``(T, rope_size)``, the same dtypes.
         cache: ``(blocks, block_size, rank + rope_size)``; changed in place, rounded to its dtype.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/variants.h"
+#include "dispatch/variants.h"
 
 namespace armllm {
 namespace {

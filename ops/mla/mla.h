@@ -2,8 +2,8 @@
 // of it.
 #pragma once
 
-#include "attention/attention.h"
-#include "common/tasks.h"
+#include "attention/paged_attention.h"
+#include "runtime/task_set.h"
 
 namespace armllm {
 

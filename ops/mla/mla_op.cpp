@@ -1,7 +1,7 @@
 // mla_attention, mla_write
-#include "attention/checks.h"
-#include "common/tensors.h"
+#include "attention/check_args.h"
 #include "mla/mla.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 namespace {

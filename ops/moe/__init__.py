@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.moe.moe_route import SCORINGS, moe_route, reference_moe_route
 from torch_armllm.ops.moe.reference import reference_int4_moe
-from torch_armllm.ops.moe.route import SCORINGS, moe_route, reference_moe_route
 
 __all__ = ["SCORINGS", "int4_moe", "moe_route", "reference_int4_moe", "reference_moe_route"]
 
@@ -50,7 +50,7 @@ def int4_moe(
             out.
 
     Returns:
-        Shape and dtype of ``x``.  Tokens and intermediate rows are quantised to INT8; everything else is
+        Shape and dtype of ``x``.  Tokens and intermediate rows are quantized to INT8; everything else is
         float32 and is rounded once, at the end.  With an exact scheme a token's result has the same bits
         alone and in any batch, for every kernel variant and thread count.
 

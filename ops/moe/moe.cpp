@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/thread_memory.h"
-#include "common/variants.h"
-#include "linear/gated.h"
-#include "moe/grouping.h"
+#include "dispatch/variants.h"
+#include "linear/gated_epilogue.h"
+#include "moe/group_by_expert.h"
+#include "runtime/thread_scratch.h"
 
 namespace armllm {
 namespace {
 
-constexpr int64_t kOneTileTokens = 2;  // so few are grouped and quantised in one tile: a barrier costs more
+constexpr int64_t kOneTileTokens = 2;  // so few are grouped and quantized in one tile: a barrier costs more
 constexpr int64_t kCombineColumns = 512;  // columns of a tile of the weighted sum when tokens are few
 constexpr int64_t kCombineTokens = 16;    // most tokens of one
 
@@ -41,7 +41,7 @@ void zero_row(const Activations& x, int64_t m) {
   for (int64_t c = 0; c < x.groups * 4; ++c) std::memset(to + c * x.block * 8, 0, 8);
 }
 
-// Quantises a token once and lays it into the rows of all its experts.
+// Quantizes a token once and lays it into the rows of all its experts.
 void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
   const int64_t groups = m.hidden.groups;
   int8_t* values = reinterpret_cast<int8_t*>(thread_memory(groups * (kGroup + 4)));

@@ -1,9 +1,9 @@
 // Mixture-of-Experts: routing, and all experts of a layer as one task set.
 #pragma once
 
-#include "common/tasks.h"
-#include "common/types.h"
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
+#include "runtime/task_set.h"
+#include "runtime/types.h"
 
 namespace armllm {
 

@@ -1,8 +1,9 @@
 // int4_moe
 #include <vector>
 
-#include "common/tensors.h"
+#include "linear/scheme_arg.h"
 #include "moe/moe.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 namespace {

@@ -1,8 +1,8 @@
 // RMSNorm and LayerNorm, alone or after a residual add.
 #pragma once
 
-#include "common/tasks.h"
-#include "common/types.h"
+#include "runtime/task_set.h"
+#include "runtime/types.h"
 
 namespace armllm {
 

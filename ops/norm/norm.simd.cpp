@@ -1,6 +1,6 @@
 #include "norm/norm.h"
 
-#include "common/blocks.h"
+#include "simd/ragged_blocks.h"
 
 namespace armllm::ARMLLM_VARIANT {
 
@@ -86,7 +86,7 @@ ARMLLM_INLINE inline void add_row(const bf16* x, const bf16* residual, bf16* sum
   });
 }
 
-// Calls visit(first, count) for the pieces of the row that is normalised: x, or x + residual after it was rounded to
+// Calls visit(first, count) for the pieces of the row that is normalized: x, or x + residual after it was rounded to
 // the type and written to `sum`.  Returns that row.
 template <typename T, typename Visit>
 ARMLLM_INLINE inline const T* walk(const NormArgs& args, int64_t row, Visit visit) {
@@ -155,16 +155,16 @@ void rms_row(const NormArgs& args, int64_t row) {
 template <typename T, typename W>
 void scale_and_shift(const T* x, const W* weight, const W* bias, int64_t width, float mean, float factor,
                      T* out) {
-  const F32 centre = set1(mean), inverse = set1(factor);
+  const F32 center = set1(mean), inverse = set1(factor);
   if (weight != nullptr && bias != nullptr) {
     for_blocks(width, [&](int64_t i, int lanes) ARMLLM_INLINE {
-      const F32 y = (load_lanes(x + i, lanes) - centre) * inverse;
+      const F32 y = (load_lanes(x + i, lanes) - center) * inverse;
       store_lanes(out + i, fma(y, load_lanes(weight + i, lanes), load_lanes(bias + i, lanes)), lanes);
     });
     return;
   }
   for_blocks(width, [&](int64_t i, int lanes) ARMLLM_INLINE {
-    F32 y = (load_lanes(x + i, lanes) - centre) * inverse;
+    F32 y = (load_lanes(x + i, lanes) - center) * inverse;
     if (weight != nullptr) y = y * load_lanes(weight + i, lanes);
     if (bias != nullptr) y = y + load_lanes(bias + i, lanes);
     store_lanes(out + i, y, lanes);
@@ -178,9 +178,9 @@ void layer_row(const NormArgs& args, int64_t row) {
                        [&](const T* piece, int64_t n) ARMLLM_INLINE { accumulate_values(values, piece, n); });
   const float mean = values.total() / static_cast<float>(args.width);
   // A second pass: a mean of squares less the square of the mean would cancel.
-  const F32 centre = set1(mean);
+  const F32 center = set1(mean);
   for_blocks_in_parts(args.width, [&](int64_t i, int lanes, int part) ARMLLM_INLINE {
-    F32 v = load_lanes(x + i, lanes) - centre;
+    F32 v = load_lanes(x + i, lanes) - center;
     if (lanes != kLanes) v = select_first(lanes, v, zero());
     squares.part[part] = fma(v, v, squares.part[part]);
   });

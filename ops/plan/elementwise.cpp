@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "activation/activation.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
 
 namespace armllm {
 namespace {

@@ -1,8 +1,8 @@
 // Embedding look-up, scaling, addition and the order of columns, for the plan alone: outside it torch's own operators do these.
 #pragma once
 
-#include "common/tasks.h"
-#include "common/types.h"
+#include "runtime/task_set.h"
+#include "runtime/types.h"
 
 namespace armllm {
 

@@ -1,18 +1,18 @@
-// Opcodes: from integers to task sets.  The order of the fields is that of torch_armllm/plan.py.
+// Opcodes: from integers to task sets.  The order of the fields is that of torch_armllm/plan/make.py.
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "activation/activation.h"
-#include "attention/attention.h"
-#include "attention/checks.h"
+#include "attention/check_args.h"
+#include "attention/paged_attention.h"
 #include "embedding/embedding.h"
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
 #include "moe/moe.h"
 #include "norm/norm.h"
-#include "plan/build.h"
 #include "plan/elementwise.h"
+#include "plan/instruction_builders.h"
 #include "plan/plan.h"
 #include "rope/rope.h"
 #include "sample/best_tokens.h"
@@ -165,7 +165,7 @@ Instruction gated_linear(Reader& in) {
       });
 }
 
-// An RMSNorm and the only layer that reads it: the rows are normalised while they are quantised, which saves writing
+// An RMSNorm and the only layer that reads it: the rows are normalized while they are quantized, which saves writing
 // and reading them, and a wait of all threads.
 template <class Task>
 Instruction after_norm(Reader& in, Instruction (*layer)(Reader&)) {

@@ -1,6 +1,6 @@
 // A model step as a list of instructions that run without Python.
 //
-// A program is a flat list of integers, written by torch_armllm/plan.py, and a list of floats that it refers to:
+// A program is a flat list of integers, written by torch_armllm/plan/make.py, and a list of floats that it refers to:
 //
 //   arena bytes per token, number of outputs, {columns, type} of each output, number of instructions,
 //   then each instruction: opcode, number of integers, integers …
@@ -18,9 +18,9 @@
 #include <mutex>
 #include <vector>
 
-#include "common/task_times.h"
-#include "common/types.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/task_times.h"
+#include "runtime/types.h"
 
 namespace armllm {
 

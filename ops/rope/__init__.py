@@ -40,7 +40,7 @@ def rope_(
         k: ``(..., T, kv_heads, head_size)`` in the dtype of ``q``; no heads where queries turn alone.
         cos: float32 ``(T, half)``, half at most ``head_size / 2``.
         sin: as ``cos``.
-        interleaved: whether neighbours form a pair.
+        interleaved: whether neighbors form a pair.
         unzip: moves what pair i became to i and i + half (DeepSeek-V3); 2 · half is at most 512.
 
     Raises:

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <tuple>
 
-#include "common/tensors.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 namespace {
@@ -54,7 +54,7 @@ std::optional<HeadRows> token_rows(const Tensor& t, const Heads& heads, const ch
 
 RopePairs pairs_of(bool interleaved, bool unzip) {
   STD_TORCH_CHECK(interleaved || !unzip, "unzip is for interleaved pairs");
-  return unzip ? RopePairs::unzipped : interleaved ? RopePairs::neighbours : RopePairs::halves;
+  return unzip ? RopePairs::unzipped : interleaved ? RopePairs::neighbors : RopePairs::halves;
 }
 
 Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {

@@ -1,15 +1,15 @@
 // Rotary position embedding, in place, on the heads of queries and keys; and the table of angles.
 #pragma once
 
-#include "common/tasks.h"
-#include "common/types.h"
+#include "runtime/task_set.h"
+#include "runtime/types.h"
 
 namespace armllm {
 
 enum class RopePairs : int32_t {
-  halves = 0,      // (i, i + rotary / 2)
-  neighbours = 1,  // (2i, 2i + 1)
-  unzipped = 2,    // (2i, 2i + 1) before, (i, i + rotary / 2) after
+  halves = 0,     // (i, i + rotary / 2)
+  neighbors = 1,  // (2i, 2i + 1)
+  unzipped = 2,   // (2i, 2i + 1) before, (i, i + rotary / 2) after
 };
 
 constexpr int64_t kMostUnzipped = 512;  // rotary dimensions: a head waits on the stack

@@ -1,6 +1,6 @@
 #include "rope/rope.h"
 
-#include "common/simd.h"
+#include "simd/simd.h"
 
 namespace armllm::ARMLLM_VARIANT {
 
@@ -72,7 +72,7 @@ void rotate_heads(T* x, int64_t heads, int64_t head_stride, int64_t half, const 
       case RopePairs::halves:
         rotate_halves(x, half, cos, sin);
         break;
-      case RopePairs::neighbours:
+      case RopePairs::neighbors:
         rotate_pairs(x, half, cos, sin);
         break;
       case RopePairs::unzipped:

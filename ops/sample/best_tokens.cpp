@@ -4,8 +4,8 @@
 #include <limits>
 #include <vector>
 
-#include "common/tensors.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/tensor_args.h"
 
 namespace armllm {
 

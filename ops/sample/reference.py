@@ -19,7 +19,7 @@ def philox_uniform(seed: int, step: int) -> float:
     return (word >> 11) / 2**53
 
 
-def penalised(
+def penalized(
     logits: Tensor, prompt: Tensor, output: Tensor, repetition: float, presence: float, frequency: float
 ) -> Tensor:
     """One row's float32 logits after the penalties for the tokens of its prompt and output."""

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "common/thread_memory.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/thread_scratch.h"
 
 namespace armllm {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 constexpr float kGreedyBelow = 1e-5f;  // temperature; vLLM's
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-enum Phase { kPenalise, kWeigh, kDraw };
+enum Phase { kPenalize, kWeigh, kDraw };
 
 struct Memory {
   int64_t chunks, padded;
@@ -34,14 +34,14 @@ struct Memory {
 
 bool greedy(const SampleArgs& a, int64_t row) { return a.temperature[row] < kGreedyBelow; }
 
-bool penalised(const SampleArgs& a, int64_t row) {
+bool penalized(const SampleArgs& a, int64_t row) {
   return (a.repetition != nullptr && a.repetition[row] != 1.0f) ||
          (a.presence != nullptr && a.presence[row] != 0.0f) ||
          (a.frequency != nullptr && a.frequency[row] != 0.0f);
 }
 
 // Lowers what lies in first … first + n − 1 of the row.  Each token is treated once however often it appears.
-void penalise(const SampleArgs& a, int64_t row, int64_t first, int64_t n, float* x) {
+void penalize(const SampleArgs& a, int64_t row, int64_t first, int64_t n, float* x) {
   constexpr int32_t kSeen = 1 << 30;  // in the prompt; below it, how often in the output
   int32_t* counts = reinterpret_cast<int32_t*>(thread_memory(kSampleChunk * 4));
   std::fill(counts, counts + n, 0);
@@ -86,15 +86,15 @@ void Sample::tile(int phase, int64_t index) {
   const int64_t first = phase == kDraw ? 0 : index % m.chunks * kSampleChunk;
   const int64_t n = phase == kDraw ? a.vocabulary : std::min(kSampleChunk, a.vocabulary - first);
   float* x = m.weights + row * m.padded + first;
-  const bool changed = penalised(a, row);
+  const bool changed = penalized(a, row);
 
-  if (phase == kPenalise) {
+  if (phase == kPenalize) {
     const void* raw = a.logits.at(row, first);
     float top = kernels.largest(raw, a.logits.type, n);
     m.raw_largest[index] = top;
     if (changed) {
       kernels.widen(raw, a.logits.type, n, x);
-      penalise(a, row, first, n, x);
+      penalize(a, row, first, n, x);
       top = kernels.largest(x, DType::f32, n);
     }
     m.chunk_largest[index] = top;

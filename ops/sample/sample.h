@@ -4,8 +4,8 @@
 // them.  No vocabulary is sorted: the largest weight of each block of 64 tells which few blocks can hold what passes.
 #pragma once
 
-#include "common/tasks.h"
-#include "common/types.h"
+#include "runtime/task_set.h"
+#include "runtime/types.h"
 
 namespace armllm {
 

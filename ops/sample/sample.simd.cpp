@@ -1,7 +1,7 @@
 #include "sample/sample.h"
 
-#include "common/blocks.h"
-#include "common/math.h"
+#include "simd/exp.h"
+#include "simd/ragged_blocks.h"
 
 namespace armllm::ARMLLM_VARIANT {
 

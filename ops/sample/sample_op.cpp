@@ -3,7 +3,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/tensors.h"
+#include "runtime/tensor_args.h"
 #include "sample/sample.h"
 
 namespace armllm {

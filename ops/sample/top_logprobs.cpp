@@ -5,9 +5,9 @@
 #include <tuple>
 #include <vector>
 
-#include "common/tensors.h"
-#include "common/thread_memory.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/tensor_args.h"
+#include "runtime/thread_scratch.h"
 #include "sample/sample.h"
 
 namespace armllm {

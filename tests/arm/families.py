@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parity import check_quantised, check_unquantised
+from tests.support.parity import check_quantized, check_unquantized
 
 FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "deepseek_v2"]
 """Plain, with routed experts, with sinks and windows and experts that clamp, and with a cache of latents."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unquantised_steps_are_the_models_own(family: str) -> None:
-    check_unquantised(family)
+def test_unquantized_steps_are_the_models_own(family: str) -> None:
+    check_unquantized(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_quantised_steps_are_those_of_the_emulation(family: str) -> None:
-    assert check_quantised(family).captured
+def test_quantized_steps_are_those_of_the_emulation(family: str) -> None:
+    assert check_quantized(family).captured

@@ -1,4 +1,4 @@
-"""A quantised checkpoint that another processor wrote, and what it answered there.
+"""A quantized checkpoint that another processor wrote, and what it answered there.
 
 python tests/arm/saved.py DIR     writes both, on whatever processor this is
 """
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import torch_armllm
-from tests.models import tiny, token_ids
+from tests.support.models import tiny, token_ids
 
 FAMILIES = ["llama", "mixtral"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tests.engine.engines import MEMORY, drain, submit
-from tests.models import tiny, token_ids
+from tests.support.engines import MEMORY, drain, submit
+from tests.support.models import tiny, token_ids
 from torch_armllm import patch
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig

@@ -1,4 +1,4 @@
-"""End to end on this machine's kernels: quantise, patch, generate."""
+"""End to end on this machine's kernels: quantize, patch, generate."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import torch_armllm
-from tests.models import tiny, token_ids
-from torch_armllm.quant.reference import emulate
+from tests.support.models import tiny, token_ids
+from tests.support.reference_modules import emulate
 
 FAMILIES = ["llama", "mixtral"]
 
@@ -27,7 +27,7 @@ def logits(model: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unquantised_model_gives_what_it_gave(family: str) -> None:
+def test_unquantized_model_gives_what_it_gave(family: str) -> None:
     ids = token_ids(1, 19)
     model = tiny(family)
     expected = logits(model, ids), model.generate(ids, max_new_tokens=8, do_sample=False)

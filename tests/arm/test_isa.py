@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from torch_armllm import env
-from torch_armllm.ops import isa
+from torch_armllm.engine import diagnostics
+from torch_armllm.ops import variants
 
 NEEDS = {
     "neon": {"asimd"},
@@ -19,7 +19,7 @@ NEEDS = {
 }
 
 
-def best_linear(machine: isa.Machine) -> str:
+def best_linear(machine: variants.Machine) -> str:
     """What the linear layers should run, worked out anew."""
     long = machine.sve_bits >= 256
     for name, use in (("sme2", True), ("svei8mm", long), ("i8mm", True), ("sve", long), ("dotprod", True)):
@@ -29,26 +29,26 @@ def best_linear(machine: isa.Machine) -> str:
 
 
 def test_first_variant() -> None:
-    machine = isa.machine()
+    machine = variants.machine()
     assert machine.selected == (os.environ.get("ARMLLM_ISA") or machine.runnable[0])
 
 
 def test_variants_need_features() -> None:
-    machine = isa.machine()
+    machine = variants.machine()
     assert set(machine.runnable) <= set(machine.variants)
     for name, features in NEEDS.items():
         if name in machine.variants:
             assert (name in machine.runnable) == (features <= set(machine.features))
 
 
-@pytest.mark.skipif("neon" not in isa.machine().variants, reason="about the Arm variants")
+@pytest.mark.skipif("neon" not in variants.machine().variants, reason="about the Arm variants")
 def test_env_names_the_right_variants() -> None:
-    machine = isa.machine()
-    kernels = env.describe()["kernels"]
+    machine = variants.machine()
+    kernels = diagnostics.describe()["kernels"]
     forced = os.environ.get("ARMLLM_ISA")
     linear = forced or best_linear(machine)
     assert kernels["linear"]["variant"] == linear
-    lines = env.render(env.describe()).splitlines()
+    lines = diagnostics.render(diagnostics.describe()).splitlines()
     (text,) = (line for line in lines if line.startswith("linear "))
     work = {"sme2": "SMOPA", "svei8mm": "SVE SMMLA", "i8mm": "SMMLA", "sve": "SVE SDOT", "dotprod": "SDOT"}
     assert f"{linear} ({work.get(linear, 'SMULL')}" in text
@@ -64,4 +64,4 @@ def test_env_names_the_right_variants() -> None:
 
 def test_unknown_variant_is_refused() -> None:
     with pytest.raises(RuntimeError, match="unknown kernel variant 'abacus'; there are: .*scalar"):
-        isa.select("abacus")
+        variants.select("abacus")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.engines import drain, engine, submit
+from tests.support.engines import drain, engine, submit
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]

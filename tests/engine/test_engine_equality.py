@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.engines import engine, tight
-from tests.models import token_ids
+from tests.support.engines import engine, tight
+from tests.support.models import token_ids
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.request import Request

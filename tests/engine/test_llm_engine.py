@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine.engines import answer_ids, drain, engine, submit
-from tests.models import token_ids
-from tests.patched_models import patched
+from tests.support.engines import answer_ids, drain, engine, submit
+from tests.support.models import token_ids
+from tests.support.patched_models import patched
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engines import answer_ids, engine
-from tests.models import token_ids
+from tests.support.engines import answer_ids, engine
+from tests.support.models import token_ids
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.trace import NO_TRACE, TraceFile
 
-PHASES = ["schedule", "prepare", "prefill", "head", "sample", "detokenise", "finish"]
+PHASES = ["schedule", "prepare", "prefill", "head", "sample", "detokenize", "finish"]
 
 
 def spans(file: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 pytest.importorskip("lm_eval")
 
-from tests.server.tiny import checkpoint  # noqa: E402
+from tests.support.tiny_server import checkpoint  # noqa: E402
 
 _CHOICE = """
 task: {name}
@@ -44,7 +44,7 @@ metric_list:
 - metric: word_perplexity
 - metric: bits_per_byte
 """
-_WORDS = [*"abcdefgh", "the", "sea", "house", "thought", "about", "his", "long", "way", "home", "grey"]
+_WORDS = [*"abcdefgh", "the", "sea", "house", "thought", "about", "his", "long", "way", "home", "gray"]
 
 
 @pytest.fixture(scope="session")

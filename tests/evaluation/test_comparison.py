@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from torch_armllm.evaluation.comparison import Line, compare
-from torch_armllm.evaluation.rows import Row, TaskResult
-from torch_armllm.evaluation.store import SchemeResult
+from torch_armllm.evaluation.results_file import SchemeResult
 from torch_armllm.evaluation.table import as_markdown, as_text
+from torch_armllm.evaluation.task_results import Row, TaskResult
 
 
 def _choices(answers: list[tuple[float, list[float]]]) -> TaskResult:

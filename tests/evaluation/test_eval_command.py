@@ -10,12 +10,12 @@ from typing import Any
 import lm_eval.tasks
 import pytest
 
-from torch_armllm.checkpoint import load_tokenizer
-from torch_armllm.cli import main
+from torch_armllm.checkpoint.load import load_tokenizer
+from torch_armllm.cli.main import main
 from torch_armllm.evaluation import require, run
 from torch_armllm.evaluation.loading import load_scheme
-from torch_armllm.evaluation.scheme import Scheme
-from torch_armllm.quant.calibration import text
+from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.llm import calibration_text
 
 
 def _eval(folder: Path, tasks: Path, *more: str, names: str = "own_choice,own_letters,own_text") -> int:
@@ -87,8 +87,8 @@ def test_other_settings_are_not_mixed_in(
 def test_methods_calibrate_with_what_the_model_writes_where_no_text_is_named(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "SEQUENCES", 4)
-    monkeypatch.setattr(text, "LENGTH", 24)
+    monkeypatch.setattr(calibration_text, "SEQUENCES", 4)
+    monkeypatch.setattr(calibration_text, "LENGTH", 24)
     file = tmp_path / "out.json"
     schemes = ("--schemes", "f32,int4-g32i+gptq,int4-g32i+rtn", "--limit", "2", f"--json={file}")
     assert _eval(tiny_folder, own_tasks, *schemes, names="own_text") == 0
@@ -144,7 +144,7 @@ def test_mistakes_are_named(
     assert wanted in capsys.readouterr().err
 
 
-def test_a_quantised_checkpoint_is_compared_as_it_is(
+def test_a_quantized_checkpoint_is_compared_as_it_is(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = load_scheme(str(tiny_folder), Scheme.parse("int4-g32i"), "float32")[0]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from torch_armllm.checkpoint import load_tokenizer
-from torch_armllm.evaluation.by_modules import ModuleScorer
-from torch_armllm.evaluation.by_plan import PlanScorer
+from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.evaluation.harness import ArmLM
 from torch_armllm.evaluation.loading import load_scheme
-from torch_armllm.evaluation.scheme import Scheme
+from torch_armllm.evaluation.module_scorer import ModuleScorer
+from torch_armllm.evaluation.plan_scorer import PlanScorer
+from torch_armllm.evaluation.variant import Scheme
 
 _CONTEXT = list(range(20, 60))
 _REQUESTS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.models import tiny
+from tests.support.models import tiny
 from torch_armllm.evaluation.off_grid import move_off_grid
 
 

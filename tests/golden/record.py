@@ -52,7 +52,7 @@ def logits_here() -> dict[str, str]:
     import torch
 
     import torch_armllm
-    from tests.models import tiny, token_ids
+    from tests.support.models import tiny, token_ids
 
     found = {}
     for family in FAMILIES:
@@ -69,19 +69,29 @@ def logits_here() -> dict[str, str]:
 def saved_folder() -> dict[str, str]:
     """Hashes of the files that ``save_pretrained`` writes of a patched model."""
     import torch_armllm
-    from tests.models import tiny
+    from tests.support.models import tiny
 
     model = tiny("qwen3_moe")
     torch_armllm.patch(model, "int4", progress=False)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        files = sorted(Path(folder).iterdir())
-        return {file.name: digest(file.read_bytes()) for file in files}
+        return {file.name: digest(content(file)) for file in sorted(Path(folder).iterdir())}
+
+
+def content(file: Path) -> bytes:
+    """A file's bytes; tensors by name, as the order of the metadata in their header is random."""
+    if file.suffix != ".safetensors":
+        return file.read_bytes()
+    from safetensors.torch import load_file
+
+    tensors = sorted(load_file(file).items())
+    named = [f"{name} {t.dtype} {tuple(t.shape)}".encode() + t.numpy().tobytes() for name, t in tensors]
+    return b"".join(named)
 
 
 def help_texts() -> dict[str, str]:
     """Hashes of every ``--help``."""
-    from torch_armllm.cli import build_parser
+    from torch_armllm.cli.main import build_parser
 
     os.environ["COLUMNS"] = "100"
     found = {}

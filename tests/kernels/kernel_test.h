@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "common/types.h"
-#include "common/variants.h"
+#include "dispatch/variants.h"
+#include "runtime/types.h"
 
 namespace armllm_test {
 

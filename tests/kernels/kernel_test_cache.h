@@ -1,7 +1,7 @@
 // A paged cache of random keys and values.
 #pragma once
 
-#include "attention/attention.h"
+#include "attention/paged_attention.h"
 #include "kernel_test.h"
 
 namespace armllm_test {

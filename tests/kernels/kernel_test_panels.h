@@ -1,8 +1,8 @@
-// Random weight panels and quantised rows.
+// Random weight panels and quantized rows.
 #pragma once
 
 #include "kernel_test.h"
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
 
 namespace armllm_test {
 

@@ -1,7 +1,7 @@
 // Kernels on parts of what they may be asked for at once: any tokens, panels, rows, columns.  The parts have the bits
 // of the whole.
 #include "kernel_test_panels.h"
-#include "linear/tiles.h"
+#include "linear/tile_grid.h"
 
 namespace armllm_test {
 namespace {

@@ -74,7 +74,7 @@ void test_heads(const RopeKernels& kernels, const char* name, Report& report) {
   constexpr int64_t heads = 7;
   for (DType type : kTypes)
     for (int64_t head_size : {24, 64})
-      for (RopePairs pairs : {RopePairs::halves, RopePairs::neighbours, RopePairs::unzipped})
+      for (RopePairs pairs : {RopePairs::halves, RopePairs::neighbors, RopePairs::unzipped})
         for (int round = 0; round <= kRounds; ++round) {
           const int64_t rotary = head_size / 2;
           Values whole(type, heads * head_size, random), parts = whole,

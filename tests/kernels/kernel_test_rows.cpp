@@ -53,7 +53,7 @@ void test_rope(const RopeKernels& tested, const RopeKernels& truth, const char* 
     for (int64_t head_size : {8, 64, 72, 128})
       for (int64_t rotary : {head_size, head_size / 2, int64_t(2)})
         for (int64_t heads : {1, 3})
-          for (RopePairs pairs : {RopePairs::halves, RopePairs::neighbours, RopePairs::unzipped}) {
+          for (RopePairs pairs : {RopePairs::halves, RopePairs::neighbors, RopePairs::unzipped}) {
             const Values x(type, heads * head_size, random);
             Values angles(DType::f32, rotary, random, 1.0f);
             const float* cos = static_cast<const float*>(angles.data());

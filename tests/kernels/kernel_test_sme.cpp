@@ -2,7 +2,7 @@
 // TPIDR2_EL0 where to save it.
 #if defined(ARMLLM_TEST_SME)
 #include "kernel_test.h"
-#include "linear/linear.h"
+#include "linear/quant_linear.h"
 
 namespace armllm_test {
 

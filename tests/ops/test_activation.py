@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import activation, isa
+from torch_armllm.ops import activation, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-RUNNABLE = isa.machine().distinct("activation")
+RUNNABLE = variants.machine().distinct("activation")
 
 EXACT = {
     "silu": lambda x: x / (1 + torch.exp(-x)),
@@ -41,7 +41,7 @@ def test_agrees_with_reference(rows: int, width: int, kind: str, dtype: torch.dt
     gate, up = ((torch.randn(rows, width) * 4).to(dtype) for _ in range(2))
     found = []
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found.append(activation.gated_act(gate, up, kind))
     close(found[0], activation.reference_gated_act(gate, up, kind))
     assert all(torch.equal(found[0], other) for other in found)
@@ -52,7 +52,7 @@ def test_accuracy_in_float32(kind: str) -> None:
     x = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-1e-3, 1e-3, 501)))
     exact = EXACT[kind](x.double())
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found = activation.gated_act(x, torch.ones_like(x), kind).double()
         error = (found - exact).abs()
         assert error.max() < 2e-6
@@ -69,14 +69,14 @@ def test_extreme_gates(kind: str, dtype: torch.dtype) -> None:
     gate = torch.tensor(EXTREME).to(dtype)
     exact = (EXACT[kind](gate.double()) / 2).to(dtype)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             close(activation.gated_act(gate, torch.full_like(gate, 0.5), kind), exact)
 
 
 def test_extreme_gates_clamped() -> None:
     gate = torch.tensor(EXTREME)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found = activation.gated_act(gate, gate, "swiglu_clamped")
             assert found[0].isnan()
             close(found[1:5], torch.full((4,), 56 / (1 + math.exp(-7 * 1.702))))
@@ -91,7 +91,7 @@ def test_results_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
     up = (1 + torch.randint(0, 256, gate.shape) / 128).to(dtype)
     expected = (gate.double() * up.double()).float().to(dtype)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             assert torch.equal(activation.gated_act(gate, up, "relu"), expected)
 
 
@@ -100,7 +100,7 @@ def test_halves_of_a_merged_projection_and_wide_rows() -> None:
     for rows, width in ((3, 20), (2, 4096), (1, 4097), (2, 9000), (300, 17)):
         gate, up = torch.randn(rows, 2 * width).split(width, dim=-1)
         for name in RUNNABLE:
-            with isa.use(name):
+            with variants.use(name):
                 found = activation.gated_act(gate, up, "silu")
                 assert torch.equal(found, activation.gated_act(gate.contiguous(), up.contiguous(), "silu"))
                 alone = [

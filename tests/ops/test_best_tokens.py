@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_armllm.ops import isa
+from torch_armllm.ops import variants
 from torch_armllm.ops.sample import best_tokens, reference_best_tokens, sample
 
-RUNNABLE = isa.machine().runnable
+RUNNABLE = variants.machine().runnable
 
 
 @settings(max_examples=30, deadline=None)
@@ -32,7 +32,7 @@ def test_agrees_with_the_reference_and_with_sample(
     expected = reference_best_tokens(logits)
     zeros, ones, none = torch.zeros(rows), torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found = best_tokens(logits)
             assert torch.equal(found, expected)
             if (found >= 0).all():

@@ -1,4 +1,4 @@
-"""The unquantised linear layer against its reference, on every variant."""
+"""The unquantized linear layer against its reference, on every variant."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import isa, linear
+from torch_armllm.ops import linear, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-RUNNABLE = isa.machine().distinct("dense")
-DOTS = tuple(name for name in RUNNABLE if isa.machine().tables[name]["dense"] == "i8mm")
+RUNNABLE = variants.machine().distinct("dense")
+DOTS = tuple(name for name in RUNNABLE if variants.machine().tables[name]["dense"] == "i8mm")
 """Variants that multiply bfloat16 by bfloat16 with BFMMLA, which rounds in its own way."""
 
 
@@ -21,7 +21,7 @@ def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tens
     """The same product by every variant."""
     found = []
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found.append(linear.dense_linear(x, weight, bias))
     return found
 
@@ -57,7 +57,7 @@ def test_wide_results_are_not_rounded(dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(tokens, 70).to(dtype), torch.randn(21, 70).to(dtype)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found = linear.dense_linear(x, weight, wide=True)
             if dtype != torch.bfloat16 or name not in DOTS:
                 assert torch.equal(found, linear.dense_linear(x.float(), weight))
@@ -69,7 +69,7 @@ def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(11, 301).to(dtype), torch.randn(37, 301).to(dtype)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             together = linear.dense_linear(x, weight)
             assert torch.equal(torch.stack([linear.dense_linear(row, weight) for row in x]), together)
             assert torch.equal(linear.dense_linear(x, weight[5:23]), together[:, 5:23])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_armllm.ops import embedding, isa, linear
+from torch_armllm.ops import embedding, linear, variants
 
-VARIANTS = isa.machine().distinct("linear")
+VARIANTS = variants.machine().distinct("linear")
 
 
 def table(vocabulary: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,7 +26,7 @@ def test_rows_come_back(variant: str, dtype: torch.dtype, vocabulary: int, width
     torch.manual_seed(0)
     weight, packed, rest = table(vocabulary, width)
     ids = torch.randint(0, vocabulary, (2, 19))
-    with isa.use(variant):
+    with variants.use(variant):
         got = embedding.split_embedding(ids, packed, rest, dtype)
     assert torch.equal(got, embedding.reference_split_embedding(ids, packed, rest, dtype))
     bound = weight.float().abs().amax(1, keepdim=True) * 2**-15 + weight.float().abs() * 2**-8

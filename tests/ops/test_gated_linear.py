@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.ops.packed_weights import error, packed, same_bits
-from torch_armllm.ops import isa, linear
+from tests.support.packed_weights import error, packed, same_bits
+from torch_armllm.ops import linear, variants
 
-VARIANTS = isa.machine().distinct("linear", "activation")
+VARIANTS = variants.machine().distinct("linear", "activation")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,7 +37,7 @@ def test_gated_linear(scheme: str, activation: str) -> None:
             expected = linear.reference_int4_gated_linear(*options)
             results = []
             for variant in VARIANTS:
-                with isa.use(variant):
+                with variants.use(variant):
                     results.append(linear.int4_gated_linear(*options))
             assert all(same_bits(r, results[0]) for r in results)
             close = 2e-6 if dtype == torch.float32 else 4e-3
@@ -50,7 +50,7 @@ def test_gated_linear_without_biases_and_in_any_batch() -> None:
     both = linear.interleave_panels(packed(300, 64, "g32i"), packed(300, 64, "g32i"))
     x = torch.randn(40, 64)
     for variant in VARIANTS:
-        with isa.use(variant):
+        with variants.use(variant):
             whole = linear.int4_gated_linear(x, both, 300)
             assert error(whole, linear.reference_int4_gated_linear(x, both, 300, "g32i", "silu")) < 2e-6
             assert same_bits(linear.int4_gated_linear(x[:3], both, 300), whole[:3])

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import isa, linear
+from torch_armllm.ops import linear, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-RUNNABLE = isa.machine().runnable
+RUNNABLE = variants.machine().runnable
 
 
 def packed(heads: int, rows: int, columns: int) -> Tensor:
@@ -40,7 +40,7 @@ def test_int8_has_the_bits_of_the_reference(
     x, weight = wide(tokens, heads, columns, dtype), packed(heads, rows, columns)
     expected = linear.reference_int8_heads_linear(x, weight, rows)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found = linear.int8_heads_linear(x, weight, rows)
         assert torch.equal(found, expected), name
         assert found.is_contiguous()
@@ -63,7 +63,7 @@ def test_dense_agrees_with_the_reference(
     weight = (torch.randn(heads, rows, columns) / columns**0.5).to(weight_dtype)
     expected = linear.reference_dense_heads_linear(x, weight)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found = linear.dense_heads_linear(x, weight)
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
@@ -73,7 +73,7 @@ def test_a_row_depends_on_itself_alone() -> None:
     x, weight, floats = wide(70, 3, 64), packed(3, 48, 64), torch.randn(3, 48, 64)
     before = torch.get_num_threads()
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             for run in (
                 lambda rows: linear.int8_heads_linear(rows, weight, 48),
                 lambda rows: linear.dense_heads_linear(rows, floats),
@@ -91,7 +91,7 @@ def test_values_that_are_not_finite_stay_in_their_head() -> None:
     x = torch.randn(3, 4, 32)
     x[1, 2, 5], x[2, 0, 0] = float("nan"), float("inf")
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             y = linear.int8_heads_linear(x, packed(4, 20, 32), 20)
         broken = y.isnan().all(-1)
         assert broken.nonzero().tolist() == [[1, 2], [2, 0]]

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from torch_armllm.ops import attention, isa
+from torch_armllm.ops import attention, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-RUNNABLE = isa.machine().distinct("attention")
+RUNNABLE = variants.machine().distinct("attention")
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -25,7 +25,7 @@ def test_kv_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
     slots = torch.randperm(48)[:19]
     slots[4] = -1
     caches, expected = (attention.new_kv_cache(3, 2, 50, 21, 16, cache) for _ in range(2))
-    with isa.use(variant):
+    with variants.use(variant):
         attention.kv_write(k, v, caches.k, caches.v, slots, caches.k_scales, caches.v_scales)
     attention.reference_kv_write(k, v, expected.k, expected.v, slots, expected.k_scales, expected.v_scales)
     for result, wanted in zip(caches, expected, strict=True):

@@ -1,4 +1,4 @@
-"""The quantised linears: bits against the reference, on every kernel variant, in every batch."""
+"""The quantized linears: bits against the reference, on every kernel variant, in every batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.ops.packed_weights import error, packed, run, same_bits
-from torch_armllm.ops import isa, linear
+from tests.support.packed_weights import error, packed, run, same_bits
+from torch_armllm.ops import linear, variants
 
-VARIANTS = isa.machine().distinct("linear", "activation")
+VARIANTS = variants.machine().distinct("linear", "activation")
 EXACT = linear.EXACT
 FLOAT = tuple(name for name in linear.SCHEMES if name not in linear.EXACT)
 FEW = 16  # more tokens than this fold float group scales in every variant
@@ -52,7 +52,7 @@ def exact_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (50, 100), (113, 224)])
 def test_exact_schemes_give_the_references_bits(variant: str, scheme: str, rows: int, columns: int) -> None:
-    with isa.use(variant):
+    with variants.use(variant):
         for options, expected in exact_cases(scheme, rows, columns):
             assert same_bits(run(*options), expected)
 
@@ -73,7 +73,7 @@ def test_any_shape(tokens: int, rows: int, columns: int, scheme: str, dtype: tor
     bias = torch.randn(rows).to(dtype)
     expected = linear.reference_int4_linear(x, weight, rows, scheme, bias)
     for variant in VARIANTS:
-        with isa.use(variant):
+        with variants.use(variant):
             assert same_bits(run(x, weight, rows, scheme, bias), expected), variant
 
 
@@ -101,7 +101,7 @@ def test_extreme_values_stay_exact(scheme: str, tokens: int) -> None:
             x = (signs * 127).expand(tokens, columns)
             expected = (w.double() @ signs.double() * 127).float().expand(tokens, 16)
             for variant in VARIANTS:
-                with isa.use(variant):
+                with variants.use(variant):
                     assert torch.equal(run(x, weight, 16, scheme), expected), variant
 
 
@@ -127,7 +127,7 @@ def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (17, 33), (50, 300)])
 def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> None:
     """Few tokens: close to the exact sum.  Many: the bits of the folded weight, near the exact sum."""
-    with isa.use(variant):
+    with variants.use(variant):
         for options, exact, folded in float_cases(scheme, rows, columns):
             x, got = options[0], run(*options)
             rounding = 2e-6 if x.dtype == torch.float32 else 4e-3
@@ -163,7 +163,7 @@ def test_variants_agree(scheme: str) -> None:
         x = torch.randn(tokens, 300)
         results = []
         for variant in VARIANTS:
-            with isa.use(variant):
+            with variants.use(variant):
                 results.append(run(x, weight, 50, scheme))
         assert all(same_bits(r, results[0]) for r in results)
 
@@ -180,7 +180,7 @@ def test_extreme_int8_groups(scheme: str, tokens: int) -> None:
     x = torch.full((tokens, columns), 127.0)
     expected = torch.full((tokens, 16), 3.0 * columns * 127 if middles is not None else 0.0)
     for variant in VARIANTS:
-        with isa.use(variant):
+        with variants.use(variant):
             assert torch.equal(run(x, weight, 16, scheme), expected), variant
 
 
@@ -191,7 +191,7 @@ def test_a_row_does_not_depend_on_its_batch(variant: str, scheme: str) -> None:
     weight = packed(200, 96, scheme)
     x = torch.randn(75, 96)
     threads = torch.get_num_threads()
-    with isa.use(variant):
+    with variants.use(variant):
         whole = run(x, weight, 200, scheme)
         assert all(
             same_bits(run(x[i : i + 1], weight, 200, scheme), whole[i : i + 1]) for i in (0, 7, 8, 63, 74)
@@ -214,7 +214,7 @@ def test_rows_that_are_no_numbers(variant: str, tokens: int) -> None:
     x = torch.randn(tokens, 40)
     x[0, 39], x[1, 0], x[2, 17] = float("nan"), float("inf"), -float("inf")
     x[3], x[4] = 0.0, 1e-38
-    with isa.use(variant):
+    with variants.use(variant):
         y = linear.int4_linear(x, weight, 20, bias=bias)
         assert y[:3].isnan().all()
         assert y[3:].isfinite().all()

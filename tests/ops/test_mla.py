@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import attention, isa, mla
+from torch_armllm.ops import attention, mla, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-if "dotprod" in isa.machine().runnable:
+if "dotprod" in variants.machine().runnable:
     TOLERANCE[torch.float16] = 5e-3  # Arm CPUs sum 32 products in float16
-RUNNABLE = isa.machine().distinct("attention")
+RUNNABLE = variants.machine().distinct("attention")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def check(batch: Batch) -> None:
     """Every variant gives the reference's values."""
     expected = batch.reference()
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             result = batch.run()
         assert result.dtype == batch.q_latent.dtype
         assert result.is_contiguous()
@@ -169,7 +169,7 @@ def test_it_is_attention_of_expanded_heads(variant: str) -> None:
     q_latent = torch.einsum("thn,hnr->thr", q[..., :nope], w_key)
     table = torch.arange(3, dtype=torch.int32)[None]
     start, lengths = torch.tensor([0, length], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
-    with isa.use(variant):
+    with variants.use(variant):
         out = mla.mla_attention(
             q_latent, q[..., nope:], cache, table, start, lengths, length, (nope + rope) ** -0.5
         )
@@ -182,7 +182,7 @@ def test_it_is_attention_of_expanded_heads(variant: str) -> None:
 def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, cache: torch.dtype) -> None:
     new = (60, 40, 1, 2)
     batch = make_batch((290, 40, 540, 5), new, heads=5, cache=cache, dtype=torch.bfloat16)
-    with isa.use(variant):
+    with variants.use(variant):
         together = batch.run().split(new)
         for sequence, count in enumerate(new):
             assert torch.equal(batch.only(sequence).run(), together[sequence])
@@ -214,7 +214,7 @@ def test_nan_and_infinite_rows_stay_alone(variant: str) -> None:
     q = batch.q_latent.clone()
     q[3, 0, 5] = math.nan
     q[4, 1, 0] = math.inf
-    with isa.use(variant):
+    with variants.use(variant):
         expected = batch.run()
         result = replace(batch, q_latent=q).run()
     assert result[3, 0].isnan().all()
@@ -245,7 +245,7 @@ def test_mla_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None
     slots[4] = -1
     found = mla.new_latent_cache(3, 50, 15, 16, cache)
     expected = found.clone()
-    with isa.use(variant):
+    with variants.use(variant):
         mla.mla_write(wide[:, 1:51], wide[:, 53:68], found, slots)
     mla.reference_mla_write(wide[:, 1:51], wide[:, 53:68], expected, slots)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

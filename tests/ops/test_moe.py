@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.moe_layer import (
+from tests.support.moe_layer import (
     VARIANTS,
     Layer,
     assert_close,
@@ -16,7 +16,7 @@ from tests.ops.moe_layer import (
     on_every_variant,
     packed,
 )
-from torch_armllm.ops import isa, linear, moe
+from torch_armllm.ops import linear, moe, variants
 
 EXACT = linear.EXACT
 FLOAT = tuple(name for name in linear.SCHEMES if name not in EXACT)
@@ -104,7 +104,7 @@ def test_float_group_scales(scheme: str) -> None:
         inputs = make_input(layer, tokens, 2)
         expected = layer.reference(*inputs)
         for name in VARIANTS:
-            with isa.use(name):
+            with variants.use(name):
                 assert_close(layer(*inputs), expected, 4e-2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.moe_layer import (
+from tests.support.moe_layer import (
     VARIANTS,
     Layer,
     assert_close,
@@ -13,7 +13,7 @@ from tests.ops.moe_layer import (
     make_layer,
     on_every_variant,
 )
-from torch_armllm.ops import isa
+from torch_armllm.ops import variants
 
 
 @pytest.mark.parametrize("tokens", [2, 9, 70])
@@ -21,7 +21,7 @@ def test_a_token_has_the_same_bits_alone_and_in_a_batch(tokens: int) -> None:
     layer = make_layer(hidden=80, intermediate=40, bias=torch.float32)
     x, ids, weights = make_input(layer, tokens, 3, torch.bfloat16)
     for name in VARIANTS:
-        with isa.use(name):
+        with variants.use(name):
             together = layer(x, ids, weights)
             for t in range(0, tokens, 7):
                 alone = layer(x[t : t + 1], ids[t : t + 1], weights[t : t + 1])

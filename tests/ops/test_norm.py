@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import isa, norm
+from torch_armllm.ops import norm, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-RUNNABLE = isa.machine().distinct("norm")
+RUNNABLE = variants.machine().distinct("norm")
 WIDTHS = (1, 15, 16, 33, 64, 130, 576)
 
 Op = Callable[[Tensor], Tensor]
@@ -60,7 +60,7 @@ def test_agrees_with_reference(width: int, dtype: torch.dtype) -> None:
     for weight_dtype in (dtype, torch.float32):
         for op, reference in forms(width, weight_dtype).values():
             for name in RUNNABLE:
-                with isa.use(name):
+                with variants.use(name):
                     close(op(x), reference(x))
 
 
@@ -78,7 +78,7 @@ def test_add_forms_are_the_norms_of_the_rounded_sum(
     x, residual = ((torch.randn(rows, width) * scale).to(dtype) for _ in range(2))
     weight, bias = torch.randn(2, width)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             out, total = norm.add_rms_norm(x, residual, weight, 1e-5, 1.0)
             assert torch.equal(total, x + residual)
             assert torch.equal(out, norm.rms_norm(total, weight, 1e-5, 1.0))
@@ -95,7 +95,7 @@ def test_variants_and_batches_give_the_same_bits(dtype: torch.dtype) -> None:
         for op, _ in forms(width).values():
             found = []
             for name in RUNNABLE:
-                with isa.use(name):
+                with variants.use(name):
                     found.append(op(x))
                     alone = torch.cat([op(row.unsqueeze(0)) for row in x])
                 assert torch.equal(alone, found[-1])
@@ -109,7 +109,7 @@ def test_values_that_are_not_finite_stay_in_their_row() -> None:
     x[2, 3] = float("inf")
     for op, reference in forms(70).values():
         for name in RUNNABLE:
-            with isa.use(name):
+            with variants.use(name):
                 close(op(x), reference(x))
 
 
@@ -122,7 +122,7 @@ def test_strided_rows() -> None:
     for x in (heads, rows, swapped, heads[:, ::2], torch.randn(3, 1, 24)[:, [0]]):
         for op, _ in forms(24).values():
             for name in RUNNABLE:
-                with isa.use(name):
+                with variants.use(name):
                     out = op(x)
                     assert out.is_contiguous()
                     assert torch.equal(out, op(x.contiguous()))

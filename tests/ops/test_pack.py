@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_armllm.ops import linear
-from torch_armllm.ops.linear import layout
+from torch_armllm.ops.linear import packed_layout
 
 SHAPES = [(1, 1), (16, 32), (17, 31), (40, 100), (33, 320)]
 
@@ -67,26 +67,26 @@ def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) ->
     expected = dequantized(parts, scheme)
     assert weight.shape == (linear.panel_count(rows), linear.panel_layout(scheme, columns).bytes)
     assert torch.equal(linear.unpack_weight(weight, rows, columns, scheme), expected)
-    assert torch.equal(layout.unpack_values(weight, rows, columns, scheme), q)
-    assert torch.equal(layout.unpack_scales(weight, rows, columns, scheme), scales.float())
+    assert torch.equal(packed_layout.unpack_values(weight, rows, columns, scheme), q)
+    assert torch.equal(packed_layout.unpack_scales(weight, rows, columns, scheme), scales.float())
     if multipliers is not None:
-        assert torch.equal(layout.unpack_multipliers(weight, rows, columns), multipliers)
+        assert torch.equal(packed_layout.unpack_multipliers(weight, rows, columns), multipliers)
     if zeros is not None:
-        back = layout.unpack_zero_points(weight, rows, columns, scheme)
+        back = packed_layout.unpack_zero_points(weight, rows, columns, scheme)
         assert torch.equal(back.view(zeros.shape), zeros)
     if middles is not None:
-        assert torch.equal(layout.unpack_middles(weight, rows, columns, scheme), middles)
+        assert torch.equal(packed_layout.unpack_middles(weight, rows, columns, scheme), middles)
         expected = dequantized((q, multipliers, scales, zeros, None), scheme)
     if scheme in linear.EXACT:
         w, row_scale = linear.unpack_int(weight, rows, columns, scheme)
         assert w.dtype == torch.int8
         assert torch.equal(w.float() * row_scale[:, None], expected)
     else:
-        w, group_scale = layout.unpack_groups(weight, rows, columns, scheme)
+        w, group_scale = packed_layout.unpack_groups(weight, rows, columns, scheme)
         assert torch.equal((w * group_scale[..., None]).flatten(1)[:, :columns], expected)
         if linear.is_int8(scheme):
             return
-        row_scale = layout.fold_scales(w, group_scale)[1]
+        row_scale = packed_layout.fold_scales(w, group_scale)[1]
         assert torch.equal(weight[:, :64].contiguous().view(torch.float32).flatten()[:rows], row_scale)
 
 
@@ -111,8 +111,8 @@ def test_folded_scales_lose_little(scheme: str) -> None:
     torch.manual_seed(0)
     parts = plain(40, 320, scheme)
     weight = pack(parts, scheme)
-    w, scales = layout.unpack_groups(weight, 40, 320, scheme)
-    folded, row_scale = layout.fold_scales(w, scales)
+    w, scales = packed_layout.unpack_groups(weight, 40, 320, scheme)
+    folded, row_scale = packed_layout.fold_scales(w, scales)
     exact = (w * scales[..., None]).flatten(1) / row_scale[:, None]
     assert float((folded - exact).abs().max()) < 0.5 + 15 / 512 + 1e-3
     assert int(folded.abs().max()) == 127
@@ -123,7 +123,7 @@ def test_folded_groups_of_zeros() -> None:
     q = torch.zeros(2, 64, dtype=torch.int8)
     q[0, :32] = 7
     weight = linear.pack_int4(q, None, torch.tensor([[1e-3, 1e9], [1.0, 0.0]]), "g32")
-    folded, row_scale = layout.fold_scales(*layout.unpack_groups(weight, 2, 64, "g32"))
+    folded, row_scale = packed_layout.fold_scales(*packed_layout.unpack_groups(weight, 2, 64, "g32"))
     assert folded[0].tolist() == [127] * 32 + [0] * 32
     assert not folded[1].any()
     assert row_scale[1] == 0
@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="no integer form"):
         linear.unpack_int(linear.pack_int4(q, multipliers, scales), 20, 40, "g32")
     with pytest.raises(ValueError, match="one scale a row"):
-        layout.unpack_groups(linear.pack_int4(q, multipliers, scales), 20, 40, "g32i")
+        packed_layout.unpack_groups(linear.pack_int4(q, multipliers, scales), 20, 40, "g32i")
     with pytest.raises(ValueError, match="unknown scheme"):
         linear.panel_layout("q4_0", 32)
 

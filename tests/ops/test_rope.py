@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import isa, rope
+from torch_armllm.ops import rope, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-RUNNABLE = isa.machine().distinct("rope")
+RUNNABLE = variants.machine().distinct("rope")
 
 
 def table(tokens: int, half: int) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def test_agrees_with_reference(
     cos, sin = table(tokens, half)
     found = []
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found.append(rotated(q, k, cos, sin, *pairs))
     close(found[0][0], rope.reference_rope(q, cos, sin, *pairs))
     close(found[0][1], rope.reference_rope(k, cos, sin, *pairs))
@@ -73,7 +73,7 @@ def test_writes_through_slices_of_a_merged_projection() -> None:
     merged = torch.randn(1, tokens, (q_heads + 2 * k_heads) * size)
     cos, sin = table(tokens, size // 2)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             turned = merged.clone()
             q, k, v = turned.split((q_heads * size, k_heads * size, k_heads * size), dim=-1)
             rope.rope_(q.unflatten(-1, (-1, size)), k.unflatten(-1, (-1, size)), cos, sin)
@@ -91,7 +91,7 @@ def test_writes_to_a_part_of_wider_heads(pairs: tuple[bool, bool]) -> None:
     q, k = torch.randn(5, 3, 56), torch.randn(5, 70)
     cos, sin = table(5, 12)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             queries, keys = q.clone(), k.clone()
             rope.rope_(queries[..., 32:], keys[:, None, 46:], cos, sin, *pairs)
             close(queries[..., 32:], rope.reference_rope(q[..., 32:], cos, sin, *pairs))
@@ -117,7 +117,7 @@ def test_a_token_depends_on_itself_alone() -> None:
     q, k = torch.randn(40, 9, 64), torch.randn(40, 3, 64)
     cos, sin = table(40, 32)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             both = rotated(q, k, cos, sin, False)
             alone = [
                 rotated(q[i : i + 1], k[i : i + 1], cos[i : i + 1], sin[i : i + 1], False) for i in range(40)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import isa
+from torch_armllm.ops import variants
 from torch_armllm.ops.sample import philox_uniform, reference_probabilities, reference_sample, sample
-from torch_armllm.ops.sample.reference import penalised
+from torch_armllm.ops.sample.reference import penalized
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-RUNNABLE = isa.machine().runnable
+RUNNABLE = variants.machine().runnable
 
 
 def draw(
@@ -72,7 +72,7 @@ def test_agrees_with_reference(
     seeds, steps = torch.tensor([1, -7, 2**40]), torch.tensor([0, 5, 2**33])
     found = []
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found.append(draw(logits, temperature, top_k, top_p, min_p, seeds, steps)[0])
     assert all(torch.equal(found[0], other) for other in found)
     for row in range(3):
@@ -117,7 +117,7 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
             logits[2] = -0.0
             logits[2, vocabulary // 3] = 0.0
             for name in RUNNABLE:
-                with isa.use(name):
+                with variants.use(name):
                     ids, _ = draw(logits, temperature=0.0, top_k=3, top_p=0.5)
                     assert torch.equal(ids[[0, 3]], logits[[0, 3]].float().argmax(-1))
                     assert ids[1] == vocabulary // 2 and ids[2] == 0
@@ -128,7 +128,7 @@ def test_ties_at_the_borders_of_the_filters() -> None:
     many = logits.expand(600, -1)
     seeds = torch.arange(600)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             assert set(draw(many, top_k=2, seeds=seeds)[0].tolist()) == {1, 2, 3, 4}
             assert set(draw(many, top_k=1, seeds=seeds)[0].tolist()) == {1}
             # 3.0 has 0.42 and each 2.0 has 0.154 of the mass: 0.5 needs one of the three, the first
@@ -164,7 +164,7 @@ def test_penalties(repetition: float, presence: float, frequency: float, tokens:
     outputs = [torch.randint(0, vocabulary, (n,)).repeat(2) for n in (2, tokens)]
     logits[0, outputs[0]] = 4.0
     expected = [
-        penalised(row, p, o, repetition, presence, frequency)
+        penalized(row, p, o, repetition, presence, frequency)
         for row, p, o in zip(logits, prompts, outputs, strict=True)
     ]
     lists = {}
@@ -178,7 +178,7 @@ def test_penalties(repetition: float, presence: float, frequency: float, tokens:
         **lists,
     }
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             for temperature, top_k in ((0.0, 0), (1.0, 50)):
                 found, logprobs = draw(logits, temperature, top_k, seeds=5, logprobs=True, **more)
                 plain, _ = draw(torch.stack(expected), temperature, top_k, seeds=5)
@@ -221,7 +221,7 @@ def test_extreme_logits() -> None:
     logits[3, 9] = 1.0
     logits[4, ::2] = -70000.0
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             for temperature in (0.0, 1e-4, 1.0, 100.0):
                 for filters in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.5}):
                     ids, logprobs = draw(logits, temperature, seeds=3, logprobs=True, **filters)

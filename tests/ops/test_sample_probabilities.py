@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_armllm.ops import isa
+from torch_armllm.ops import variants
 from torch_armllm.ops.sample import (
     reference_probabilities,
     reference_top_logprobs,
     sample_probabilities,
     top_logprobs,
 )
-from torch_armllm.ops.sample.reference import penalised
+from torch_armllm.ops.sample.reference import penalized
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-RUNNABLE = isa.machine().runnable
+RUNNABLE = variants.machine().runnable
 
 
 def probabilities(
@@ -61,7 +61,7 @@ def test_probabilities_agree_with_the_reference(
     logits = (torch.randn(2, vocabulary) * size).to(dtype)
     found = []
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             found.append(probabilities(logits, temperature, top_k, top_p, min_p))
     assert all(torch.equal(found[0], other) for other in found)
     for row in range(2):
@@ -87,7 +87,7 @@ def test_probabilities_follow_the_penalties() -> None:
         output_ids=output,
         output_offsets=torch.tensor([0, 3]),
     )
-    expected = reference_probabilities(penalised(logits[0], prompt, output, 1.2, 0.5, 0.3), 0.8, 0, 1.0, 0.0)
+    expected = reference_probabilities(penalized(logits[0], prompt, output, 1.2, 0.5, 0.3), 0.8, 0, 1.0, 0.0)
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-7)
 
 
@@ -108,7 +108,7 @@ def test_top_logprobs_agree_with_the_reference(
     ids, count = torch.randint(0, vocabulary, (3,)), min(count, vocabulary)
     expected = reference_top_logprobs(logits, ids, count)
     for name in RUNNABLE:
-        with isa.use(name):
+        with variants.use(name):
             own, ranks, best_ids, best = top_logprobs(logits, ids, count)
             assert torch.equal(ranks, expected[1]) and torch.equal(best_ids, expected[2])
             torch.testing.assert_close(own, expected[0], rtol=1e-5, atol=2e-5)

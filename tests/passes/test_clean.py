@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.passes.graphs import export, ops
+from tests.support.graphs import export, ops
 from torch_armllm.passes import clean
-from torch_armllm.passes.match import PassContext
+from torch_armllm.passes.lib.context import PassContext
 
 
 def test_identities_and_dead_code_go() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from tests.passes.graphs import export, ops
-from torch_armllm import quant
-from torch_armllm.passes import clean, dense, gated, qkv
-from torch_armllm.passes.match import PassContext
+from tests.support.graphs import export, ops
+from torch_armllm.passes import clean, dense_linear, gated_mlp, qkv
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.quant.inplace import quantize
 
 
 class Mlp(nn.Module):
@@ -31,8 +31,8 @@ class Siblings(nn.Module):
         return torch.cat([self.v(x).relu(), self.q(x), self.k(x)], -1)
 
 
-def quantised(module: nn.Module) -> nn.Module:
-    quant.quantize(module, "g32i", head=None, progress=False)
+def quantized(module: nn.Module) -> nn.Module:
+    quantize(module, "g32i", head=None, progress=False)
     return module
 
 
@@ -43,17 +43,17 @@ def weights_moved(graph: fx.GraphModule) -> tuple[PassContext, dict[str, Tensor]
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("act", [nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU()])
-def test_quantised_gate_and_up_become_one_layer(act: nn.Module, bias: bool) -> None:
+def test_quantized_gate_and_up_become_one_layer(act: nn.Module, bias: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 5, 32)
-    module = quantised(Mlp(act, bias))
+    module = quantized(Mlp(act, bias))
     packed = module.gate.weight_packed.clone(), module.up.weight_packed.clone()
     graph = export(module, x)
     clean.run(graph, PassContext())
     expected = graph(x)
     assert ops(graph).count("armllm::int4_linear") == 2
     context, moved = weights_moved(graph)
-    assert gated.run(graph, context) == 1
+    assert gated_mlp.run(graph, context) == 1
     graph.recompile()
     assert ops(graph) == ["armllm::int4_gated_linear"]
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
@@ -67,7 +67,7 @@ def test_float_gate_and_up_become_gated_act() -> None:
     graph = export(Mlp(nn.SiLU()), x)
     clean.run(graph, PassContext())
     before, expected = ops(graph), graph(x)
-    assert gated.run(graph, PassContext()) == 1
+    assert gated_mlp.run(graph, PassContext()) == 1
     graph.recompile()
     assert before == ["linear", "silu", "linear", "mul"] and ops(graph) == [
         "linear",
@@ -81,7 +81,7 @@ def test_float_gate_and_up_become_gated_act() -> None:
 def test_siblings_become_one_layer(bias: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 5, 32)
-    module = quantised(Siblings(bias))
+    module = quantized(Siblings(bias))
     graph = export(module, x)
     clean.run(graph, PassContext())
     expected = graph(x)
@@ -103,7 +103,7 @@ def test_siblings_of_ragged_size_stay_apart() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([self.a(x), self.b(x)], -1)
 
-    graph = export(quantised(Ragged()), torch.randn(1, 5, 32))
+    graph = export(quantized(Ragged()), torch.randn(1, 5, 32))
     assert qkv.run(graph, PassContext()) == 0
 
 
@@ -112,7 +112,7 @@ def test_small_float_layers_become_dense_linear() -> None:
     x = torch.randn(1, 5, 32)
     graph = export(nn.Linear(32, 6), x)
     expected = graph(x)
-    assert dense.run(graph, PassContext()) == 1
+    assert dense_linear.run(graph, PassContext()) == 1
     graph.recompile()
     assert ops(graph) == ["armllm::dense_linear"]
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models import tiny, token_ids
-from tests.passes.graphs import ops
-from torch_armllm import quant
-from torch_armllm.capture import capture
-from torch_armllm.passes import PASSES, attention, clean, int4, rope, route, run_passes
-from torch_armllm.passes.match import PassContext
+from tests.support.graphs import ops
+from tests.support.models import tiny, token_ids
+from torch_armllm.capture.export import capture
+from torch_armllm.passes import (
+    PASSES,
+    attention,
+    clean,
+    moe_route,
+    quantize_weights,
+    rope,
+    run_passes,
+)
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.quant.inplace import quantize
 
 FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
 
@@ -31,7 +39,7 @@ def test_routing_is_fused(family: str) -> None:
     ids, positions = token_ids(1, 9), torch.arange(9)[None]
     clean.run(graph, PassContext())
     before, expected = ops(graph), graph(ids, positions)
-    assert route.run(graph, PassContext()) == 2
+    assert moe_route.run(graph, PassContext()) == 2
     graph.recompile()
     assert (
         before.count("topk") == 2 and "topk" not in ops(graph) and ops(graph).count("armllm::moe_route") == 2
@@ -46,8 +54,8 @@ def test_float_weights_become_int4(family: str) -> None:
     graph = capture(model).graph_module
     clean.run(graph, PassContext())
     before = ops(graph)
-    assert int4.run(graph, PassContext()) == 0
-    count = int4.run(graph, PassContext(scheme="g32i"))
+    assert quantize_weights.run(graph, PassContext()) == 0
+    count = quantize_weights.run(graph, PassContext(scheme="g32i"))
     graph.recompile()
     after = ops(graph)
     routers = 2 if family == "olmoe" else 0
@@ -55,7 +63,7 @@ def test_float_weights_become_int4(family: str) -> None:
     assert after.count("armllm::int4_linear") == before.count("linear") - routers
     assert after.count("armllm::int4_moe") == before.count("armllm::experts") == routers
     assert count == after.count("armllm::int4_linear") + after.count("armllm::int4_moe")
-    quant.quantize(model, importance=False, progress=False)  # a graph knows nothing of inputs
+    quantize(model, importance=False, progress=False)  # a graph knows nothing of inputs
     twin = capture(model).graph_module
     assert torch.equal(graph(ids, positions), twin(ids, positions))
 
@@ -86,9 +94,9 @@ def test_attention_becomes_paged() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_quantised_model_ends_up_in_fused_ops_alone(family: str) -> None:
+def test_a_quantized_model_ends_up_in_fused_ops_alone(family: str) -> None:
     model = tiny(family)
-    quant.quantize(model, progress=False)
+    quantize(model, progress=False)
     graph = capture(model).graph_module
     context = run_passes(graph)
     views = {"select", "unsqueeze", "view", "reshape", "slice", "embedding", "add"}

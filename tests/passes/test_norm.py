@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.passes.graphs import export, ops
+from tests.support.graphs import export, ops
 from torch_armllm.passes import add_norm, clean, norm
-from torch_armllm.passes.match import PassContext
+from torch_armllm.passes.lib.context import PassContext
 
 
 class RmsNorm(nn.Module):
@@ -37,7 +37,7 @@ def run_norm(module: nn.Module, x: Tensor) -> tuple[list[str], list[str], Tensor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["w", "w after", "1 + w"])
-def test_rms_norm_is_recognised(kind: str, dtype: torch.dtype) -> None:
+def test_rms_norm_is_recognized(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module = RmsNorm(40, kind == "1 + w", kind == "w").to(dtype)
     x = torch.randn(1, 5, 40).to(dtype)
@@ -49,7 +49,7 @@ def test_rms_norm_is_recognised(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_by_a_power_and_without_weights_are_recognised(dtype: torch.dtype) -> None:
+def test_norms_by_a_power_and_without_weights_are_recognized(dtype: torch.dtype) -> None:
     class Power(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             wide = x.float()
@@ -62,7 +62,7 @@ def test_norms_by_a_power_and_without_weights_are_recognised(dtype: torch.dtype)
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 
 
-def test_torch_norms_are_recognised() -> None:
+def test_torch_norms_are_recognized() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.LayerNorm(24),

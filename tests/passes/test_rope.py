@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.passes.graphs import export, ops
-from torch_armllm.hf import attention  # noqa: F401  (registers the marker op)
+from tests.support.graphs import export, ops
+from torch_armllm.capture.markers import attention  # noqa: F401  (registers the marker op)
 from torch_armllm.passes import clean, rope
-from torch_armllm.passes.match import PassContext
+from torch_armllm.passes.lib.context import PassContext
 
 
 def rotate_half(x: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, RwkvConfig
 
 import torch_armllm
-from tests.models import token_ids
+from tests.support.models import token_ids
 from torch_armllm import ArmInt4Config
-from torch_armllm.report import Report
+from torch_armllm.quant.report import Report
 
 REASON = "RwkvModel changes its weight as it runs"
 
@@ -27,7 +27,7 @@ def rwkv() -> PreTrainedModel:
 def check(model: PreTrainedModel, report: Report, expected: torch.Tensor) -> None:
     left = {layer.name.split(".", 3)[-1] for layer in report.layers if layer.reason == REASON}
     assert left == {"attention.output", "feed_forward.value"}
-    assert all(layer.quantised or layer.reason == REASON for layer in report.layers if layer.kind != "other")
+    assert all(layer.quantized or layer.reason == REASON for layer in report.layers if layer.kind != "other")
     for _ in range(2):
         found = model(token_ids()).logits
         assert (

@@ -11,11 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import torch_armllm
-from tests.models import tiny
+from tests.support.models import tiny
 from torch_armllm import ArmInt4Config
-from torch_armllm.quant import SCHEMES, quantize
+from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.outliers import FACTOR, HARMLESS, find_outliers, gaussian_error
-from torch_armllm.report import LayerRecord, Report
+from torch_armllm.quant.report import LayerRecord, Report
+from torch_armllm.quant.schemes.registry import SCHEMES
 
 HURT = "model.layers.1.mlp.up_proj"
 

@@ -1,4 +1,4 @@
-"""Quantising models in place, what stays as it was, and the way back."""
+"""Quantizing models in place, what stays as it was, and the way back."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models import FAMILIES, tiny, token_ids
-from torch_armllm.quant import QuantExperts, QuantLinear, packing, quantize, restore
-from torch_armllm.quant.embedding import TiedEmbedding
+from tests.support.models import FAMILIES, tiny, token_ids
+from tests.support.reference_modules import emulate
+from torch_armllm.quant import packing
+from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
-from torch_armllm.quant.reference import emulate
-from torch_armllm.quant.spool import Spool
-from torch_armllm.report import LayerRecord, Report
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+from torch_armllm.quant.report import LayerRecord, Report
+from torch_armllm.quant.restore import restore
+from torch_armllm.quant.spill_file import Spool
 
 
 def run(model: nn.Module, **options: object) -> list[LayerRecord]:
@@ -29,15 +33,15 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_linear_layer_and_expert_is_quantised(family: str) -> None:
+def test_every_linear_layer_and_expert_is_quantized(family: str) -> None:
     model = tiny(family)
     weights = [p for name, p in model.named_parameters() if p.dim() >= 2 and not name.endswith("bias")]
     before = sum(p.numel() for p in weights)
     embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     records = run(model)
     assert sum(r.parameters for r in records) == before - embeddings
-    assert {r.kind for r in records if not r.quantised} <= {"router"}
-    assert all(0.005 < (r.error or 0) < (0.01 if r.kind == "head" else 0.1) for r in records if r.quantised)
+    assert {r.kind for r in records if not r.quantized} <= {"router"}
+    assert all(0.005 < (r.error or 0) < (0.01 if r.kind == "head" else 0.1) for r in records if r.quantized)
     head = next(r for r in records if r.kind == "head")
     assert (head.op, head.scheme) == ("int8_linear", "int8")
     assert not any(type(m) is nn.Linear for m in model.modules())
@@ -78,7 +82,7 @@ def test_restore_gives_what_the_integers_stand_for(family: str) -> None:
     model, ids = tiny(family), token_ids(2, 9)
     original = copy.deepcopy(model)
     records = run(model)
-    assert sorted(restore(model)) == sorted(r.name for r in records if r.quantised)
+    assert sorted(restore(model)) == sorted(r.name for r in records if r.quantized)
     assert repr(model) == repr(original)
     for (name, a), (_, b) in zip(model.named_parameters(), original.named_parameters(), strict=True):
         assert a.dtype == b.dtype
@@ -157,7 +161,7 @@ def test_float_weights_are_freed_one_by_one() -> None:
     model = tiny("mixtral")
     alive = [weakref.ref(p) for p in model.parameters() if p.dim() >= 2]
     records = run(model)
-    left = sum(r.parameters for r in records if not r.quantised)
+    left = sum(r.parameters for r in records if not r.quantized)
     embeddings = model.get_input_embeddings().weight.numel()
     assert sum(p().numel() for p in alive if p() is not None) == left + embeddings
 
@@ -172,7 +176,7 @@ def test_float_weights_are_freed_one_by_one() -> None:
 )
 def test_layers_left_out_on_request(options: dict[str, object], expected: set[str]) -> None:
     model = tiny("llama")
-    left = {r.name for r in run(model, **options) if not r.quantised}
+    left = {r.name for r in run(model, **options) if not r.quantized}
     assert expected <= left
     assert all(type(model.get_submodule(name)) is nn.Linear for name in left)
 
@@ -221,7 +225,7 @@ def test_experts_that_no_op_computes_are_left_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("act", "name"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("relu", "relu")]
 )
-def test_activations_are_recognised_by_what_they_compute(act: str, name: str) -> None:
+def test_activations_are_recognized_by_what_they_compute(act: str, name: str) -> None:
     model = tiny("mixtral", hidden_act=act)
     run(model)
     assert {m.activation for m in model.modules() if isinstance(m, QuantExperts)} == {name}
@@ -239,7 +243,7 @@ def test_errors_name_what_is_wrong() -> None:
         run(model)
     model = tiny("llama")
     run(model)
-    with pytest.raises(ValueError, match="quantised already"):
+    with pytest.raises(ValueError, match="quantized already"):
         run(model)
     model = tiny("llama")
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)

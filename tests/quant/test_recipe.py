@@ -10,13 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import torch_armllm
-from tests.models import tiny, token_ids
+from tests.support.models import tiny, token_ids
 from torch_armllm import LLM, ArmInt4Config
-from torch_armllm.quant import SCHEMES, quantize
+from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
-from torch_armllm.quant.method import Peak
 from torch_armllm.quant.recipe import LEFT, Recipe, kind_of
-from torch_armllm.report import LayerRecord
+from torch_armllm.quant.report import LayerRecord
+from torch_armllm.quant.schemes.registry import SCHEMES
+from torch_armllm.quant.schemes.search import Peak
 
 OVERRIDES: dict[str, str | None] = {
     "attention": "int8",
@@ -28,7 +29,7 @@ OVERRIDES: dict[str, str | None] = {
 
 
 def schemes(records: list[LayerRecord]) -> dict[str, str]:
-    return {r.name.removeprefix("model.layers."): r.scheme if r.quantised else "-" for r in records}
+    return {r.name.removeprefix("model.layers."): r.scheme if r.quantized else "-" for r in records}
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -62,7 +63,7 @@ def test_kinds_are_told_by_names(family: str, expected: dict[str | None, int]) -
 
 def test_an_override_of_none_leaves_layers_with_a_reason() -> None:
     records = quantize(tiny("mixtral"), overrides={"experts": None, "head": None}, progress=False)
-    left = {r.name: r.reason for r in records if not r.quantised and r.kind != "router"}
+    left = {r.name: r.reason for r in records if not r.quantized and r.kind != "router"}
     assert set(left) == {"lm_head", "model.layers.0.mlp.experts", "model.layers.1.mlp.experts"}
     assert set(left.values()) == {LEFT}
 
@@ -73,11 +74,11 @@ def test_an_override_of_none_leaves_layers_with_a_reason() -> None:
         ({"overrides": {"*.q_prj": "int8"}}, r"override '\*.q_prj' fits no layer of the model"),
         ({"overrides": {"shared_experts": "int8"}}, "override 'shared_experts' fits no layer"),
         ({"overrides": {"*embed*": "int8"}}, "fits no layer"),
-        ({"overrides": {"*.gate": "int8"}}, "gate cannot be quantised: it chooses experts"),
-        ({"overrides": {"experts": "int3"}}, "unknown quantisation scheme 'int3'"),
+        ({"overrides": {"*.gate": "int8"}}, "gate cannot be quantized: it chooses experts"),
+        ({"overrides": {"experts": "int3"}}, "unknown quantization scheme 'int3'"),
         ({"overrides": ["experts"]}, "overrides takes a dictionary of schemes by pattern"),
         ({"ignore": "*.q_proj"}, r"ignore takes a list of patterns, not '\*.q_proj'"),
-        ({"method": "best"}, "unknown quantisation method 'best'; there are mse, rtn"),
+        ({"method": "best"}, "unknown quantization method 'best'; there are mse, rtn"),
     ],
 )
 def test_a_wrong_recipe_is_refused_and_named(options: dict[str, Any], message: str) -> None:
@@ -96,7 +97,7 @@ def test_what_expands_latents_is_int8_or_left() -> None:
         "int8",
         "g64",
     )
-    with pytest.raises(ValueError, match="expands latents, which is done in int8, or not quantised"):
+    with pytest.raises(ValueError, match="expands latents, which is done in int8, or not quantized"):
         Recipe(overrides={"*.v_proj": "g64"}).assign(latents)
 
 
@@ -116,7 +117,7 @@ def test_loading_and_saving_keep_the_recipe(family: str, tmp_path: Path) -> None
     assert again.config.quantization_config.recipe == Recipe(overrides=overrides, method="rtn")
 
 
-def test_packed_weights_are_not_quantised_again() -> None:
+def test_packed_weights_are_not_quantized_again() -> None:
     model = tiny("llama")
     quantize(model, overrides={"mlp": "int8"}, progress=False)
     with pytest.raises(ValueError, match="packed already, with the overrides {'mlp': 'int8'}"):
@@ -129,8 +130,8 @@ def test_int8_for_all(family: str) -> None:
     expected = logits(model)
     report = torch_armllm.patch(model, "int8", progress=False)
     assert report.captured
-    assert {layer.scheme for layer in report.quantised} == {"int8"}
-    assert all((layer.error or 0) < 0.01 for layer in report.quantised)
+    assert {layer.scheme for layer in report.quantized} == {"int8"}
+    assert all((layer.error or 0) < 0.01 for layer in report.quantized)
     if family == "llama":  # a router may turn at the least difference
         assert float((logits(model) - expected).norm() / expected.norm()) < 0.03
     assert logits(model).isfinite().all()

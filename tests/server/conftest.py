@@ -13,9 +13,9 @@ pytest.importorskip("prometheus_client", reason="needs the extra serve")
 pytest.importorskip("httpx", reason="needs the extra test")
 pytest.importorskip("openai", reason="needs the extra test")
 
-from tests.server.live import Live, live  # noqa: E402
-from tests.server.tiny import checkpoint  # noqa: E402
-from torch_armllm.async_llm import AsyncLLM  # noqa: E402
+from tests.support.server_live import Live, live  # noqa: E402
+from tests.support.tiny_server import checkpoint  # noqa: E402
+from torch_armllm.llm.async_llm import AsyncLLM  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.server.live import NAME, Live
+from tests.support.server_live import NAME, Live
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.live import NAME, Live
+from tests.support.server_live import NAME, Live
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]

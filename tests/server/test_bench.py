@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.live import NAME, live
-from torch_armllm.async_llm import AsyncLLM
-from torch_armllm.cli import main
+from tests.support.server_live import NAME, live
+from torch_armllm.cli.main import main
+from torch_armllm.llm.async_llm import AsyncLLM
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])

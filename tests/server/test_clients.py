@@ -13,8 +13,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.server.live import NAME, Live, live, slowed, until
-from torch_armllm.async_llm import AsyncLLM
+from tests.support.server_live import NAME, Live, live, slowed, until
+from torch_armllm.llm.async_llm import AsyncLLM
 
 
 def test_langchain(server: Live) -> None:

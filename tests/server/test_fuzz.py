@@ -8,7 +8,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.server.live import Live, until
+from tests.support.server_live import Live, until
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs the extra test")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.server.live import NAME, live
-from torch_armllm.async_llm import AsyncLLM
+from tests.support.server_live import NAME, live
+from torch_armllm.llm.async_llm import AsyncLLM
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.live import Live, slowed, until
-from torch_armllm.async_llm import AsyncLLM
+from tests.support.server_live import Live, slowed, until
+from torch_armllm.llm.async_llm import AsyncLLM
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.server.live import Live, live, slowed, until
-from torch_armllm.async_llm import AsyncLLM
+from tests.support.server_live import Live, live, slowed, until
+from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.run import allow_many_connections
 
 CHAT = "/v1/chat/completions"

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.live import NAME, Live, live
-from torch_armllm.async_llm import AsyncLLM
+from tests.support.server_live import NAME, Live, live
+from torch_armllm.llm.async_llm import AsyncLLM
 
 BOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
 

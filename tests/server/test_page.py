@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.live import Live, live, slowed, until
-from torch_armllm.async_llm import AsyncLLM
+from tests.support.server_live import Live, live, slowed, until
+from torch_armllm.llm.async_llm import AsyncLLM
 
 SECONDS = 15_000  # ms for which the browser waits
 

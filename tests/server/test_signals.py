@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from torch_armllm.cli import main
+from torch_armllm.cli.main import main
 
 # Steps that take their time, in a process of its own.
 SLOW = """
@@ -26,7 +26,7 @@ def slow(self, step, best=False):
     time.sleep(float(sys.argv[1]))
     return compute(self, step, best)
 ModelRunner.compute = slow
-from torch_armllm.cli import main
+from torch_armllm.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.server.live import NAME, Live
+from tests.support.server_live import NAME, Live
 from torch_armllm.server.tools.choice import READERS, parser_of
 from torch_armllm.server.tools.reader import CallPiece, Heard, Reader
 

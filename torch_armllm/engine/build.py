@@ -5,27 +5,28 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from torch_armllm import env
-from torch_armllm.engine.block_manager import BlockManager
+from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.detokenizer import Pieces
-from torch_armllm.engine.intake import Intake
-from torch_armllm.engine.kv_memory import KvMemory, shape_by_config, size_kv_memory
-from torch_armllm.engine.limits import longest_text
+from torch_armllm.engine.execution.model import engine_forward
+from torch_armllm.engine.execution.plan_runner import ModelRunner
+from torch_armllm.engine.execution.thread_team import Team, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
+from torch_armllm.engine.max_length import longest_text
+from torch_armllm.engine.preprocess import Intake
 from torch_armllm.engine.request import Answer
-from torch_armllm.engine.runner import ModelRunner
-from torch_armllm.engine.sampler import Sampler
-from torch_armllm.engine.scheduler import Scheduler, SchedulerConfig
+from torch_armllm.engine.sampling.sampler import Sampler
+from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.speculative.build import build_speculation
-from torch_armllm.engine.stopping import AnswerText, end_tokens
+from torch_armllm.engine.text.detokenizer import Pieces
+from torch_armllm.engine.text.stopping import AnswerText, end_tokens
 from torch_armllm.engine.trace import trace_to
-from torch_armllm.machine import cpu_name, free_memory
-from torch_armllm.messages import show_messages
-from torch_armllm.ops import isa
-from torch_armllm.parallel.threads import Team, choose_threads
-from torch_armllm.patch_state import engine_forward, why_not_captured
-from torch_armllm.stored.model import StoredModel
+from torch_armllm.kv_cache.block_manager import BlockManager
+from torch_armllm.kv_cache.budget import KvMemory, shape_by_config, size_kv_memory
+from torch_armllm.ops import variants
+from torch_armllm.patching.state import why_not_captured
+from torch_armllm.plan.plan_model import StoredModel
+from torch_armllm.system.host import cpu_name, free_memory
+from torch_armllm.system.logs import show_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,7 +72,7 @@ def build_engine(
         max_model_len = memory.max_model_len
     drawable = _drawable(forward.vocabulary if forward else _embeddings(model), tokenizer)
     if forward is None or memory is None:
-        from torch_armllm.engine.modules_runner import ModulesRunner
+        from torch_armllm.engine.execution.module_runner import ModulesRunner
 
         by_modules = runner = ModulesRunner(model, trace=trace, team=team)
         blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
@@ -80,8 +81,8 @@ def build_engine(
         blocks = BlockManager(
             memory.num_blocks, memory.block_size, memory.swap_blocks, config.enable_prefix_caching
         )
-    logger.info("kernels for %s on %s; %s", isa.machine().selected, cpu_name(), team.chosen)
-    for advice in env.warnings(env.describe()):
+    logger.info("kernels for %s on %s; %s", variants.machine().selected, cpu_name(), team.chosen)
+    for advice in diagnostics.warnings(diagnostics.describe()):
         logger.warning("%s", advice)
     scheduler = Scheduler(_limits(config, max_model_len), blocks, config.scheduling_policy)
     ends = end_tokens(tokenizer, getattr(model, "generation_config", None))

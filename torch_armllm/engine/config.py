@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch_armllm.engine.policy import Policy
+from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
 
 KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from torch_armllm.engine.failure import StepFailedError
-from torch_armllm.engine.intake import Prompt
+from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")

@@ -9,19 +9,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-from torch_armllm.engine.assembly import Assembler
-from torch_armllm.engine.failure import StepFailedError
-from torch_armllm.engine.intake import Intake, Prompt
-from torch_armllm.engine.joined_head import Computed
+from torch_armllm.engine.errors import StepFailedError
+from torch_armllm.engine.execution.computed import Computed
+from torch_armllm.engine.output_builder import Assembler
 from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.preprocess import Intake, Prompt
 from torch_armllm.engine.request import Answer, Request, Status
-from torch_armllm.engine.sampler import Drawn, Sampler
+from torch_armllm.engine.sampling.sampler import Drawn, Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.scheduler import Scheduler
-from torch_armllm.engine.speculative.speculation import Speculation
+from torch_armllm.engine.scheduling.scheduler import Scheduler
+from torch_armllm.engine.speculative.drafting import Speculation
 from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
-from torch_armllm.engine.stopping import AnswerText
+from torch_armllm.engine.text.stopping import AnswerText
 from torch_armllm.engine.trace import NO_TRACE, Trace
 
 
@@ -145,7 +145,7 @@ class LLMEngine:
             tokens = self._draw(step, logits)
             self._trace.mark("sample")
             drawn = {answer: self._append(answer, found) for answer, found in tokens.items()}
-        self._trace.mark("detokenise")
+        self._trace.mark("detokenize")
         now = time.monotonic()
         self.stats.record(step, drawn, began, now)
         self.scheduler.complete(step, drawn)

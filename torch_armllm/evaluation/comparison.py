@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch_armllm.evaluation.paired import Estimate, difference, mcnemar, mean, weighted
-from torch_armllm.evaluation.rows import TaskResult
+from torch_armllm.evaluation.paired_tests import Estimate, difference, mcnemar, mean, weighted
+from torch_armllm.evaluation.task_results import TaskResult
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_armllm.evaluation.texts import log_probabilities
+from torch_armllm.evaluation.spans import log_probabilities
 
 
 class Reference:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from torch_armllm.evaluation.by_modules import ModuleScorer
-from torch_armllm.evaluation.by_plan import PlanScorer
+from torch_armllm.evaluation.module_scorer import ModuleScorer
+from torch_armllm.evaluation.plan_scorer import PlanScorer
 from torch_armllm.evaluation.require import require_lm_eval
-from torch_armllm.evaluation.scheme import Scheme
-from torch_armllm.evaluation.texts import Answer, Text, log_probabilities
+from torch_armllm.evaluation.spans import Answer, Text, log_probabilities
+from torch_armllm.evaluation.variant import Scheme
 
 require_lm_eval()
 
@@ -52,7 +52,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         if isinstance(pretrained, str):
-            from torch_armllm.checkpoint import load_tokenizer
+            from torch_armllm.checkpoint.load import load_tokenizer
             from torch_armllm.evaluation.loading import load_scheme
 
             options.setdefault("tokenizer", load_tokenizer(pretrained))

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-import torch_armllm
-from torch_armllm import quant
-from torch_armllm.checkpoint import load_model
+from torch_armllm.checkpoint.load import load_model
 from torch_armllm.evaluation.off_grid import move_off_grid
-from torch_armllm.evaluation.scheme import Scheme
-from torch_armllm.quant.calibration.text import calibration_tokens
-from torch_armllm.report import LayerRecord
+from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.llm.calibration_text import calibration_tokens
+from torch_armllm.patching.patch import patch
+from torch_armllm.patching.state import is_patched
+from torch_armllm.quant.inspection import describe, is_packed
+from torch_armllm.quant.report import LayerRecord
 
 
 def load_scheme(
@@ -27,7 +28,7 @@ def load_scheme(
     """Loads a model in a scheme.
 
     Args:
-        source: see `torch_armllm.checkpoint.load_model`.
+        source: see `torch_armllm.checkpoint.load.load_model`.
         scheme: how it is to run.
         dtype: of the weights that are loaded, where the scheme does not say.
         calibration: a text for methods that calibrate; without it the model writes its own.
@@ -38,22 +39,22 @@ def load_scheme(
         The model, and what became of its layers.
 
     Raises:
-        ValueError: the checkpoint is quantised already, and otherwise than the scheme says; or the text to
+        ValueError: the checkpoint is quantized already, and otherwise than the scheme says; or the text to
             calibrate with is too short.
     """
     wanted = scheme.dtype or dtype
     chosen = wanted if wanted == "auto" else getattr(torch, wanted)
     model = load_model(source, chosen, progress=progress, decoded=not scheme.saved)
-    if quant.is_packed(model):
+    if is_packed(model):
         _check_packed(model, scheme)
     elif off_grid:
         move_off_grid(model)
-    if torch_armllm.is_patched(model) or not scheme.patched:
-        return model, quant.describe(model, "nothing is quantised")
+    if is_patched(model) or not scheme.patched:
+        return model, describe(model, "nothing is quantized")
     said: dict[str, Any] = {} if scheme.method is None else {"method": scheme.method}
     if scheme.calibrated:
         said["calibration"] = calibration_tokens(source, calibration)
-    report = torch_armllm.patch(model, scheme.quantize, progress=progress, **said)
+    report = patch(model, scheme.quantize, progress=progress, **said)
     return model, report.layers
 
 
@@ -61,7 +62,7 @@ def _check_packed(model: Any, scheme: Scheme) -> None:
     own = getattr(getattr(model.config, "quantization_config", None), "scheme", None)
     if not scheme.patched or (scheme.quantize is not None and scheme.quantize != own):
         raise ValueError(
-            f"the checkpoint is quantised already, as {own}; it is compared as it is by the scheme 'saved'"
+            f"the checkpoint is quantized already, as {own}; it is compared as it is by the scheme 'saved'"
         )
 
 

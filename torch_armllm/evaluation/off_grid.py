@@ -17,8 +17,8 @@ _LARGEST = 7
 def move_off_grid(model: Any, seed: int = 0) -> None:
     """Adds uniform noise of one INT4 step to linear weights, in place.
 
-    A checkpoint that was dequantised from 4 bits lies on its format's grid, which favours that grid over all
-    others.  The step is that of 32 neighbours whose largest is 7 steps; noise is drawn in float32.
+    A checkpoint that was dequantized from 4 bits lies on its format's grid, which favors that grid over all
+    others.  The step is that of 32 neighbors whose largest is 7 steps; noise is drawn in float32.
 
     Args:
         model: with float weights.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch_armllm.evaluation.comparison import Line
-from torch_armllm.evaluation.store import SchemeResult
+from torch_armllm.evaluation.results_file import SchemeResult
 
 _COLUMNS = 3
 

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_armllm.checkpoint import load_tokenizer
+from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.evaluation.distributions import Comparison, Reference
 from torch_armllm.evaluation.loading import bits_of, load_scheme
-from torch_armllm.evaluation.rows import TaskResult
-from torch_armllm.evaluation.scheme import Scheme
-from torch_armllm.evaluation.store import Store
+from torch_armllm.evaluation.results_file import Store
+from torch_armllm.evaluation.task_results import TaskResult
+from torch_armllm.evaluation.variant import Scheme
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from torch_armllm.evaluation.comparison import Line
-from torch_armllm.evaluation.store import SchemeResult
+from torch_armllm.evaluation.results_file import SchemeResult
 
 _HEADER = (
     *("task", "rows", "metric", "scheme", "score", "change", "p"),

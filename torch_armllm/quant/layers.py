@@ -1,4 +1,4 @@
-"""Finding the modules of a model that hold weight matrices, and saying which of them can be quantised."""
+"""Finding the modules of a model that hold weight matrices, and saying which of them can be quantized."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from torch_armllm.quant.embedding import TiedEmbedding
-from torch_armllm.quant.experts import ExpertLayout
-from torch_armllm.quant.modules import QuantExperts, QuantLinear
-from torch_armllm.quant.recognise import is_experts, read_layout
+from torch_armllm.hf.expert_detection import is_experts, read_layout
+from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NARROW = 16
@@ -35,7 +36,7 @@ class Layer:
         module: the module itself.
         kind: ``linear``, ``latent``, ``head``, ``experts``, ``router`` or ``other``.
         reason: why it must stay as it is, or None.
-        layout: of experts that can be quantised.
+        layout: of experts that can be quantized.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Layer:
     layout: ExpertLayout | None = None
 
     def weights(self) -> list[Tensor]:
-        """The parameters that quantising would replace."""
+        """The parameters that quantizing would replace."""
         if self.kind == "experts" and self.layout is not None:
             return [getattr(self.module, name) for name in self.layout.weights]
         if is_linear(self.module):
@@ -83,7 +84,7 @@ def weight_of(module: nn.Module) -> Tensor:
 
 
 def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = False) -> list[Layer]:
-    """Lists every module that has a weight matrix of its own, embeddings and quantised ones left out.
+    """Lists every module that has a weight matrix of its own, embeddings and quantized ones left out.
 
     Args:
         model: a transformers model on the CPU.
@@ -91,7 +92,7 @@ def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = Fa
         loading: the model is still on the meta device.
 
     Raises:
-        ValueError: a weight is not on the CPU, not a float, or quantised already; or a pattern fits no layer.
+        ValueError: a weight is not on the CPU, not a float, or quantized already; or a pattern fits no layer.
     """
     found = [
         _classify(model, name, module, loading)
@@ -133,7 +134,7 @@ def _holds_matrix(module: nn.Module) -> bool:
     own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
     if any(name in _PACKED for name in own):
         raise ValueError(
-            f"{type(module).__name__} holds weights that are quantised already ({', '.join(own)}); "
+            f"{type(module).__name__} holds weights that are quantized already ({', '.join(own)}); "
             "load the model in bfloat16, float16 or float32"
         )
     return any(p.dim() >= 2 for p in module.parameters(recurse=False))
@@ -195,7 +196,7 @@ def _check(name: str, weight: Tensor, loading: bool) -> None:
         )
     if weight.dim() >= 2 and (weight.dtype not in FLOATS or type(weight) not in (nn.Parameter, Tensor)):
         raise ValueError(
-            f"the weight of {name} is {type(weight).__name__} of {weight.dtype}, quantised already; "
+            f"the weight of {name} is {type(weight).__name__} of {weight.dtype}, quantized already; "
             "load the model in bfloat16, float16 or float32"
         )
 

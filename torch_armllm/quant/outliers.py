@@ -9,8 +9,8 @@ from statistics import median
 
 import torch
 
-from torch_armllm.quant.schemes import scheme_named
-from torch_armllm.report import LayerRecord
+from torch_armllm.quant.report import LayerRecord
+from torch_armllm.quant.schemes.registry import scheme_named
 
 FACTOR = 2.0
 """A step twice as wide: a layer with so many times the error has lost one of its bits."""

@@ -7,32 +7,32 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torch_armllm.memory import release_free_memory
 from torch_armllm.ops import linear
-from torch_armllm.quant.method import Search
-from torch_armllm.quant.scheme import PANEL, Quantised, Rounding, Scheme, relative_error, row_chunks
-from torch_armllm.quant.workers import each
+from torch_armllm.quant.parallel import each
+from torch_armllm.quant.schemes.base import PANEL, Quantized, Rounding, Scheme, relative_error, row_chunks
+from torch_armllm.quant.schemes.search import Search
+from torch_armllm.system.allocator import release_free_memory
 
 _PIECE = 1 << 24
 """Weights packed before they are handed on: enough chunks for many cores, a small part of a large head."""
 
 
-def pack(quantised: Quantised) -> Tensor:
+def pack(quantized: Quantized) -> Tensor:
     """Packs integers of N rows into panels: uint8 (⌈N/16⌉, bytes)."""
-    if quantised.scheme == "int8":
-        return linear.pack_int8(quantised.q, quantised.scales)
+    if quantized.scheme == "int8":
+        return linear.pack_int8(quantized.q, quantized.scales)
     return linear.pack_int4(
-        quantised.q,
-        quantised.multipliers,
-        quantised.scales,
-        quantised.scheme,
-        quantised.zeros,
-        quantised.middles,
+        quantized.q,
+        quantized.multipliers,
+        quantized.scales,
+        quantized.scheme,
+        quantized.zeros,
+        quantized.middles,
     )
 
 
 def quantize_matrix(weight: Tensor, scheme: Scheme, rounding: Rounding | None = None) -> tuple[Tensor, float]:
-    """Quantises and packs a float matrix (N, K); without a ``rounding`` by searching scales.
+    """Quantizes and packs a float matrix (N, K); without a ``rounding`` by searching scales.
 
     Returns:
         The panels, uint8 (⌈N/16⌉, bytes), and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
@@ -44,7 +44,7 @@ def quantize_matrix(weight: Tensor, scheme: Scheme, rounding: Rounding | None = 
 def quantize_matrices(
     weights: Sequence[Tensor], scheme: Scheme, roundings: Sequence[Rounding] | None = None
 ) -> tuple[Tensor, float]:
-    """Quantises and packs E float matrices of the same shape (N, K), such as views of one large parameter.
+    """Quantizes and packs E float matrices of the same shape (N, K), such as views of one large parameter.
 
     Args:
         weights: the matrices.
@@ -61,7 +61,7 @@ def quantize_matrices(
 def quantize_pieces(
     weight: Tensor, scheme: Scheme, rounding: Rounding, take: Callable[[slice, Tensor], None]
 ) -> float:
-    """Quantises and packs a float matrix (N, K) that is too large to be there twice, some rows at a time.
+    """Quantizes and packs a float matrix (N, K) that is too large to be there twice, some rows at a time.
 
     Args:
         weight: the matrix.
@@ -117,7 +117,7 @@ def _quantize(
 
     def work(job: tuple[int, slice]) -> tuple[float, float]:
         index, part = job
-        found, error, energy = scheme.quantise_chunk(weights[index][part], roundings[index])
+        found, error, energy = scheme.quantize_chunk(weights[index][part], roundings[index])
         panels = slice(part.start // PANEL, linear.panel_count(part.stop))
         packed[index, panels] = pack(found)
         return error, energy

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.method import check_method
-from torch_armllm.quant.scheme import Scheme
-from torch_armllm.quant.schemes import scheme_named
+from torch_armllm.quant.methods.base import check_method
+from torch_armllm.quant.schemes.base import Scheme
+from torch_armllm.quant.schemes.registry import scheme_named
 
 KINDS = ("experts", "shared_experts", "attention", "mlp", "head")
 """Names that stand for all layers of a kind, in the place of a pattern."""
@@ -31,7 +31,7 @@ class Recipe:
         ignore: shell-style patterns of names of layers that stay as they are.
         overrides: scheme by pattern of names, or by one of `KINDS`; None leaves what fits as it is.  The last
             one that fits a layer counts, before ``scheme`` and ``head``, and behind ``ignore``.
-        method: how integers are chosen: see `torch_armllm.quant.method`.
+        method: how integers are chosen: see `torch_armllm.quant.methods.base`.
         allow_outliers: goes on where an error is out of line with its scheme: see `find_outliers`.
     """
 
@@ -81,7 +81,7 @@ class Recipe:
             The layers, those to be left marked with the reason, and by name the scheme of the others.
 
         Raises:
-            ValueError: an override fits no layer, or none that can be quantised so; it is named.
+            ValueError: an override fits no layer, or none that can be quantized so; it is named.
         """
         for pattern, scheme in self.overrides.items():
             self._check_fits(pattern, scheme, layers)
@@ -99,7 +99,7 @@ class Recipe:
     def check_packed(self, own: Recipe, source: str | None = None) -> None:
         """Raises ValueError if weights that are packed by their ``own`` recipe are not what is asked for.
 
-        ``source`` names the tool that quantised them, if it was another.
+        ``source`` names the tool that quantized them, if it was another.
         """
         if source is not None:
             raise ValueError(
@@ -138,13 +138,13 @@ class Recipe:
         refused = [layer.reason for layer in fitting if layer.reason is not None]
         if len(refused) == len(fitting):
             raise ValueError(
-                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} cannot be quantised: "
+                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} cannot be quantized: "
                 f"{refused[0]}"
             )
         if scheme != "int8" and all(layer.kind == "latent" for layer in fitting):
             raise ValueError(
                 f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} expands latents, which is "
-                "done in int8, or not quantised (None)"
+                "done in int8, or not quantized (None)"
             )
 
 

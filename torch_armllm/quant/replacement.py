@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.ops.embedding import split_rest
 from torch_armllm.ops.linear import interleave_panels
-from torch_armllm.quant.embedding import TiedEmbedding, can_share
-from torch_armllm.quant.experts import parameter
 from torch_armllm.quant.layers import Layer, weight_of
-from torch_armllm.quant.method import Method
-from torch_armllm.quant.modules import QuantExperts, QuantLinear
+from torch_armllm.quant.methods.base import Method
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding, can_share
 from torch_armllm.quant.packing import empty_panels, quantize_matrices, quantize_pieces
-from torch_armllm.quant.scheme import Scheme
-from torch_armllm.quant.spool import Spool
-from torch_armllm.report import LayerRecord
+from torch_armllm.quant.report import LayerRecord
+from torch_armllm.quant.schemes.base import Scheme
+from torch_armllm.quant.spill_file import Spool
 
 
 @dataclass(frozen=True)

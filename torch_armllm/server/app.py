@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-import torch_armllm
-from torch_armllm.server.auth import Authentication
+from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
-from torch_armllm.server.limits import BodyLimit
-from torch_armllm.server.models import Leases, Models
+from torch_armllm.server.middleware.auth import Authentication
+from torch_armllm.server.middleware.limits import BodyLimit
+from torch_armllm.server.model_registry import Leases, Models
 from torch_armllm.server.routes import admin, embeddings, generation, health, models, page, tokens
 
 
@@ -32,7 +32,7 @@ def build_app(served: Models) -> FastAPI:
 
     app = FastAPI(
         title="torch_armllm",
-        version=torch_armllm.__version__,
+        version=__version__,
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
         lifespan=lifespan,

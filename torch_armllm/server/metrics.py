@@ -52,7 +52,7 @@ _COUNTERS = (
 
 
 class Metrics:
-    """Numbers of a server; each is labelled by the model that it belongs to."""
+    """Numbers of a server; each is labeled by the model that it belongs to."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -15,8 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from torch_armllm.server.app import build_app
-from torch_armllm.server.connections import Connection
-from torch_armllm.server.models import Models
+from torch_armllm.server.middleware.connections import Connection
+from torch_armllm.server.model_registry import Models
 from torch_armllm.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)

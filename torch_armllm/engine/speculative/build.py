@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch_armllm.engine.runner import ModelRunner
-from torch_armllm.engine.sampler import Sampler
+from torch_armllm.engine.execution.plan_runner import ModelRunner
+from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
+from torch_armllm.engine.speculative.drafting import Proposer, Speculation
 from torch_armllm.engine.speculative.ngram import NgramProposer
-from torch_armllm.engine.speculative.speculation import Proposer, Speculation
 
 
 def build_speculation(
@@ -40,14 +40,14 @@ def build_speculation(
 def _draft_model(
     config: SpeculativeConfig, sampler: Sampler, positions: int, chunk: int
 ) -> DraftModelProposer:
-    import torch_armllm
-    from torch_armllm.checkpoint import load_model
-    from torch_armllm.patch_state import patched_forward
+    from torch_armllm.checkpoint.load import load_model
+    from torch_armllm.patching.patch import patch
+    from torch_armllm.patching.state import is_patched, patched_forward
 
     given: Any = config.model
     model = load_model(given) if isinstance(given, str) else given
-    if not torch_armllm.is_patched(model):
-        torch_armllm.patch(model, progress=False)
+    if not is_patched(model):
+        patch(model, progress=False)
     forward = patched_forward(model)
     if forward is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another one")

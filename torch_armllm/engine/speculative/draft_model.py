@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.request import Answer, Request, Status
-from torch_armllm.engine.sampler import Sampler
-from torch_armllm.engine.sampling_batch import is_greedy
+from torch_armllm.engine.sampling.batch import is_greedy
+from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.rejection import GUESS
 from torch_armllm.engine.step import Scheduled, Step

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from torch_armllm.server.errors import ApiError, bad_request
-from torch_armllm.server.models import Models, models_of
+from torch_armllm.server.model_registry import Models, models_of
 from torch_armllm.server.protocol.admin import LoadRequest
 from torch_armllm.server.routes.models import card
 from torch_armllm.server.settings import ModelSettings

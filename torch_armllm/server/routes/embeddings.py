@@ -9,12 +9,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from torch_armllm.server.completions import several_prompts
-from torch_armllm.server.embedding import embed
-from torch_armllm.server.models import serving_of
+from torch_armllm.server.handlers.completions import several_prompts
+from torch_armllm.server.handlers.embeddings import embed
+from torch_armllm.server.handlers.streaming import unless_gone
+from torch_armllm.server.model_registry import serving_of
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
-from torch_armllm.server.serving import Serving
-from torch_armllm.server.streaming import unless_gone
+from torch_armllm.server.served_model import Serving
 
 router = APIRouter()
 

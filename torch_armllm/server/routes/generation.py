@@ -6,12 +6,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from torch_armllm.server.chat import Chat
-from torch_armllm.server.completions import Completion
-from torch_armllm.server.models import serving_of
+from torch_armllm.server.handlers.chat import Chat
+from torch_armllm.server.handlers.completions import Completion
+from torch_armllm.server.handlers.streaming import stream, unless_gone
+from torch_armllm.server.model_registry import serving_of
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.protocol.completions import CompletionRequest
-from torch_armllm.server.streaming import stream, unless_gone
 
 router = APIRouter()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-import torch_armllm
+from torch_armllm._version import __version__
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.models import models_of
+from torch_armllm.server.model_registry import models_of
 
 router = APIRouter()
 
@@ -25,7 +25,7 @@ async def health(request: Request) -> Response:
 @router.get("/version")
 async def version() -> dict[str, str]:
     """Of this package."""
-    return {"version": torch_armllm.__version__}
+    return {"version": __version__}
 
 
 @router.get("/metrics", response_model=None)

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from torch_armllm.server.models import models_of
-from torch_armllm.server.serving import Serving
+from torch_armllm.server.model_registry import models_of
+from torch_armllm.server.served_model import Serving
 
 router = APIRouter()
 

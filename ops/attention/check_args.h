@@ -1,0 +1,128 @@
+// What both attention ops ask of their tensors.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "attention/paged_attention.h"
+#include "runtime/tensor_args.h"
+
+namespace armllm {
+
+// (tokens, heads, size) whose tokens may lie apart but hold their heads one after the other.
+inline Tensor with_whole_tokens(const Tensor& t) {
+  const bool whole = (t.size(2) <= 1 || t.stride(2) == 1) && (t.size(1) <= 1 || t.stride(1) == t.size(2));
+  return whole ? t : torch::stable::contiguous(t);
+}
+
+struct CacheShape {
+  int64_t blocks, kv_heads, head_size, value_size, block_size;
+  CacheType type;
+  float *k_scales, *v_scales;
+};
+
+inline CacheType cache_type_of(const Tensor& cache) {
+  switch (cache.scalar_type()) {
+    case ScalarType::Float:
+      return CacheType::f32;
+    case ScalarType::BFloat16:
+      return CacheType::bf16;
+    case ScalarType::Half:
+      return CacheType::f16;
+    case ScalarType::Char:
+      return CacheType::i8;
+    default:
+      STD_TORCH_CHECK(false, "the cache must be float32, bfloat16, float16 or int8");
+  }
+}
+
+inline std::string layout_of(CacheType type, bool keys) {
+  const std::string group = std::to_string(group_of(type));
+  if (group_of(type) == 1)
+    return keys ? "(blocks, kv heads, head size, block size)" : "(blocks, kv heads, block size, value size)";
+  return keys ? "(blocks, kv heads, head size / " + group + ", block size, " + group + ")"
+              : "(blocks, kv heads, block size / " + group + ", value size, " + group + ")";
+}
+
+inline float* check_scales(const std::optional<Tensor>& scales, const CacheShape& shape, const char* name) {
+  const std::string wanted = "(" + std::to_string(shape.blocks) + ", " + std::to_string(shape.kv_heads) +
+                             ", " + std::to_string(shape.block_size) + ")";
+  STD_TORCH_CHECK(scales.has_value(), "an int8 cache needs ", name, ": float32 of shape ", wanted);
+  STD_TORCH_CHECK(
+      scales->scalar_type() == ScalarType::Float && scales->dim() == 3 && scales->size(0) == shape.blocks &&
+          scales->size(1) == shape.kv_heads && scales->size(2) == shape.block_size && scales->is_contiguous(),
+      name, " must be contiguous float32 of shape ", wanted, ", not of shape ", shape_of(*scales));
+  return static_cast<float*>(scales->data_ptr());
+}
+
+// `head_size` is that of the queries or new keys: the cache itself knows it up to its group only.
+inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int64_t head_size,
+                              const std::optional<Tensor>& k_scales, const std::optional<Tensor>& v_scales) {
+  const CacheType type = cache_type_of(k_cache);
+  STD_TORCH_CHECK(cache_type_of(v_cache) == type, "k_cache and v_cache must have the same dtype");
+  const int64_t group = group_of(type), dims = group > 1 ? 5 : 4;
+  STD_TORCH_CHECK(k_cache.dim() == dims && v_cache.dim() == dims &&
+                      (dims == 4 || (k_cache.size(4) == group && v_cache.size(4) == group)),
+                  "k_cache must have the shape ", layout_of(type, true), " and v_cache ",
+                  layout_of(type, false), ", not ", shape_of(k_cache), " and ", shape_of(v_cache));
+  CacheShape shape{k_cache.size(0), k_cache.size(1), head_size, v_cache.size(3), k_cache.size(3), type,
+                   nullptr,         nullptr};
+  STD_TORCH_CHECK(shape.block_size > 0 && shape.block_size % kKeyLanes == 0 && kSplit % shape.block_size == 0,
+                  "block size ", shape.block_size, " is not one of 16, 32, 64, 128, 256");
+  STD_TORCH_CHECK(v_cache.size(0) == shape.blocks && v_cache.size(1) == shape.kv_heads &&
+                      v_cache.size(2) * group == shape.block_size,
+                  "v_cache ", shape_of(v_cache), " does not fit k_cache ", shape_of(k_cache),
+                  ": they must be ", layout_of(type, false), " and ", layout_of(type, true));
+  STD_TORCH_CHECK(shape.kv_heads > 0 && k_cache.size(2) > 0 && shape.value_size > 0,
+                  "the cache must have heads, got k_cache ", shape_of(k_cache), " and v_cache ",
+                  shape_of(v_cache));
+  STD_TORCH_CHECK(k_cache.size(2) == ceil_div(head_size, group), "head size ", head_size,
+                  " does not fit k_cache ", shape_of(k_cache), " of ", layout_of(type, true));
+  STD_TORCH_CHECK(k_cache.is_contiguous() && v_cache.is_contiguous(),
+                  "k_cache and v_cache must be contiguous");
+  if (type == CacheType::i8) {
+    shape.k_scales = check_scales(k_scales, shape, "k_scales");
+    shape.v_scales = check_scales(v_scales, shape, "v_scales");
+  }
+  return shape;
+}
+
+inline Tensor int32_vector(const Tensor& t, int64_t size, const char* name, const char* what) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.size(0) == size, name,
+                  " must be int32 of shape (", size, "), ", what, ", not of shape ", shape_of(t));
+  return torch::stable::contiguous(t);
+}
+
+inline Tensor int32_table(const Tensor& t, int64_t sequences) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 2 && t.size(0) == sequences,
+                  "block_table must be int32 of shape (", sequences, ", blocks), not of shape ", shape_of(t));
+  return torch::stable::contiguous(t);
+}
+
+// What the metadata of a step says, against the cache: nothing is read that is not there.
+inline void check_sequences(const AttentionArgs& a, int64_t blocks) {
+  STD_TORCH_CHECK(a.query_start[0] == 0 && a.query_start[a.sequences] == a.tokens,
+                  "query_start must go from 0 to the number of tokens, ", a.tokens, ", not from ",
+                  a.query_start[0], " to ", a.query_start[a.sequences]);
+  for (int64_t b = 0; b < a.sequences; ++b) {
+    const int64_t tokens = a.query_start[b + 1] - a.query_start[b], length = a.seq_lens[b];
+    STD_TORCH_CHECK(tokens >= 0, "query_start must not fall: sequence ", b, " has ", tokens, " tokens");
+    if (tokens == 0) continue;
+    STD_TORCH_CHECK(length >= tokens, "sequence ", b, " has ", tokens, " new tokens, but seq_lens says ",
+                    length, "; it counts the new ones too");
+    STD_TORCH_CHECK(length <= a.max_seq_len, "sequence ", b, " has length ", length,
+                    ", over max_seq_len = ", a.max_seq_len);
+    const int64_t end = ceil_div(length, a.block_size);
+    STD_TORCH_CHECK(end <= a.block_table_stride, "sequence ", b, " has length ", length, " and needs ", end,
+                    " blocks of ", a.block_size, ", but block_table has ", a.block_table_stride);
+    int64_t first = a.window > 0 ? length - tokens - a.window + 1 : 0;
+    if (first < 0) first = 0;
+    for (int64_t i = first / a.block_size; i < end; ++i) {
+      const int64_t block = a.block_table[b * a.block_table_stride + i];
+      STD_TORCH_CHECK(block >= 0 && block < blocks, "block_table names block ", block, " for sequence ", b,
+                      ", but the cache has ", blocks);
+    }
+  }
+}
+
+}  // namespace armllm

@@ -1,0 +1,66 @@
+// Weights of the softmax as bfloat16 bits, 2^(t − n), eight at a time.
+//
+// Where t is added to the rounder, the low half of the sum is eight bits of exponent and eight of fraction f.  As float16
+// those eight bits are f in units of 2^−24, and in the same units come out 1 + c(f), where c(f) = f · (K + (R + S · f)²)
+// is 2^f − 1 − f.  The halving addition puts both together and rounds.  Rows are summed with the rounded weights, so
+// only what is lost differently by different keys is seen: 1.8e-3 of a weight on average, where rounding exact ones
+// would lose 1.7e-3.
+#pragma once
+
+#include "attention/kernels/arm/pairs_of_rows.h"
+
+namespace armllm::ARMLLM_VARIANT {
+namespace {
+
+class Bf16Weights {
+ public:
+  explicit Bf16Weights(const Reference& of) : rounder_(&of.rounder), factor_(of.factor), lowest_(of.lowest) {
+    __asm__("" : "+w"(fraction_), "+w"(slope_), "+w"(ones_));  // kept in registers, as what they are
+  }
+  // The low halves of two pairs of columns, row by row.
+  static uint16x8_t rows_of(uint32x4_t x, uint32x4_t y) {
+    return vreinterpretq_u16_u8(
+        vqtbl2q_u8(uint8x16x2_t{{vreinterpretq_u8_u32(x), vreinterpretq_u8_u32(y)}}, vld1q_u8(kRows)));
+  }
+  ARMLLM_INLINE uint16x8_t operator()(const float* scores) const {
+    const float32x4_t x = vmaxq_f32(vld1q_f32(scores), lowest_),
+                      y = vmaxq_f32(vld1q_f32(scores + 4), lowest_);
+    uint16x8_t z;
+    // Sums start from what is loaded: a copy of a register would take a slot of the vector pipes.
+    __asm__(
+        "ldr q30, %1\n\tldr q31, %1\n\t"
+        "fmla v30.4s, %2.4s, %4.4s\n\tfmla v31.4s, %3.4s, %4.4s\n\t"
+        "tbl %0.16b, {v30.16b, v31.16b}, %5.16b"
+        : "=w"(z)
+        : "m"(*rounder_), "w"(x), "w"(y), "w"(factor_), "w"(rows_)
+        : "v30", "v31");
+    const float16x8_t f = vreinterpretq_f16_u16(vandq_u16(z, fraction_)), g = vfmaq_f16(start(kR), f, slope_),
+                      c = vfmaq_f16(start(kK), g, g);
+    return vrhaddq_u16(z, vreinterpretq_u16_f16(vfmaq_f16(start(kOne), f, c)));
+  }
+  ARMLLM_INLINE float32x4_t add(float32x4_t sum, uint16x8_t w) const {
+    return vbfdotq_f32(sum, vreinterpretq_bf16_u16(w), vreinterpretq_bf16_u16(ones_));
+  }
+
+ private:
+  using Halves = uint16_t[8];
+  alignas(16) static constexpr uint8_t kRows[16] = {0, 1, 4, 5, 16, 17, 20, 21, 8, 9, 12, 13, 24, 25, 28, 29};
+  // float16: 0.3982, −0.4636, and one of the exponent in units of the fraction
+  alignas(16) static constexpr Halves kR = {0x365f, 0x365f, 0x365f, 0x365f, 0x365f, 0x365f, 0x365f, 0x365f},
+                                      kK = {0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b},
+                                      kOne = {0x100, 0x100, 0x100, 0x100, 0x100, 0x100, 0x100, 0x100};
+  ARMLLM_INLINE static float16x8_t start(const Halves& from) {
+    float16x8_t x;
+    __asm__ volatile("ldr %q0, %1" : "=w"(x) : "m"(from));
+    return x;
+  }
+
+  const float32x4_t* rounder_;
+  float32x4_t factor_, lowest_;
+  uint8x16_t rows_ = vld1q_u8(kRows);
+  uint16x8_t fraction_ = vdupq_n_u16(0xff), ones_ = vdupq_n_u16(0x3f80);
+  float16x8_t slope_ = vdupq_n_f16(static_cast<float16_t>(18528.0f));  // S, for those units
+};
+
+}  // namespace
+}  // namespace armllm::ARMLLM_VARIANT

@@ -1,0 +1,90 @@
+// Scores of one row to the weights of its values, within a split.
+#pragma once
+
+#include "attention/kernels/kv_split.h"
+#include "simd/exp.h"
+#include "simd/simd.h"
+
+namespace armllm::ARMLLM_VARIANT {
+namespace {
+
+// Lanes of the vector at `position` that are in the span keep x, the others get y.
+inline F32 inside(Span span, int64_t position, F32 x, F32 y) {
+  x = select_first(static_cast<int>(smaller(span.end - position, kLanes)), x, y);
+  return select_first(static_cast<int>(larger(span.begin - position, 0)), y, x);
+}
+
+// ends(i) for the first and last vector of the span, of which it may cover a part, whole(i) for those between.
+template <typename Ends, typename Whole>
+void each_vector(Span span, Ends ends, Whole whole) {
+  if (span.empty()) return;
+  const int64_t first = span.begin / kLanes * kLanes, last = (span.end - 1) / kLanes * kLanes;
+  ends(first);
+  for (int64_t i = first + kLanes; i < last; i += kLanes) whole(i);
+  if (last > first) ends(last);
+}
+
+// exp_weight(x), bit by bit.
+#if defined(ARMLLM_VARIANT_avx512)
+inline F32 exp_below_zero(F32 x) {
+  x = max(set1(-86.5f), x);
+  const F32 n = {
+      _mm512_roundscale_ps((x * set1(1.44269504f)).v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  return {_mm512_scalef_ps(exp_mantissa(x, n).v, n.v)};
+}
+#else
+inline F32 exp_below_zero(F32 x) { return exp_weight(x); }
+#endif
+
+// scores → exp(score − maximum) as the products of `P` take them, with zeros wherever the row's group sees a
+// vector of keys that the row does not.
+template <typename P>
+void soften(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t row, Span group) {
+  float* s = t.scores + row * kScoreStride;
+  const Span span = visible(t, row, 1);
+  const int64_t begin = span.begin / kLanes * kLanes;
+  typename P::Weights weights(t, split, row);
+  const bool capped = args.softcap > 0.0f;
+  const F32 cap = set1(args.softcap);
+  const auto score = [&](int64_t i) {
+    F32 x = weights.score(i, load(s + i));
+    if (capped) x = cap * tanh(x / cap);
+    if (capped || P::Weights::kScalesScores) store(s + i, x);
+    return x;
+  };
+  const F32 nothing = set1(kNothing);
+  F32 highest = nothing, sum = zero();
+  each_vector(
+      span, [&](int64_t i) { highest = max(highest, inside(span, i, score(i), nothing)); },
+      [&](int64_t i) { highest = max(highest, score(i)); });
+  const float top = reduce_max(highest);
+  const float maximum = top > kNothing ? top : kNothing;
+  const auto weigh = [&](int64_t i) { return exp_below_zero(load(s + i) - set1(maximum)); };
+  each_vector(
+      span,
+      [&](int64_t i) {
+        const auto seen = [&](F32 x) { return inside(span, i, x, zero()); };
+        sum = sum + weights.keep(i, weigh(i), seen);
+      },
+      [&](int64_t i) { sum = sum + weights.keep(i, weigh(i), [](F32 x) { return x; }); });
+  const int64_t low = group.begin / kLanes * kLanes, high = round_up(group.end, kLanes);
+  const int64_t end = span.empty() ? begin : round_up(span.end, kLanes);
+  for (int64_t i = low; i < smaller(begin, high); i += kLanes) weights.clear(i);
+  for (int64_t i = larger(end, low); i < high; i += kLanes) weights.clear(i);
+  t.maximum[row] = maximum;
+  t.sum[row] = reduce_add(sum);
+  weights.done(Span{low, high});
+}
+
+// Rows that the products of `P` take together.  Weights that gain by being made of all of them specialize it.
+template <typename P, typename Weights = typename P::Weights>
+struct Softmax {
+  static void soften_rows(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t row,
+                          int64_t rows) {
+    const Span group = visible(t, row, rows);
+    for (int64_t r = row; r < row + rows; ++r) soften<P>(args, t, split, r, group);
+  }
+};
+
+}  // namespace
+}  // namespace armllm::ARMLLM_VARIANT

@@ -1,0 +1,66 @@
+// The registered op: checks, then the task set.
+#include "attention/check_args.h"
+#include "attention/paged_attention.h"
+#include "runtime/tensor_args.h"
+
+namespace armllm {
+namespace {
+
+Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start,
+                       Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
+                       std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
+                       std::optional<Tensor> v_scales) {
+  STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
+  q = with_whole_tokens(q);
+  const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
+  STD_TORCH_CHECK(q.size(1) > 0 && q.size(1) % cache.kv_heads == 0, "the number of q heads, ", q.size(1),
+                  ", must be a multiple of the number of kv heads, ", cache.kv_heads);
+  const int64_t sequences = seq_lens.numel();
+  seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one a sequence");
+  query_start = int32_vector(query_start, sequences + 1, "query_start", "one a sequence and the end");
+  block_table = int32_table(block_table, sequences);
+
+  PagedAttention set;
+  AttentionArgs& a = set.args;
+  if (sinks) {
+    STD_TORCH_CHECK(sinks->numel() == q.size(1) && sinks->scalar_type() == ScalarType::Float,
+                    "sinks must be float32, one for each of the ", q.size(1), " q heads");
+    sinks = torch::stable::contiguous(*sinks);
+    a.sinks = static_cast<const float*>(sinks->data_ptr());
+  }
+  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), cache.value_size});
+  a.q = Rows{q.data_ptr(), q.stride(0), dtype_of(q, "q")};
+  a.out = Rows{out.data_ptr(), q.size(1) * cache.value_size, a.q.type};
+  a.k_cache = k_cache.data_ptr();
+  a.v_cache = v_cache.data_ptr();
+  a.k_scales = cache.k_scales;
+  a.v_scales = cache.v_scales;
+  a.cache_type = cache.type;
+  a.block_table = static_cast<const int32_t*>(block_table.data_ptr());
+  a.block_table_stride = block_table.size(1);
+  a.query_start = static_cast<const int32_t*>(query_start.data_ptr());
+  a.seq_lens = static_cast<const int32_t*>(seq_lens.data_ptr());
+  a.sequences = sequences;
+  a.tokens = q.size(0);
+  a.q_heads = q.size(1);
+  a.kv_heads = cache.kv_heads;
+  a.head_size = cache.head_size;
+  a.value_size = cache.value_size;
+  a.block_size = cache.block_size;
+  a.scale = static_cast<float>(scale);
+  a.window = window;
+  a.softcap = static_cast<float>(softcap);
+  a.threads = team_size();
+  a.max_seq_len = max_seq_len;
+  check_sequences(a, cache.blocks);
+  if (a.tokens == 0) return out;
+  const Scratch scratch(PagedAttention::scratch_bytes(a));
+  a.scratch = scratch.data();
+  run(set);
+  return out;
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("paged_attention", TORCH_BOX(&armllm::paged_attention)); }

@@ -1,0 +1,47 @@
+// The first phase of a linear layer: its activations, whatever they come from, as the multiplication reads them.
+#pragma once
+
+#include <cstring>
+
+#include "dispatch/variants.h"
+#include "linear/tile_grid.h"
+#include "norm/norm.h"
+#include "runtime/thread_scratch.h"
+
+namespace armllm {
+
+// Moves a quantized row into its chunks.
+inline void place_row(const int8_t* row, int64_t groups, int8_t* values, int64_t chunk_stride,
+                      int32_t* offsets) {
+  for (int64_t g = 0; g < groups; ++g, row += kGroup) {
+    for (int64_t c = 0; c < kGroup / 8; ++c)
+      std::memcpy(values + (g * kGroup / 8 + c) * chunk_stride, row + c * 8, 8);
+    if (offsets == nullptr) continue;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < kGroup; ++k) sum += row[k];
+    offsets[g] = -8 * sum;
+  }
+}
+
+// A normalized row, rounded to the type of x, for as long as the thread asks for no other memory.
+inline const void* normalized_row(const NormArgs& norm, int64_t row) {
+  NormArgs one = norm;
+  one.out = Rows{thread_memory(norm.width * size_of(norm.x.type)), 0, norm.x.type};
+  variant().norm->rms(one, row);
+  return one.out.data;
+}
+
+inline void input_tile(const LinearKernels& kernels, const Activations& q, const Rows& x,
+                       const LinearInput& input, int64_t tokens, int64_t in_features, int64_t index) {
+  quantize_tile(q, tokens, index, [&](int64_t t, int8_t* values, int64_t chunk_stride, int32_t* offsets) {
+    if (input.values != nullptr) {
+      place_row(input.values + t * input.value_stride, q.groups, values, chunk_stride, offsets);
+      return input.scales[t];
+    }
+    const void* row = input.norm == nullptr ? x.row(t) : normalized_row(*input.norm, t);
+    return kernels.quantize(row, input.norm == nullptr ? x.type : input.norm->x.type, in_features, q.groups,
+                            values, chunk_stride, offsets);
+  });
+}
+
+}  // namespace armllm

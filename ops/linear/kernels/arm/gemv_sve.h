@@ -1,0 +1,227 @@
+// Up to kGemvTokens tokens against one panel with SVE.
+//
+// Vectors without a size cannot be in arrays: macros ARMLLM_* repeat a statement for four numbered slots, each a pair
+// of accumulators for one of V vectors of a line and one of N tokens.  What slots have in common (loads, masks) is
+// computed once: compilers find that.
+#pragma once
+
+#include "linear/kernels/arm/read_panel_sve.h"
+
+namespace armllm::ARMLLM_VARIANT {
+namespace {
+
+constexpr int kSlots = 4;
+#define ARMLLM_EACH(M) M(0) M(1) M(2) M(3)
+
+// Lanes are (row, half of 8 k).  What a sum starts with is in one half only.
+ARMLLM_INLINE svint32_t in_one_half(int32_t value) { return svreinterpret_s32(svdup_n_u64(uint32_t(value))); }
+
+// For lanes of vector `v` of a line: picks the byte of each lane's row out of 8, zero extended, because what is past
+// the table reads as 0.
+ARMLLM_INLINE svuint8_t rows_of_lanes(int64_t v) {
+  const svbool_t all = svptrue_b32();
+  const svuint32_t row = svlsr_n_u32_x(all, svindex_u32(uint32_t(v * int64_t(svcntw())), 1), 1);
+  return svreinterpret_u8(svorr_n_u32_x(all, row, 0xffffff00u));
+}
+
+// Two vectors of lanes hold a vector of rows.
+ARMLLM_INLINE void store_rows(svint32_t a, svint32_t b, const float* scale, float* out) {
+  store_scaled(svadd_s32_x(svptrue_b32(), svuzp1_s32(a, b), svuzp2_s32(a, b)), scale, out);
+}
+
+// One slot over 8 k: A += bytes · x, B += low nibbles · x.
+template <int V, int s>
+ARMLLM_INLINE void add_line(svint32_t& a, svint32_t& b, const int8_t* line, const int8_t* const* x,
+                            int64_t k) {
+  const svint8_t w = svld1_s8(svptrue_b8(), line + s % V * int64_t(svcntb()));
+  const svint8_t operand = svreinterpret_s8(broadcast8(x[s / V] + k));
+  a = svdot_s32(a, w, operand);
+  b = svdot_s32(b, svand_n_s8_x(svptrue_b8(), w, 15), operand);
+}
+
+// (A − B) / 16: the sum of the high nibbles.
+ARMLLM_INLINE svint32_t high_sum(svint32_t a, svint32_t b) {
+  return svasr_n_s32_x(svptrue_b32(), svsub_s32_x(svptrue_b32(), a, b), 4);
+}
+
+// Adds a slot's sums of a group, times the multipliers of rows 0 … 7 and of rows 8 … 15.
+ARMLLM_INLINE void add_multiplied(svint32_t& low, svint32_t& high, svint32_t a, svint32_t b, svuint8_t first,
+                                  svuint8_t second, svuint8_t rows) {
+  const svbool_t all = svptrue_b32();
+  low = svmla_s32_x(all, low, b, svreinterpret_s32(svtbl_u8(first, rows)));
+  high = svmla_s32_x(all, high, high_sum(a, b), svreinterpret_s32(svtbl_u8(second, rows)));
+}
+
+// The sums of a row with one scale: less its zero point (8 without) times the sum of x, of which `offset` holds −8
+// times as much.
+ARMLLM_INLINE void add_zero_points(svint32_t& low, svint32_t& high, svint32_t a, svint32_t b,
+                                   svint32_t offset, svuint8_t first, svuint8_t second, svuint8_t rows) {
+  const svbool_t all = svptrue_b32();
+  const svint32_t less = svasr_n_s32_x(all, offset, 3);
+  const svint32_t z8 = svsub_n_s32_x(all, svreinterpret_s32(svtbl_u8(second, rows)), 8);
+  low = svmla_s32_x(all, b, less, svreinterpret_s32(svtbl_u8(first, rows)));
+  high = svmla_s32_x(all, high_sum(a, b), less, z8);
+}
+
+inline int32_t offset_of_row(const int32_t* offsets, int64_t groups) {
+  int32_t sum = 0;
+  for (int64_t g = 0; g < groups; ++g) sum += offsets[g];
+  return sum;
+}
+
+// V vectors a line, N tokens, of which `tokens` are stored.
+template <Scheme kScheme, int V, int N>
+void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
+                  const int32_t* const* offsets, int tokens, float* out) {
+  static_assert(V * N <= kSlots);
+  constexpr bool kMultiplied = kScheme == Scheme::g32i;
+  const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
+#define ARMLLM_BEGIN(s)                                                                               \
+  [[maybe_unused]] svint32_t low##s = svdup_n_s32(0), high##s = low##s, a##s = low##s, b##s = low##s; \
+  [[maybe_unused]] const svuint8_t rows##s = rows_of_lanes(s % V);
+  ARMLLM_EACH(ARMLLM_BEGIN)
+  for (int64_t g = 0; g < layout.groups; ++g, values += 4 * kLine) {
+#define ARMLLM_OFFSET(s) \
+  if constexpr (kMultiplied && s < V * N) a##s = b##s = in_one_half(offsets[s / V][g]);
+    ARMLLM_EACH(ARMLLM_OFFSET)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+#define ARMLLM_LINE(s) \
+  if constexpr (s < V * N) add_line<V, s>(a##s, b##s, values + kLine * j, x, kGroup * g + 8 * j);
+      ARMLLM_EACH(ARMLLM_LINE)
+    }
+    if constexpr (kMultiplied) {
+      const svuint8_t stored = broadcast8(panel + layout.multipliers + 8 * g);
+      const svuint8_t first = svadd_n_u8_x(svptrue_b8(), low_nibbles(stored), 1);
+      const svuint8_t second = svadd_n_u8_x(svptrue_b8(), high_nibbles(stored), 1);
+#define ARMLLM_ADD(s) \
+  if constexpr (s < V * N) add_multiplied(low##s, high##s, a##s, b##s, first, second, rows##s);
+      ARMLLM_EACH(ARMLLM_ADD)
+    }
+  }
+  if constexpr (!kMultiplied) {
+    const svuint8_t stored =
+        has_zero_points(kScheme) ? broadcast8(panel + layout.zero_points) : svdup_n_u8(0x88);
+    const svuint8_t first = low_nibbles(stored), second = high_nibbles(stored);
+#define ARMLLM_ZERO(s)                                                                                      \
+  if constexpr (s < V * N)                                                                                  \
+    add_zero_points(low##s, high##s, a##s, b##s, in_one_half(offset_of_row(offsets[s / V], layout.groups)), \
+                    first, second, rows##s);
+    ARMLLM_EACH(ARMLLM_ZERO)
+  }
+  const float* scales = panel_scales(panel);
+#define ARMLLM_STORE(s, next)                                            \
+  if constexpr (s < V * N)                                               \
+    if (s / V < tokens) {                                                \
+      float* const to = out + s / V * kPanel;                            \
+      const int64_t row = s % V * int64_t(svcntb()) / 8;                 \
+      if constexpr (V == 1) store_rows(low##s, high##s, scales, to);     \
+      if constexpr (V > 1 && s % 2 == 0) {                               \
+        store_rows(low##s, low##next, scales + row, to + row);           \
+        store_rows(high##s, high##next, scales + row + 8, to + row + 8); \
+      }                                                                  \
+    }
+  ARMLLM_STORE(0, 1) ARMLLM_STORE(1, 2) ARMLLM_STORE(2, 3) ARMLLM_STORE(3, 3)
+}
+
+// One token against INT8 weights; a lane is a row.
+template <int V>
+void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, float* out) {
+  const svbool_t all = svptrue_b8();
+  const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
+#define ARMLLM_BEGIN_ROWS(s) [[maybe_unused]] svint32_t even##s = svdup_n_s32(0), odd##s = even##s;
+  ARMLLM_EACH(ARMLLM_BEGIN_ROWS)
+  for (int64_t c = 0; c < 2 * layout.groups; ++c, values += 4 * kLine) {
+    const svint8_t chunk = svld1rq_s8(all, x + 16 * c);
+#define ARMLLM_DOT(s)                                                             \
+  if constexpr (s < V) {                                                          \
+    const int8_t* line = values + s * int64_t(svcntb());                          \
+    even##s = svdot_lane_s32(even##s, svld1_s8(all, line), chunk, 0);             \
+    odd##s = svdot_lane_s32(odd##s, svld1_s8(all, line + kLine), chunk, 1);       \
+    even##s = svdot_lane_s32(even##s, svld1_s8(all, line + 2 * kLine), chunk, 2); \
+    odd##s = svdot_lane_s32(odd##s, svld1_s8(all, line + 3 * kLine), chunk, 3);   \
+  }
+    ARMLLM_EACH(ARMLLM_DOT)
+  }
+  const int64_t lanes = int64_t(svcntw());
+  const float* scales = panel_scales(panel);
+#define ARMLLM_STORE_ROWS(s) \
+  if constexpr (s < V)       \
+    store_scaled(svadd_s32_x(svptrue_b32(), even##s, odd##s), scales + s * lanes, out + s * lanes);
+  ARMLLM_EACH(ARMLLM_STORE_ROWS)
+}
+
+// N tokens from `first` on; missing ones repeat the last.
+template <Scheme kScheme, int V, int N>
+int gemv_some(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
+              int tokens, float* out) {
+  const int8_t* values[N];
+  const int32_t* offsets[N];
+  for (int t = 0; t < N; ++t) {
+    const int64_t token = first + (t < tokens ? t : tokens - 1);
+    values[t] = token_values(x, token);
+    offsets[t] = x.group_offsets + token * x.row_groups();
+  }
+  gemv_nibbles<kScheme, V, N>(panel, layout, values, offsets, tokens, out);
+  return N;
+}
+
+template <Scheme kScheme, int V>
+void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
+                 int tokens, float* out) {
+  constexpr int kMost = kSlots / V, kTwo = kMost == 1 ? 1 : 2;
+  for (int t = 0; t < tokens;) {
+    const int left = tokens - t;
+    float* to = out + t * kPanel;
+    if (left == 1) {
+      t += gemv_some<kScheme, V, 1>(panel, layout, x, first + t, left, to);
+    } else if (left == 2) {
+      t += gemv_some<kScheme, V, kTwo>(panel, layout, x, first + t, left, to);
+    } else {
+      t += gemv_some<kScheme, V, kMost>(panel, layout, x, first + t, left, to);
+    }
+  }
+}
+
+template <int V>
+void gemv_of(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
+             float* out) {
+  const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
+  if (scheme == Scheme::g32i) return gemv_tokens<Scheme::g32i, V>(panel, layout, x, first, tokens, out);
+  if (scheme == Scheme::row) return gemv_tokens<Scheme::row, V>(panel, layout, x, first, tokens, out);
+  gemv_tokens<Scheme::rowz, V>(panel, layout, x, first, tokens, out);
+}
+
+// LinearKernels::gemv of the INT4 schemes with one scale a row.
+inline void gemv_rows(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
+                      float* out) {
+  switch (vectors_a_line()) {
+    case 4:
+      return gemv_of<4>(scheme, panel, x, first, tokens, out);
+    case 2:
+      return gemv_of<2>(scheme, panel, x, first, tokens, out);
+    default:
+      return gemv_of<1>(scheme, panel, x, first, tokens, out);
+  }
+}
+
+// LinearKernels::gemv of INT8 weights.
+inline void gemv_int8(const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
+  const PanelLayout layout = panel_layout(Scheme::i8, x.groups * kGroup);
+  for (int t = 0; t < tokens; ++t, out += kPanel) {
+    const int8_t* values = token_values(x, first + t);
+    switch (vectors_a_line()) {
+      case 4:
+        gemv_int8<4>(panel, layout, values, out);
+        break;
+      case 2:
+        gemv_int8<2>(panel, layout, values, out);
+        break;
+      default:
+        gemv_int8<1>(panel, layout, values, out);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace armllm::ARMLLM_VARIANT

@@ -1,0 +1,139 @@
+// Reading weight panels with NEON.  16 bytes of nibbles hold 2 rows × 8 k twice: rows 2v and 2v + 1 in the low
+// nibbles, rows 2v + 8 and 2v + 9 in the high ones (packed_panel.h).
+#pragma once
+
+#include <arm_neon.h>
+
+#include "linear/kernels/common.h"
+
+namespace armllm::ARMLLM_VARIANT {
+namespace {
+
+#define ARMLLM_INLINE __attribute__((always_inline)) inline
+#define ARMLLM_INLINE_LAMBDA __attribute__((always_inline))
+
+// For tiles that use nearly every register: GCC's scheduler before register allocation moves loads up until
+// accumulators spill.
+#if defined(__GNUC__) && !defined(__clang__)
+#define ARMLLM_IN_WRITTEN_ORDER __attribute__((optimize("no-schedule-insns")))
+#else
+#define ARMLLM_IN_WRITTEN_ORDER
+#endif
+
+ARMLLM_INLINE int8x16_t load_values(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
+
+// 32 bytes in one instruction: GCC 12 often leaves two loads apart that could be one.
+ARMLLM_INLINE void load_two(const void* p, int8x16_t& a, int8x16_t& b) {
+#if defined(__GNUC__) && !defined(__clang__)
+  using Lane = int8x16_t __attribute__((aligned(1), may_alias));
+  const Lane* at = static_cast<const Lane*>(p);
+  __asm__("ldp %q0, %q1, %2" : "=w"(a), "=w"(b) : "Ump"(at[0]), "m"(at[1]));
+#else
+  a = load_values(p);
+  b = load_values(static_cast<const int8_t*>(p) + 16);
+#endif
+}
+
+// 0 … 15
+ARMLLM_INLINE int8x16_t low_nibbles(int8x16_t bytes) { return vandq_s8(bytes, vdupq_n_s8(15)); }
+
+// 8 bytes in both halves.
+ARMLLM_INLINE int8x16_t twice(const void* p) {
+  int64_t eight;
+  __builtin_memcpy(&eight, p, 8);
+  return vreinterpretq_s8_s64(vdupq_n_s64(eight));
+}
+
+ARMLLM_INLINE int8x16_t zip1_words(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+ARMLLM_INLINE int8x16_t zip2_words(int8x16_t a, int8x16_t b) {
+  return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+ARMLLM_INLINE int32x4_t zip1_doubles(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vzip1q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+ARMLLM_INLINE int32x4_t zip2_doubles(int32x4_t a, int32x4_t b) {
+  return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
+}
+
+// The nibbles of 8 bytes (multipliers or zero points) in the order of the panel's rows.  Reads 16 bytes: the values
+// follow.
+ARMLLM_INLINE uint8x16_t row_nibbles(const uint8_t* eight) {
+  const uint8x16_t bytes = vld1q_u8(eight);
+  return vcombine_u8(vget_low_u8(vandq_u8(bytes, vdupq_n_u8(15))), vget_low_u8(vshrq_n_u8(bytes, 4)));
+}
+
+// Bytes 2·pair and 2·pair + 1 of 16, eight times each: as the rows of 16 bytes of values lie.
+ARMLLM_INLINE uint8x16_t pair_bytes(uint8x16_t rows, int pair) {
+  const uint8x16_t first = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  return vqtbl1q_u8(rows, vaddq_u8(first, vdupq_n_u8(uint8_t(2 * pair))));
+}
+
+// Pairs of rows of a panel, 2 · kPairs rows from row 8 · kHigh + 2 · first on, as INT8 weights: the exact INT4 schemes
+// multiplied out, group by group.
+template <Scheme kScheme, bool kHigh, int kPairs>
+class Int8Pairs {
+ public:
+  ARMLLM_INLINE Int8Pairs(const uint8_t* panel, const PanelLayout& layout, int first)
+      : values_(panel + layout.values + 16 * first), rows_(panel + layout.multipliers), first_(first) {
+    if constexpr (kScheme == Scheme::rowz) set(row_nibbles(panel + layout.zero_points));
+  }
+
+  ARMLLM_INLINE void enter(int64_t group) {
+    if constexpr (kScheme == Scheme::g32i) set(vaddq_u8(row_nibbles(rows_ + 8 * group), vdupq_n_u8(1)));
+    group_ = values_ + 256 * group;
+  }
+
+  ARMLLM_INLINE int8x16_t at(int line, int pair) const {
+    const int8x16_t bytes = load_values(group_ + 64 * line + 16 * pair);
+    return kHigh ? high(bytes, pair) : low(bytes, pair);
+  }
+  ARMLLM_INLINE int8x16_t low(int8x16_t bytes, int pair) const {
+    return finish(vsubq_s8(low_nibbles(bytes), kScheme == Scheme::rowz ? of_row_[pair] : vdupq_n_s8(8)),
+                  pair);
+  }
+  ARMLLM_INLINE int8x16_t high(int8x16_t bytes, int pair) const {
+    const int8x16_t u = vshrq_n_s8(bytes, 4);
+    return finish(kScheme == Scheme::rowz ? vsubq_s8(u, of_row_[pair]) : u, pair);
+  }
+
+ private:
+  ARMLLM_INLINE void set(uint8x16_t rows) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kPairs; ++p) {
+      of_row_[p] = vreinterpretq_s8_u8(pair_bytes(rows, 4 * kHigh + first_ + p));
+      // High nibbles hold u − 8.
+      if (kHigh && kScheme == Scheme::rowz) of_row_[p] = vsubq_s8(of_row_[p], vdupq_n_s8(8));
+    }
+  }
+  ARMLLM_INLINE int8x16_t finish(int8x16_t q, int pair) const {
+    return kScheme == Scheme::g32i ? vmulq_s8(q, of_row_[pair]) : q;
+  }
+
+  const uint8_t* values_;
+  const uint8_t* rows_;
+  const uint8_t* group_ = nullptr;
+  int first_;
+  int8x16_t of_row_[kPairs];  // multipliers, or zero points
+};
+
+// out[0 … 3] = float(sum) · scale
+ARMLLM_INLINE void store_scaled(float* out, int32x4_t sum, const float* scale) {
+  vst1q_f32(out, vmulq_f32(vcvtq_f32_s32(sum), vld1q_f32(scale)));
+}
+
+// Float scales of rows `row` … `row` + 3.
+ARMLLM_INLINE float32x4_t group_scales(const uint8_t* scales, bool halves, int row) {
+  if (!halves) return vld1q_f32(reinterpret_cast<const float*>(scales) + row);
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(scales) + row), 16));
+}
+
+// 4 of 16 bytes, from byte `row` on, as 32-bit numbers.
+ARMLLM_INLINE int32x4_t widen4(uint8x16_t bytes, int row) {
+  const uint8x16_t first = {0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255, 255};
+  return vreinterpretq_s32_u8(vqtbl1q_u8(bytes, vqaddq_u8(first, vdupq_n_u8(uint8_t(row)))));
+}
+
+}  // namespace
+}  // namespace armllm::ARMLLM_VARIANT

@@ -1,0 +1,107 @@
+// What all variants of the linear kernels share: quantizing a row, finishing a row, reading a panel.
+#pragma once
+
+#include "linear/quant_linear.h"
+#include "runtime/types.h"
+
+#ifndef ARMLLM_VARIANT
+#error "linear/kernels/common.h is for kernel variants: compile with -DARMLLM_VARIANT=<name>"
+#endif
+
+namespace armllm::ARMLLM_VARIANT {
+
+// LinearKernels::quantize and LinearKernels::finish (quantize_row.simd.cpp)
+float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
+                      int32_t* group_offsets);
+void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
+                   const void* residual, void* y, DType type);
+
+// LinearKernels::add_middles and LinearKernels::add (weight_offsets.simd.cpp)
+void linear_add_middles(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
+                        int tokens, float* out, int64_t out_stride);
+void linear_add(float* sums, const float* more, int64_t n);
+
+// How gemm takes the float group scales of scale group `column`: 16 factors, round_half_even(s_group / s_row · kFoldOne)
+// within ±kFoldLimit, 0 where s_row is 0.  The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).
+void linear_fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_t column, int16_t* factors);
+
+// One group of a panel of any scheme as INT8 in the order of scheme i8 (8 lines of 64 bytes): q less its zero point,
+// times its multiplier, and, with `fold`, times the fold factor of a float group scale.
+void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t group, bool fold,
+                       int8_t* lines);
+
+// LinearKernels::gemv for every scheme and any block, without haste.
+void linear_gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
+                 float* out);
+
+// The 16 row scales.
+static inline const float* panel_scales(const uint8_t* panel) {
+  return reinterpret_cast<const float*>(panel);
+}
+
+// Nibble `row` (0 … 15) of 8 bytes: a group of multipliers or zero points.
+static inline int panel_nibble(const uint8_t* eight, int row) {
+  return row >= 8 ? eight[row - 8] >> 4 : eight[row] & 15;
+}
+
+static inline float panel_group_scale(const uint8_t* panel, const PanelLayout& layout, int64_t column,
+                                      int row) {
+  const int64_t index = column * kPanel + row;
+  float scale;
+  if (!has_bf16_scales(layout.scheme)) {
+    __builtin_memcpy(&scale, panel + layout.scales + index * 4, 4);
+    return scale;
+  }
+  uint16_t high;
+  __builtin_memcpy(&high, panel + layout.scales + index * 2, 2);
+  const uint32_t bits = uint32_t(high) << 16;
+  __builtin_memcpy(&scale, &bits, 4);
+  return scale;
+}
+
+// First byte of token `m` in quantized activations; its chunks of 8 bytes lie block · 8 apart.
+static inline const int8_t* token_values(const Activations& x, int64_t token) {
+  return x.values + (token / x.block) * x.block * x.row_bytes() + (token % x.block) * 8;
+}
+
+// How gemv comes by the bytes of this panel and the next, each of which is read once.
+//
+// by_cpu: where the CPU has time to run ahead, by its own prefetcher.  As long as that sees one stream, it fetches faster
+// than any prefetches of ours.  It would lose it between values here and scales or multipliers there, so these are read
+// first, in order.
+//
+// Otherwise every line of the stream is prefetched, in two steps, since the first-level cache can wait for fewer lines
+// than the memory needs under way.  short_steps: for CPUs whose own prefetcher would fetch as well, but loses the stream at
+// whatever else is touched between panels.  long_steps: more tokens keep any CPU too busy to run ahead.
+enum class Fetch { by_cpu, short_steps, long_steps };
+
+template <int kLines, Fetch kFetch>  // kLines: of values a group
+struct PanelStream {
+  static constexpr int64_t kNear = kFetch == Fetch::short_steps ? 1024 : 4096;  // bytes ahead
+  static constexpr int64_t kFar = kFetch == Fetch::short_steps ? 4096 : 12288;
+  const uint8_t* at;
+
+  PanelStream(const uint8_t* panel, const PanelLayout& layout) : at(panel) {
+    for (; at < panel + layout.values; at += 64) {
+      prefetch(at);
+      if (kFetch == Fetch::long_steps) continue;
+      const uint8_t byte = *at;
+      asm volatile("" ::"r"(byte));
+    }
+  }
+
+  inline void group() {
+#pragma GCC unroll 8
+    for (int i = 0; i < kLines; ++i) prefetch(at + i * 64);
+    at += kLines * 64;
+  }
+
+ private:
+  static inline void prefetch(const uint8_t* line) {
+    if (kFetch == Fetch::by_cpu) return;
+    __builtin_prefetch(line + kNear, 0, 3);
+    __builtin_prefetch(line + kFar, 0, 2);
+  }
+};
+
+}  // namespace armllm::ARMLLM_VARIANT

@@ -1,0 +1,115 @@
+// Nine to sixteen tokens against one panel with AVX-512 VNNI: its weights are made unsigned bytes in registers, once for
+// all tokens.
+#pragma once
+
+#include "linear/kernels/x86/read_panel_avx512.h"
+
+namespace armllm::avx512 {
+namespace {
+
+// Of g32i: multiplied out.  The lines come in the order of row_of_lane().
+struct WideInt4 {
+  static constexpr int kLines = 4;  // of 64 bytes a group
+  __m512i low_factor, high_factor, low_less, high_less;
+
+  ARMLLM_INLINE void group(const uint8_t* multipliers) {
+    const __m512i ones = _mm512_set1_epi16(1);
+    row_nibbles(multipliers, &low_factor, &high_factor);
+    low_factor = _mm512_add_epi16(low_factor, ones);
+    high_factor = _mm512_add_epi16(high_factor, ones);
+    low_less = top_less_eight(low_factor);
+    high_less = top_less_eight(high_factor);
+  }
+  // k 0 … 3 and 4 … 7 of eight
+  ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
+    const __m512i line = load(w);
+    const __m512i low = _mm512_add_epi8(_mm512_mullo_epi16(low_rows(line), low_factor), low_less),
+                  high = _mm512_add_epi8(_mm512_mullo_epi16(high_rows(line), high_factor), high_less);
+    *first = first_fours(low, high);
+    *second = second_fours(low, high);
+  }
+  static ARMLLM_INLINE __m512i rows(__m512i sums) { return _mm512_permutexvar_epi32(lane_of_row(), sums); }
+};
+
+struct WideInt8 {
+  static constexpr int kLines = 8;
+
+  ARMLLM_INLINE void group(const uint8_t*) {}
+  ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
+    *first = _mm512_xor_si512(load(w), _mm512_set1_epi8(-128));
+    *second = _mm512_xor_si512(load(w + 64), _mm512_set1_epi8(-128));
+  }
+  static ARMLLM_INLINE __m512i rows(__m512i sums) { return sums; }
+};
+
+// T tokens of one block; `offsets` holds −128 · Σ x of each.
+template <typename Weights, int T>
+void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, const int32_t* offsets,
+                     int tokens, float* out, int64_t out_stride) {
+  constexpr int kStep = Weights::kLines * 16;  // of eight k
+  const uint8_t* w = panel + layout.values;
+  const uint8_t* multipliers = panel + layout.multipliers;
+  __m512i acc[T];
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(offsets[t]);
+  PanelStream<Weights::kLines, Fetch::long_steps> stream(panel, layout);
+  Weights weights;
+  for (int64_t g = 0; g < layout.groups; ++g, multipliers += 8) {
+    stream.group();
+    weights.group(multipliers);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j, w += kStep, x += T * 8) {
+      __m512i first, second;
+      weights.lines(w, &first, &second);
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t) dot_spread(acc[t], first, x + t * 8);
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t) dot_spread(acc[t], second, x + t * 8 + 4);
+    }
+  }
+  const __m512 scales = _mm512_loadu_ps(panel_scales(panel));
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) {
+    if (t >= tokens) break;
+    _mm512_storeu_ps(out + t * out_stride, _mm512_mul_ps(_mm512_cvtepi32_ps(Weights::rows(acc[t])), scales));
+  }
+}
+
+template <typename Weights, int T>
+void gemv_wide_tokens(const uint8_t* panel, int64_t panel_stride, int64_t panels, const PanelLayout& layout,
+                      const Activations& x, int tokens, float* out, int64_t out_stride) {
+  int32_t offsets[T] = {};
+  for (int t = 0; t < tokens; ++t) {
+    const int32_t* groups = x.group_offsets + t * x.row_groups();
+    int32_t sum = 0;  // −8 · Σ x
+    for (int64_t g = 0; g < x.groups; ++g) sum += groups[g];
+    offsets[t] = 16 * sum;
+  }
+  for (int64_t p = 0; p < panels; ++p, panel += panel_stride, out += kPanel)
+    gemv_wide_panel<Weights, T>(panel, layout, x.values, offsets, tokens, out, out_stride);
+}
+
+template <typename Weights>
+void gemv_wide_of(const uint8_t* panel, int64_t panel_stride, int64_t panels, const PanelLayout& layout,
+                  const Activations& x, int tokens, float* out, int64_t out_stride) {
+  switch (x.block) {
+    case 10:
+      return gemv_wide_tokens<Weights, 10>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+    case 12:
+      return gemv_wide_tokens<Weights, 12>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+    case 14:
+      return gemv_wide_tokens<Weights, 14>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+    case 16:
+      return gemv_wide_tokens<Weights, 16>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+  }
+}
+
+void gemv_wide(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
+               const Activations& x, int tokens, float* out, int64_t out_stride) {
+  const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
+  const auto multiply = scheme == Scheme::i8 ? gemv_wide_of<WideInt8> : gemv_wide_of<WideInt4>;
+  multiply(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+}
+
+}  // namespace
+}  // namespace armllm::avx512

@@ -1,0 +1,281 @@
+// The linear kernels with AVX2 alone (no VNNI), exact all the same.
+//
+// VPMADDUBSW multiplies unsigned by signed bytes and adds pairs to 16 bits, saturating.  Nibbles are small enough that
+// a whole group of 32 stays within 16 bits, in gemv as in gemm: one VPMADDWD a group multiplies the sums and widens
+// them.  Weights of 8 bits, and those that become so when float scales are folded, are multiplied as words.
+#include "linear/kernels/x86/gemv_avx2.h"
+
+namespace armllm::avx2 {
+namespace {
+
+constexpr int kBlock = 4;  // tokens of a register tile: 4 × 2 sums, two weights and one activation register
+constexpr int kTokens = 64;
+constexpr int kPanels = 2;
+constexpr int64_t kGemvLimit = 12;  // folding float scales takes longer than the other schemes' unpacking
+constexpr int kSegment = 16;        // groups that gemm takes at a time
+
+// What gemm reads, a group of a panel: words, 16 steps of 16 rows × 2 k; or nibbles, 8 steps of 16 rows × 4 k, and each
+// row's multiplier twice.
+constexpr int64_t kWordBytes = 1024, kNibbleBytes = 512 + 64;
+enum Form : int32_t { kWords, kNibbles };
+Form form_of(Scheme scheme) { return scheme == Scheme::g32i || scheme == Scheme::row ? kNibbles : kWords; }
+
+// 16 words, one a row, in the 16-bit lanes of the rows of a half-line.
+ARMLLM_INLINE void row_words(const int16_t* p, __m256i* low, __m256i* high) {
+  const __m256i index =
+      _mm256_set_epi64x(0x0706070607060706, 0x0504050405040504, 0x0302030203020302, 0x0100010001000100);
+  int64_t four[2];
+  __builtin_memcpy(&four[0], p, 8);
+  __builtin_memcpy(&four[1], p + 8, 8);
+  *low = _mm256_shuffle_epi8(_mm256_set1_epi64x(four[0]), index);
+  *high = _mm256_shuffle_epi8(_mm256_set1_epi64x(four[1]), index);
+}
+
+// (u − z) · factor, rounded where the factor is a folded scale.
+ARMLLM_INLINE __m256i weights(__m256i u, __m256i zero, __m256i factor, bool fold) {
+  const __m256i bytes = _mm256_set1_epi16(255), half = _mm256_set1_epi16(fold ? 128 : 0);
+  const __m256i even = _mm256_sub_epi16(_mm256_and_si256(u, bytes), zero);
+  const __m256i odd = _mm256_sub_epi16(_mm256_srli_epi16(u, 8), zero);
+  const __m256i a = _mm256_add_epi16(_mm256_mullo_epi16(even, factor), half);
+  const __m256i b = _mm256_add_epi16(_mm256_mullo_epi16(odd, factor), half);
+  if (fold) return _mm256_or_si256(_mm256_srli_epi16(a, 8), _mm256_andnot_si256(bytes, b));
+  return _mm256_or_si256(_mm256_and_si256(a, bytes), _mm256_slli_epi16(b, 8));
+}
+
+// Rows 0 … 3 and 4 … 7 × 8 k become 8 rows × 4 k, twice.
+ARMLLM_INLINE void rows8(__m256i first, __m256i second, __m256i* even, __m256i* odd) {
+  const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
+  *even = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
+  *odd = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+}
+
+// 8 rows × 4 k of bytes become 8 rows × 2 k of words, twice, 64 bytes apart.
+ARMLLM_INLINE void store_words(int8_t* w, __m256i bytes) {
+  const __m256i low = _mm256_set1_epi32(0x01800080), high = _mm256_set1_epi32(0x03800280);
+  const auto place = [](__m256i index) {  // of the four bytes of each lane
+    return _mm256_add_epi8(index, _mm256_set_epi32(0x0c000c00, 0x08000800, 0x04000400, 0, 0x0c000c00,
+                                                   0x08000800, 0x04000400, 0));
+  };
+  store(w, _mm256_srai_epi16(_mm256_shuffle_epi8(bytes, place(low)), 8));
+  store(w + 64, _mm256_srai_epi16(_mm256_shuffle_epi8(bytes, place(high)), 8));
+}
+
+void unpack_nibbles(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
+  const uint8_t* values = panel + layout.values;
+  const __m256i one = _mm256_set1_epi32(1);
+  for (int64_t g = 0; g < layout.groups; ++g, values += 256, w += kNibbleBytes) {
+    for (int j = 0; j < 4; ++j) {
+      const __m256i first = load(values + j * 64), second = load(values + j * 64 + 32);
+      __m256i even, odd;
+      rows8(low_rows(first), low_rows(second), &even, &odd);
+      store(w + j * 128, even);
+      store(w + j * 128 + 64, odd);
+      rows8(high_rows(first), high_rows(second), &even, &odd);
+      store(w + j * 128 + 32, even);
+      store(w + j * 128 + 96, odd);
+    }
+    __m256i low = one, high = one;
+    if (layout.scheme == Scheme::g32i) {
+      const __m256i bytes = _mm256_cvtepu8_epi32(
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(panel + layout.multipliers + g * 8)));
+      low = _mm256_add_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(15)), one);
+      high = _mm256_add_epi32(_mm256_srli_epi32(bytes, 4), one);
+    }
+    store(w + 512, _mm256_or_si256(low, _mm256_slli_epi32(low, 16)));
+    store(w + 544, _mm256_or_si256(high, _mm256_slli_epi32(high, 16)));
+  }
+}
+
+void unpack_words(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
+  const Scheme scheme = layout.scheme;
+  const uint8_t* values = panel + layout.values;
+  if (scheme == Scheme::i8) {
+    for (int64_t i = 0; i < layout.groups * 8; ++i) {
+      store_words(w + i * 128, load(values + i * 64));
+      store_words(w + i * 128 + 32, load(values + i * 64 + 32));
+    }
+    return;
+  }
+  const bool fold = has_float_groups(scheme);
+  const int64_t step = groups_per_scale(scheme);
+  __m256i zero[2][2], factor[2][2];  // [h][low, high]
+#pragma GCC unroll 4
+  for (int h = 0; h < 2; ++h) {
+    zero[h][0] = zero[h][1] = _mm256_set1_epi16(8);
+    factor[h][0] = factor[h][1] = _mm256_set1_epi16(1);
+    if (scheme == Scheme::rowz) row_nibbles(panel + layout.zero_points + 4 * h, &zero[h][0], &zero[h][1]);
+  }
+  for (int64_t g = 0; g < layout.groups; ++g, values += 256, w += kWordBytes) {
+    if (fold && g % step == 0) {
+      int16_t factors[kPanel];
+      linear_fold_factors(panel, layout, g / step, factors);
+#pragma GCC unroll 4
+      for (int h = 0; h < 2; ++h) {
+        row_words(factors + 4 * h, &factor[h][0], &factor[h][1]);
+        if (has_zero_points(scheme))
+          row_nibbles(panel + layout.zero_points + g / step * 8 + 4 * h, &zero[h][0], &zero[h][1]);
+      }
+    }
+    for (int j = 0; j < 4; ++j) {
+      const __m256i halves[2] = {load(values + j * 64), load(values + j * 64 + 32)};
+      __m256i low[2], high[2];
+#pragma GCC unroll 4
+      for (int h = 0; h < 2; ++h) {
+        low[h] = weights(low_rows(halves[h]), zero[h][0], factor[h][0], fold);
+        high[h] = weights(high_rows(halves[h]), zero[h][1], factor[h][1], fold);
+      }
+      __m256i even, odd;
+      rows8(low[0], low[1], &even, &odd);
+      store_words(w + j * 256, even);
+      store_words(w + j * 256 + 128, odd);
+      rows8(high[0], high[1], &even, &odd);
+      store_words(w + j * 256 + 32, even);
+      store_words(w + j * 256 + 160, odd);
+    }
+  }
+}
+
+void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
+            int32_t* offsets, float* row_scales) {
+  const PanelLayout layout = panel_layout(scheme, groups * kGroup);
+  offsets[0] = form_of(scheme);
+  for (int p = 0; p < panels; ++p) {
+    __builtin_memcpy(row_scales + p * kPanel, panel[p], kPanel * sizeof(float));
+    if (form_of(scheme) == kNibbles) {
+      unpack_nibbles(panel[p], layout, w + p * groups * kNibbleBytes);
+    } else {
+      unpack_words(panel[p], layout, w + p * groups * kWordBytes);
+    }
+  }
+}
+
+// What a segment's activations become, for one block of tokens: words; or for nibbles, which are q + 8, −8 · Σ x of each
+// token and group.
+struct Prepared {
+  alignas(32) int8_t words[kSegment * kBlock * kGroup * 2];
+  alignas(32) int32_t offsets[kSegment][kBlock];
+};
+
+void widen(const int8_t* x, int64_t groups, Prepared& to) {
+  for (int64_t i = 0; i < groups * kBlock * 2; ++i)
+    store(to.words + i * 32,
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i * 16))));
+}
+
+void sum_groups(const int8_t* x, int64_t groups, Prepared& to) {
+  const __m256i ones = _mm256_set1_epi8(1), minus8 = _mm256_set1_epi16(-8);
+  for (int64_t g = 0; g < groups; ++g, x += kBlock * kGroup) {
+    __m256i sum = _mm256_maddubs_epi16(ones, load(x));
+    for (int c = 1; c < 4; ++c) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(ones, load(x + c * 32)));
+    sum = _mm256_madd_epi16(sum, minus8);
+    sum = _mm256_hadd_epi32(sum, sum);  // tokens 0, 1 and 2, 3
+    const __m256i words = _mm256_and_si256(sum, _mm256_set1_epi32(0xffff));
+    _mm_store_si128(reinterpret_cast<__m128i*>(to.offsets[g]),
+                    _mm_unpacklo_epi64(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
+}
+
+using Sums = __m256i[kBlock][2];  // of rows 0 … 7 and 8 … 15
+
+// A word sums 16 products u·x of a row, and one of a row's two takes the whole group's offset: at most 32512 in the end,
+// whatever wraps on the way.
+void add_nibbles(const int8_t* w, const int8_t* x, int64_t groups, const Prepared& prepared, Sums& sums) {
+  for (int64_t g = 0; g < groups; ++g, w += kNibbleBytes, x += kBlock * kGroup) {
+    __m256i acc[kBlock][2];
+#pragma GCC unroll 4
+    for (int t = 0; t < kBlock; ++t) acc[t][0] = acc[t][1] = _mm256_set1_epi32(prepared.offsets[g][t]);
+#pragma GCC unroll 8
+    for (int step = 0; step < 8; ++step) {
+      const __m256i w0 = load(w + step * 64), w1 = load(w + step * 64 + 32);
+#pragma GCC unroll 4
+      for (int t = 0; t < kBlock; ++t) {
+        const __m256i four = spread(x + step / 2 * kBlock * 8 + step % 2 * 4 + t * 8);
+        add_words(acc[t][0], _mm256_maddubs_epi16(w0, four));
+        add_words(acc[t][1], _mm256_maddubs_epi16(w1, four));
+      }
+      in_written_order();
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kBlock; ++t)
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h)
+        sums[t][h] = _mm256_add_epi32(sums[t][h], _mm256_madd_epi16(acc[t][h], load(w + 512 + h * 32)));
+  }
+}
+
+void add_products(const int8_t* w, int64_t groups, const Prepared& prepared, Sums& sums) {
+  const int8_t* x = prepared.words;
+  __m256i acc[kBlock][2];
+#pragma GCC unroll 4
+  for (int t = 0; t < kBlock; ++t) acc[t][0] = sums[t][0], acc[t][1] = sums[t][1];
+  for (int64_t c = 0; c < groups * 4; ++c, w += kWordBytes / 4, x += kBlock * 16) {
+#pragma GCC unroll 4
+    for (int step = 0; step < 4; ++step) {
+      const __m256i w0 = load(w + step * 64), w1 = load(w + step * 64 + 32);
+#pragma GCC unroll 4
+      for (int t = 0; t < kBlock; ++t) {
+        const __m256i two = spread(x + t * 16 + step * 4);
+        add_lanes(acc[t][0], _mm256_madd_epi16(w0, two));
+        add_lanes(acc[t][1], _mm256_madd_epi16(w1, two));
+      }
+      in_written_order();
+    }
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < kBlock; ++t) sums[t][0] = acc[t][0], sums[t][1] = acc[t][1];
+}
+
+void gemm(const int8_t* w, const int32_t* offsets, const float* row_scales, int panels, const Activations& x,
+          int64_t first_token, int tokens, float* out, int64_t out_stride) {
+  const Form form = static_cast<Form>(offsets[0]);
+  const int64_t group_bytes = form == kNibbles ? kNibbleBytes : kWordBytes;
+  Prepared prepared;
+  Sums sums[kTokens / kBlock][kPanels];
+  for (int t = 0; t < tokens; t += kBlock)
+    for (int p = 0; p < panels; ++p)
+      for (auto& token : sums[t / kBlock][p]) token[0] = token[1] = _mm256_setzero_si256();
+  for (int64_t g = 0; g < x.groups; g += kSegment) {
+    const int64_t some = x.groups - g < kSegment ? x.groups - g : kSegment;
+    for (int t = 0; t < tokens; t += kBlock) {
+      const int8_t* values = x.values + (first_token + t) * x.row_bytes() + g * kBlock * kGroup;
+      if (form == kNibbles) {
+        sum_groups(values, some, prepared);
+      } else {
+        widen(values, some, prepared);
+      }
+      for (int p = 0; p < panels; ++p) {
+        const int8_t* lines = w + (p * x.groups + g) * group_bytes;
+        if (form == kNibbles) {
+          add_nibbles(lines, values, some, prepared, sums[t / kBlock][p]);
+        } else {
+          add_products(lines, some, prepared, sums[t / kBlock][p]);
+        }
+      }
+    }
+  }
+  for (int t = 0; t < tokens; ++t)
+    for (int p = 0; p < panels; ++p)
+      for (int h = 0; h < 2; ++h)
+        _mm256_storeu_ps(out + t * out_stride + p * kPanel + h * 8,
+                         _mm256_mul_ps(_mm256_cvtepi32_ps(sums[t / kBlock][p][t % kBlock][h]),
+                                       _mm256_loadu_ps(row_scales + p * kPanel + h * 8)));
+}
+
+}  // namespace
+
+extern const LinearKernels linear;
+const LinearKernels linear = {kBlock,
+                              kTokens,
+                              kPanels,
+                              linear_quantize,
+                              gemv,
+                              unpack,
+                              gemm,
+                              linear_finish,
+                              linear_add_middles,
+                              linear_add,
+                              false,
+                              kMostGemvTokens,
+                              kWordBytes};
+
+}  // namespace armllm::avx2

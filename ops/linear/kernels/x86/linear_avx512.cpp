@@ -1,0 +1,148 @@
+// The linear kernels with AVX-512 VNNI.
+//
+// VPDPBUSD multiplies unsigned by signed bytes.  The weights are the unsigned side: nibbles are stored as q + 8, and
+// INT8 weights are taken as w + 128.  What that adds to a sum depends on the activations alone, is an integer, and is
+// taken away again: per group by Activations::group_offsets (gemv), per token by Σ x (gemm).
+#include "linear/kernels/x86/gemv_avx512.h"
+#include "linear/kernels/x86/gemv_wide_avx512.h"
+#include "linear/kernels/x86/unpack_avx512.h"
+
+namespace armllm::avx512 {
+namespace {
+
+constexpr int kBlock = 8;  // tokens of a register tile
+constexpr int kWide =
+    3;  // panels of a register tile: 8 × 3 accumulators, 3 weights and one activation register
+constexpr int kTokens = 64;
+constexpr int kPanels = 2 * kWide;
+
+void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w, int32_t*,
+            float* row_scales) {
+  const PanelLayout layout = panel_layout(scheme, groups * kGroup);
+  for (int p = 0; p < panels; ++p) {
+    const int first = p / kWide * kWide, wide = panels - first < kWide ? panels - first : kWide;
+    _mm512_storeu_ps(row_scales + p * kPanel, _mm512_loadu_ps(panel_scales(panel[p])));
+    unpack_panel<false>(panel[p], layout, w + first * groups * 512 + (p - first) * 64, wide * 64);
+  }
+}
+
+// −128 · Σ x of each of a block's tokens.
+void token_offsets(const int8_t* x, int64_t chunks, int32_t* offsets) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+  for (int64_t c = 0; c < chunks; c += 2) {  // groups have four chunks
+    dot(sums[0], ones, load(x + c * 64));
+    dot(sums[1], ones, load(x + c * 64 + 64));
+  }
+  alignas(64) int32_t halves[16];
+  _mm512_store_si512(halves, _mm512_add_epi32(sums[0], sums[1]));
+  for (int t = 0; t < kBlock; ++t) offsets[t] = -128 * (halves[2 * t] + halves[2 * t + 1]);
+}
+
+// T ≤ kBlock tokens × P panels in registers.
+template <int T, int P>
+void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* offsets,
+               const float* row_scales, int tokens, Ahead& ahead, float* out, int64_t out_stride) {
+  __m512i acc[T][P];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t)
+#pragma GCC unroll 3
+    for (int p = 0; p < P; ++p) acc[t][p] = _mm512_set1_epi32(offsets[t]);
+  Ahead fetch = ahead;
+  for (int64_t g = 0; g < groups; ++g) {
+    fetch.group();
+#pragma GCC unroll 8
+    for (int h = 0; h < 8; ++h) {
+      __m512i lines[P];
+#pragma GCC unroll 3
+      for (int p = 0; p < P; ++p) lines[p] = load(w + (h * P + p) * 64);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        const __m512i four = spread(x + h / 2 * kBlock * 8 + t * 8 + h % 2 * 4);
+#pragma GCC unroll 3
+        for (int p = 0; p < P; ++p) dot(acc[t][p], lines[p], four);
+      }
+      asm volatile(
+          "" ::
+              : "memory");  // loads hoisted from the next step would push accumulators out of registers
+    }
+    w += 8 * P * 64;
+    x += 4 * kBlock * 8;
+  }
+  ahead = fetch;
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    if (t >= tokens) break;
+#pragma GCC unroll 3
+    for (int p = 0; p < P; ++p)
+      _mm512_storeu_ps(
+          out + t * out_stride + p * kPanel,
+          _mm512_mul_ps(_mm512_cvtepi32_ps(acc[t][p]), _mm512_loadu_ps(row_scales + p * kPanel)));
+  }
+}
+
+template <int P>
+void gemm_panels(const int8_t* w, const float* row_scales, const Activations& x, int64_t first_token,
+                 int tokens, const int32_t* offsets, Ahead& ahead, float* out, int64_t out_stride) {
+  for (int t = 0; t < tokens; t += kBlock) {
+    const int8_t* values = x.values + (first_token + t) * x.row_bytes();
+    const int left = tokens - t;
+    float* to = out + t * out_stride;
+    // Experts have few rows: a last block is often ragged.
+    if (left > 6) {
+      gemm_tile<8, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+    } else if (left > 4) {
+      gemm_tile<6, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+    } else if (left > 2) {
+      gemm_tile<4, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+    } else {
+      gemm_tile<2, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+    }
+  }
+}
+
+void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,
+          int64_t first_token, int tokens, float* out, int64_t out_stride) {
+  int32_t offsets[kTokens];
+  for (int t = 0; t < tokens; t += kBlock)
+    token_offsets(x.values + (first_token + t) * x.row_bytes(), x.groups * 4, offsets + t);
+  Ahead ahead(x, w);
+  for (int p = 0; p < panels; p += kWide) {
+    const int8_t* group = w + p * x.groups * 512;
+    const float* scales = row_scales + p * kPanel;
+    float* to = out + p * kPanel;
+    switch (panels - p) {
+      case 1:
+        gemm_panels<1>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
+        break;
+      case 2:
+        gemm_panels<2>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
+        break;
+      default:
+        gemm_panels<kWide>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
+    }
+  }
+}
+
+}  // namespace
+
+extern const LinearKernels linear;
+const LinearKernels linear = {
+    kBlock,
+    kTokens,
+    kPanels,
+    linear_quantize,
+    gemv,
+    unpack,
+    gemm,
+    linear_finish,
+    linear_add_middles,
+    linear_add,
+    false,
+    kMostGemvTokens,
+    kPanel * kGroup,
+    nullptr,
+    gemv_wide,
+};
+
+}  // namespace armllm::avx512

@@ -1,0 +1,153 @@
+// The packed weight: schemes, and where everything lies in a panel.
+//
+// A weight of N rows is ceil(N / 16) panels of 16 output rows, each one contiguous block of bytes.  The same
+// panel serves every variant.  Its sections, in this order, each beginning at a multiple of 64 bytes:
+//
+//   row scales    16 × f32; of the float-group schemes: max over the row of |q · s_group| / 127
+//   group scales  S × 16 × f32, or bf16 where the scheme ends in `b`    (float-group schemes)
+//   middles       S × 16 × f32    (schemes with `m`)
+//   multipliers   G × 8 bytes, byte b of a group: low nibble m[b] − 1, high nibble m[b + 8] − 1    (g32i)
+//   zero points   S × 8 bytes, byte b: low nibble z[b], high nibble z[b + 8]    (schemes with `z`)
+//   values        G × 256 bytes of nibbles, or G × 512 bytes of int8 (i8)
+//
+// G = ceil(K / 32) groups.  S is the number of scales a row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1 for `rowz`.
+// INT8 with group scales (int8g32 …) is middles, if any, and then S panels of scheme i8, one a scale: row scales that
+// are those of the group, and its values.
+//
+//   scheme   w                            q           its sum over k
+//   g32i     s_row · m_group · q          −8 … 7      exact integers
+//   row      s_row · q                    −8 … 7      exact integers
+//   rowz     s_row · (q − z_row)          0 … 15      exact integers
+//   g32 …    s_group · q                  −8 … 7      gemv: exact in a group, total = total + s · float(sum) in the
+//   g32z …   s_group · (q − z_group)      0 … 15        order of the groups; gemm: folded to INT8, see kFoldOne
+//   g32m …   s_group · q + c_group        −8 … 7      as g32, and then the middles c by the sums of x, float in gemm too
+//   i8       s_row · q                    −128 … 127  exact integers
+//   int8g32  s_group · q                  −128 … 127  exact in a group, float sums of groups in their order everywhere
+//   int8g32m s_group · q + c_group        −128 … 127  the same, and then the middles
+//
+// Nibbles: a byte holds two rows at the same k, and 16 bytes hold 2 rows × 8 k, an operand of SMMLA.  Line j of 4 of
+// a group, byte 8·r + i (r = 0 … 7, i = 0 … 7), k = 8·j + i:
+//   low nibble    u[r][k], 0 … 15: q + 8, or q where there are zero points
+//   high nibble   u[r + 8][k] − 8 as two's complement
+// so that the byte as a signed number is 16·(u[r + 8] − 8) + u[r].  The dot products A of whole bytes and B of low
+// nibbles with x need one operation of unpacking for two weights:  Σ (u_high − 8)·x = (A − B) / 16, Σ u_low·x = B.
+// INT8: line j of 8 of a group, byte 4·r + i: q[r][4·j + i].
+//
+// k past K and rows past N hold the value zero.
+#pragma once
+
+#include "runtime/types.h"
+
+namespace armllm {
+
+constexpr int64_t kPanel = 16;  // output rows a panel
+constexpr int64_t kGroup = 32;  // values of k a group: the unit of the layout, whatever a scale covers
+
+// Bits 0 … 2: the kind of scales.  Bit 3: zero points.  Bit 4: bf16 group scales.  Bit 5: middles.  Bit 6: INT8 values.
+enum class Scheme : int32_t {
+  g32i = 0,
+  row = 1,
+  g32 = 2,
+  i8 = 3,
+  g64 = 4,
+  g128 = 5,
+  rowz = 9,
+  g32z = 10,
+  g64z = 12,
+  g128z = 13,
+  g32b = 18,
+  g64b = 20,
+  g128b = 21,
+  g32zb = 26,
+  g64zb = 28,
+  g128zb = 29,
+  g32m = 34,
+  g64m = 36,
+  g128m = 37,
+  i8g32 = 66,
+  i8g64 = 68,
+  i8g128 = 69,
+  i8g32m = 98,
+  i8g64m = 100,
+  i8g128m = 101,
+};
+
+struct SchemeName {
+  Scheme scheme;
+  const char* name;
+};
+
+constexpr SchemeName kSchemeNames[] = {
+    {Scheme::g32i, "g32i"},         {Scheme::row, "row"},
+    {Scheme::rowz, "rowz"},         {Scheme::i8, "i8"},
+    {Scheme::g32, "g32"},           {Scheme::g64, "g64"},
+    {Scheme::g128, "g128"},         {Scheme::g32z, "g32z"},
+    {Scheme::g64z, "g64z"},         {Scheme::g128z, "g128z"},
+    {Scheme::g32b, "g32b"},         {Scheme::g64b, "g64b"},
+    {Scheme::g128b, "g128b"},       {Scheme::g32zb, "g32zb"},
+    {Scheme::g64zb, "g64zb"},       {Scheme::g128zb, "g128zb"},
+    {Scheme::g32m, "g32m"},         {Scheme::g64m, "g64m"},
+    {Scheme::g128m, "g128m"},       {Scheme::i8g32, "int8g32"},
+    {Scheme::i8g64, "int8g64"},     {Scheme::i8g128, "int8g128"},
+    {Scheme::i8g32m, "int8g32m"},   {Scheme::i8g64m, "int8g64m"},
+    {Scheme::i8g128m, "int8g128m"},
+};
+
+// Static, all of them: variants compile this file, and the linker must not choose among their copies.
+
+// The kind of scales alone.
+static constexpr Scheme base_of(Scheme s) { return static_cast<Scheme>(static_cast<int32_t>(s) & 7); }
+static constexpr bool has_zero_points(Scheme s) { return (static_cast<int32_t>(s) & 8) != 0; }
+static constexpr bool has_bf16_scales(Scheme s) { return (static_cast<int32_t>(s) & 16) != 0; }
+static constexpr bool has_middles(Scheme s) { return (static_cast<int32_t>(s) & 32) != 0; }
+static constexpr bool has_int8_groups(Scheme s) { return (static_cast<int32_t>(s) & 64) != 0; }
+static constexpr bool is_int8(Scheme s) { return s == Scheme::i8 || has_int8_groups(s); }
+
+// Groups of 32 that share a float scale; 0 where a row has one scale and sums are integers to the end.
+static constexpr int64_t groups_per_scale(Scheme s) {
+  return base_of(s) == Scheme::g32 ? 1 : base_of(s) == Scheme::g64 ? 2 : base_of(s) == Scheme::g128 ? 4 : 0;
+}
+static constexpr bool has_float_groups(Scheme s) { return groups_per_scale(s) != 0; }
+
+struct PanelLayout {
+  Scheme scheme;
+  int64_t groups;        // G
+  int64_t scale_groups;  // S; 1 where a row has one scale
+  int64_t scales;        // byte offset of the group scales (float-group schemes)
+  int64_t middles;       // byte offset (schemes with middles)
+  int64_t multipliers;   // byte offset (g32i)
+  int64_t zero_points;   // byte offset (schemes with zero points)
+  int64_t values;        // byte offset of the nibbles or int8 lines, or of the panels of INT8 groups
+  int64_t bytes;
+};
+
+// Of a panel of scheme i8 with so many groups.
+static constexpr int64_t int8_panel_bytes(int64_t groups) { return kPanel * 4 + groups * 512; }
+
+static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
+  const int64_t groups = ceil_div(in_features, kGroup), step = groups_per_scale(scheme);
+  PanelLayout p{scheme, groups, step ? ceil_div(groups, step) : 1, kPanel * 4, 0, 0, 0, 0, 0};
+  if (has_int8_groups(scheme)) {
+    p.scales = p.values = has_middles(scheme) ? p.scale_groups * kPanel * 4 : 0;
+    p.bytes = p.values + p.scale_groups * kPanel * 4 + groups * 512;
+    return p;
+  }
+  int64_t at = p.scales;
+  if (step) at += round_up(p.scale_groups * kPanel * (has_bf16_scales(scheme) ? 2 : 4), 64);
+  p.middles = at;
+  if (has_middles(scheme)) at += p.scale_groups * kPanel * 4;
+  p.multipliers = p.zero_points = at;
+  if (scheme == Scheme::g32i) at += round_up(groups * 8, 64);
+  if (has_zero_points(scheme)) at += round_up(p.scale_groups * 8, 64);
+  p.values = at;
+  p.bytes = at + groups * (scheme == Scheme::i8 ? 512 : 256);
+  return p;
+}
+
+// How gemm takes a float group scale: with f = round_half_even(s_group / s_row · kFoldOne), 0 where s_row is 0, the
+// weight is (q · f + 128) >> 8 (arithmetic shift), INT8 in units of s_row: the same bits in every variant.
+// |q · s_group| ≤ 127 · s_row keeps the product in 16 bits; only in groups of zeros can f reach the clamp.
+constexpr float kFoldOne = 256.0f;
+constexpr float kFoldLimit = 32512.0f;
+
+}  // namespace armllm

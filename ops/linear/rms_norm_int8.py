@@ -1,0 +1,55 @@
+"""RMSNorm that returns INT8 activations for the next quantized linear layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.linear.reference import quantize_activations
+from torch_armllm.ops.norm import reference_rms_norm
+
+
+def rms_norm_int8(
+    x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`rms_norm`, quantized to INT8 as the quantized linear layers do it, without the rows in between.
+
+    Args:
+        x: ``(..., N)`` in float32, bfloat16 or float16.
+        weight: ``(N,)`` in any of these dtypes.
+        eps: added to the mean square.
+        weight_offset: 1 for Gemma's ``1 + w``.
+        residual: added to ``x`` first, as by :func:`add_rms_norm`.
+
+    Returns:
+        int8 ``(..., round_up(N, 32))``, zeros behind N; float32 scales ``(...)``, NaN where the norm of a row
+        holds a NaN or an infinity; and the sum of ``x`` and ``residual``, or ``(0,)`` without one.  The same
+        bits as of norm, rounding to the dtype of ``x``, and quantization.
+
+    Raises:
+        RuntimeError: a shape or dtype does not fit.
+    """
+    q, scales, total = torch.ops.armllm.rms_norm_int8(x, weight, eps, weight_offset, residual)
+    return q, scales, total
+
+
+def reference_rms_norm_int8(
+    x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`rms_norm_int8` in plain float32 torch."""
+    total = x if residual is None else x + residual
+    q, scales = quantize_activations(reference_rms_norm(total, weight, eps, weight_offset))
+    padded = torch.nn.functional.pad(q, (0, -q.shape[-1] % 32))
+    return padded, scales[..., 0], x.new_empty(0) if residual is None else total
+
+
+@torch.library.register_fake("armllm::rms_norm_int8")
+def _(
+    x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    padded = (x.shape[-1] + 31) // 32 * 32
+    return (
+        x.new_empty((*x.shape[:-1], padded), dtype=torch.int8),
+        x.new_empty(x.shape[:-1], dtype=torch.float32),
+        x.new_empty(0 if residual is None else x.shape),
+    )

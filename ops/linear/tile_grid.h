@@ -1,0 +1,220 @@
+// How a product of quantized activations and packed panels is cut into tiles; shared by all that multiply by panels.
+#pragma once
+
+#include <algorithm>
+
+#include "linear/quant_linear.h"
+#include "runtime/task_set.h"
+#include "runtime/thread_scratch.h"
+#include "runtime/types.h"
+
+namespace armllm {
+
+// Quantized activations of one call inside its scratch memory.
+inline int64_t activation_bytes(int64_t tokens, int64_t in_features) {
+  const int64_t groups = ceil_div(in_features, kGroup);
+  // No variant's blocks are larger.
+  const int64_t rows = round_up(tokens, tokens <= kGemvTokens ? kGemvTokens : 64);
+  return round_up(rows * groups * kGroup, 64) + round_up(rows * 4, 64) + round_up(rows * groups * 4, 64);
+}
+
+inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_features, Scheme scheme,
+                                  const LinearKernels& kernels) {
+  Activations x;
+  x.groups = ceil_div(in_features, kGroup);
+  const bool gemv = tokens <= kernels.gemv_tokens;
+  x.block = gemv ? gemv_block_of(kernels, scheme, tokens) : kernels.gemm_block;
+  const int64_t rows = round_up(tokens, x.block);
+  char* p = static_cast<char*>(scratch);
+  x.values = reinterpret_cast<int8_t*>(p);
+  p += round_up(rows * x.groups * kGroup, 64);
+  x.scales = reinterpret_cast<float*>(p);
+  if (gemv || has_middles(scheme)) x.group_offsets = reinterpret_cast<int32_t*>(p + round_up(rows * 4, 64));
+  return x;
+}
+
+// Rows that one quantizing tile takes; the last one takes the padding rows as well.
+inline int64_t quantize_step(const Activations& x, int64_t tokens) {
+  return tokens <= kMostGemvTokens && x.group_offsets ? 1 : round_up(8, x.block);
+}
+
+// Calls quantize(token, values, chunk_stride, group_offsets) → scale for every token of a tile.
+template <typename Quantize>
+void quantize_tile(const Activations& q, int64_t tokens, int64_t index, const Quantize& quantize) {
+  const int64_t step = quantize_step(q, tokens), bytes = q.groups * kGroup;
+  const int64_t begin = index * step;
+  const int64_t end = begin + step < tokens ? begin + step : round_up(tokens, q.block);
+  for (int64_t t = begin; t < end; ++t) {
+    int8_t* values = q.values + t / q.block * q.block * bytes + t % q.block * 8;
+    if (t < tokens) {
+      int32_t* offsets = q.group_offsets ? q.group_offsets + t * q.groups : nullptr;
+      q.scales[t] = quantize(t, values, q.block * 8, offsets);
+    } else {
+      for (int64_t c = 0; c < q.groups * 4; ++c) std::memset(values + c * q.block * 8, 0, 8);
+    }
+  }
+}
+
+// Output panels × tokens as tiles.  `pair` keeps gate and up panels together.
+struct TileGrid {
+  int64_t panels = 0, panel_step = 1, tokens = 0, token_step = 1;
+
+  static TileGrid plan(const LinearKernels& kernels, int64_t panels, int64_t panel_bytes, int64_t tokens,
+                       int64_t pair) {
+    constexpr int64_t kTilesPerThread = 4;       // lets threads that were held up be overtaken
+    constexpr int64_t kMostGemvBytes = 1 << 20;  // enough to hide what taking a tile costs
+    constexpr int64_t kFewestTokens = 64;        // unpacking is a few per cent of a tile of so many tokens
+    TileGrid grid{panels, 1, tokens, tokens};
+    const int64_t threads = team_size(), wanted = threads == 1 ? 1 : threads * kTilesPerThread;
+    if (tokens <= kernels.gemv_tokens) {
+      const int64_t most = std::max<int64_t>(kMostGemvBytes / panel_bytes, 1);
+      grid.panel_step = round_up(std::clamp<int64_t>(panels / (threads * kTilesPerThread), 1, most), pair);
+      return grid;
+    }
+    const int64_t narrow = round_up(kernels.gemm_panels, pair), columns = ceil_div(panels, narrow);
+    const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kFewestTokens));
+    grid.token_step = round_up(ceil_div(tokens, chunks), kernels.gemm_block);
+    // Few tokens and many threads: narrower tiles are slower ones, but idle threads are slower still.  Wide ones fetch
+    // their next weights while they compute.
+    const int64_t share = ceil_div(panels * chunks, threads);
+    grid.panel_step =
+        std::min(std::max<int64_t>(columns * chunks / wanted, 1) * narrow, round_up(share, pair));
+    return grid;
+  }
+
+  int64_t columns() const { return ceil_div(panels, panel_step); }
+  int64_t count() const { return tokens == 0 ? 0 : columns() * ceil_div(tokens, token_step); }
+};
+
+// What the kernels multiply at a time: whole panels, or of INT8 with group scales one group after the other, each a
+// panel of scheme i8 with scales of its own.  The groups' results are added in their order, whatever the batch.
+struct Parts {
+  Scheme scheme;
+  int64_t count, step, groups;  // step: groups of 32 a part
+  int64_t first, bytes;         // where a panel's first part lies, and how far apart they are
+
+  Parts(Scheme whole, int64_t all) : scheme(whole), count(1), step(all), groups(all), first(0), bytes(0) {
+    if (!has_int8_groups(whole)) return;
+    const PanelLayout layout = panel_layout(whole, all * kGroup);
+    scheme = Scheme::i8;
+    count = layout.scale_groups;
+    step = groups_per_scale(whole);
+    first = layout.values;
+    bytes = int8_panel_bytes(step);
+  }
+
+  int64_t groups_of(int64_t part) const { return std::min(step, groups - part * step); }
+  const uint8_t* of(const uint8_t* panel, int64_t part) const { return panel + first + part * bytes; }
+  Activations of(const Activations& x, int64_t part) const {
+    if (count == 1) return x;
+    Activations some = x;
+    some.groups = groups_of(part);
+    some.others = groups - some.groups;
+    some.values += part * step * kGroup * x.block;
+    if (x.group_offsets != nullptr) some.group_offsets += part * step;
+    return some;
+  }
+};
+
+// Few tokens, straight from the packed panels: rows[t · panels · 16 + …].  `spare` holds two results of gemv.
+inline void multiply_few(const LinearKernels& kernels, Scheme scheme, const uint8_t* panel,
+                         int64_t panel_stride, int64_t panels, const Activations& x, int64_t tokens,
+                         float* spare, float* rows) {
+  if (is_gemv_wide(kernels, scheme, tokens))
+    return kernels.gemv_wide(scheme, panel, panel_stride, panels, x, int(tokens), rows, panels * kPanel);
+  const Parts parts(scheme, x.groups);
+  const int64_t calls = ceil_div(tokens, kGemvTokens), most = ceil_div(tokens, calls),
+                width = panels * kPanel;
+  for (int64_t first = 0; first < tokens; first += most) {
+    const int count = int(std::min(most, tokens - first));
+    float* out = rows + first * width;
+    if (kernels.gemv_panels != nullptr && parts.scheme == scheme)
+      kernels.gemv_panels(scheme, panel, panel_stride, panels, x, first, count, out, width);
+  }
+  for (int64_t p = 0; p < panels; ++p, panel += panel_stride, rows += kPanel) {
+    for (int64_t first = 0; first < tokens; first += most) {
+      const int count = int(std::min(most, tokens - first));
+      float* out = rows + first * width;
+      if (kernels.gemv_panels == nullptr || parts.scheme != scheme) {
+        for (int64_t i = 0; i < parts.count; ++i) {
+          float* sums = i == 0 ? spare : spare + kGemvTokens * kPanel;
+          kernels.gemv(parts.scheme, parts.of(panel, i), parts.of(x, i), first, count, sums);
+          if (i != 0) kernels.add(spare, sums, count * kPanel);
+        }
+        for (int64_t t = 0; t < count; ++t) std::memcpy(out + t * width, spare + t * kPanel, kPanel * 4);
+      }
+      if (has_middles(scheme)) kernels.add_middles(scheme, panel, x, first, count, out, width);
+    }
+  }
+}
+
+// Computes one tile and hands every row of it to `finish(token, first_panel, panels, acc)`; acc holds 16 floats a
+// panel, scaled by the weight.
+template <typename Finish>
+void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme scheme, const uint8_t* weight,
+                   int64_t panel_stride, const Activations& x, int64_t index, const Finish& finish) {
+  const int64_t columns = grid.columns();
+  const int64_t first_panel = index % columns * grid.panel_step;
+  const int64_t panels = std::min(grid.panel_step, grid.panels - first_panel);
+  const uint8_t* panel = weight + first_panel * panel_stride;
+
+  if (grid.tokens <= kernels.gemv_tokens) {
+    constexpr int64_t kSpare = 2 * kGemvTokens * kPanel;
+    float* spare = reinterpret_cast<float*>(thread_memory((grid.tokens * panels * kPanel + kSpare) * 4));
+    float* rows = spare + kSpare;
+    multiply_few(kernels, scheme, panel, panel_stride, panels, x, grid.tokens, spare, rows);
+    for (int64_t t = 0; t < grid.tokens; ++t) finish(t, first_panel, panels, rows + t * panels * kPanel);
+    return;
+  }
+
+  constexpr int64_t kPartTokens = 32;  // whose results stay in the first-level cache from part to part
+  const Parts parts(scheme, x.groups);
+  const int64_t most = parts.count == 1 ? kernels.gemm_tokens : std::min(kPartTokens, kernels.gemm_tokens);
+  const int64_t step = kernels.gemm_panels, group_bytes = kernels.gemm_group_bytes;
+  const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // gate and up stay together
+  char* memory = thread_memory(wide * x.groups * group_bytes + parts.count * stride * 8 +
+                               most * stride * (parts.count == 1 ? 4 : 8));
+  int8_t* values = reinterpret_cast<int8_t*>(memory);
+  int32_t* offsets = reinterpret_cast<int32_t*>(memory + wide * x.groups * group_bytes);
+  float* scales = reinterpret_cast<float*>(offsets + parts.count * stride);
+  float* acc = scales + parts.count * stride;
+  float* more = acc + most * stride;  // of parts but the first
+  const auto part_values = [&](int64_t part, int64_t p) {
+    return values + (part * parts.step * wide + p * parts.groups_of(part)) * group_bytes;
+  };
+  const int64_t begin = index / columns * grid.token_step,
+                end = std::min(begin + grid.token_step, grid.tokens);
+  Activations now = x;
+  for (int64_t first = 0; first < panels; first += wide) {
+    const int64_t count = std::min(wide, panels - first);
+    const uint8_t* here = panel + first * panel_stride;
+    for (int64_t i = 0; i < parts.count; ++i)
+      for (int64_t p = 0; p < count; p += step) {
+        const uint8_t* part[64];
+        const int64_t some = std::min(step, count - p), at = i * stride + p * kPanel;
+        for (int64_t n = 0; n < some; ++n) part[n] = parts.of(here + (p + n) * panel_stride, i);
+        kernels.unpack(parts.scheme, part, int(some), parts.groups_of(i), part_values(i, p), offsets + at,
+                       scales + at);
+      }
+    now.ahead = here + count * panel_stride;
+    now.ahead_bytes = std::min(wide, panels - first - count) * panel_stride;
+    for (int64_t t = begin; t < end; t += most) {
+      const int64_t tokens = std::min(most, end - t);
+      for (int64_t i = 0; i < parts.count; ++i) {
+        Activations some = parts.of(now, i);
+        for (int64_t p = 0; p < count; p += step) {
+          const int64_t at = i * stride + p * kPanel;
+          kernels.gemm(part_values(i, p), offsets + at, scales + at, int(std::min(step, count - p)), some, t,
+                       int(tokens), (i == 0 ? acc : more) + p * kPanel, stride);
+          some.ahead_bytes = now.ahead_bytes = 0;
+        }
+        if (i != 0) kernels.add(acc, more, tokens * stride);
+      }
+      for (int64_t p = 0; has_middles(scheme) && p < count; ++p)
+        kernels.add_middles(scheme, here + p * panel_stride, x, t, int(tokens), acc + p * kPanel, stride);
+      for (int64_t n = 0; n < tokens; ++n) finish(t + n, first_panel + first, count, acc + n * stride);
+    }
+  }
+}
+
+}  // namespace armllm

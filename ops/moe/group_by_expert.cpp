@@ -1,0 +1,183 @@
+#include "moe/group_by_expert.h"
+
+#include <algorithm>
+
+#include "dispatch/variants.h"
+
+namespace armllm {
+namespace {
+
+constexpr int64_t kTilesPerThread = 8;
+constexpr int64_t kMostGemvPanels = 32;
+constexpr int64_t kMostGemmSteps = 4;  // gemm_panels of a tile
+constexpr int64_t kMostRows = 256;     // rows of a gemm tile: their INT8 values stay in L2 beside the weights
+constexpr int64_t kFewestRows = 64;    // unpacking is a few per cent of a tile of so many rows
+constexpr int64_t kPassBytes = int64_t{4}
+                               << 20;  // of `down`: two passes fit the last cache beside the weights
+constexpr int64_t kPassPanels = 24;  // passes are a multiple of it, and it one of every variant's gemm_panels
+
+int64_t largest_block() {
+  int64_t block = 1;
+  for (const Variant& v : all_variants()) block = std::max(block, v.linear->gemm_block);
+  return block;
+}
+
+// Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
+int64_t most_rows(const MoeArgs& a) {
+  static const int64_t block = largest_block();
+  const int64_t pairs = a.tokens * a.top_k;
+  const int64_t long_ones = std::min(a.experts, pairs / (kGemvTokens + 1));
+  return pairs + long_ones * (block - 1) + std::min(a.experts, pairs / 2);  // gemv may pad to an even number
+}
+
+DownPasses passes_of(const MoeArgs& a, int64_t rows) {
+  const int64_t panels = ceil_div(a.hidden, kPanel), column_bytes = rows * kPanel * int64_t(sizeof(float));
+  if (column_bytes * panels <= kPassBytes) return {panels, panels};
+  return {panels,
+          std::min(panels, std::max<int64_t>(kPassBytes / column_bytes / kPassPanels, 1) * kPassPanels)};
+}
+
+class Carver {
+ public:
+  explicit Carver(void* start) : start_(static_cast<char*>(start)) {}
+  template <typename T>
+  T* take(int64_t count) {
+    char* here = start_ + used_;
+    used_ += round_up(count * int64_t(sizeof(T)), 64);
+    return reinterpret_cast<T*>(here);
+  }
+  QuantRows take_rows(int64_t rows, int64_t features, Scheme scheme) {
+    QuantRows q{};
+    q.groups = ceil_div(features, kGroup);
+    q.sums = has_middles(scheme);
+    q.values = take<int8_t>(rows * q.row_bytes());
+    q.scales = take<float>(rows);
+    q.group_offsets = take<int32_t>(rows * q.groups);
+    return q;
+  }
+  int64_t used() const { return used_; }
+  int64_t most_used() const { return std::max(used_, most_); }
+  // What is taken next lies over what was taken since.
+  void back_to(int64_t used) {
+    most_ = most_used();
+    used_ = used;
+  }
+
+ private:
+  char* start_;
+  int64_t used_ = 0, most_ = 0;
+};
+
+// Panels of a tile, for experts with few rows (gemv) and with more (gemm), and rows of a gemm tile.
+struct Steps {
+  int64_t gemv, gemm;
+};
+
+struct AllSteps {
+  Steps gate_up, down;
+  int64_t rows;
+};
+
+AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& kernels, int64_t gate_up_panels,
+                   int64_t down_panels) {
+  const int64_t threads = m.grouping->threads, wanted = threads * kTilesPerThread;
+  const auto gemm_chunks = [&](int64_t step) {
+    int64_t chunks = 0;
+    for (int64_t e = 0; e < a.experts; ++e)
+      if (m.count[e] > kernels.gemv_tokens) chunks += ceil_div(m.count[e], step);
+    return chunks;
+  };
+  int64_t gemv_experts = 0;
+  for (int64_t e = 0; e < a.experts; ++e) gemv_experts += m.count[e] > 0 && m.count[e] <= kernels.gemv_tokens;
+
+  const int64_t widest = round_up(kernels.gemm_panels, 2);
+  int64_t rows = round_up(kMostRows, kernels.gemm_tokens);
+  if (gemm_chunks(rows) * ceil_div(down_panels, widest) < wanted)
+    rows = round_up(kFewestRows, kernels.gemm_tokens);
+  const int64_t chunks = gemm_chunks(rows);
+  const auto steps = [&](int64_t panels, int64_t multiple) {
+    const int64_t gemv = std::clamp<int64_t>(gemv_experts * panels / wanted, 1, kMostGemvPanels);
+    // Narrow gemm tiles are slower ones, but idle threads are slower still; wide ones fetch ahead.
+    const int64_t all = (gemv_experts + chunks) * panels,
+                  share = std::max<int64_t>(ceil_div(all, threads), 1);
+    const int64_t wide = std::clamp<int64_t>(all / wanted / widest, 1, kMostGemmSteps) * widest;
+    return Steps{round_up(gemv, multiple), std::min(wide, round_up(share, multiple))};
+  };
+  return {steps(gate_up_panels, a.gated ? 2 : 1), steps(down_panels, 1), rows};
+}
+
+}  // namespace
+
+DownPasses down_passes(const MoeArgs& a) { return passes_of(a, most_rows(a)); }
+
+MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
+  const int64_t pairs = a.tokens * a.top_k, rows = most_rows(a);
+  Carver carve(scratch);
+  MoeMemory m{};
+  m.grouping = carve.take<Grouping>(1);
+  m.expert = carve.take<ExpertRows>(std::min(a.experts, pairs));
+  m.count = carve.take<int64_t>(a.experts);
+  m.next_row = carve.take<int64_t>(a.experts);
+  m.pair_row = carve.take<int32_t>(pairs);
+  m.row_expert = carve.take<int32_t>(rows);
+  m.intermediate = carve.take_rows(rows, a.intermediate, a.scheme);
+  m.gated_stride = round_up(a.intermediate, kPanel);
+  m.passes = passes_of(a, rows);
+  m.down_stride = m.passes.step * kPanel;
+  // Long prompts take tens of megabytes here.  When `down` is written, `hidden` and `gated` have been read.
+  const int64_t shared = carve.used();
+  m.hidden = carve.take_rows(rows, a.hidden, a.scheme);
+  m.gated = carve.take<float>(rows * m.gated_stride);
+  carve.back_to(shared);
+  for (int64_t p = 0; p < 2 && p < m.passes.count(); ++p) m.down[p] = carve.take<float>(rows * m.down_stride);
+  m.bytes = carve.most_used();
+  return m;
+}
+
+void group_pairs(const MoeArgs& a, const MoeMemory& m) {
+  const LinearKernels& kernels = *variant().linear;
+  const int64_t pairs = a.tokens * a.top_k;
+  const int64_t gate_up_panels = (a.gated ? 2 : 1) * ceil_div(a.intermediate, kPanel);
+  const DownPasses& passes = m.passes;
+  const auto known = [&](int32_t id) { return id >= 0 && id < a.experts; };
+
+  std::fill(m.count, m.count + a.experts, 0);
+  for (int64_t p = 0; p < pairs; ++p)
+    if (known(a.ids[p])) ++m.count[a.ids[p]];
+
+  Grouping& g = *m.grouping;
+  g = Grouping{};
+  g.threads = team_size();
+  const AllSteps steps = steps_for(a, m, kernels, gate_up_panels, passes.step);
+  // The long tiles first: a thread that takes one of them last would keep all others waiting.
+  for (const bool gemm : {true, false}) {
+    for (int64_t e = 0; e < a.experts; ++e) {
+      const int64_t rows = m.count[e];
+      if (rows == 0 || (rows > kernels.gemv_tokens) != gemm) continue;
+      ExpertRows& x = m.expert[g.experts];
+      x.expert = e;
+      x.first_row = g.rows;
+      x.rows = rows;
+      x.block = gemm ? kernels.gemm_block : gemv_block_of(kernels, a.scheme, rows);
+      const int64_t row_step = gemm ? steps.rows : rows;
+      x.gate_up = TileGrid{gate_up_panels, gemm ? steps.gate_up.gemm : steps.gate_up.gemv, rows, row_step};
+      x.down = TileGrid{passes.step, gemm ? steps.down.gemm : steps.down.gemv, rows, row_step};
+      x.down_rest = x.down;
+      x.down_rest.panels = passes.of(passes.count() - 1);
+      x.gate_up_tile = g.gate_up_tiles;
+      x.down_tile = g.down_tiles;
+      x.down_rest_tile = g.down_rest_tiles;
+      g.gate_up_tiles += x.gate_up.count();
+      g.down_tiles += x.down.count();
+      g.down_rest_tiles += x.down_rest.count();
+      m.next_row[e] = g.rows;
+      const int64_t padded = round_up(rows, x.block);
+      std::fill(m.row_expert + g.rows, m.row_expert + g.rows + padded, int32_t(g.experts));
+      g.rows += padded;
+      ++g.experts;
+    }
+  }
+  for (int64_t p = 0; p < pairs; ++p) m.pair_row[p] = known(a.ids[p]) ? int32_t(m.next_row[a.ids[p]]++) : -1;
+}
+
+}  // namespace armllm

@@ -1,0 +1,70 @@
+// Pairs of a token and an expert sorted by expert, the memory they go through, and the tiles that follow.
+#pragma once
+
+#include "linear/tile_grid.h"
+#include "moe/moe.h"
+
+namespace armllm {
+
+// The rows of one expert: consecutive in every buffer, tokens ascending.
+struct ExpertRows {
+  int64_t expert, first_row, rows;
+  int64_t block;                      // Activations::block; the rows are padded to a multiple of it
+  TileGrid gate_up, down, down_rest;  // down_rest: of the last pass
+  int64_t gate_up_tile, down_tile, down_rest_tile;  // first tile of each
+};
+
+struct Grouping {
+  int64_t experts;  // that have rows
+  int64_t rows;     // with padding
+  int64_t gate_up_tiles, down_tiles, down_rest_tiles;
+  int64_t threads;  // asked once, so that all workers cut the later phases alike
+};
+
+// Quantized rows of all experts; each expert's part has its own block.
+struct QuantRows {
+  int8_t* values;
+  float* scales;
+  int32_t* group_offsets;
+  int64_t groups;
+  bool sums;  // group_offsets are wanted by many rows, too
+
+  int64_t row_bytes() const { return groups * kGroup; }
+  Activations of(const ExpertRows& e) const {
+    return {values + e.first_row * row_bytes(), scales + e.first_row,
+            sums || e.rows <= kMostGemvTokens ? group_offsets + e.first_row * groups : nullptr, groups,
+            e.block};
+  }
+};
+
+// `down` goes through its output columns in passes, so that what waits for the weighted sum stays in the cache.
+struct DownPasses {
+  int64_t panels;  // of the weight
+  int64_t step;    // panels of a pass; the last may have fewer
+  int64_t count() const { return ceil_div(panels, step); }
+  int64_t of(int64_t pass) const { return pass + 1 < count() ? step : panels - pass * step; }
+};
+
+DownPasses down_passes(const MoeArgs& args);
+
+struct MoeMemory {
+  Grouping* grouping;
+  ExpertRows* expert;   // [grouping->experts]
+  int64_t* count;       // [args.experts]
+  int64_t* next_row;    // [args.experts]
+  int32_t* pair_row;    // [tokens · top_k]; −1: the id is out of range
+  int32_t* row_expert;  // [rows]: index into `expert`
+  QuantRows hidden, intermediate;
+  float* gated;    // [rows][gated_stride]: act(gate) · up
+  float* down[2];  // [rows][down_stride] of passes in turn; they lie over `hidden` and `gated`
+  int64_t gated_stride, down_stride;
+  DownPasses passes;
+  int64_t bytes;
+
+  static MoeMemory at(const MoeArgs& args, void* scratch);
+};
+
+// Fills grouping, expert, pair_row and row_expert.
+void group_pairs(const MoeArgs& args, const MoeMemory& memory);
+
+}  // namespace armllm

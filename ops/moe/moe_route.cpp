@@ -1,0 +1,80 @@
+// moe_route
+#include <tuple>
+#include <vector>
+
+#include "dispatch/variants.h"
+#include "moe/moe.h"
+#include "runtime/tensor_args.h"
+
+namespace armllm {
+namespace {
+
+constexpr int64_t kTileTokens = 8;
+
+Scoring scoring_of(const std::string& name) {
+  if (name == "softmax") return Scoring::softmax;
+  if (name == "sigmoid") return Scoring::sigmoid;
+  if (name == "topk_softmax") return Scoring::topk_softmax;
+  STD_TORCH_CHECK(false, "unknown scoring '", name, "'; there are: softmax, sigmoid, topk_softmax");
+}
+
+void check(const RouteArgs& args) {
+  STD_TORCH_CHECK(args.experts >= 1 && args.experts <= kMaxExperts, "logits must have 1 to ", kMaxExperts,
+                  " experts in the last dimension; there are ", args.experts);
+  STD_TORCH_CHECK(args.groups >= 1 && args.experts % args.groups == 0, "groups = ", args.groups,
+                  " does not divide the ", args.experts, " experts");
+  STD_TORCH_CHECK(args.top_k_groups >= 1 && args.top_k_groups <= args.groups,
+                  "top_k_groups = ", args.top_k_groups, " must lie in 1 to groups = ", args.groups);
+  const int64_t eligible = args.groups == 1 ? args.experts : args.experts / args.groups * args.top_k_groups;
+  STD_TORCH_CHECK(args.top_k >= 1 && args.top_k <= eligible, "top_k = ", args.top_k, " must lie in 1 to ",
+                  eligible, ", the experts that may be chosen");
+}
+
+std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::string scoring,
+                                     bool renormalize, double scale, std::optional<Tensor> correction_bias,
+                                     int64_t groups, int64_t top_k_groups) {
+  STD_TORCH_CHECK(given_logits.dim() >= 1, "logits must have at least one dimension");
+  const Tensor logits = as_rows(given_logits);
+  MoeRoute route;
+  route.args.logits = rows_of(logits, "logits");
+  route.args.tokens = row_count(logits);
+  route.args.experts = last_size(logits);
+  route.args.top_k = top_k;
+  route.args.groups = groups;
+  route.args.top_k_groups = top_k_groups;
+  route.args.scoring = scoring_of(scoring);
+  route.args.renormalize = renormalize;
+  route.args.scale = static_cast<float>(scale);
+  check(route.args);
+  Tensor bias;
+  if (correction_bias) {
+    STD_TORCH_CHECK(correction_bias->dim() == 1 && correction_bias->numel() == route.args.experts,
+                    "correction_bias must have one value for each of the ", route.args.experts,
+                    " experts; it has ", correction_bias->numel());
+    STD_TORCH_CHECK(correction_bias->scalar_type() == ScalarType::Float, "correction_bias must be float32");
+    bias = torch::stable::contiguous(*correction_bias);
+    route.args.correction_bias = static_cast<const float*>(bias.data_ptr());
+  }
+  std::vector<int64_t> shape;
+  for (int64_t d = 0; d + 1 < logits.dim(); ++d) shape.push_back(logits.size(d));
+  shape.push_back(top_k);
+  Tensor weights = torch::stable::new_empty(logits, shape, ScalarType::Float);
+  Tensor ids = torch::stable::new_empty(logits, shape, ScalarType::Int);
+  route.args.weights = static_cast<float*>(weights.data_ptr());
+  route.args.ids = static_cast<int32_t*>(ids.data_ptr());
+  run(route);
+  return {weights, ids};
+}
+
+}  // namespace
+
+int64_t MoeRoute::tiles(int) const { return ceil_div(args.tokens, kTileTokens); }
+
+void MoeRoute::tile(int, int64_t index) {
+  const int64_t first = index * kTileTokens, last = first + kTileTokens;
+  for (int64_t token = first; token < last && token < args.tokens; ++token) variant().moe->route(args, token);
+}
+
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CPU, m) { m.impl("moe_route", TORCH_BOX(&armllm::moe_route)); }

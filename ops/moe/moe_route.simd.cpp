@@ -1,0 +1,222 @@
+#include "moe/moe.h"
+#include "simd/exp.h"
+#include "simd/ragged_blocks.h"
+
+namespace armllm::ARMLLM_VARIANT {
+
+extern const MoeKernels moe;
+
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+// The best `wanted` of the values offered, best first; of equal ones the first offered stays ahead.
+struct Best {
+  float* values;
+  int32_t* ids;
+  int64_t wanted;
+  int64_t count = 0;
+
+  void offer(float value, int32_t id) {
+    if (!(value > -kInfinity)) value = -kInfinity;  // a NaN loses to every number, yet fills a place
+    if (count == wanted) {
+      if (!(value > values[count - 1])) return;
+    } else {
+      ++count;
+    }
+    int64_t place = count - 1;
+    for (; place > 0 && value > values[place - 1]; --place) {
+      values[place] = values[place - 1];
+      ids[place] = ids[place - 1];
+    }
+    values[place] = value;
+    ids[place] = id;
+  }
+};
+
+// Whole blocks are written, with zeros past the end.
+template <typename T>
+void widen_row(const T* x, int64_t n, float* out) {
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE { store(out + i, load_lanes(x + i, lanes)); });
+}
+
+// All logits as float32; `out` has room for whole blocks.
+void widen(const Rows& logits, int64_t row, int64_t n, float* out) {
+  switch (logits.type) {
+    case DType::f32:
+      return widen_row(reinterpret_cast<const float*>(logits.row(row)), n, out);
+    case DType::bf16:
+      return widen_row(reinterpret_cast<const bf16*>(logits.row(row)), n, out);
+    case DType::f16:
+      return widen_row(reinterpret_cast<const f16*>(logits.row(row)), n, out);
+  }
+}
+
+// `out` = e^(x − highest), with whole blocks written; returns their sum, n values at a time in a fixed order.
+float exponentials(const float* x, int64_t n, float* out) {
+  F32 highest = set1(-kInfinity);
+  for (int64_t i = 0; i < n; i += kLanes)
+    highest = max(highest, select_first(static_cast<int>(n - i), load(x + i), highest));
+  const F32 top = set1(reduce_max(highest));
+  F32 sum = zero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F32 e = exp(load(x + i) - top);
+    store(out + i, e);
+    sum = sum + select_first(static_cast<int>(n - i), e, zero());
+  }
+  return reduce_add(sum);
+}
+
+void sigmoids(const float* x, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, sigmoid(load(x + i)));
+}
+
+// A value that at least `wanted` ≤ 16 of the values reach: the `wanted`-th best of the bests of sixteen columns.
+float reached_by(const float* values, int64_t n, int64_t wanted) {
+  F32 columns = set1(-kInfinity);
+  for (int64_t i = 0; i < n; i += kLanes)
+    columns = max(select_first(static_cast<int>(n - i), load(values + i), columns), columns);
+  float tops[kLanes], best[kLanes];
+  int32_t ids[kLanes];
+  store(tops, columns);
+  Best kept{best, ids, wanted};
+  for (int i = 0; i < kLanes; ++i) kept.offer(tops[i], i);
+  return best[wanted - 1];
+}
+
+// Offers every value in order, but for those that cannot be among the best; whole blocks are readable.
+void offer_all(Best& best, const float* values, int64_t n) {
+  if (best.wanted > kLanes || n <= kLanes) {
+    for (int64_t e = 0; e < n; ++e) best.offer(values[e], static_cast<int32_t>(e));
+    return;
+  }
+  const float bound = reached_by(values, n, best.wanted);
+  // Where fewer are numbers than are wanted, NaN must fill places.
+  const bool all = !(bound > -kInfinity);
+  const F32 least = set1(bound);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t left = n - i;
+    uint32_t mask = all ? 0xffffu : static_cast<uint32_t>(greater_equal_mask(load(values + i), least));
+    if (left < kLanes) mask &= (1u << left) - 1u;
+    for (; mask != 0; mask &= mask - 1) {
+      const int64_t e = i + __builtin_ctz(mask);
+      best.offer(values[e], static_cast<int32_t>(e));
+    }
+  }
+}
+
+// DeepSeek-V3 ranks a group by the sum of its two best scores, DeepSeek-V2 (softmax) by its best one.
+float group_score(const float* choice, int64_t n, Scoring scoring) {
+  float values[2];
+  int32_t ids[2];
+  Best best{values, ids, scoring == Scoring::sigmoid && n > 1 ? 2 : 1};
+  for (int64_t i = 0; i < n; ++i) best.offer(choice[i], static_cast<int32_t>(i));
+  return best.wanted == 2 ? values[0] + values[1] : values[0];
+}
+
+void choose(const RouteArgs& args, const float* choice, float* values, int32_t* ids) {
+  Best best{values, ids, args.top_k};
+  if (args.groups <= 1) return offer_all(best, choice, args.experts);
+  const int64_t size = args.experts / args.groups;
+  float group_values[kMaxExperts];
+  int32_t group_ids[kMaxExperts];
+  Best groups{group_values, group_ids, args.top_k_groups};
+  for (int64_t g = 0; g < args.groups; ++g)
+    groups.offer(group_score(choice + g * size, size, args.scoring), static_cast<int32_t>(g));
+  bool kept[kMaxExperts] = {};
+  for (int64_t j = 0; j < groups.count; ++j) kept[group_ids[j]] = true;
+  for (int64_t e = 0; e < args.experts; ++e)
+    if (kept[e / size]) best.offer(choice[e], static_cast<int32_t>(e));
+}
+
+// The chosen logits' softmax among themselves.
+void weigh_among_themselves(float* weights, int64_t count) {
+  float padded[kMaxExperts], shares[kMaxExperts];
+  store(padded, zero());  // the compiler cannot know that count > 0
+  for (int64_t j = 0; j < count; ++j) padded[j] = weights[j];
+  for (int64_t j = count; j % kLanes != 0; ++j) padded[j] = 0.0f;
+  const float sum = exponentials(padded, count, shares);
+  for (int64_t j = 0; j < count; ++j) weights[j] = shares[j] / sum;
+}
+
+void route(const RouteArgs& args, int64_t token) {
+  float logits[kMaxExperts], scores[kMaxExperts], choices[kMaxExperts];
+  float* weights = args.weights + token * args.top_k;
+  int32_t* ids = args.ids + token * args.top_k;
+  const int64_t n = args.experts;
+  store(logits, zero());  // the compiler cannot know that n > 0
+  widen(args.logits, token, n, logits);
+  const bool biased = args.correction_bias != nullptr;
+  // A softmax that is renormalized afterwards is one of the chosen alone.
+  const bool among = args.scoring == Scoring::topk_softmax ||
+                     (args.scoring == Scoring::softmax && args.renormalize && !biased);
+  float total = 1.0f;
+  if (args.scoring == Scoring::softmax && !among) total = exponentials(logits, n, scores);
+  if (args.scoring == Scoring::sigmoid) sigmoids(logits, n, scores);
+  const float* known = among ? logits : scores;
+  // Unbiased, the order of logits is that of their softmax, and stays one where small scores vanish.
+  const float* choice = args.scoring == Scoring::softmax ? logits : known;
+  if (biased) {
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const F32 share = args.scoring == Scoring::softmax ? load(known + i) / set1(total) : load(known + i);
+      const int lanes = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+      store(choices + i, share + load_lanes(args.correction_bias + i, lanes));
+    }
+    choice = choices;
+  }
+  choose(args, choice, weights, ids);
+  for (int64_t j = 0; j < args.top_k; ++j) weights[j] = known[ids[j]] / total;
+  if (among) {
+    weigh_among_themselves(weights, args.top_k);
+  } else if (args.renormalize) {
+    float sum = args.scoring == Scoring::sigmoid ? 1e-20f : 0.0f;  // all sigmoids may vanish
+    for (int64_t j = 0; j < args.top_k; ++j) sum += weights[j];
+    for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] / sum;
+  }
+  for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] * args.scale;
+}
+
+// kCount rows, or `count` where kCount is 0: a number that is known spares fetching weights for every block.
+template <int kCount, typename T>
+void combine_rows(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
+  F32 weight[kCount + 1];
+  const float* from[kCount + 1];
+  for (int j = 0; j < kCount; ++j) weight[j] = set1(weights[j]), from[j] = x[j];
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE {
+    F32 sum = zero();
+    for (int j = 0; j < kCount; ++j) sum = fma(weight[j], load_lanes(from[j] + i, lanes), sum);
+    for (int64_t j = kCount; j < count; ++j) sum = fma(set1(weights[j]), load_lanes(x[j] + i, lanes), sum);
+    store_lanes(y + i, sum, lanes);
+  });
+}
+
+template <typename T>
+void combine_as(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
+  switch (count) {
+    case 2:
+      return combine_rows<2>(x, weights, 2, n, y);
+    case 4:
+      return combine_rows<4>(x, weights, 4, n, y);
+    case 8:
+      return combine_rows<8>(x, weights, 8, n, y);
+    default:
+      return combine_rows<0>(x, weights, count, n, y);
+  }
+}
+
+void combine(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type) {
+  switch (type) {
+    case DType::f32:
+      return combine_as(x, weights, count, n, static_cast<float*>(y));
+    case DType::bf16:
+      return combine_as(x, weights, count, n, static_cast<bf16*>(y));
+    case DType::f16:
+      return combine_as(x, weights, count, n, static_cast<f16*>(y));
+  }
+}
+
+}  // namespace
+
+const MoeKernels moe = {route, combine};
+
+}  // namespace armllm::ARMLLM_VARIANT

@@ -1,0 +1,30 @@
+// The threads of the team, so that they can be told apart from the process's others.
+#include <sys/syscall.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/task_set.h"
+
+namespace armllm {
+namespace {
+
+// Thread ids of the system, the calling thread's first.  The pool belongs to the calling thread: another one has
+// workers of its own.
+std::vector<int64_t> team_threads() {
+  std::vector<int64_t> ids(team_size(), 0);
+  torch::stable::parallel_for(0, static_cast<int64_t>(ids.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) ids[i] = syscall(SYS_gettid);
+  });
+  return ids;
+}
+
+}  // namespace
+}  // namespace armllm
+
+STABLE_TORCH_LIBRARY_IMPL(armllm, CompositeExplicitAutograd, m) {
+  m.impl("team_threads", TORCH_BOX(&armllm::team_threads));
+}

@@ -1,0 +1,23 @@
+// Memory that a tile needs only while it runs, one block a thread, kept between tiles so that it stays in cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "runtime/types.h"
+
+namespace armllm {
+
+// At least `bytes` bytes, 64-byte aligned, until the thread's next call.  One caller at a time: a tile asks once.
+inline char* thread_memory(int64_t bytes) {
+  thread_local std::unique_ptr<char[]> memory;
+  thread_local int64_t capacity = 0;
+  if (capacity < bytes) {
+    memory.reset();
+    memory = std::make_unique<char[]>(bytes + 64);
+    capacity = bytes;
+  }
+  return reinterpret_cast<char*>(round_up(reinterpret_cast<intptr_t>(memory.get()), 64));
+}
+
+}  // namespace armllm

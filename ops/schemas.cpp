@@ -1,0 +1,59 @@
+// Every schema of namespace `armllm`, in one place.  Implementations register beside their kernels.
+#include <torch/csrc/stable/library.h>
+
+// clang-format off: one schema a line
+STABLE_TORCH_LIBRARY(armllm, m) {
+  // linear
+  m.def("int4_linear(Tensor x, Tensor weight, int out_features, str scheme, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("int8_linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("int4_gated_linear(Tensor x, Tensor weight, int out_features, str scheme, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
+  // of activations that are quantized already, as rms_norm_int8 returns them; the scheme may be i8 too
+  m.def("int4_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str dtype, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str activation, str dtype, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
+  m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None, bool wide=False) -> Tensor");
+  // a weight of each head's own: x (T, heads, K); weight (heads, panels, bytes) or (heads, N, K)
+  m.def("int8_heads_linear(Tensor x, Tensor weight, int out_features) -> Tensor");
+  m.def("dense_heads_linear(Tensor x, Tensor weight) -> Tensor");
+  // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
+  m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None, "
+        "Tensor? middles=None) -> Tensor");
+  m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
+  m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
+  // moe
+  m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True, bool weigh_input=False) -> Tensor");
+  m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1) -> (Tensor, Tensor)");
+  // norm
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, float weight_offset=0.0) -> Tensor");
+  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float weight_offset=0.0) -> (Tensor, Tensor)");
+  m.def("rms_norm_int8(Tensor x, Tensor weight, float eps, float weight_offset=0.0, Tensor? residual=None) -> (Tensor, Tensor, Tensor)");
+  m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
+  m.def("add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
+  // rope
+  m.def("rope_table(Tensor positions, Tensor inv_freq, float scaling=1.0) -> (Tensor, Tensor)");
+  m.def("rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved=False, bool unzip=False) -> ()");
+  // embedding
+  m.def("split_embedding(Tensor ids, Tensor weight, Tensor rest, str dtype) -> Tensor");
+  // activation
+  m.def("gated_act(Tensor gate, Tensor up, str activation) -> Tensor");
+  // attention
+  m.def("kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None) -> ()");
+  m.def("paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale, int window=0, float softcap=0.0, Tensor? sinks=None, Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor");
+  // latent attention: cache (blocks, block size, rank + rope size)
+  m.def("mla_write(Tensor latent, Tensor k_rope, Tensor(a!) cache, Tensor slots) -> ()");
+  m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale) -> Tensor");
+  // sample: temperature, top_p, min_p and the penalties f32 (rows); top_k, seeds, steps int64 (rows); token lists as ids and offsets
+  m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor steps, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None, bool logprobs=False) -> (Tensor, Tensor)");
+  m.def("sample_probabilities(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None) -> Tensor");
+  m.def("best_tokens(Tensor logits) -> Tensor");
+  m.def("top_logprobs(Tensor logits, Tensor ids, int count) -> (Tensor, Tensor, Tensor, Tensor)");
+  // machine
+  m.def("isa_select(str name) -> str");
+  m.def("isa_list() -> str");
+  m.def("team_threads() -> int[]");
+  // plan
+  m.def("plan_create(Tensor[] constants, int[] program, float[] floats) -> int");
+  m.def("plan_run(int plan, Tensor[] inputs, int tokens) -> Tensor[]");
+  m.def("plan_run_then(int plan, int next, Tensor[] inputs, Tensor(a!)[] results, int tokens) -> int");
+  m.def("plan_profile(int plan, Tensor[] inputs, int tokens) -> Tensor");
+  m.def("plan_free(int plan) -> ()");
+}

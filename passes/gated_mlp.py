@@ -1,0 +1,91 @@
+"""Gated MLPs: ``act(x·Wg) · (x·Wu)`` becomes one quantized layer, or ``gated_act`` over float ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
+    aten,
+    call,
+    constant,
+    drop_unused,
+    is_op,
+    new_constant,
+    value,
+)
+
+
+def _activation(node: Any) -> str | None:
+    if is_op(node, aten.silu.default):
+        return "silu"
+    if is_op(node, aten.gelu.default):
+        return "gelu_tanh" if node.kwargs.get("approximate", "none") == "tanh" else "gelu"
+    if is_op(node, aten.relu.default):
+        return "relu"
+    return None
+
+
+def _gate_and_up(node: Node) -> tuple[str, Any, Node] | None:
+    for gate, up in (node.args[:2], node.args[1::-1]):
+        name = _activation(gate)
+        if name is not None and isinstance(up, Node) and len(gate.users) == 1:
+            return name, gate.args[0], up
+    return None
+
+
+def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, gate: Node, up: Node) -> bool:
+    op = torch.ops.armllm.int4_linear.default
+    if not (is_op(gate, op) and is_op(up, op) and len(gate.users) == 1 and len(up.users) == 1):
+        return False
+    (x, gate_weight, size, scheme), (other_x, up_weight, up_size, up_scheme) = gate.args[:4], up.args[:4]
+    packed_gate, packed_up = constant(module, gate_weight), constant(module, up_weight)
+    if x is not other_x or size != up_size or scheme != up_scheme or packed_gate is None or packed_up is None:
+        return False
+    gate_bias, up_bias = ((n.args[4] if len(n.args) > 4 else None) for n in (gate, up))
+    if (gate_bias is None) != (up_bias is None) or any(
+        len(n.args) > 5 and n.args[5] is not None for n in (gate, up)
+    ):
+        return False
+    merged = interleave_panels(packed_gate, packed_up)
+    pairs = merged.view(-1, 2, merged.shape[-1])
+    context.on_new_weight(str(gate_weight.target), pairs[:, 0])
+    context.on_new_weight(str(up_weight.target), pairs[:, 1])
+    weight = new_constant(module, node, f"{gate_weight.target}_and_up", merged)
+    with module.graph.inserting_before(node):
+        fused = call(
+            module.graph,
+            torch.ops.armllm.int4_gated_linear.default,
+            *(x, weight, size, scheme, name, gate_bias, up_bias),
+        )
+    node.replace_all_uses_with(fused)
+    drop_unused(module, str(gate_weight.target), str(up_weight.target))
+    return True
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites every ``act(gate) · up``.
+
+    Returns:
+        The number of products rewritten.
+    """
+    graph = module.graph
+    found = 0
+    for node in list(graph.nodes):
+        if not is_op(node, aten.mul.Tensor):
+            continue
+        match = _gate_and_up(node)
+        if match is None or value(match[1]).shape != value(match[2]).shape:
+            continue
+        name, gate, up = match
+        if not _merge(module, context, node, name, gate, up):
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(call(graph, torch.ops.armllm.gated_act.default, gate, up, name))
+        found += 1
+    graph.eliminate_dead_code()
+    return found

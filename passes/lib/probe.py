@@ -1,0 +1,138 @@
+"""What a part of a graph computes, found by computing it: names and spellings of operators say too little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.graph import constant
+
+MOST_NODES = 80
+_FLOATS = (torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass
+class Region:
+    """Nodes that compute some results from one tensor and constants alone.
+
+    Attributes:
+        entry: the tensor that all of them come from.
+        nodes: those between, in the graph's order, the ones that write in place included.
+        results: what is asked for.
+    """
+
+    entry: Node
+    nodes: list[Node]
+    results: tuple[Node, ...]
+
+    def integers(self) -> set[int]:
+        """Every plain integer among the arguments: sizes of views, numbers of choices."""
+        found: set[int] = set()
+
+        def see(argument: Any) -> Any:
+            if type(argument) is int:
+                found.add(argument)
+            return argument
+
+        for node in self.nodes:
+            fx.node.map_aggregate(node.args, see)
+            fx.node.map_aggregate(tuple(node.kwargs.values()), see)
+        return found
+
+    def constants(self, module: fx.GraphModule) -> list[Node]:
+        """The ``get_attr`` nodes that are read."""
+        found = dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes)
+        return [n for n in found if constant(module, n) is not None]
+
+    def run(self, module: fx.GraphModule, entry: Tensor) -> list[Tensor]:
+        """The results for a given entry of any number of rows, all floats in float32.
+
+        Raises:
+            Exception: whatever an operator raises.
+        """
+        known: dict[Node, Any] = {self.entry: entry.clone()}
+        rows = entry.shape[0]
+
+        def read(node: Node) -> Any:
+            if node in known:
+                return known[node]
+            tensor = constant(module, node)
+            if tensor is not None:
+                return tensor.float() if tensor.is_floating_point() else tensor
+            return number(node.meta["val"], rows)
+
+        for node in self.nodes:
+            args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
+            kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator,misc]
+        return [known[node] for node in self.results]
+
+    def erase(self, graph: fx.Graph) -> None:
+        """Removes what nobody outside reads any more, the writes in place to what is then dead included."""
+        inside = set(self.nodes) & set(graph.nodes)
+        pending = [n for n in inside if any(user not in inside for user in n.users)]
+        alive: set[Node] = set()
+        while pending:
+            node = pending.pop()
+            alive.add(node)
+            around = {*node.all_input_nodes, *(user for user in node.users if _writes_to(user, node))}
+            pending += (around & inside) - alive
+        for node in reversed(self.nodes):
+            if node in inside and node not in alive:
+                graph.erase_node(node)
+
+
+def regions(results: tuple[Node, ...]) -> Iterator[Region]:
+    """Ever larger parts of a graph that compute ``results`` from one tensor, the smallest first."""
+    order = {node: i for i, node in enumerate(results[0].graph.nodes)}
+    nodes: set[Node] = set()
+    pending = set(results)
+    while pending and len(nodes) < MOST_NODES:
+        last = max(pending, key=order.__getitem__)
+        if len(pending) == 1 and nodes and not _written(last):
+            yield Region(last, sorted(nodes, key=order.__getitem__), results)
+        pending.remove(last)
+        if last.op != "call_function" or _has_weight(last):
+            return
+        nodes.add(last)
+        around = {n for n in last.all_input_nodes if n.op != "get_attr" and not is_size(n)}
+        writers = {user for user in last.users if _writes_to(user, last)}
+        pending |= (around | writers) - nodes
+
+
+def _has_weight(node: Node) -> bool:
+    """Whether a node multiplies by a matrix of constants, as layers do and choices do not."""
+    shapes = (n.meta["val"].shape for n in node.all_input_nodes if n.op == "get_attr")
+    return any(sum(size > 1 for size in shape) >= 2 for shape in shapes)
+
+
+def _writes_to(node: Node, target: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable) and node.args[0] is target
+
+
+def _written(node: Node) -> bool:
+    return any(_writes_to(user, node) for user in node.users)
+
+
+def is_size(node: Node) -> bool:
+    """Whether a node is a plain number, such as a size of the graph."""
+    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def number(val: Any, rows: int) -> Any:
+    """A size of the graph where its one dynamic dimension is ``rows``."""
+    if not isinstance(val, torch.SymInt):
+        return val
+    expression = val.node.expr
+    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, rows)))
+
+
+def in_float32(argument: Any) -> Any:
+    """A dtype among arguments as float32 where it is a float, anything else as it is."""
+    return torch.float32 if argument in _FLOATS and isinstance(argument, torch.dtype) else argument

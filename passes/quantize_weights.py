@@ -1,0 +1,135 @@
+"""Float weights that the graph still holds become INT4: linear → ``int4_linear``, experts → ``int4_moe``.
+
+A model that `patch` quantized has packed weights in its modules before it is captured, and nothing is left to
+do here.  This pass serves graphs whose float weights are constants: those of
+``torch.compile(…, backend="armllm", options={"quantize": "int4"})``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.capture.markers.experts import layout_of
+from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import (
+    CONVERSIONS,
+    aten,
+    call,
+    constant,
+    drop_unused,
+    is_op,
+    new_constant,
+)
+
+_VIEWS = (aten.view, aten.reshape, aten.slice, aten.select, aten.unsqueeze, aten.squeeze, *CONVERSIONS)
+_DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, False)
+"""Of the marker op's last arguments."""
+_CHOICES = (aten.softmax, aten.sigmoid, aten.topk, torch.ops.armllm.moe_route)
+
+
+def _readers(node: Node) -> set[Node]:
+    """Who reads a node's result, views passed through."""
+    found: set[Node] = set()
+    for user in node.users:
+        found |= _readers(user) if is_op(user, *_VIEWS) else {user}
+    return found
+
+
+def _is_router(node: Node) -> bool:
+    return any(is_op(reader, *_CHOICES) for reader in _readers(node))
+
+
+def _is_head(node: Node) -> bool:
+    readers = _readers(node)
+    return bool(readers) and all(reader.op == "output" for reader in readers)
+
+
+def _float_matrix(module: fx.GraphModule, node: Any, dims: int) -> Tensor | None:
+    weight = constant(module, node)
+    if weight is None or weight.dim() != dims or not weight.dtype.is_floating_point:
+        return None
+    return weight
+
+
+def _quantize_linear(module: fx.GraphModule, node: Node, scheme: str) -> bool:
+    from torch_armllm.quant.packing import quantize_matrix
+    from torch_armllm.quant.schemes.registry import scheme_named
+
+    x, weight_node, *rest = node.args
+    weight = _float_matrix(module, weight_node, 2)
+    if weight is None or _is_router(node):
+        return False
+    assert isinstance(weight_node, Node)
+    head = _is_head(node)
+    packed, _ = quantize_matrix(weight, scheme_named("int8" if head else scheme))
+    new = new_constant(module, node, f"{weight_node.target}_packed", packed)
+    bias = rest[0] if rest else None
+    rows = weight.shape[0]
+    with module.graph.inserting_before(node):
+        if head:
+            made = call(module.graph, torch.ops.armllm.int8_linear.default, x, new, rows, bias)
+        else:
+            made = call(module.graph, torch.ops.armllm.int4_linear.default, x, new, rows, scheme, bias)
+    node.replace_all_uses_with(made)
+    drop_unused(module, str(weight_node.target))
+    return True
+
+
+def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
+    from torch_armllm.quant.packing import quantize_matrices
+    from torch_armllm.quant.schemes.registry import scheme_named
+
+    arguments: list[Any] = list(node.args)
+    x, ids, shares, gate_up_node, down_node, activation, *further = arguments
+    gate_up, down = _float_matrix(module, gate_up_node, 3), _float_matrix(module, down_node, 3)
+    if gate_up is None or down is None:
+        return False
+    assert isinstance(gate_up_node, Node)
+    assert isinstance(down_node, Node)
+    limit, bias_node, down_bias, gated, transposed, interleaved = (*further, *_DEFAULTS[len(further) :])
+    bias = constant(module, bias_node)
+    layout = layout_of(activation, limit, bias, gated, transposed, interleaved)
+    handler = scheme_named(scheme)
+    parts = [quantize_matrices(part, handler)[0] for part in layout.inner(gate_up)]
+    downs = layout.outer(down)
+    packed = interleave_panels(*parts) if gated else parts[0]
+    first = new_constant(module, node, f"{gate_up_node.target}_packed", packed)
+    second = new_constant(module, node, f"{down_node.target}_packed", quantize_matrices(downs, handler)[0])
+    if bias is not None:
+        assert isinstance(bias_node, Node)
+        bias_node = new_constant(module, node, f"{bias_node.target}_halves", layout.inner_bias(bias))
+    with module.graph.inserting_before(node):
+        made = call(
+            module.graph,
+            torch.ops.armllm.int4_moe.default,
+            *(x, ids, shares, first, second, downs[0].shape[1], scheme, activation, limit),
+            *(bias_node, down_bias, gated),
+        )
+    node.replace_all_uses_with(made)
+    drop_unused(module, str(gate_up_node.target), str(down_node.target))
+    return True
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Quantizes constant float weights to ``context.scheme``.
+
+    The head, which makes the graph's result, becomes INT8; routers stay as they are.
+
+    Returns:
+        The number of layers quantized; 0 where the context names no scheme.
+    """
+    if context.scheme is None:
+        return 0
+    found = 0
+    for node in list(module.graph.nodes):
+        if is_op(node, aten.linear.default):
+            found += _quantize_linear(module, node, context.scheme)
+        elif is_op(node, torch.ops.armllm.experts.default):
+            found += _quantize_experts(module, node, context.scheme)
+    module.graph.eliminate_dead_code()
+    return found

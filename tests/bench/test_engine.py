@@ -1,0 +1,73 @@
+"""The measurements of the engine, on a model of two layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.decode_bandwidth import step_seconds
+from bench.engine_churn import Churn, build, held
+from bench.engine_overhead import INSIDE, begin_every_other_step_anew, phases, time_every_fifth_step
+from tests.support.engines import answer_ids, engine
+from tests.support.models import token_ids
+from torch_armllm.engine.execution.fused_head import JoinedHead
+from torch_armllm.engine.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_requests_that_come_and_go_leave_nothing(swap: bool) -> None:
+    engine = build("tiny", 8, swap)
+    churn = Churn(engine, engine.sampler.vocab_size, seed=1)
+    churn.run(80, at_once=24)
+    counts = churn.counts
+    assert counts["finished"] + counts["aborted"] == 80 and counts["aborted"] > 0
+    assert engine.scheduler.preemptions > 0
+    found = held(engine)
+    assert found["blocks"] == found["swap_blocks"] == found["unfinished"] == 0
+
+
+def test_phases_are_those_of_full_decode_steps() -> None:
+    def span(name: str, ts: float, dur: float, **args: int) -> dict[str, object]:
+        return {"name": name, "ph": "X", "ts": ts, "dur": dur, "args": args}
+
+    events = [
+        {"name": "process_name", "ph": "M", "args": {"name": "x"}},
+        span("step", 0.0, 10.0, tokens=30, drawn=2),
+        span("decode", 0.0, 10.0),
+        span("step", 20.0, 10.0, tokens=2, drawn=2),
+        span("schedule", 20.0, 1.0),
+        span("decode", 21.0, 6.0),
+        span("head", 27.0, 1.0),
+        span("sample", 28.0, 2.0),
+        span("step", 40.0, 5.0, tokens=1, drawn=1),
+        span("decode", 40.0, 5.0),
+    ]
+    expected = {"schedule": [1.0], "decode": [6.0], "head": [1.0], "sample": [2.0], "outside_model": [3.0]}
+    assert phases(events, 2) == {"step": [10.0], **expected}
+
+
+def test_every_other_step_is_begun_anew_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
+    prompts = [token_ids(1, 9, seed=0)[0].tolist()]
+    expected = answer_ids(engine(), prompts, params)
+    monkeypatch.setattr(JoinedHead, "run", JoinedHead.run)  # put back behind the test
+    again, anew = begin_every_other_step_anew()
+    assert answer_ids(engine(), prompts, params) == expected
+    assert len(again) == len(anew) + 1 == 5  # the first two steps read the prompt and join the head
+
+
+def test_every_fifth_step_is_timed_within_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
+    prompts = [token_ids(1, 9, seed=0)[0].tolist()]
+    expected = answer_ids(engine(), prompts, params)
+    monkeypatch.setattr(JoinedHead, "run", JoinedHead.run)  # put back behind the test
+    inside = time_every_fifth_step()
+    assert answer_ids(engine(), prompts, params) == expected
+    assert len(inside) == 3  # of 19 joined steps
+    assert all(len(parts) == len(INSIDE) and min(parts) > 0 and sum(parts) < 1e6 for parts in inside)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_decode_steps_are_timed_and_leave_nothing(batch: int) -> None:
+    made = engine(max_model_len=161)
+    assert 0 < step_seconds(made, batch) < 60
+    assert not made.has_unfinished_requests() and held(made)["blocks"] == 0

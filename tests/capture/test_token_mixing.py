@@ -1,0 +1,44 @@
+"""What lets tokens meet outside of attention is found before it is packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.models import tiny
+from torch_armllm.capture.export import capture
+from torch_armllm.capture.token_mixing import tokens_meet
+
+
+class Body(nn.Module):
+    """Embeddings, a rotation-like use of positions, and a layer that a test chooses."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.table = nn.Embedding(50, 8)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        if self.kind == "shifted":
+            x = x + torch.roll(x, 1, 1)
+        elif self.kind == "averaged":
+            x = x + x.mean(1, keepdim=True)
+        elif self.kind == "counted":
+            x = x + torch.arange(x.shape[1])[None, :, None] * 0.1
+        return x * torch.cos(position_ids[..., None] * 0.1)
+
+
+@pytest.mark.parametrize("kind", ["tokenwise", "shifted", "averaged", "counted"])
+def test_tokens_that_meet_are_found(kind: str) -> None:
+    torch.manual_seed(0)
+    graph = torch.fx.symbolic_trace(Body(kind))
+    assert tokens_meet(graph, 50) == (kind != "tokenwise")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_attention_is_where_tokens_may_meet(family: str, dtype: torch.dtype) -> None:
+    graph = capture(tiny(family, dtype)).graph_module
+    assert not tokens_meet(graph, 97)

@@ -1,0 +1,244 @@
+"""GGUF files as the ``gguf`` package writes them, of tiny models and with every type that a scheme holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import torch_armllm
+from tests.support.format_results import as_ours, relative
+from tests.support.gguf_files import encode
+from tests.support.models import token_ids
+from torch_armllm import ArmInt4Config, load
+from torch_armllm.checkpoint.bundled_model import smollm2_file
+from torch_armllm.checkpoint.formats.gguf import File, read_file
+from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, exact
+from torch_armllm.checkpoint.load import load_model
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.schemes.registry import SCHEMES
+
+KINDS = gguf.GGMLQuantizationType
+HIDDEN, HEADS, KV_HEADS, WIDE, LAYERS, VOCABULARY = 256, 4, 2, 512, 2, 64
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
+    """Random bytes but for the float16 scales, which are small."""
+    random = np.random.default_rng(0)
+    size = EXACT[kind][0]
+    raw = random.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+    for start in (0,) if kind in ("Q4_0", "Q5_0", "Q8_0") else (0, 2):
+        scales = random.normal(0, 0.05, (rows, blocks, 1)).astype(np.float16)
+        raw[..., start : start + 2] = scales.view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_blocks_are_held_exactly(kind: str) -> None:
+    raw = random_blocks(kind, 6, 3)
+    found = exact(kind, torch.from_numpy(raw))
+    expected = torch.from_numpy(gguf.dequantize(raw, KINDS[kind]))
+    assert found.scheme == SCHEME_OF[kind]
+    # a middle is m + 8 · d or m + 16 · d, which float32 may round
+    assert torch.allclose(SCHEMES[found.scheme].dequantize(found), expected, rtol=1e-6, atol=1e-5)
+
+
+def permuted(weight: Tensor, heads: int) -> Tensor:
+    """The order of rows in which llama.cpp rotates."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def write(path: Path, kind: str, embedding: str = "Q8_0") -> Any:
+    """A tiny Llama with every matrix of one type, and the float model that it stands for."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        intermediate_size=WIDE,
+        num_hidden_layers=LAYERS,
+        vocab_size=VOCABULARY,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(WIDE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_vocab_size(VOCABULARY)
+    for name, weight in model.model.state_dict().items():
+        *_, layer, rest = (name.removesuffix(".weight").partition("layers.")[2] or "-.").split(".", 1)
+        target = {"embed_tokens.weight": "token_embd", "norm.weight": "output_norm"}.get(name)
+        target = target or f"blk.{layer}.{NAMES[rest]}"
+        if weight.dim() == 1:
+            writer.add_tensor(f"{target}.weight", weight.numpy())
+            continue
+        type_ = KINDS[embedding if target == "token_embd" else kind]
+        heads = HEADS if target.endswith("attn_q") else KV_HEADS if target.endswith("attn_k") else 0
+        rows = permuted(weight, heads) if heads else weight
+        raw, stands_for = encode(rows.contiguous(), type_.name)
+        writer.add_tensor(f"{target}.weight", raw, raw_dtype=type_)
+        if heads:
+            stands_for = stands_for.view(heads, -1, 2, HIDDEN).transpose(1, 2).reshape(weight.shape)
+        weight.copy_(stands_for)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_integers_stay_as_they_are(kind: str, tmp_path: Path) -> None:
+    """Rows in transformers' order, the head from the embedding's integers, logits to INT8 activations."""
+    expected = write(tmp_path / "tiny.gguf", kind)
+    model: Any = load_model(str(tmp_path / "tiny.gguf"), dtype=torch.float32)
+    report = model.hf_quantizer.report
+    assert report.captured and not report.notes[1:], str(report)
+    matrices = 0
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear) and name != "lm_head":
+            wanted = expected.get_submodule(name).weight
+            assert torch.allclose(module.dequantize(), wanted, rtol=1e-6, atol=1e-6), name
+            matrices += 1
+    assert matrices >= 4 * LAYERS
+    assert model.lm_head.scheme == "int8g32"
+    assert torch.equal(model.lm_head.dequantize(), expected.lm_head.weight)
+    assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+    with torch.no_grad():
+        ids = token_ids(2, 9) % VOCABULARY
+        got, wanted = model(ids).logits, expected(ids).logits
+    assert float((got - wanted).norm() / wanted.norm()) < 0.06
+    exact_head: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None), torch.float32)
+    with torch.no_grad():
+        ids = token_ids(1, 6) % VOCABULARY  # so few that group scales are not folded
+        assert relative(exact_head(ids).logits, as_ours(expected)(ids).logits) < 2e-3
+
+
+def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
+    expected = write(tmp_path / "tiny.gguf", "Q6_K", "Q6_K")
+    model: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None, fuse=False), torch.float32)
+    assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            weight = expected.get_submodule(name).weight
+            assert relative(module.dequantize().flatten(), weight.flatten()) < 0.008
+            weight.data.copy_(module.dequantize())
+    torch_armllm.patch(model)
+    with torch.no_grad():
+        ids = token_ids(1, 6) % VOCABULARY
+        assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
+
+
+def test_a_file_that_was_read_is_not_in_memory(tmp_path: Path) -> None:
+    write(tmp_path / "tiny.gguf", "Q8_0")
+    file = File(str(tmp_path / "tiny.gguf"))
+    whole = file.floats("blk.0.ffn_up.weight")
+    assert resident(tmp_path / "tiny.gguf") > 0
+    file.release()
+    assert resident(tmp_path / "tiny.gguf") == 0
+    assert torch.equal(file.floats("blk.0.ffn_up.weight"), whole)
+
+
+def resident(path: Path) -> int:
+    """Kilobytes of a file that this process has in memory."""
+    _, _, rest = Path("/proc/self/smaps").read_text().partition(f" {path}\n")
+    return int(rest.partition("Rss:")[2].split()[0])
+
+
+def test_embeddings_are_decoded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, rows = write(tmp_path / "tiny.gguf", "Q4_0", "Q6_K"), []
+    monkeypatch.setattr("torch_armllm.checkpoint.formats.integer_weight.PART", 16 * HIDDEN)
+    floats = File.floats
+
+    def decode(self: File, name: str, part: slice = slice(None)) -> Tensor:
+        found = floats(self, name, part)
+        if name == "token_embd.weight":
+            rows.append(len(found))
+        return found
+
+    monkeypatch.setattr(File, "floats", decode)
+    model: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None), torch.float32)
+    assert rows == [16] * (VOCABULARY // 16)
+    assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("embedding", ["F16", "Q6_K"])
+def test_another_embedding_stays_tied(embedding: str, tmp_path: Path) -> None:
+    expected = write(tmp_path / "tiny.gguf", "Q4_0", embedding)
+    model: Any = load_model(str(tmp_path / "tiny.gguf"), dtype=torch.bfloat16)
+    assert model.config.tie_word_embeddings
+    assert model.lm_head.scheme == "int8"
+    with torch.no_grad():
+        ids = token_ids(1, 5) % VOCABULARY
+        got, wanted = model(ids).logits.float(), expected(ids).logits
+    assert float((got - wanted).norm() / wanted.norm()) < 0.05
+
+
+def test_other_types_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "tiny.gguf", "TQ2_0")
+    foreign = read_file(str(tmp_path / "tiny.gguf"))
+    weight = foreign.weights["model.layers.0.mlp.up_proj.weight"][...]
+    assert weight.scheme == "g32m"
+    (note,) = foreign.rounded.notes
+    assert "1 matrices of TQ2_0 were rounded to g32m: relative error 0.1" in note
+
+
+def test_damaged_and_incomplete_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write(path, "Q4_0")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:3000])
+    with pytest.raises(ValueError, match="damaged or no GGUF file"):
+        load_model(str(path))
+    path.write_bytes(b"no file at all" + whole)
+    with pytest.raises(ValueError, match="damaged or no GGUF file"):
+        load_model(str(path))
+    path.write_bytes(whole.replace(b"blk.1.attn_v.weight", b"blk.1.attn_w.weight"))
+    with pytest.raises(ValueError, match="has no model.layers.1.self_attn.v_proj.weight"):
+        load_model(str(path))
+    path.write_bytes(whole.replace(b"general.architecture", b"general.architectury"))
+    with pytest.raises(ValueError, match="damaged or no GGUF file"):
+        load_model(str(path))
+
+
+@pytest.mark.model
+def test_the_embedded_models_own_file() -> None:
+    """Matrices of SmolLM2 in Q4_1 and Q8_0 are what the ``gguf`` package makes of them."""
+    path = str(smollm2_file())
+    file, foreign = File(path), read_file(path)
+    for name, target in (("ffn_down", "mlp.down_proj"), ("attn_v", "self_attn.v_proj")):
+        weight = foreign.weights[f"model.layers.3.{target}.weight"][...]
+        assert weight.scheme == "g32m"
+        assert torch.equal(weight.dequantize(), file.floats(f"blk.3.{name}.weight"))
+    head = foreign.weights["lm_head.weight"][...]
+    assert head.scheme == "int8g32"
+    assert torch.equal(head.dequantize(), file.floats("token_embd.weight"))
+    assert not foreign.rounded.notes

@@ -1,0 +1,180 @@
+"""From folder to folder, a block at a time: the same bits as in one piece, also after an interruption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import torch_armllm
+from tests.support.calibration import tensors
+from tests.support.models import tiny, token_ids
+from torch_armllm.checkpoint import journal
+from torch_armllm.checkpoint.block_reader import BlockReader, block_of
+from torch_armllm.checkpoint.quantize_folder import quantize_folder
+from torch_armllm.cli import main
+from torch_armllm.quant.recipe import Recipe
+
+TIED: dict[str, Any] = {"dtype": torch.bfloat16, "tie_word_embeddings": True}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out: torch.Tensor = model(token_ids(2, 9)).logits
+    return out
+
+
+@pytest.fixture
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block is written as soon as it is done."""
+    monkeypatch.setattr(journal, "_SHARD", 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama", {}), ("llama", TIED), ("gpt2", {}), ("mixtral", {}), ("qwen3_moe", TIED), ("gpt_oss", {})],
+)
+def test_it_writes_what_save_pretrained_would(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    recipe = Recipe("g64", overrides={"attention": "int8", "*.1.*.o_proj": None} if family != "gpt2" else {})
+    model = tiny(family, **options)
+    model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
+    report = quantize_folder(tmp_path / "float", tmp_path / "out", recipe, progress=False)
+    kwargs = {k: v for k, v in recipe.to_dict().items() if k != "scheme"}
+    expected = torch_armllm.patch(model, "g64", importance=False, progress=False, **kwargs)
+    assert report.layers == expected.layers
+    model.save_pretrained(tmp_path / "saved")
+    ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")
+    packed = {name for name in theirs if name.endswith(("_packed", ".rest"))}
+    assert packed
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    made, saved = (json.loads((tmp_path / x / "config.json").read_text()) for x in ("out", "saved"))
+    assert made["quantization_config"] == saved["quantization_config"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.dtype == model.dtype
+    assert torch.equal(logits(loaded), logits(AutoModelForCausalLM.from_pretrained(tmp_path / "saved")))
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = quantize_folder(source, tmp_path / "whole", progress=False)
+    read: list[str] = []
+    load = BlockReader.load
+
+    def interrupted(self: BlockReader, block: str) -> None:
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        read.append(block)
+        load(self, block)
+
+    monkeypatch.setattr(BlockReader, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_folder(source, tmp_path / "out", progress=False)
+    assert read == ["model.layers.0", "model.layers.1"]
+    assert not (tmp_path / "out" / "config.json").exists()
+    read[:] = [""] * 3
+    # a recipe that asks for the same in what is done is no other recipe
+    report = quantize_folder(source, tmp_path / "out", Recipe(overrides={"head": "int8"}), progress=False)
+    assert set(read[3:]) == {"lm_head", "model.embed_tokens", "model.norm"}
+    assert report.layers == expected.layers
+    whole, out = tensors(tmp_path / "whole"), tensors(tmp_path / "out")
+    assert whole.keys() == out.keys()
+    assert all(torch.equal(whole[name], out[name]) for name in whole)
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
+        file.name for file in (tmp_path / "whole").iterdir()
+    )
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_what_has_changed_since_is_noticed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.Journal, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quantize_folder(source, tmp_path / "out", progress=False)
+    with pytest.raises(ValueError, match=r"q_proj as g32i, and it is to be row now: begin anew with restart"):
+        quantize_folder(source, tmp_path / "out", Recipe("row"), progress=False)
+    with pytest.raises(ValueError, match="an unfinished run of another checkpoint or method"):
+        quantize_folder(source, tmp_path / "out", Recipe(method="rtn"), progress=False)
+    state = load_file(source / "model.safetensors")
+    save_file(
+        {name: 2 * tensor for name, tensor in state.items()}, source / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ValueError, match="or the checkpoint has changed since: begin anew"):
+        quantize_folder(source, tmp_path / "out", progress=False)
+    report = quantize_folder(source, tmp_path / "out", Recipe("row"), restart=True, progress=False)
+    assert {layer.scheme for layer in report.layers} == {"row", "int8"}
+    with pytest.raises(ValueError, match="is not empty: name a new folder"):
+        quantize_folder(source, tmp_path / "out", restart=True, progress=False)
+
+
+def test_what_cannot_be_quantized_is_refused(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    state = load_file(source / "model.safetensors")
+
+    def rewrite(**changes: Any) -> None:
+        kept = {name: tensor for name, tensor in {**state, **changes}.items() if tensor is not None}
+        save_file(kept, source / "model.safetensors", {"format": "pt"})
+
+    name = "model.layers.1.mlp.up_proj.weight"
+    for changed, message in (
+        ({name: None}, f"the checkpoint has no {name}: a file is missing"),
+        ({name: state[name][:-1].clone()}, "the checkpoint does not fit the model"),
+        ({name: state[name] * float("nan")}, "up_proj holds nan at"),
+    ):
+        rewrite(**changed)
+        with pytest.raises(ValueError, match=message):
+            quantize_folder(source, out, restart=True, progress=False)
+        assert not (out / "config.json").exists()
+    hurt = state[name].clone() * 0.75
+    hurt[:, ::32] = 1.0
+    rewrite(**{name: hurt})
+    with pytest.raises(ValueError, match=r"up_proj loses .* usual: .* holds no model yet.*overrides="):
+        quantize_folder(source, out, restart=True, progress=False)
+    (source / "model.safetensors").write_bytes(b"1234")
+    with pytest.raises(ValueError, match="is damaged or cut short"):
+        quantize_folder(source, out, progress=False)
+    (source / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds no .safetensors files: load it with from_pretrained"):
+        quantize_folder(source, out, progress=False)
+
+
+def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    arguments = ["quantize", str(source), out, "--override", "attention=g64", "--head", "none"]
+    assert main.main([*arguments, "--override", "*.1.mlp.*=none", "--ignore", "*.0.mlp.up_proj"]) == 0
+    text = capsys.readouterr().out
+    assert "% of the weight bytes quantized" in text
+    assert "3 x model.layers" not in text
+    assert "1 x lm_head" in text
+    assert main.main(["quantize", out, str(tmp_path / "again")]) == 2
+    assert "is quantized already (armllm): name the original model" in capsys.readouterr().err
+    assert main.main(["quantize", str(source), str(tmp_path / "x"), "--calibration", "text"]) == 2
+    assert "--calibration is for gptq and awq, not for mse" in capsys.readouterr().err
+    assert main.main(["quantize", str(source), out, "--method", "gptq"]) == 2
+    assert "is not empty: name a new folder" in capsys.readouterr().err
+    assert main.main(["quantize", str(source), str(tmp_path / "x"), "--override", "int8"]) == 2
+    assert "--override takes PATTERN=SCHEME" in capsys.readouterr().err
+
+
+def test_only_one_block_is_in_memory(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most: list[set[str]] = []
+    stored = BlockReader.stored
+
+    def seen(self: BlockReader) -> dict[str, torch.Tensor]:
+        found = stored(self)
+        most.append({block_of(name) for name in found})
+        return found
+
+    monkeypatch.setattr(BlockReader, "stored", seen)
+    quantize_folder(source, tmp_path / "out", progress=False)
+    assert [len(blocks) for blocks in most] == [1] * 5

@@ -1,0 +1,282 @@
+"""transformers' own doors: quantizing while loading, saving and loading, and checkpoints that are damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import torch_armllm
+from tests.support.models import tiny, token_ids
+from torch_armllm import ArmInt4Config
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+
+FAMILIES = ["llama", "gpt2", "phi3", "mixtral", "qwen3_moe", "gpt_oss"]
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    out: torch.Tensor = model(token_ids(2, 9)).logits
+    return out
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    """Changes the tensors of a checkpoint of one file."""
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    change(state)
+    save_file(state, file, {"format": "pt"})
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A quantized checkpoint."""
+    model = tiny("llama")
+    quantize(model, importance=False, progress=False)
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loading_quantizes_as_patch_does_and_saving_keeps_every_bit(family: str, tmp_path: Path) -> None:
+    model = tiny(family)
+    model.save_pretrained(tmp_path / "float")
+    loaded = load(tmp_path / "float", quantization_config=ArmInt4Config())
+    report = torch_armllm.patch(model, importance=False, progress=False)
+    expected = logits(model)
+    assert torch_armllm.is_patched(loaded)
+    assert torch.equal(logits(loaded), expected)
+    assert loaded.hf_quantizer.report.bytes_before == report.bytes_before
+    assert {x.name: x.error for x in loaded.hf_quantizer.report.layers} == {
+        x.name: x.error for x in report.layers
+    }
+    assert not any(tensor.is_meta for tensor in (*loaded.parameters(), *loaded.buffers()))
+
+    for index, source in enumerate((loaded, model)):
+        folder = tmp_path / f"packed{index}"
+        source.save_pretrained(folder, max_shard_size="20KB")
+        assert (folder / "model.safetensors.index.json").exists()
+        again = load(folder)
+        assert torch.equal(logits(again), expected)
+        assert torch_armllm.is_patched(again) and again.hf_quantizer.report.captured
+        assert again.hf_quantizer.report.bytes_before == report.bytes_before
+        assert again.hf_quantizer.report.share == report.share
+    assert sorted(torch_armllm.unpatch(again)) == sorted(torch_armllm.unpatch(model))
+    assert "quantization_config" not in again.config.to_dict()
+    assert torch.equal(logits(again), logits(model))
+    again.save_pretrained(tmp_path / "rounded")
+    torch.testing.assert_close(logits(load(tmp_path / "rounded")), logits(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_head_that_is_tied_to_the_embedding(dtype: torch.dtype, tmp_path: Path) -> None:
+    tiny("llama", dtype, tie_word_embeddings=True).save_pretrained(tmp_path / "float")
+    model = load(tmp_path / "float", quantization_config=ArmInt4Config())
+    shared = dtype == torch.bfloat16
+    assert isinstance(model.get_input_embeddings(), TiedEmbedding) == shared
+    assert isinstance(model.get_output_embeddings(), QuantLinear)
+    model.save_pretrained(tmp_path / "packed")
+    again = load(tmp_path / "packed")
+    assert torch.equal(logits(again), logits(model))
+    if shared:
+        packed = again.get_output_embeddings().weight_packed
+        assert again.get_input_embeddings().weight_packed.data_ptr() == packed.data_ptr()
+    twin = tiny("llama", dtype, tie_word_embeddings=True)
+    twin.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq
+    report = torch_armllm.patch(twin, importance=False, progress=False)
+    assert (
+        abs(report.bytes_before - again.hf_quantizer.report.bytes_before) < 64
+    )  # frequencies of another type
+    assert torch.equal(logits(twin), logits(again))
+    for loaded in (again, twin):
+        torch_armllm.unpatch(loaded)
+        assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    assert torch.equal(logits(twin), logits(again))
+
+
+def test_weights_are_read_where_they_lie(saved: Path) -> None:
+    model = load(saved)
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(saved) in line]
+    spans = [[int(end, 16) for end in fields[0].split("-")] for fields in mapped]
+    at = model.model.layers[0].mlp.down_proj.weight_packed.data_ptr()
+    assert any(begin <= at < end for begin, end in spans)
+
+
+def test_options_are_kept(tmp_path: Path) -> None:
+    tiny("mixtral").save_pretrained(tmp_path / "float")
+    options = {"scheme": "row", "head": None, "ignore": ["*.k_proj"], "kv_cache": "int8"}
+    model = load(tmp_path / "float", quantization_config=ArmInt4Config(**options, fuse=False))
+    assert not torch_armllm.is_patched(model)
+    assert {m.scheme for m in model.modules() if isinstance(m, (QuantExperts, QuantLinear))} == {"row"}
+    assert type(model.lm_head) is type(model.model.layers[0].self_attn.k_proj) is torch.nn.Linear
+    with pytest.raises(ValueError, match="packed as 'row' already"):
+        torch_armllm.patch(model)
+    report = torch_armllm.patch(model, "row", kv_cache="int8")
+    assert report.captured and 0.9 < report.share < 1
+    model.save_pretrained(tmp_path / "packed")
+    config = load(tmp_path / "packed").config.quantization_config
+    assert {name: getattr(config, name) for name in options} == options
+
+
+def test_importance_needs_the_whole_model_and_gives_what_patch_gives(tmp_path: Path) -> None:
+    model = tiny("mixtral")
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path, quantization_config=ArmInt4Config(importance=True))
+    torch_armllm.patch(model, progress=False)
+    assert torch.equal(logits(loaded), logits(model))
+    plain = load(tmp_path, quantization_config=ArmInt4Config())
+    plain.save_pretrained(tmp_path / "packed")
+    said = [
+        any("importance=True" in note for note in m.hf_quantizer.report.notes)
+        for m in (loaded, plain, load(tmp_path / "packed"))
+    ]
+    assert said == [False, True, False]
+
+
+class Hub:
+    """What `push_to_hub` calls, on a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def create_repo(self, repo_id: str, **_: Any) -> SimpleNamespace:
+        self.folder.mkdir()
+        return SimpleNamespace(repo_id=repo_id)
+
+    def create_commit(self, operations: list[Any], **_: Any) -> str:
+        for operation in operations:
+            shutil.copy(operation.path_or_fileobj, self.folder / operation.path_in_repo)
+        return "committed"
+
+
+def test_what_is_pushed_to_the_hub_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("mixtral")
+    torch_armllm.patch(model, progress=False)
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: hub)
+    monkeypatch.setattr(
+        "transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: ModelCard("a card")
+    )
+    assert model.push_to_hub("someone/mixtral-int4", max_shard_size="20KB") == "committed"
+    pushed = {file.name for file in hub.folder.iterdir()}
+    assert {"README.md", "config.json", "model.safetensors.index.json"} <= pushed
+    assert torch.equal(logits(load(hub.folder)), logits(model))
+
+
+def test_transformers_dequantizes(saved: Path) -> None:
+    model = load(saved)
+    expected = logits(model)
+    model = model.dequantize()
+    assert not torch_armllm.is_patched(model)
+    assert not any(isinstance(m, QuantLinear) for m in model.modules())
+    assert (logits(model) - expected).norm() < 0.05 * expected.norm()
+
+
+def test_generate_after_loading(saved: Path) -> None:
+    out = load(saved).generate(token_ids(1, 5), max_new_tokens=4, do_sample=False)
+    assert out.shape == (1, 9)
+
+
+def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) -> None:
+    loads = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(saved)!r}).generate"
+    for code in (
+        f"import torch_armllm, sys; assert not {{'torch', 'transformers'}} & set(sys.modules); {loads}",
+        f"import transformers.quantizers.auto, torch_armllm; {loads}",
+    ):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd())
+        assert done.returncode == 0, done.stderr
+        assert "Unknown quantization type" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": "int3"}, "unknown quantization scheme 'int3'; there are g32i"),
+        ({"head": "int3"}, "unknown quantization scheme 'int3'"),
+        ({"overrides": {"mlp": "int3"}}, "unknown quantization scheme 'int3'"),
+        ({"method": "best"}, "unknown quantization method 'best'"),
+        ({"kv_cache": "int4"}, "kv_cache must be one of int8"),
+        ({"bits": 4}, "has no option 'bits'"),
+        ({"format": 9}, "saved in format 9 and this torch_armllm reads format 1: upgrade"),
+        ({"modules": {"lm_head": {"scheme": "g31"}}}, "unknown quantization scheme 'g31'"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(options: dict[str, Any], message: str, saved: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        ArmInt4Config(**options)
+    config = json.loads((saved / "config.json").read_text())
+    config["quantization_config"].update(options)
+    (saved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        load(saved)
+
+
+def test_a_configuration_of_another_model_is_refused(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    for modules, message in (
+        ({"model.layers.7.mlp.up_proj": {"scheme": "g32i"}}, "does not have: config.json belongs to another"),
+        ({"model.norm": {"scheme": "g32i"}}, "LlamaRMSNorm is no layer to pack"),
+        (None, "has no 'modules': save the model anew"),
+    ):
+        config["quantization_config"]["modules"] = modules
+        (saved / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=message):
+            load(saved)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "float"])
+def test_damaged_files_are_named(packed: bool, saved: Path, tmp_path: Path) -> None:
+    folder, options = saved, {}
+    if not packed:
+        folder, options = tmp_path / "float", {"quantization_config": ArmInt4Config()}
+        tiny("llama").save_pretrained(folder)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    weight = "model.layers.0.mlp.up_proj.weight" + ("_packed" if packed else "")
+
+    for damaged in (whole[:-100], whole[:200], b"\0" * 64 + whole[64:], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(
+            ValueError, match=rf"{file} is damaged or cut short .*: copy or download it again"
+        ):
+            load(folder, **options)
+    file.write_bytes(whole)
+    rewrite(folder, lambda state: state.pop(weight))
+    with pytest.raises(ValueError, match=f"the checkpoint has no {weight}: a file is missing"):
+        load(folder, **options)
+    file.write_bytes(whole)
+    rewrite(folder, lambda state: state.update({weight: state[weight][:-1].clone()}))
+    with pytest.raises(
+        ValueError, match=f"{weight} has the shape .* config.json belongs to another checkpoint"
+    ):
+        load(folder, **options)
+    if not packed:
+        file.write_bytes(whole)
+        rewrite(folder, lambda state: state[weight][3].fill_(float("inf")))
+        with pytest.raises(ValueError, match=r"weight of model.layers.0.mlp.up_proj holds inf at \(3, 0\)"):
+            load(folder, **options)
+    file.write_bytes(whole)
+    assert logits(load(folder, **options)).isfinite().all()
+
+
+def test_other_devices_are_refused(saved: Path) -> None:
+    with pytest.raises(ValueError, match="runs on the CPU; device_map asks for cuda:0"):
+        load(saved, device_map={"": "cuda:0"})
+    assert torch_armllm.is_patched(load(saved, device_map="auto"))

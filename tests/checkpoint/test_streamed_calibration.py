@@ -1,0 +1,123 @@
+"""Calibrated from folder to folder, a decoder layer at a time: the same bits as in one piece."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+
+import torch_armllm
+from tests.support.calibration import CALIBRATION, tensors
+from tests.support.models import tiny
+from torch_armllm.checkpoint.block_reader import BlockReader
+from torch_armllm.checkpoint.quantize_folder import quantize_folder
+from torch_armllm.checkpoint.streamed_calibration import kept_tokens
+from torch_armllm.cli import main
+from torch_armllm.llm import calibration_text
+from torch_armllm.quant.recipe import Recipe
+
+TIED: dict[str, Any] = {"dtype": torch.bfloat16, "tie_word_embeddings": True}
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize(("family", "options"), [("llama", TIED), ("gpt2", {}), ("qwen3_moe", {})])
+def test_calibrated_layer_by_layer_it_is_what_the_whole_model_becomes(
+    method: str, family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny(family, **options).save_pretrained(tmp_path / "float")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float")
+    recipe = Recipe(method=method)
+    report = quantize_folder(
+        tmp_path / "float", tmp_path / "out", recipe, progress=False, calibration=CALIBRATION
+    )
+    expected = torch_armllm.quantize(model, method=method, calibration=CALIBRATION, progress=False)
+    assert report.layers == expected
+    model.save_pretrained(tmp_path / "saved")
+    ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert not list((tmp_path / "out").glob("calibrating*"))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_an_interrupted_calibration_goes_on(
+    method: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, recipe = tmp_path / "out", Recipe(method=method)
+    expected = quantize_folder(source, tmp_path / "whole", recipe, progress=False, calibration=CALIBRATION)
+    load = BlockReader.load
+
+    def interrupted(self: BlockReader, block: str) -> None:
+        if block == "model.layers.1":
+            raise KeyboardInterrupt
+        load(self, block)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockReader, "load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
+    assert torch.equal(kept_tokens(out), CALIBRATION)
+    with pytest.raises(ValueError, match="other texts"):
+        quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION.flip(0))
+    seen: list[str] = []
+    monkeypatch.setattr(BlockReader, "load", lambda self, block: (seen.append(block), load(self, block)))
+    report = quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
+    assert "model.layers.0" not in seen
+    assert report.layers == expected.layers
+    whole, found = tensors(tmp_path / "whole"), tensors(out)
+    assert all(torch.equal(whole[name], found[name]) for name in whole)
+
+
+def test_a_model_that_cannot_be_calibrated_layer_by_layer_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="needs calibration texts"):
+        quantize_folder(source, tmp_path / "out", Recipe(method="gptq"), progress=False)
+    inner = LlamaDecoderLayer.forward
+    monkeypatch.setattr(LlamaModel, "forward", _sharing(LlamaModel.forward))
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", _writing(inner))
+    with pytest.raises(
+        ValueError, match=r"layer by layer \(its layers share more .*: load all of it and use"
+    ):
+        quantize_folder(
+            source, tmp_path / "out", Recipe(method="gptq"), progress=False, calibration=CALIBRATION
+        )
+
+
+def _sharing(inner: Any) -> Any:
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        return inner(self, *args, board={}, **named)
+
+    return forward
+
+
+def _writing(inner: Any) -> Any:
+    def forward(self: Any, *args: Any, board: dict[str, int], **named: Any) -> Any:
+        board["seen"] = 1
+        return inner(self, *args, **named)
+
+    return forward
+
+
+def test_the_command_calibrates_with_what_the_model_writes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibration_text, "SEQUENCES", 3)
+    monkeypatch.setattr(calibration_text, "LENGTH", 24)
+    own = calibration_text.calibration_tokens(str(source), None)
+    assert own.shape == (3, 24)
+    assert len({tuple(row.tolist()) for row in own}) == 3
+    calibration_text.own_tokens.cache_clear()
+    assert torch.equal(calibration_text.calibration_tokens(str(source), None), own)
+    assert main.main(["quantize", str(source), str(tmp_path / "out"), "--method", "gptq", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["layers"]
+    quantize_folder(source, tmp_path / "same", Recipe(method="gptq"), progress=False, calibration=own)
+    one, other = tensors(tmp_path / "out"), tensors(tmp_path / "same")
+    assert all(torch.equal(one[name], other[name]) for name in other)

@@ -1,0 +1,216 @@
+"""The command line on tiny checkpoints, the doctor, and the measurements' arithmetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_armllm
+from tests.support.models import tiny
+from torch_armllm.benchmark.latency import Clock, measure, step_bytes, weight_bytes
+from torch_armllm.cli.main import main
+from torch_armllm.engine import diagnostics
+from torch_armllm.ops import variants
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.system import host
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tiny")
+    tiny("llama").save_pretrained(place)
+    return place
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize(
+    "options", [["--quant", "int4"], ["--quant", "none"], ["--engine", "transformers"]], ids=lambda o: o[1]
+)
+def test_bench_latency_prints_a_line_a_batch_size(
+    options: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "5", "--new-tokens", "4"]
+    command += ["--dtype", "float32", "--batch-size", "1,3", "--repeats", "1", "--json"]
+    assert main(command + options) == 0
+    found = lines(capsys.readouterr().out)
+    assert [line["batch_size"] for line in found] == [1, 3]
+    for line in found:
+        assert line["engine"] == ("transformers" if "transformers" in options else "armllm")
+        assert line["quant"] == ("int4" if "int4" in options else "none")
+        for name in ("prefill_tok_s", "decode_tok_s", "weight_bytes", "peak_rss_bytes"):
+            assert float(str(line[name])) > 0
+
+
+def test_bench_latency_compares_in_turn(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "bench",
+        "latency",
+        "--model",
+        str(checkpoint),
+        "--prompt-len",
+        "5",
+        "--new-tokens",
+        "4",
+        "--json",
+    ]
+    assert main([*command, "--compare", "--dtype", "float32"]) == 0
+    ours, theirs = lines(capsys.readouterr().out)
+    assert (ours["engine"], theirs["engine"]) == ("armllm", "transformers")
+    ratio = float(str(ours["decode_tok_s"])) / float(str(theirs["decode_tok_s"]))
+    assert ours["decode_ratio"] == pytest.approx(ratio, abs=0.02)
+    assert "decode_ratio" not in theirs
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("saved")
+    model = tiny("llama")
+    torch_armllm.patch(model, "int4", progress=False)
+    model.save_pretrained(place)
+    return place
+
+
+def test_bench_latency_profiles_what_was_saved_quantized(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "latency", "--model", str(saved), "--prompt-len", "5", "--dtype", "float32"]
+    assert main([*command, "--profile"]) == 0
+    assert "attention" in capsys.readouterr().out
+    for options, remedy in (
+        (["--quant", "none"], "leave --quant none out"),
+        (["--engine", "transformers"], "leave --compare and --engine out"),
+        (["--compare"], "leave --compare and --engine out"),
+    ):
+        assert main([*command, *options]) != 0
+        assert remedy in capsys.readouterr().err
+
+
+def test_bench_latency_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "3", "--new-tokens", "3"]
+    assert main([*command, "--engine", "transformers", "--repeats", "1", "--threads", "1"]) == 0
+    assert "batch   1: prompt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "latency", "--batch-size", "1,x"], "positive integers"),
+        (["bench", "latency", "--compare", "--engine", "transformers"], "leave --engine out"),
+        (["bench", "latency", "--threads", "0"], "--threads must be at least 1"),
+        (["bench", "latency", "--model", "."], "no config.json"),
+        (["demo", "--model", "/nowhere/at-all"], "/nowhere/at-all"),
+    ],
+)
+def test_mistakes_end_with_a_line_and_no_traceback(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "torch-armllm: error:" in error
+    assert message in error
+
+
+def test_env_tells_about_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--json"]) == 0
+    found = lines(capsys.readouterr().out)[0]
+    assert found["torch"] == torch.__version__
+    assert found["selected"] in found["runnable"]  # type: ignore[operator]
+    assert found["kernels"]["linear"]["variant"] in found["variants"]  # type: ignore[index,operator]
+    assert main(["env"]) == 0
+    text = capsys.readouterr().out
+    assert "selected" in text
+    linear = next(line for line in text.splitlines() if line.startswith("linear "))
+    assert variants.machine().families["linear"].why in linear
+
+
+def test_every_family_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with variants.use("scalar"):
+        families = variants.machine().families
+    for choice in families.values():
+        assert choice.variant == "scalar"
+        assert choice.why.startswith("plain C++; ")
+        assert choice.why.endswith(" not selected")
+
+
+def test_the_doctor_reads_nodes_and_limits(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    for node, cpus in (("node0", "0-3\n"), ("node1", "\n"), ("node10", "8-11\n"), ("node2", "4-7\n")):
+        write(f"node/{node}/cpulist", cpus)
+    assert list(host.numa_nodes(tmp_path / "node").items()) == [
+        ("node0", "0-3"),
+        ("node2", "4-7"),
+        ("node10", "8-11"),
+    ]
+    assert host.numa_nodes(tmp_path / "nowhere") == {}
+    write("v2/a/cpu.max", "250000 100000\n")
+    write("v2/a/b/cpu.max", "max 100000\n")
+    assert host.cpu_limit(tmp_path / "v2", "0::/a/b\n") == 2.5
+    assert host.cpu_limit(tmp_path / "v2", "0::/\n") is None
+    write("v1/cpu,cpuacct/cpu.cfs_quota_us", "-1\n")
+    write("v1/cpu,cpuacct/cpu.cfs_period_us", "100000\n")
+    write("v1/cpu,cpuacct/x/cpu.cfs_quota_us", "150000\n")
+    write("v1/cpu,cpuacct/x/cpu.cfs_period_us", "100000\n")
+    assert host.cpu_limit(tmp_path / "v1", "5:cpuset:/x\n4:cpu,cpuacct:/x\n") == 1.5
+    assert host.cpu_limit(tmp_path / "v1", "4:cpu,cpuacct:/y\n") is None
+
+
+def test_the_doctor_sees_two_openmp_runtimes() -> None:
+    line = "7f-8f r-xp 0 08:01 1 {}"
+    maps = "\n".join(
+        line.format(f) for f in ("/a/libgomp.so.1", "/b/libgomp.so.1", "/a/libgomp.so.1", "/c/libc.so")
+    )
+    found = diagnostics.describe()
+    found["openmp"] = host.openmp_runtimes(maps)
+    assert found["openmp"] == ["/a/libgomp.so.1", "/b/libgomp.so.1"]
+    found.update(runnable=["best", "scalar"], selected="scalar", cores=1, threads=4)
+    told = " ".join(diagnostics.warnings(found))
+    assert "2 OpenMP runtimes" in told
+    assert "best is the best here" in told
+    assert "OMP_NUM_THREADS=1" in told
+    found.update(cores=8, cpu_limit=2.5)
+    assert "OMP_NUM_THREADS=2" in " ".join(diagnostics.warnings(found))
+
+
+def test_step_bytes_count_what_a_step_reads() -> None:
+    model = tiny("llama")
+    embeddings = model.get_input_embeddings().weight
+    assert step_bytes(model, 1) == weight_bytes(model) - embeddings.nbytes
+    tied = tiny("llama", tie_word_embeddings=True)
+    assert step_bytes(tied, 1) == weight_bytes(tied)
+    shared = tiny("llama", torch.bfloat16, tie_word_embeddings=True)
+    quantize(shared, progress=False)
+    assert step_bytes(shared, 1) == weight_bytes(shared) - shared.get_input_embeddings().rest.nbytes
+    moe = tiny("mixtral")
+    experts = sum(p.nbytes for name, p in moe.named_parameters() if ".experts." in name)
+    idle = experts - (step_bytes(moe, 1) - (weight_bytes(moe) - experts - embeddings.nbytes))
+    assert idle == pytest.approx(experts * 6 / 8, rel=0.01)
+    assert step_bytes(moe, 64) > 0.99 * (weight_bytes(moe) - embeddings.nbytes)
+    before = step_bytes(moe, 1)
+    quantize(moe, progress=False)
+    assert step_bytes(moe, 1) < before / 4
+
+
+def test_the_clock_and_the_limits_of_measure() -> None:
+    clock = Clock()
+    clock.times = [0.0, 2.0, 2.5, 3.0, 9.0]
+    assert clock.prefill == 2.0
+    assert clock.step == 0.5
+    with pytest.raises(ValueError, match="new_tokens 2"):
+        measure(tiny("llama"), 1, 4, 2)
+
+
+def test_models_says_what_becomes_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "llama", "--json", "--threads", "1"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["family"], row["runs"], row["captured"], row["share"]) == ("llama", "plan", True, 1.0)
+    assert main(["models", "llama4000"]) == 2
+    assert "llama4000" in capsys.readouterr().err

@@ -1,0 +1,255 @@
+"""The head joined to the plan: the bits of the head alone, and the best of the tokens that may be drawn."""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_armllm
+from tests.support.engines import answer_ids, engine
+from torch_armllm.engine.execution.computed import Computed
+from torch_armllm.engine.execution.plan_runner import ModelRunner
+from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.ops import variants
+from torch_armllm.ops.sample import best_tokens
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+
+
+@functools.cache
+def patched(head: str | None, dtype: torch.dtype) -> Any:
+    model = tiny_model("llama", dtype)
+    report = torch_armllm.patch(model, "int4", head=head, progress=False)
+    assert report.captured, report.capture_reason
+    return model
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [tiny_ids(1, 11 + number, seed=number)[0].tolist() for number in range(count)]
+
+
+def decoding(runner: ModelRunner, count: int) -> Step:
+    """A step that gives each of some answers one more token."""
+    step = Step(decodes=True)
+    for number, prompt in enumerate(prompts(count)):
+        (answer,) = Request(str(number), prompt, SamplingParams(), seed=0).answers
+        answer.blocks = [number]
+        runner.execute(Step([Scheduled(answer, 0, len(prompt) - 1)]))
+        step.scheduled.append(Scheduled(answer, len(prompt) - 1, 1))
+    return step
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head", ["int8", "g32", None])
+@pytest.mark.parametrize("count", [1, 5])
+def test_joined_and_alone_give_the_same_bits(head: str | None, dtype: torch.dtype, count: int) -> None:
+    model = patched(head, dtype)
+    drawable = model.config.vocab_size - 30
+    runner = ModelRunner(model, 8, drawable=drawable)
+    step = decoding(runner, count)
+    alone = runner.execute(step)
+    assert runner.compute(step, best=True).best is None  # the first such step joins them
+    joined = runner.compute(step, best=True)
+    assert torch.equal(joined.logits, alone) and joined.logits.dtype == alone.dtype
+    assert joined.best is not None
+    assert joined.best.tolist() == best_tokens(alone[:, :drawable]).tolist()
+    assert runner.compute(step).best is None
+
+
+def long_texts(size: int) -> list[Answer]:
+    """Answers that are longer than attention's splits after a few more tokens."""
+    made = []
+    for number, length in enumerate((250, 41)):
+        prompt = tiny_ids(1, length, seed=number)[0].tolist()
+        (answer,) = Request(str(number), prompt, SamplingParams(), seed=0).answers
+        answer.blocks = list(range(number * 512 // size, (number + 1) * 512 // size))
+        made.append(answer)
+    return made
+
+
+def growing(runner: ModelRunner, compute: Callable[[Step], Computed]) -> list[tuple[Tensor, list[int]]]:
+    """Copies of what steps compute that give each of `long_texts` a token."""
+    answers, found = long_texts(runner.block_size), []
+    for answer in answers:
+        runner.execute(Step([Scheduled(answer, 0, len(answer.token_ids))]))
+    for number in range(14):
+        step = Step(decodes=True)
+        for answer in answers:
+            answer.token_ids.append((7 * number + len(answer.token_ids)) % 90)
+            step.scheduled.append(Scheduled(answer, len(answer.token_ids) - 1, 1))
+        logits, best = compute(step)
+        found.append((logits.clone(), best_tokens(logits).tolist() if best is None else best.tolist()))
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> None:
+    model = tiny_model(family)
+    assert torch_armllm.patch(model, "int4", progress=False).captured
+    runner = ModelRunner(model, 1024 // 16)
+    expected = growing(runner, lambda step: Computed(runner.execute(step)))
+    tickets = []
+
+    def joined(step: Step) -> Computed:
+        computed = runner.compute(step, best=True)
+        tickets.append(0 if runner._joined is None else runner._joined._ticket)
+        return computed
+
+    found = growing(runner, joined)
+    assert [best for _, best in found] == [best for _, best in expected]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
+    none, first, *_, last = tickets  # the first step joined them
+    assert none == 0 < first < last and len(set(tickets)) == 3  # one more behind a split's end
+
+
+def test_another_step_meanwhile_changes_nothing() -> None:
+    model = patched("int8", torch.float32)
+    runner, other = ModelRunner(model, 8), ModelRunner(model, 8)
+    step, another = decoding(runner, 3), decoding(other, 2)
+    expected, its = runner.execute(step), other.execute(another)
+    for each, given in ((runner, step), (other, another)):
+        each.compute(given, best=True)
+    for _ in range(3):
+        assert torch.equal(runner.compute(step, best=True).logits, expected)
+        assert torch.equal(runner.compute(step, best=True).logits, expected)
+        assert torch.equal(other.compute(another, best=True).logits, its)
+        assert torch.equal(runner.execute(step), expected)
+
+
+def test_another_number_of_threads_changes_nothing() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step, before = decoding(runner, 3), torch.get_num_threads()
+    expected = runner.execute(step)
+    try:
+        for threads in (1, 1, 2, 1, 3):
+            torch.set_num_threads(threads)
+            for _ in range(2):
+                assert torch.equal(runner.compute(step, best=True).logits, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_kernels_take_over_between_steps() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step = decoding(runner, 3)
+    for name in variants.machine().runnable:
+        with variants.use(name):
+            expected = runner.execute(step)
+        runner.compute(step, best=True)  # by the usual ones
+        with variants.use(name):
+            for _ in range(2):
+                assert torch.equal(runner.compute(step, best=True).logits, expected)
+
+
+def test_a_step_that_is_timed_has_the_same_bits() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step = decoding(runner, 3)
+    for _ in range(2):  # the first joins head and body
+        expected = runner.compute(step, best=True).logits.clone()
+    joined = runner._joined
+    assert joined is not None and joined._inputs is not None
+    computed, times = joined.run_timed(joined._inputs)
+    assert torch.equal(computed.logits, expected)
+    assert times is not None and (times[:, 0] > 0).all()
+    first, last = times[-2:].tolist()
+    assert last[1] - first[1] == times[:-2, [0, 2]].sum() + first[0] + last[0]
+    runner.plan.run(joined._inputs)
+    computed, times = joined.run_timed(joined._inputs)
+    assert torch.equal(computed.logits, expected) and times is None
+
+
+def test_ids_are_checked_in_every_step() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step = decoding(runner, 2)
+    for _ in range(3):
+        expected = runner.compute(step, best=True).logits.clone()
+    token_ids = step.scheduled[1].answer.token_ids
+    right, token_ids[-1] = token_ids[-1], 1 << 30
+    with pytest.raises(RuntimeError, match=f"token 1 has id {1 << 30}, but the vocabulary is 0 to"):
+        runner.compute(step, best=True)
+    token_ids[-1] = right
+    assert torch.equal(runner.compute(step, best=True).logits, expected)
+
+
+def test_a_head_that_does_more_stays_apart() -> None:
+    model = tiny_model("gemma2")
+    assert torch_armllm.patch(model, progress=False).captured
+    runner = ModelRunner(model, 8)
+    step = decoding(runner, 2)
+    expected = runner.execute(step)
+    for _ in range(3):
+        computed = runner.compute(step, best=True)
+        assert computed.best is None and torch.equal(computed.logits, expected)
+
+
+def test_steps_that_read_prompts_do_not_join() -> None:
+    runner = ModelRunner(patched("int8", torch.float32), 8)
+    step = decoding(runner, 2)
+    runner.compute(step, best=True)
+    (answer,) = Request("prompt", prompts(1)[0], SamplingParams(), seed=0).answers
+    answer.blocks = [5]
+    mixed = Step([*step.scheduled, Scheduled(answer, 0, len(answer.token_ids))])
+    assert runner.compute(mixed, best=True).best is None
+    assert runner.compute(step, best=True).best is not None
+
+
+def test_greedy_answers_are_those_drawn_by_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = engine()
+    joined = answer_ids(on, prompts(4), GREEDY)
+    assert on.runner._joined is not None  # type: ignore[attr-defined]
+    by_logits = engine()
+    without = by_logits.runner.compute
+    monkeypatch.setattr(by_logits.runner, "compute", lambda step, best=False: without(step))
+    assert answer_ids(by_logits, prompts(4), GREEDY) == joined
+
+
+def test_those_who_want_more_than_the_best_token_are_drawn_for_by_logits() -> None:
+    others = [
+        SamplingParams(temperature=0.9, seed=3, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=0.0, logprobs=2, max_tokens=9, ignore_eos=True),
+        SamplingParams(temperature=0.0, repetition_penalty=1.5, max_tokens=9, ignore_eos=True),
+    ]
+    alone = [
+        answer_ids(engine(), [prompt], params)[0] for prompt, params in zip(prompts(3), others, strict=True)
+    ]
+    on = engine()
+    first = answer_ids(on, prompts(4), GREEDY)  # so that the next steps come with best tokens
+    together = answer_ids(on, [*prompts(3), prompts(4)[3]], [*others, GREEDY])
+    assert together == [*alone, first[3]]
+
+
+def test_a_row_without_a_number_ends_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = engine()
+    expected = answer_ids(on, prompts(2), GREEDY)
+    compute = on.runner.compute
+
+    def spoilt(step: Step, best: bool = False) -> Computed:
+        computed = compute(step, best)
+        rows = [s.answer.request.request_id for s in step.scheduled]
+        if computed.best is not None and rows == ["0", "1"]:
+            computed.logits[0] = torch.nan
+            computed.best[0] = -1
+        return computed
+
+    monkeypatch.setattr(on.runner, "compute", spoilt)
+    with pytest.warns(UserWarning, match="hold no number: its answer ends"):
+        assert answer_ids(on, prompts(2), GREEDY)[1] == expected[1]
+
+
+def test_an_answer_is_drawn_for_once() -> None:
+    on = engine()
+    answer_ids(on, prompts(1), GREEDY)
+    sampler = on.sampler
+    request = Request("one", prompts(1)[0], GREEDY, seed=0)
+    answers: list[Answer] = list(request.answers)
+    assert sampler.take(array("q", [7]), answers) == [7]
+    assert sampler.take(array("q", [-1]), answers) is None

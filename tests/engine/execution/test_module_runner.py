@@ -1,0 +1,154 @@
+"""The runner of models without a plan: against `generate`, with forks, chunks and preemption."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import torch_armllm
+from tests.support.engines import MEMORY, answer_ids
+from torch_armllm.engine.build import build_engine
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.module_runner import ModulesRunner
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+
+FAMILIES = ["mamba2", "recurrent_gemma", "rwkv", "bloom", "xlnet"]
+NEW = 6
+
+
+@functools.cache
+def model_of(family: str) -> Any:
+    model = tiny_model(family)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def answer_of(length: int, **params: Any) -> Answer:
+    prompt = tiny_ids(1, length, seed=length)[0].tolist()
+    return Request(str(length), prompt, SamplingParams(**params), seed=0).answers[0]
+
+
+def generated(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+    found: list[int] = out[0, len(prompt) :].tolist()
+    return found
+
+
+def engine_of(model: Any, **settings: Any) -> LLMEngine:
+    return build_engine(model, None, EngineConfig(kv_cache_memory=MEMORY, max_model_len=64, **settings))
+
+
+def rest(answer: Answer) -> Scheduled:
+    """Everything of an answer that is not computed."""
+    return Scheduled(answer, answer.computed, len(answer.token_ids) - answer.computed)
+
+
+def advance(runner: ModulesRunner, *answers: Answer) -> None:
+    """A greedy step."""
+    logits = runner.execute(Step([rest(answer) for answer in answers]))
+    for answer, row in zip(answers, logits, strict=True):
+        answer.computed = len(answer.token_ids)
+        answer.token_ids.append(int(row.argmax()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_in_turn_give_what_generate_gives(family: str) -> None:
+    model = model_of(family)
+    runner = ModulesRunner(model)
+    first, second = answer_of(11), answer_of(5)
+    advance(runner, first)
+    for _ in range(NEW - 1):
+        advance(runner, second, first)
+    advance(runner, second)
+    for answer in (first, second):
+        assert answer.output_token_ids == generated(model, answer.request.prompt_token_ids)
+
+
+def test_a_fork_goes_on_from_a_copy() -> None:
+    model = model_of("mamba2")
+    runner = ModulesRunner(model)
+    first = answer_of(9)
+    advance(runner, first)
+    others = [Answer(first.request, i, [*first.token_ids[:9], i + 20], computed=9) for i in (1, 2)]
+    first.request.answers += others
+    advance(runner, first, others[0])
+    advance(runner, others[1], first)  # whose first answer has gone on by now: read anew
+    for answer in others:
+        (expected,) = runner.execute(Step([Scheduled(answer_like(answer), 0, 10)]))
+        assert answer.token_ids[10] == int(expected.argmax())
+
+
+def answer_like(answer: Answer) -> Answer:
+    """The same tokens as a prompt of their own, but for the last."""
+    return Request("other", answer.token_ids[:10], SamplingParams(), seed=0).answers[0]
+
+
+def test_pieces_of_a_prompt_wait_for_the_last() -> None:
+    model = model_of("recurrent_gemma")
+    runner = ModulesRunner(model)
+    answer = answer_of(11)
+    assert runner.execute(Step([Scheduled(answer, 0, 4)])).shape == (0, runner.vocabulary)
+    answer.computed = 4
+    advance(runner, answer)
+    assert answer.output_token_ids == generated(model, answer.request.prompt_token_ids)[:1]
+    every = answer_of(11, prompt_logprobs=0)
+    parts = [runner.execute(Step([Scheduled(every, *part)])) for part in ((0, 4), (4, 7))]
+    with torch.no_grad():
+        whole = model(torch.tensor([every.token_ids])).logits[0]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_preempted_text_is_read_anew() -> None:
+    model = model_of("rwkv")
+    runner = ModulesRunner(model)
+    answer, other = answer_of(11), answer_of(5)
+    advance(runner, answer)
+    advance(runner, answer)
+    runner.execute(Step([rest(other)], preempted=[answer]))
+    assert answer not in runner._texts
+    answer.computed = 0
+    for _ in range(NEW - 2):
+        advance(runner, answer)
+    assert answer.output_token_ids == generated(model, answer.request.prompt_token_ids)
+
+
+def test_what_is_finished_or_dropped_leaves_nothing() -> None:
+    runner = ModulesRunner(model_of("mamba2"))
+    first, second, third = answer_of(4), answer_of(5), answer_of(6)
+    advance(runner, first, second, third)
+    assert len(runner._texts) == 3
+    first.status = Status.FINISHED
+    del third
+    gc.collect()
+    advance(runner, second)
+    assert list(runner._texts) == [second]
+
+
+@pytest.mark.parametrize("family", ["bloom", "mamba2"])
+def test_an_engine_of_such_a_model(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_model(family)
+    prompts = [tiny_ids(1, n, seed=n)[0].tolist() for n in (11, 5)]
+    model.generation_config.pad_token_id = 0
+    report = torch_armllm.patch(model, progress=False)
+    assert not report.captured
+    with caplog.at_level("WARNING"):
+        on = engine_of(model, swap_space=1 << 20, speculative_config={"method": "ngram"})
+    assert "has no plan" in caplog.text
+    one = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+    two = SamplingParams(temperature=0.9, seed=1, n=2, max_tokens=NEW, ignore_eos=True)
+    (greedy,), drawn = answer_ids(on, prompts, [one, two])
+    model.generation_config.eos_token_id = None
+    assert greedy == generated(model, prompts[0])
+    alone = engine_of(model)
+    assert answer_ids(alone, prompts[1:], two) == [drawn]
+    assert on.scheduler.blocks.usage == 0

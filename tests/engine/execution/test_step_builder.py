@@ -1,0 +1,106 @@
+"""Steps of answers alone: the tensors that any step would be given, written over those of the step before."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.execution.step_builder import StepBuilder
+from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.kv_cache.shapes import Cache
+from torch_armllm.ops.attention import new_kv_cache
+from torch_armllm.plan.step import StepInputs
+
+SIZE = 16
+
+
+def cache() -> Cache:
+    return new_kv_cache(1, 1, SIZE, 16, 16, torch.float32)
+
+
+def answer(random: Random, length: int) -> Answer:
+    """An answer of which all tokens but the last are computed, with blocks in any order."""
+    prompt = [random.randrange(1000) for _ in range(length)]
+    (made,) = Request("r", prompt, SamplingParams(), seed=0).answers
+    made.token_ids.append(random.randrange(1000))
+    made.computed = length
+    make_room(random, made)
+    return made
+
+
+def make_room(random: Random, made: Answer) -> None:
+    while len(made.blocks) * SIZE < len(made.token_ids):
+        made.blocks.append(random.randrange(1 << 20))
+
+
+def decoding(answers: list[Answer]) -> Step:
+    return Step([Scheduled(one, one.computed, 1) for one in answers], decodes=True)
+
+
+def tensors(inputs: StepInputs) -> list[Tensor]:
+    fields = (inputs.input_ids, inputs.position_ids, inputs.slots, inputs.query_start, inputs.seq_lens)
+    return [field.clone() for field in fields]
+
+
+def blocks(inputs: StepInputs, answers: list[Answer]) -> list[list[int]]:
+    return [row[: len(one.blocks)] for row, one in zip(inputs.block_table.tolist(), answers, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
+    random = Random(seed)
+    builder = StepBuilder(cache(), SIZE, first_position=3)
+    running = [answer(random, random.randrange(1, 70)) for _ in range(3)]
+    for _ in range(300):
+        for one in running:
+            one.token_ids.append(random.randrange(1000))
+            one.computed += 1
+            make_room(random, one)
+        event = random.random()
+        if event < 0.05 or not running:
+            running.insert(random.randrange(len(running) + 1), answer(random, random.randrange(1, 2000)))
+        elif event < 0.1:
+            del running[random.randrange(len(running))]
+        elif event < 0.15:  # preempted, and back with other blocks
+            one = running[random.randrange(len(running))]
+            one.blocks = []
+            make_room(random, one)
+        elif event < 0.2:  # a prompt is read meanwhile
+            reading = answer(random, random.randrange(1, 700))
+            builder.build(Step([*decoding(running).scheduled, Scheduled(reading, 0, reading.computed)]))
+        if not running:
+            continue
+        step = decoding(running)
+        over = builder.decode(step)
+        found, rows = tensors(over), blocks(over, running)
+        anew, wanted = StepBuilder(cache(), SIZE, first_position=3).build(step)
+        assert wanted == list(range(len(running)))
+        assert all(torch.equal(a, b) for a, b in zip(found, tensors(anew), strict=True))
+        assert rows == blocks(anew, running) == [one.blocks for one in running]
+        assert over.max_seq_len == anew.max_seq_len == max(one.computed + 1 for one in running)
+
+
+def test_as_many_answers_as_before_keep_their_tensors() -> None:
+    random = Random(0)
+    builder = StepBuilder(cache(), SIZE)
+    one, other = answer(random, 5), answer(random, 9)
+    first = builder.decode(decoding([one]))
+    assert builder.decode(decoding([other])) is first
+    both = builder.decode(decoding([one, other]))
+    assert both is not first and both.tokens == 2
+    assert builder.decode(decoding([one])) is first
+
+
+def test_a_longer_table_makes_other_tensors() -> None:
+    random = Random(0)
+    builder = StepBuilder(cache(), SIZE)
+    first = builder.decode(decoding([answer(random, 5)]))
+    long = answer(random, 100 * SIZE)
+    second = builder.decode(decoding([long]))
+    assert second is not first
+    assert blocks(second, [long]) == [long.blocks]

@@ -1,0 +1,192 @@
+"""Answers that match a schema, an expression or a grammar."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.sampling.sampler import Sampler
+from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
+
+pytest.importorskip("llguidance", reason="llguidance is not installed: pip install torch_armllm[structured]")
+
+END, OTHER_END = 0, 1
+WORDS = ['{"', '":', "yes", "no", "Ġno", "true", '"}', "12", "aa"]
+
+
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Of single bytes and a few longer tokens."""
+    vocab = {"<end>": END, "<stop>": OTHER_END}
+    merges = []
+    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab[symbol] = len(vocab)
+    for word in WORDS:
+        for i in range(2, len(word) + 1):
+            if word[:i] not in vocab:
+                vocab[word[:i]] = len(vocab)
+                merges.append((word[: i - 1], word[i - 1]))
+    made = Tokenizer(models.BPE(vocab, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<end>", "<stop>"])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+
+
+@functools.cache
+def sampler() -> Sampler:
+    return Sampler(len(tokenizer()), (END, OTHER_END), tokenizer())
+
+
+def answer(seed: int = 0, structure: dict[str, Any] | None = None, **settings: Any) -> Answer:
+    wanted = StructuredOutputsParams(**structure) if structure else None
+    params = SamplingParams(structured_outputs=wanted, max_tokens=200, **settings)
+    return Request("r", [5, 6], params, seed).answers[0]
+
+
+def logits(seed: int, rows: int = 1) -> torch.Tensor:
+    return torch.randn(rows, len(tokenizer()), generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def text(made: Answer) -> str:
+    return str(tokenizer().decode(made.output_token_ids, skip_special_tokens=True))
+
+
+def finish(made: Answer, most: int = 200) -> str:
+    """The answer's text, by random logits; it must end of itself."""
+    for step in range(most):
+        token = sampler()(logits(1000 * made.request.seed + step), [made])[0].token_id
+        made.token_ids.append(token)
+        if token in (END, OTHER_END):
+            return text(made)
+    raise AssertionError(f"no end after {most} tokens: {text(made)!r}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_choice_is_one_of_its_texts(seed: int) -> None:
+    choice = ["yes", "no", 'say "no"\n', "größer", "a\\b/(c)"]
+    assert finish(answer(seed, {"choice": choice})) in choice
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_regular_expression_matches_the_whole(seed: int) -> None:
+    import re
+
+    pattern = r"[0-9]{3}-(yes|no)( [a-z]{1,4}){0,2}"
+    assert re.fullmatch(pattern, finish(answer(seed, {"regex": pattern})))
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "ok": {"type": "boolean"},
+        "size": {"type": "integer", "minimum": 3, "maximum": 14},
+    },
+    "required": ["name", "ok", "size"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["dict", "text"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_schema_holds(seed: int, schema: Any) -> None:
+    # logits without bounds would fill the object with spaces
+    spaces = {tokenizer().convert_tokens_to_ids(t): -100.0 for t in ("Ġ", "Ċ", "ĉ", "č")}
+    found = json.loads(finish(answer(seed, {"json": schema}, logit_bias=spaces)))
+    assert set(found) == {"name", "ok", "size"}
+    assert len(found["name"]) <= 5 and isinstance(found["ok"], bool) and 3 <= found["size"] <= 14
+
+
+def test_a_grammar_and_any_object() -> None:
+    grammar = 'start: pair+ "."\npair: "(" pair* ")"'
+    found = finish(answer(4, {"grammar": grammar}), 2000)
+    assert found[-1] == "." and found.count("(") == found.count(")") and set(found) == {*"()."}
+    begin = answer(0, {"json_object": True})
+    first = sampler()(logits(0), [begin])[0].token_id
+    assert tokenizer().decode([first]).lstrip()[:1] in ("{", "")
+
+
+@pytest.mark.parametrize(
+    ("structure", "told"),
+    [
+        ({"regex": "[a-"}, "regex"),
+        ({"json": {"type": "objekt"}}, "objekt"),
+        ({"json": "{"}, "no JSON"),
+        ({"grammar": "start: nothing"}, "nothing"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(structure: dict[str, Any], told: str) -> None:
+    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(**structure))
+    with pytest.raises(ValueError, match=told):
+        sampler().check(wanted)
+
+
+def test_a_tokenizer_is_needed() -> None:
+    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    with pytest.raises(ValueError, match="fast tokenizer"):
+        Sampler(50).check(wanted)
+
+
+def test_the_end_waits_until_the_text_is_complete() -> None:
+    made = answer(0, {"regex": "yes"}, temperature=0.0)
+    for _ in range(3):
+        row = logits(0)
+        row[0, [END, OTHER_END]] = 100.0
+        token = sampler()(row, [made])[0].token_id
+        made.token_ids.append(token)
+        if token in (END, OTHER_END):
+            break
+    assert text(made) == "yes" and made.token_ids[-1] == END
+    # the other rules yield where nothing else is left
+    ended = answer(0, {"regex": "no"}, min_tokens=50)
+    ended.token_ids += tokenizer().encode("no")
+    assert sampler()(logits(0), [ended])[0].token_id == END
+
+
+def test_an_answer_that_left_its_grammar_ends() -> None:
+    made = answer(0, {"regex": "[a-z]{9}"}, allowed_token_ids=tokenizer().encode("3"))
+    assert sampler()(logits(0), [made])[0].token_id == END
+    made.token_ids += tokenizer().encode("3")
+    made.params.allowed_token_ids = None
+    assert sampler()(logits(0), [made])[0].token_id == END
+
+
+def test_rows_do_not_meet() -> None:
+    """Answers in one batch, forked and preempted at will, are those that each gives alone."""
+    structures = [{"regex": "[a-c]{4}[0-9]+"}, None, {"choice": ["yes no", "no yes"]}]
+    alone, together = ([answer(i, s) for i, s in enumerate(structures)] for _ in range(2))
+    for step in range(6):
+        rows = logits(step, 3)
+        for i, made in enumerate(alone):
+            made.token_ids.append(sampler()(rows[i : i + 1].clone(), [made])[0].token_id)
+        order = random.Random(step).sample(range(3), 3)
+        for i, drawn in zip(order, sampler()(rows[order], [together[i] for i in order]), strict=True):
+            together[i].token_ids.append(drawn.token_id)
+    assert [a.token_ids for a in alone] == [a.token_ids for a in together]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("structure", [{"regex": "(yes|no|12)+"}, {"choice": ["yes", "no no"]}], ids=str)
+def test_drafts_change_nothing(temperature: float, structure: dict[str, Any]) -> None:
+    """Good drafts are taken, bad ones and such as the grammar forbids are not, and the matcher goes back."""
+    plain, drafted = (answer(3, structure, temperature=temperature) for _ in range(2))
+    rows = [logits(7 + i) for i in range(40)]
+    for i in range(12):
+        plain.token_ids.append(sampler()(rows[i].clone(), [plain])[0].token_id)
+    right = plain.output_token_ids
+    guess = random.Random(0)
+    while drafted.output_length < 12:
+        at = drafted.output_length
+        drafted.draft = [t if guess.random() < 0.7 else guess.randrange(60) for t in right[at : at + 4]]
+        given = torch.cat(rows[at : at + 1 + len(drafted.draft)])
+        drafted.token_ids += [d.token_id for d in sampler().verify(given, drafted)]
+    assert drafted.output_token_ids[:12] == right

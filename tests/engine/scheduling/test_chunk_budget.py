@@ -1,0 +1,95 @@
+"""How much of a prompt is read while others wait for their next token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.engines import engine
+from tests.support.simulation import Simulation, request, simulation
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.scheduling.chunk_budget import Pace, Room
+
+ALONE = 0.04
+"""Seconds of a step of answers, in the machine that these tests make up."""
+
+
+def seconds(run: Simulation, per_token: float) -> float:
+    """What the last step takes: tokens of prompts take longer the more they attend to."""
+    added = 0.0
+    for answer, start, count in run.steps[-1].scheduled:
+        if start < answer.prompt_length:
+            added += count * per_token * (1 + start / 700)
+    return ALONE + added
+
+
+def paced(per_token: float, most: float | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Times of the steps in which a long prompt is read while two answers are written."""
+    run = simulation(2000, max_model_len=4000, max_num_seqs=4, max_num_batched_tokens=512, max_step_time=most)
+    note = run.scheduler.note_time
+    monkeypatch.setattr(run.scheduler, "note_time", lambda step, _: note(step, seconds(run, per_token)))
+    for number in range(2):
+        run.add(request(str(number), [number] * 40, max_tokens=600))
+    for _ in range(5):
+        run.step()
+    long = run.add(request("long", [1] * 3000))
+    while long.answers[0].output_length == 0:
+        run.step()
+        yield seconds(run, per_token)
+
+
+def test_steps_stay_within_their_time_as_a_prompt_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = list(paced(0.001, 0.2, monkeypatch))
+    assert max(limited[1:]) < 0.23  # the first one is measured on prompts alone
+    assert all(taken > 0.15 for taken in limited[2:-1])
+    assert max(paced(0.001, None, monkeypatch)) > 2
+
+
+def test_a_slow_machine_reads_prompts_as_long_as_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = list(paced(0.001, 0.01, monkeypatch))
+    assert len(limited) < 3000 / 32 + 3  # never less than 32 tokens
+    assert pytest.approx(limited[2], rel=0.2) == 2 * ALONE
+
+
+def test_an_unlucky_step_is_forgotten() -> None:
+    pace = Pace(0.2)
+    assert pace.work() == float("inf")
+    pace.note(0, 0.05)
+    pace.note(100, 0.15)
+    assert pace.work() == pytest.approx(150)
+    pace.note(100, 5.0)
+    assert pace.work() < 10
+    for _ in range(8):
+        pace.note(32, 0.05 + 0.032)
+    assert pace.work() == pytest.approx(150, rel=0.2)
+
+
+def test_room_is_taken_at_its_price() -> None:
+    room = Room(512, 300.0)
+    assert room.take(0, 100) == 100 and room.any
+    assert room.take(2048, 500) == 100 and not room.any
+    narrow = Room(20, 1.0)
+    assert narrow.take(4096, 500) == 20 and not narrow.any
+
+
+def test_time_changes_no_answer() -> None:
+    prompts = [[number + 2, 3, 5] * 20 for number in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    found = []
+    for most in (None, 1e-6, 0.2):
+        on = engine(max_num_batched_tokens=64, max_step_time=most)
+        answers = {}
+        for number, prompt in enumerate(prompts):
+            on.add_request(str(number), prompt, params)
+            for _ in range(2):
+                answers |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
+        while on.has_unfinished_requests():
+            answers |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
+        found.append(answers)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_limit_of_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_step_time = 0: give seconds above 0, or None"):
+        engine(max_step_time=0)

@@ -1,0 +1,121 @@
+"""Answers that lose their blocks, and what becomes of those."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.simulation import request, simulation
+from torch_armllm.engine.request import Status
+from torch_armllm.engine.scheduling.block_tables import BlockTables
+from torch_armllm.engine.step import Step
+from torch_armllm.kv_cache.block_manager import BlockManager
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_the_youngest_gives_up_its_blocks_and_gets_them_back(preemption: str) -> None:
+    run = simulation(4, swap_blocks=4, caching=False, preemption=preemption)
+    old = run.add(request("old", [1] * 6, max_tokens=7))
+    young = run.add(request("young", [2] * 3, max_tokens=6))
+    while not (step := run.step()).preempted:
+        pass
+    (answer,) = young.answers
+    assert step.preempted == [answer] and young.metrics.preemptions == 1 and run.scheduler.preemptions == 1
+    swapped = preemption == "swap"
+    assert answer.status is (Status.SWAPPED if swapped else Status.WAITING)
+    assert (run.scheduler.waiting, run.scheduler.swapped) == (1 - swapped, swapped)
+    assert len(step.swaps_out) == (2 if swapped else 0) and (answer.computed > 0) == swapped
+    run.run()
+    assert sum(len(s.swaps_in) for s in run.steps) == (2 if swapped else 0)
+    assert old.metrics.preemptions == 0
+    run.check_end()
+
+
+def test_what_does_not_fit_into_swap_memory_is_computed_again() -> None:
+    run = simulation(4, swap_blocks=1, caching=False, preemption="swap")
+    run.add(request("old", [1] * 6, max_tokens=7))
+    young = run.add(request("young", [2] * 3, max_tokens=6))
+    while not run.step().preempted:
+        pass
+    assert young.answers[0].status is Status.WAITING and not any(s.swaps_out for s in run.steps)
+    run.run()
+    run.check_end()
+
+
+def test_a_prompt_that_is_read_for_several_answers_gives_all_its_seats_back() -> None:
+    run = simulation(8, max_num_seqs=4, max_num_batched_tokens=4, caching=False)
+    run.add(request("old", [1] * 7, max_tokens=12))
+    many = run.add(request("many", [2] * 19, n=3, max_tokens=2))
+    while not (step := run.step()).preempted:
+        pass
+    assert step.preempted == many.answers and many.answers[0].computed == 0
+    run.run()
+    run.check_end()
+
+
+@pytest.mark.parametrize("when", ["waiting", "reading", "writing", "computed", "forked", "swapped"])
+def test_an_abort_frees_everything_at_any_time(when: str) -> None:
+    run = simulation(6, swap_blocks=6, max_num_seqs=4, max_num_batched_tokens=4, preemption="swap")
+    run.add(request("other", [1] * 4, max_tokens=16))
+    asked = run.add(request("a", [2] * 10, n=2 if when == "forked" else 1, max_tokens=9))
+    if when == "waiting":
+        assert run.scheduler.abort("a") is asked
+    elif when == "swapped":
+        while asked.answers[0].status is not Status.SWAPPED:
+            run.step()
+        run.scheduler.abort("a")
+    elif when in ("computed", "forked"):
+        while asked.answers[0].computed < 8:
+            run.step()
+        run.step(abort="a" if when == "computed" else None)
+        run.scheduler.abort("a")
+    else:
+        for _ in range({"reading": 2, "writing": 6}[when]):
+            run.step()
+        run.scheduler.abort("a")
+    assert asked.finished and {a.finish_reason for a in asked.answers} == {"abort"}
+    assert run.scheduler.abort("a") is None and run.scheduler.abort("nobody") is None
+    run.run()
+    run.check_end()
+
+
+def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
+    run = simulation(4, swap_blocks=8, block_size=2, preemption="swap")
+    run.add(request("old", [1], max_tokens=6))
+    young = run.add(request("young", [2] * 3, max_tokens=5))
+    (answer,) = young.answers
+    while not run.step().preempted:
+        pass
+    run.blocks.deallocate(run.blocks.allocate(run.blocks.free))  # whatever can be found is overwritten
+    while answer.status is Status.SWAPPED:
+        before = list(answer.token_ids)
+        step = run.scheduler.schedule()
+        if answer.status is Status.RUNNING:
+            assert step.swaps_in and run.blocks.find(before, 2) == []
+        run.execute(step)
+        drawn = {s.answer: run.draw(s.answer, 0) for s in step.scheduled}
+        run.scheduler.complete(step, drawn)
+        for other in drawn:
+            if other.output_length == other.params.max_tokens:
+                run.scheduler.finish(other, "length")
+    assert run.blocks.find(before, 2) == answer.blocks[:1]
+    run.run()
+    run.check_end()
+
+
+def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in() -> None:
+    blocks = BlockManager(16, 2, swap_blocks=8)
+    tables, step = BlockTables(blocks), Step()
+    text = [1, 2, 3, 4, 5, 6, 7]
+    (half,), (whole,) = request("half", text).answers, request("whole", text).answers
+    assert tables.admit(half, step, reserve=0, most=7)
+    half.computed = 3
+    assert tables.swap_out(half, step) and len(step.swaps_out) == 2
+    assert tables.admit(whole, step, reserve=0, most=7)
+    tables.advance(whole, 0, 7, [8])
+    assert tables.admit(half, step, reserve=0, most=7)
+    assert half.computed == 3 and half.blocks[0] == whole.blocks[0]
+    assert not {*half.blocks[1:]} & {*whole.blocks}
+    assert [block for _, block in step.swaps_in] == half.blocks[1:2]
+    tables.forget(half)
+    tables.forget(whole)
+    assert blocks.free == 16 and blocks.free_slots == 8 and not tables._arriving

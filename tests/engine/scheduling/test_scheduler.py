@@ -1,0 +1,205 @@
+"""What the scheduler does, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.simulation import counts, request, simulation
+from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from torch_armllm.kv_cache.block_manager import BlockManager
+
+
+def test_a_prompt_is_read_in_what_answers_leave() -> None:
+    run = simulation(max_num_seqs=4, max_num_batched_tokens=6)
+    run.add(request("a", [1], max_tokens=9))
+    run.add(request("b", [1, 2], max_tokens=9))
+    assert counts(run.step()) == [("a", 0, 1), ("b", 0, 2)]
+    run.add(request("long", [2] * 10))
+    assert counts(run.step()) == [("a", 1, 1), ("b", 2, 1), ("long", 0, 4)]
+    run.add(request("late", [0]))
+    assert counts(run.step()) == [("a", 2, 1), ("b", 3, 1), ("long", 4, 4)]
+    assert counts(run.step()) == [("a", 3, 1), ("b", 4, 1), ("long", 8, 2), ("late", 0, 1)]
+    run.run()
+    run.check_end()
+
+
+def test_who_is_admitted_leaves_a_block_to_each_running_answer() -> None:
+    run = simulation(5, caching=False)
+    for name in "ab":
+        run.add(request(name, [1] * 3, max_tokens=5))
+    run.step()
+    run.add(request("c", [2] * 5, max_tokens=2))
+    assert run.blocks.free == 3 and len(run.step().scheduled) == 2
+    run.run()
+    assert run.scheduler.preemptions == 0
+    run.check_end()
+
+
+def test_without_chunks_a_prompt_waits_until_all_of_it_fits() -> None:
+    run = simulation(
+        max_num_seqs=4, max_num_batched_tokens=8, max_model_len=8, enable_chunked_prefill=False, caching=False
+    )
+    run.add(request("a", [1], max_tokens=3))
+    run.add(request("b", [1, 2], max_tokens=3))
+    run.add(request("long", [2] * 6, max_tokens=1))
+    run.add(request("late", [2], max_tokens=1))
+    assert counts(run.step()) == [("a", 0, 1), ("b", 0, 2)]
+    assert counts(run.step()) == [("a", 1, 1), ("b", 2, 1), ("long", 0, 6)]
+    assert counts(run.step()) == [("a", 2, 1), ("b", 3, 1), ("late", 0, 1)]
+
+
+def test_answers_share_their_prompt_and_copy_what_they_go_on_in() -> None:
+    run = simulation(max_num_seqs=3)
+    asked = run.add(request("a", [1, 2, 0, 1, 2], n=3, max_tokens=4))
+    run.step()
+    first, *others = asked.answers
+    assert [a.index for a in others] == [1, 2] and all(a.computed == 5 for a in others)
+    assert all(a.blocks == first.blocks for a in others) and run.blocks.free == 62
+    step = run.step()
+    assert len(step.copies) == 2 and {old for old, _ in step.copies} == {others[1].blocks[1]}
+    assert len({a.blocks[1] for a in asked.answers}) == 3
+    assert {a.blocks[0] for a in asked.answers} == {first.blocks[0]}
+    run.run()
+    run.check_end()
+
+
+def test_seats_are_taken_for_all_answers_before_they_are_there() -> None:
+    run = simulation(max_num_seqs=4, max_num_batched_tokens=4)
+    run.add(request("three", [1] * 6, n=3, max_tokens=2))
+    run.add(request("two", [2], n=2, max_tokens=2))
+    assert counts(run.step()) == [("three", 0, 4)]
+    assert counts(run.step()) == [("three", 4, 2)], "two more would be five"
+    assert counts(run.step()) == [("three", 6, 1)] * 3
+    assert counts(run.step()) == [("two", 0, 1)]
+
+
+def test_prompts_find_what_others_have_computed() -> None:
+    run = simulation()
+    run.add(request("a", [1] * 9, max_tokens=1))
+    run.run()
+    again = run.add(request("b", [1] * 9, max_tokens=1))
+    whole = run.add(request("c", [1] * 8, max_tokens=1))
+    assert counts(run.step()) == [("b", 8, 1), ("c", 4, 4)], "the last token's logits are needed"
+    assert (again.num_cached_tokens, whole.num_cached_tokens) == (8, 4)
+    assert run.blocks.hit_rate == 12 / (8 + 8 + 7)
+    run.check_end()
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_computed_again() -> None:
+    run = simulation()
+    run.add(request("a", [1] * 9, max_tokens=1))
+    run.run()
+    run.add(request("b", [1] * 9, max_tokens=1, prompt_logprobs=0))
+    assert counts(run.step()) == [("b", 0, 9)]
+
+
+def test_a_turn_of_a_conversation_finds_the_last_one_with_its_answer() -> None:
+    run = simulation()
+    first = run.add(request("1", [1, 2, 3], max_tokens=6))
+    run.run()
+    history = first.answers[0].token_ids
+    assert len(history) == 9
+    second = run.add(request("2", [*history, 5], max_tokens=2))
+    run.run()
+    assert second.num_cached_tokens == 8
+
+
+def test_drafts_are_verified_and_rolled_back() -> None:
+    run = simulation(max_num_batched_tokens=64)
+    run.add(request("a", [1, 2, 3], max_tokens=12))
+    run.step(draft=lambda answer: [0, 0, 0, 0, 0, 0])
+    step = run.step(draft=lambda answer: [])
+    (scheduled,) = step.scheduled
+    answer = scheduled.answer
+    assert scheduled.count == 7 and not answer.draft
+    assert answer.computed == len(answer.token_ids) - 1
+    assert len(answer.blocks) == -(-len(answer.token_ids) // 4)
+
+
+def test_drafts_take_no_block_that_others_will_need_and_no_token_of_a_prompt() -> None:
+    run = simulation(5, max_num_seqs=4, max_num_batched_tokens=5, caching=False)
+    run.add(request("a", [1] * 3, max_tokens=9))
+    run.add(request("b", [2], max_tokens=9))
+    run.step(draft=lambda answer: [0] * 6)
+    step = run.step()
+    assert counts(step) == [("a", 3, 4), ("b", 1, 1)], "five tokens in all"
+    run = simulation(3, caching=False)
+    run.add(request("a", [1] * 3, max_tokens=9))
+    run.add(request("b", [2] * 3, max_tokens=2))
+    run.step(draft=lambda answer: [0] * 6)
+    assert counts(run.step()) == [("a", 3, 1), ("b", 3, 1)], "two of three blocks are held"
+
+
+def test_a_draft_ends_where_the_text_must() -> None:
+    run = simulation(max_model_len=8)
+    run.add(request("a", [1] * 4, max_tokens=9))
+    run.step(draft=lambda answer: [0] * 9)
+    assert counts(run.step()) == [("a", 4, 4)]
+
+
+def test_who_was_refused_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = simulation(4)
+    run.add(request("a", [1] * 4, max_tokens=9))
+    run.step()
+    run.add(request("large", [2] * 12, max_tokens=2))
+    asked: list[int] = []
+    find = run.blocks.find
+    monkeypatch.setattr(run.blocks, "find", lambda ids, length: asked.append(length) or find(ids, length))
+    for _ in range(7):
+        run.step()
+    assert asked == [11]
+    run.run()
+    run.check_end()
+
+
+def refused(match: str, asked: Request, **limits: object) -> None:
+    scheduler = simulation(4, **limits).scheduler
+    with pytest.raises(ValueError, match=match):
+        scheduler.add(asked)
+    assert not scheduler.has_unfinished and not scheduler._places
+
+
+def test_what_can_never_be_served_is_refused() -> None:
+    refused("has no prompt", request("a", []))
+    refused("has 16 tokens; the KV cache allows 16", request("a", [1] * 16))
+    refused("has 8 tokens; max_model_len allows 8", request("a", [1] * 8), max_model_len=8)
+    refused("wants 3 answers; max_num_seqs is 2", request("a", [1], n=3), max_num_seqs=2)
+    scheduler = simulation().scheduler
+    scheduler.add(request("a", [1]))
+    with pytest.raises(ValueError, match="'a' is not finished"):
+        scheduler.add(request("a", [1]))
+
+
+def test_an_answer_may_fill_the_whole_cache() -> None:
+    run = simulation(2, caching=False)
+    asked = run.add(request("a", [1], max_tokens=100))
+    run.run()
+    assert len(asked.answers[0].token_ids) == 8 == run.scheduler.max_length
+    run.check_end()
+
+
+@pytest.mark.parametrize(
+    ("limits", "match"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs = 0"),
+        ({"max_num_seqs": 8, "max_num_batched_tokens": 7}, "less than max_num_seqs = 8"),
+        ({"enable_chunked_prefill": False, "max_model_len": 513}, "less than max_model_len = 513"),
+        ({"preemption": "pause"}, "'recompute' or 'swap'"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(limits: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        SchedulerConfig(**limits)  # type: ignore[arg-type]
+
+
+def test_tokens_of_an_answer_that_is_gone_are_ignored() -> None:
+    scheduler = Scheduler(SchedulerConfig(), BlockManager(8, 4))
+    asked = Request("a", [1, 2], SamplingParams(), seed=0)
+    scheduler.add(asked)
+    step = scheduler.schedule()
+    scheduler.abort("a")
+    answer: Answer = asked.answers[0]
+    scheduler.complete(step, {answer: [7]})
+    assert answer.token_ids == [1, 2] and answer.blocks == [] and not scheduler.schedule().scheduled

@@ -1,0 +1,97 @@
+"""Long random runs of the scheduler on memories that are too small for what is asked."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import pytest
+
+from tests.support.simulation import VOCABULARY, Simulation, next_token, request
+from torch_armllm.engine.request import Answer
+from torch_armllm.engine.scheduling.scheduler import SchedulerConfig
+from torch_armllm.kv_cache.block_manager import BlockManager
+
+SHARED = [next_token([i], 0) for i in range(30)]
+
+
+@cache
+def trace(seed: int) -> Simulation:
+    """Requests that come and go for 150 steps, until none is left."""
+    random = Random(seed)
+    block_size = random.choice([1, 2, 4])
+    positions = random.choice([24, 40, 64])
+    swap = random.choice([0, 4, 200])
+    blocks = BlockManager(
+        positions // block_size, block_size, swap, enable_prefix_caching=random.random() < 0.7
+    )
+    chunked = random.random() < 0.7
+    max_num_seqs = random.randint(1, 8)
+    budget = max_num_seqs + random.randint(0, 12) if chunked else 40 + random.randint(0, 20)
+    config = SchedulerConfig(max_num_seqs, budget, 40, chunked, "swap" if swap else "recompute")
+    simulation = Simulation(config, blocks)
+    often = random.choice([0.2, 0.6, 1.0])
+    aborts = random.choice([0.0, 0.1])
+    drafts = random.choice([0, 0, 6])
+
+    def draft(answer: Answer) -> list[int]:
+        text = list(answer.token_ids)
+        for _ in range(random.randint(0, drafts)):
+            right = random.random() < 0.7
+            text.append(next_token(text, answer.index) if right else random.randrange(VOCABULARY))
+        return text[len(answer.token_ids) :]
+
+    def name() -> str:
+        return str(random.randrange(len(simulation.requests)))
+
+    for i in range(150):
+        if i == 0 or random.random() < often:
+            beginning = SHARED[: random.choice([0, 4, 8, random.randint(0, 20)])]
+            prompt = beginning + [random.randrange(VOCABULARY) for _ in range(random.randint(1, 6))]
+            prompt = prompt[: simulation.scheduler.max_length - 1]
+            n = random.choice([1, 1, 1, min(4, max_num_seqs)])
+            priority, logprobs = random.choice([0, 0, 1, -1]), random.choice([None, None, None, 0])
+            settings = {"n": n, "priority": priority, "max_tokens": random.randint(1, 20)}
+            simulation.add(
+                request(str(len(simulation.requests)), prompt, prompt_logprobs=logprobs, **settings)
+            )
+        if random.random() < aborts:
+            simulation.scheduler.abort(name())
+        simulation.step(draft, name() if random.random() < aborts else None)
+    while simulation.scheduler.has_unfinished:
+        simulation.step(draft)
+        assert len(simulation.steps) < 5000, "it does not end"
+    return simulation
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_request_ends_with_its_own_text(seed: int) -> None:
+    simulation = trace(seed)
+    simulation.check_end()
+    preemptions = sum(r.metrics.preemptions for r in simulation.requests)
+    assert simulation.scheduler.preemptions == preemptions == sum(len(s.preempted) for s in simulation.steps)
+
+
+def test_the_runs_meet_all_there_is_to_meet() -> None:
+    """So that the test above cannot become an easy one."""
+    runs = [trace(seed) for seed in range(40)]
+    steps = [step for run in runs for step in run.steps]
+    for kind in ("swaps_out", "swaps_in", "copies", "preempted"):
+        assert sum(bool(getattr(step, kind)) for step in steps) > 100, kind
+    caches = [run.blocks.cache for run in runs if run.blocks.cache is not None]
+    assert sum(cache.tokens_found for cache in caches) > 1000
+    assert sum(not s.draws for step in steps for s in step.scheduled) > 100
+
+
+def test_the_same_requests_make_the_same_steps() -> None:
+    def moves(simulation: Simulation) -> list[object]:
+        return [
+            [
+                [(s.answer.request.request_id, s.answer.index, s.start, s.count) for s in step.scheduled],
+                [step.swaps_out, step.swaps_in, step.copies],
+            ]
+            for step in simulation.steps
+        ]
+
+    assert moves(trace.__wrapped__(3)) == moves(trace(3))
+    assert moves(trace(3)) != moves(trace(4))

@@ -1,0 +1,143 @@
+"""Where guesses come from, and which of them may stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.engine.sampling.test_sampler import likely
+from torch_armllm.engine.request import Request
+from torch_armllm.engine.sampling.sampler import Sampler
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.speculative.config import SpeculativeConfig
+from torch_armllm.engine.speculative.draft_model import DraftModelProposer
+from torch_armllm.engine.speculative.drafting import Speculation
+from torch_armllm.engine.speculative.ngram import NgramIndex
+from torch_armllm.engine.speculative.rejection import accept
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.ops.sample import reference_probabilities
+
+VOCAB = 97
+
+
+# configuration
+
+
+def test_settings_are_read() -> None:
+    found = SpeculativeConfig.parse({"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 1})
+    assert (found.num_speculative_tokens, found.prompt_lookup_max, found.prompt_lookup_min) == (6, 1, 1)
+    assert SpeculativeConfig.parse({"method": "ngram", "prompt_lookup_min": 7}).prompt_lookup_max == 7
+    assert SpeculativeConfig.parse({"method": "draft_model", "model": "x"}).model == "x"
+
+
+@pytest.mark.parametrize(
+    ("given_", "told"),
+    [
+        ({}, "no 'method'"),
+        ({"method": "medusa"}, "'medusa' is none of ngram, draft_model"),
+        ({"method": "ngram", "tokens": 3}, "unknown settings tokens"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
+        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "more than"),
+        ({"method": "ngram", "model": "x"}, "takes no model"),
+        ({"method": "draft_model"}, "needs 'model'"),
+    ],
+)
+def test_wrong_settings_are_refused(given_: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        SpeculativeConfig.parse(given_)
+
+
+# n-grams
+
+
+def plainly(text: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    for size in range(longest, shortest - 1, -1):
+        for end in range(len(text) - 1, size - 1, -1):
+            if len(text) >= size and text[end - size : end] == text[len(text) - size :]:
+                found = list(text)
+                for i in range(count):
+                    found.append(found[end + i])
+                return found[len(text) :]
+    return []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.lists(st.integers(0, 3), max_size=40),
+    begin=st.integers(0, 10),
+    runs=st.sampled_from(((1, 1), (1, 3), (2, 4))),
+    count=st.integers(1, 6),
+)
+def test_lookup_agrees_with_a_search(text: list[int], begin: int, runs: tuple[int, int], count: int) -> None:
+    index = NgramIndex(*runs)
+    for length in range(min(begin, len(text)), len(text) + 1):
+        assert index.propose(text[:length], count) == plainly(text[:length], *runs, count)
+
+
+# rejection sampling
+
+
+class FixedLogits:
+    """A model whose logits depend on the position alone."""
+
+    block_size, vocabulary = 16, 20
+
+    def __init__(self, seed: int) -> None:
+        self.table = torch.randn(8, 20, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+    def execute(self, step: Step) -> Tensor:
+        return torch.cat([self.table[p : p + 1] for s in step.scheduled for p in s.wanted])
+
+
+@pytest.mark.parametrize("rejection", [True, False])
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 0.7, "top_k": 9}, {"top_p": 0.8, "logit_bias": {3: 2.0}}, {"temperature": 0.0}],
+    ids=str,
+)
+def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], rejection: bool) -> None:
+    count, length = 800, 3
+    target, sampler = FixedLogits(0), Sampler(20)
+    proposer = DraftModelProposer(FixedLogits(1), 10**4, sampler, 10**5, rejection=rejection)
+    speculation = Speculation(proposer, sampler, 2)
+    answers = [
+        Request("r", [5], SamplingParams(max_tokens=length, **params), seed).answers[0]
+        for seed in range(count)
+    ]
+    while going := [a for a in answers if a.output_length < length]:
+        speculation.propose(going)
+        drafts = [len(a.draft) for a in going]
+        steps = [Scheduled(a, len(a.token_ids) - 1, 1 + k) for a, k in zip(going, drafts, strict=True)]
+        for a, found in zip(
+            going, speculation.verify(target.execute(Step(steps)), going, drafts), strict=True
+        ):
+            a.token_ids += [drawn.token_id for drawn in found]
+    for place in range(length):
+        logits = target.table[place].clone()
+        for token, bias in params.get("logit_bias", {}).items():
+            logits[token] += bias
+        settings_ = [params.get("temperature", 1.0), params.get("top_k", 0), params.get("top_p", 1.0), 0.0]
+        drawn = torch.tensor([a.output_token_ids[place] for a in answers])
+        assert likely(torch.bincount(drawn, minlength=20), reference_probabilities(logits, *settings_))
+    assert speculation.acceptance.accepted > 0 or not params.get("temperature", 1.0)
+
+
+def test_more_drafts_stay_by_rejection() -> None:
+    """As many as may, the overlap of the distributions; random numbers in common give less."""
+    torch.manual_seed(0)
+    p, q = (torch.randn(30).softmax(-1) for _ in range(2))
+    numbers = torch.rand(4000, 3, dtype=torch.float64)
+    drafts = torch.searchsorted(q.double().cumsum(0), numbers[:, 0].contiguous())
+    stay, tokens = 0, []
+    for draft, (_, keeps, instead) in zip(drafts.tolist(), numbers.tolist(), strict=True):
+        number, other = accept([draft], q[None], p[None], lambda _, i, u=(keeps, instead): u[i])  # noqa: B023
+        stay += number
+        tokens.append(draft if other is None else other)
+    assert likely(torch.bincount(torch.tensor(tokens), minlength=30), p.double())
+    overlap = float(torch.minimum(p, q).sum())
+    assert stay / 4000 == pytest.approx(overlap, abs=0.03)

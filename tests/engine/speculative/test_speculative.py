@@ -1,0 +1,215 @@
+"""Drafts save steps and change no output."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.patched_models import fresh
+from torch_armllm.engine.execution.plan_runner import ModelRunner
+from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.sampling.sampler import Sampler
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.speculative.build import build_speculation
+from torch_armllm.engine.speculative.draft_model import DraftModelProposer
+from torch_armllm.engine.speculative.drafting import Proposer, Speculation
+from torch_armllm.engine.speculative.ngram import NgramProposer
+from torch_armllm.engine.step import Scheduled, Step
+
+VOCAB = 97
+
+
+# whole texts, with the tiny models' logits
+
+
+@functools.cache
+def model(seed: int) -> Any:
+    return fresh("llama") if seed == 0 else fresh("qwen3")
+
+
+class Loop:
+    """The engine's loop in its simplest form: blocks without end, every answer in every step."""
+
+    def __init__(self, proposer: Any = None, most: int = 4) -> None:
+        self.runner = ModelRunner(model(0), num_blocks=64)
+        self.sampler = Sampler(VOCAB, (2,))
+        self.speculation = Speculation(proposer(self.sampler), self.sampler, most) if proposer else None
+        self.blocks = list(range(64))
+        self.steps = 0
+
+    def run(self, requests: list[Request], late: int = 0) -> list[list[int]]:
+        """All answers' tokens; the first ``late`` requests come some steps after the others."""
+        answers = [r.answers[0] for r in requests]
+        while going := [a for a in answers if a.status is not Status.FINISHED]:
+            self.step(going[late:] if self.steps < 3 and len(going) > late else going)
+        return [a.output_token_ids for a in answers]
+
+    def step(self, answers: list[Answer]) -> None:
+        scheduled = []
+        for a in answers:
+            end = len(a.token_ids) + len(a.draft)
+            while len(a.blocks) * self.runner.block_size < end:
+                a.blocks.append(self.blocks.pop())
+            scheduled.append(Scheduled(a, a.computed, end - a.computed))
+        logits = self.runner.execute(Step(scheduled))
+        counts = [s.draft_count for s in scheduled]
+        if self.speculation is None:
+            drawn = [[d] for d in self.sampler(logits, answers)]
+        else:
+            drawn = self.speculation.verify(logits, answers, counts)
+        for a, found in zip(answers, drawn, strict=True):
+            most = a.params.max_tokens
+            assert most is not None and a.output_length + len(found) <= most
+            a.computed = len(a.token_ids) + len(found) - 1
+            a.token_ids += [d.token_id for d in found]
+            a.draft = []
+            if a.output_length == most:
+                a.status = Status.FINISHED
+        if self.speculation is not None:
+            self.speculation.propose(answers)
+        self.steps += 1
+
+
+def requests(count: int = 3, tokens: int = 24, **params: Any) -> list[Request]:
+    draw = random.Random(5)
+    made = []
+    for i in range(count):
+        prompt = [draw.randrange(3, VOCAB) for _ in range(5 + 9 * i)] * 2
+        made.append(Request(str(i), prompt, SamplingParams(max_tokens=tokens + i, **params), 40 + i))
+    return made
+
+
+class Oracle:
+    """Guesses right, wrong, too little or nothing, by chance."""
+
+    def probabilities(self, _: Answer) -> None:
+        return None
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts = texts
+        self.chance = random.Random(0)
+
+    def propose(self, answers: list[Answer], counts: list[int]) -> list[list[int]]:
+        drafts = []
+        for a, count in zip(answers, counts, strict=True):
+            right = self.texts[int(a.request.request_id)][a.output_length :][: self.chance.randint(0, count)]
+            drafts.append([t if self.chance.random() < 0.8 else self.chance.randrange(VOCAB) for t in right])
+        return drafts
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "min_tokens": 5, "logprobs": 1},
+]
+
+
+def draft_model(seed: int, rejection: bool = False) -> Any:
+    def make(sampler: Sampler) -> Proposer:
+        runner = ModelRunner(model(seed), num_blocks=24)
+        return DraftModelProposer(runner, 24, sampler, chunk=20, rejection=rejection)
+
+    return make
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("method", ["oracle", "ngram", "itself", "other"])
+def test_answers_are_those_without_drafts(method: str, params: dict[str, Any]) -> None:
+    plain = Loop()
+    expected = plain.run(requests(**params))
+    proposers = {
+        "oracle": lambda _: Oracle(expected),
+        "ngram": lambda _: NgramProposer(1, 3),
+        "itself": draft_model(0),
+        "other": draft_model(1),
+    }
+    loop = Loop(proposers[method])
+    assert loop.run(requests(**params), late=1) == expected
+    assert loop.speculation is not None
+    counts = loop.speculation.acceptance
+    assert counts.drafted > 0
+    if method == "itself":  # the same numbers, so the same draws
+        assert counts.rate == 1.0 and loop.steps < plain.steps / 2
+    elif method == "oracle":
+        assert 0.3 < counts.rate < 1.0
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_rejection_keeps_all_that_the_model_itself_drew(params: dict[str, Any]) -> None:
+    loop = Loop(draft_model(0, rejection=True))
+    found = loop.run(requests(**params))
+    assert loop.speculation is not None and loop.speculation.acceptance.rate == 1.0
+    if not params["temperature"]:
+        assert found == Loop().run(requests(**params))
+
+
+def test_the_draft_model_lets_go_what_it_held() -> None:
+    loop = Loop(draft_model(0))
+    loop.run(requests(5))
+    assert loop.speculation is not None
+    proposer = loop.speculation.proposer
+    assert isinstance(proposer, DraftModelProposer)
+    assert proposer.propose([], []) == [] and proposer.free_blocks == 24
+
+
+def test_answers_without_room_get_no_drafts() -> None:
+    def make(sampler: Sampler) -> Proposer:
+        return DraftModelProposer(ModelRunner(model(0), num_blocks=2), 2, sampler)
+
+    expected = Loop().run(requests(4))
+    loop = Loop(make)
+    assert loop.run(requests(4)) == expected
+    assert loop.speculation is not None and loop.speculation.acceptance.drafted > 0
+
+
+def test_a_draft_model_needs_the_vocabulary() -> None:
+    with pytest.raises(ValueError, match="97 tokens and the model 98"):
+        DraftModelProposer(ModelRunner(model(0), 2), 2, Sampler(98))
+
+
+def test_no_draft_goes_beyond_the_last_token() -> None:
+    speculation = Speculation(NgramProposer(1, 2), Sampler(VOCAB), 4)
+    made = Request("r", [5, 6, 5, 6], SamplingParams(max_tokens=3), 0).answers[0]
+    speculation.propose([made])
+    assert made.draft == [5, 6]
+    made.token_ids += [5, 6]
+    speculation.propose([made])
+    assert made.draft == []
+    made.status = Status.FINISHED
+    made.draft = [1]
+    speculation.propose([made])
+    assert made.draft == [1]
+
+
+def test_speculation_is_built_of_settings() -> None:
+    sampler = Sampler(VOCAB)
+    looked_up = build_speculation({"method": "ngram", "num_speculative_tokens": 3}, sampler, 100)
+    assert isinstance(looked_up.proposer, NgramProposer) and looked_up.most == 3
+    settings_ = {"method": "draft_model", "model": model(0)}
+    drafted = build_speculation(settings_, sampler, 100).proposer
+    assert isinstance(drafted, DraftModelProposer) and drafted.free_blocks == 4
+
+
+def test_drafts_are_as_long_as_they_are_right() -> None:
+    class Always:
+        def propose(self, answers: list[Answer], counts: list[int]) -> list[list[int]]:
+            return [[7] * count for count in counts]
+
+        def probabilities(self, _: Answer) -> None:
+            return None
+
+    made = Request("r", [5], SamplingParams(max_tokens=None, temperature=0.0), 0).answers[0]
+    speculation = Speculation(Always(), Sampler(VOCAB), 5)
+    lengths = []
+    for right in (9, 9, 9, 1, 0, 0, 9, 9):
+        speculation.propose([made])
+        lengths.append(len(made.draft))
+        logits = torch.zeros(len(made.draft) + 1, VOCAB)
+        logits[:right, 7] = 1.0
+        (drawn,) = speculation.verify(logits, [made], [len(made.draft)])
+        made.token_ids += [d.token_id for d in drawn]
+    assert lengths == [2, 4, 5, 5, 2, 1, 1, 2]

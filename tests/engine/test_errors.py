@@ -1,0 +1,133 @@
+"""A step that fails ends those who took part in it, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.engines import answer_ids, engine, submit, tight
+from tests.support.patched_models import patched
+from torch_armllm import LLM, AsyncLLM, SamplingParams
+from torch_armllm.engine.execution.computed import Computed
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.step import Step
+from torch_armllm.llm.async_llm import StepFailedError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams(n=2, seed=3, max_tokens=12, ignore_eos=True)
+PROMPTS = [[number + 2, 3, 5] * (9 + number) for number in range(5)]
+SMALL = {"max_num_seqs": 3, "kv_cache_memory": 1 << 20}
+
+
+class Failing:
+    """A part of an engine that fails in its n-th call."""
+
+    def __init__(self, work: Callable[..., Any], at: int, first: bool) -> None:
+        self.work, self.left, self.first = work, at, first
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            if not self.first:
+                self.work(*arguments)
+            raise RuntimeError("a broken part")
+        return self.work(*arguments)
+
+
+def nothing_is_held(on: LLMEngine) -> bool:
+    blocks = on.scheduler.blocks
+    free = blocks.free == blocks.num_blocks and blocks.free_slots == blocks.swap_blocks
+    return free and not on.has_unfinished_requests() and not on.scheduler.has_unfinished
+
+
+def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
+    """Answers of the requests that were finished, and the names of those that a failure ended."""
+    done: dict[str, list[list[int]]] = {}
+    ended: set[str] = set()
+    while on.has_unfinished_requests():
+        try:
+            for output in on.step():
+                if output.finished:
+                    done[output.request_id] = [answer.token_ids for answer in output.outputs]
+        except StepFailedError as error:
+            ended |= set(error.request_ids)
+    return done, ended
+
+
+@pytest.mark.parametrize("part", ["runner.compute", "_verify", "_append", "scheduler.complete", "_outputs"])
+def test_others_go_on_as_if_nothing_had_been(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY]
+    on = engine(**SMALL)
+    expected = answer_ids(on, PROMPTS, params)
+    *path, name = part.split(".")
+    owner: Any = getattr(on, path[0]) if path else on
+    for first, at in ((True, 1), (True, 5), (False, 2), (False, 13)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, Failing(getattr(owner, name), at, first))
+            submit(on, PROMPTS, params)
+            done, ended = run_on(on)
+        assert ended and not ended & set(done) and len(done) + len(ended) == len(PROMPTS)
+        assert all(tokens == expected[int(number)] for number, tokens in done.items())
+        assert nothing_is_held(on)
+    assert answer_ids(on, PROMPTS, params) == expected
+
+
+def test_what_was_to_be_swapped_is_lost_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = tight("llama", 6, 20, max_model_len=128, max_num_seqs=4)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    expected = answer_ids(on, PROMPTS, params)
+    assert on.scheduler.preemptions
+    compute, failed = on.runner.compute, []
+
+    def fail_when_swapping(step: Step, best: bool) -> Computed:
+        if step.swaps_out and not failed:
+            failed.append([answer.request.request_id for answer in step.preempted])
+            raise RuntimeError("a broken part")
+        return compute(step, best)
+
+    monkeypatch.setattr(on.runner, "compute", fail_when_swapping)
+    submit(on, PROMPTS, params)
+    done, ended = run_on(on)
+    assert failed and set(failed[0]) <= ended and done
+    assert all(tokens == expected[int(name)] for name, tokens in done.items())
+    assert nothing_is_held(on)
+
+
+def test_a_call_raises_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(patched("llama"), skip_tokenizer_init=True, **SMALL)
+    expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    runner = llm.llm_engine.runner
+    monkeypatch.setattr(runner, "compute", Failing(runner.compute, 4, True))
+    with pytest.raises(StepFailedError, match="a broken part") as failure:
+        llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert isinstance(failure.value.__cause__, RuntimeError)
+    assert nothing_is_held(llm.llm_engine)
+    again = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in again] == expected
+
+
+def test_who_waits_hears_of_it_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = AsyncLLM(patched("llama"), skip_tokenizer_init=True, disable_log_stats=True, **SMALL)
+    runner = llm.llm_engine.runner
+
+    async def answer(prompt: list[int]) -> list[int]:
+        outputs = [output async for output in llm.generate({"prompt_token_ids": prompt}, GREEDY)]
+        return outputs[-1].outputs[0].token_ids
+
+    async def main() -> None:
+        expected = [await answer(prompt) for prompt in PROMPTS]
+        monkeypatch.setattr(runner, "compute", Failing(runner.compute, 4, True))
+        found = await asyncio.gather(*map(answer, PROMPTS), return_exceptions=True)
+        failed = [isinstance(tokens, StepFailedError) for tokens in found]
+        assert 1 <= sum(failed) <= SMALL["max_num_seqs"]
+        assert all(f or t == e for f, t, e in zip(failed, found, expected, strict=True))
+        assert [await answer(prompt) for prompt in PROMPTS] == expected and not llm.errored
+
+    try:
+        asyncio.run(main())
+    finally:
+        llm.shutdown()
+    assert nothing_is_held(llm.llm_engine)

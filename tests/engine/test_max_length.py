@@ -1,0 +1,24 @@
+"""How long texts may be: what the model was made for, and what its plan attends to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.models import tiny
+from torch_armllm.engine.max_length import longest_text
+
+
+def test_the_shorter_limit_counts() -> None:
+    model = tiny("llama")
+    made_for = model.config.max_position_embeddings
+    assert longest_text(model, None, None) == made_for
+    assert longest_text(model, None, 64) == 64
+    assert longest_text(model, 32, 64) == 32
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"), [(65, "64 at most"), (1, "at least 2"), (10**6, "ask for less")]
+)
+def test_more_is_refused_with_what_is_possible(wanted: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        longest_text(tiny("llama"), wanted, 64)

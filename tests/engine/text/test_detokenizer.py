@@ -1,0 +1,252 @@
+"""Increments of text, put together, are what the tokenizer makes of all tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from torch_armllm.engine.text import detokenizer
+from torch_armllm.engine.text.detokenizer import Detokenizer, Pieces
+
+TEXTS = [
+    "Plain words, and two  spaces.\n\n\tTabs too.",
+    "日本語のテキストと中文，混ざった。",
+    "مرحبا بالعالم، كيف حالك؟",
+    "e\u0301 a\u0308 ộ n\u0303: combining marks; नमस्ते दुनिया",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 🇫🇷🇯🇵 👍🏽 🤗",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𓀀𓀁 \u200b\u200d\u00a0 end",
+]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+WORDS = ["▁", "▁▁", "▁the", "▁Hello", "llo", "he", "t", "a", ".", "▁日", "本", "é", "▁."]
+SPECIAL = ["<s>", "</s>", "<|user|>"]
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    tokenizer.add_tokens(["<think>", " spaced é "])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+def sentencepiece(strip: bool) -> PreTrainedTokenizerFast:
+    """Llama's (`Strip` behind everything), or T5's and Gemma's kind (`Metaspace`)."""
+    pieces = {piece: i for i, piece in enumerate([*SPECIAL, *BYTES, *WORDS])}
+    tokenizer = Tokenizer(models.BPE(pieces, [], byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if strip else "always", False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        if strip
+        else [decoders.ByteFallback(), decoders.Metaspace("▁", "always")]
+    )
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+class Slow(PreTrainedTokenizerFast):
+    """Decodes in its own way, as tokenizers do that have no backend."""
+
+    def _decode(self, *arguments: object, **options: object) -> str:
+        return str(super()._decode(*arguments, **options))
+
+
+def slow() -> PreTrainedTokenizerFast:
+    fast = sentencepiece(True)
+    return Slow(tokenizer_object=fast.backend_tokenizer, eos_token="</s>")
+
+
+MAKERS = {
+    "bytes": byte_level,
+    "strip": lambda: sentencepiece(True),
+    "metaspace": lambda: sentencepiece(False),
+    "slow": slow,
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    return MAKERS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_dir: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(smollm2_dir)
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], skip: bool = True) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False))
+
+
+def increments(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int] = (), skip: bool = True
+) -> list[str]:
+    """What comes out for each token and at the end, which is the same with known pieces."""
+    made = Detokenizer(tokenizer, prompt, skip)
+    found = [*(made.append(token_id) for token_id in ids), made.flush()]
+    knowing = Detokenizer(tokenizer, prompt, skip, Pieces(tokenizer, skip))
+    assert [*(knowing.append(token_id) for token_id in ids), knowing.flush()] == found
+    return found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_real_text_comes_out_as_it_went_in(tokenizer: PreTrainedTokenizerBase, text: str, skip: bool) -> None:
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert len(ids) > 20
+    parts = increments(tokenizer, ids, skip=skip)
+    assert "".join(parts) == decoded(tokenizer, ids, skip)
+    assert not any("\ufffd" in part for part in parts)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_answer_goes_on_from_the_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    ids = tokenizer("Hello " + 2 * text, add_special_tokens=False).input_ids
+    for cut in range(1, len(ids), 5):
+        whole = cut  # tokens of the prompt without an unfinished character at its end
+        while decoded(tokenizer, ids[:whole]).endswith("\ufffd"):
+            whole -= 1
+        answer = "".join(increments(tokenizer, ids[cut:], ids[:cut]))
+        assert decoded(tokenizer, ids[:whole]) + answer == decoded(tokenizer, ids)
+
+
+@pytest.mark.parametrize("name", ["strip", "metaspace", "slow"])
+def test_a_leading_space_depends_on_the_prompt(name: str) -> None:
+    tokenizer = _cached(name)
+    start, piece, word = tokenizer.convert_tokens_to_ids(["<s>", "▁Hello", "t"])
+    assert increments(tokenizer, [piece]) == ["Hello", ""]
+    assert increments(tokenizer, [piece, piece]) == ["Hello", " Hello", ""]
+    assert increments(tokenizer, [piece], [word]) == [" Hello", ""]
+    # special tokens that are left out do not make it the first
+    assert increments(tokenizer, [piece], [word, *(20 * [start])]) == [" Hello", ""]
+    assert "".join(increments(tokenizer, [piece, *(19 * [start]), piece])) == "Hello Hello"
+
+
+def test_a_character_is_shown_when_it_is_complete(tokenizer: PreTrainedTokenizerBase) -> None:
+    # 𝔘 is in no vocabulary: four tokens
+    ids = tokenizer("𝔘𝔘a", add_special_tokens=False).input_ids[-9:]
+    assert increments(tokenizer, ids) == ["", "", "", "𝔘", "", "", "", "𝔘", "a", ""]
+    *parts, last = increments(tokenizer, ids[:6])
+    assert parts == ["", "", "", "𝔘", "", ""]
+    assert set(last) == {"\ufffd"}  # cut off: flushed as what it is
+
+
+def test_tokens_of_whole_characters_are_decoded_once() -> None:
+    for name, known in (("bytes", "a"), ("strip", None), ("slow", None)):
+        tokenizer = _cached(name)
+        pieces = Pieces(tokenizer, True)
+        (a,) = tokenizer.convert_tokens_to_ids(["a"])
+        assert pieces[a] == known and pieces.any == (known is not None)
+    tokenizer = _cached("bytes")
+    pieces = Pieces(tokenizer, True)
+    word, half = tokenizer.convert_tokens_to_ids(["a", "ð"])
+    made = Detokenizer(tokenizer, [], True, pieces)
+    pieces[word] = "b"  # as it would never be: to see that it is looked up
+    assert [made.append(token) for token in (word, half, word, word)] == ["b", "", "\ufffda", "b"]
+    assert pieces[half] is None and pieces[tokenizer.convert_tokens_to_ids("</s>")] == ""
+
+
+def test_special_tokens_are_skipped_or_not(tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = tokenizer.convert_tokens_to_ids(["t", "</s>", "a"])
+    assert increments(tokenizer, ids) == ["t", "", "a", ""]
+    assert increments(tokenizer, ids, skip=False) == ["t", "</s>", "a", ""]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 261), max_size=120), st.integers(0, 40), st.booleans())
+def test_any_bytes_as_the_tokenizer_reads_them(ids: list[int], cut: int, skip: bool) -> None:
+    tokenizer = _cached("bytes")
+    assert "".join(increments(tokenizer, ids, skip=skip)) == decoded(tokenizer, ids, skip)
+    whole = decoded(tokenizer, ids[:cut], skip)
+    if not whole.endswith("\ufffd"):
+        text = whole + "".join(increments(tokenizer, ids[cut:], ids[:cut], skip))
+        assert text == decoded(tokenizer, ids, skip)
+
+
+# In bytes, a real U+FFFD cannot be told from a character that is not complete.
+_CHARACTERS = st.text(
+    st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(WORDS + SPECIAL), _CHARACTERS), max_size=60))
+def test_pieces_and_characters_in_bytes(parts: list[str]) -> None:
+    for name in ("strip", "metaspace"):
+        tokenizer = _cached(name)
+        ids = []
+        for part in parts:
+            known = [part] if part in WORDS + SPECIAL else [BYTES[byte] for byte in part.encode()]
+            ids += tokenizer.convert_tokens_to_ids(known)
+        for skip in (True, False):
+            assert "".join(increments(tokenizer, ids, skip=skip)) == decoded(tokenizer, ids, skip)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=150), st.integers(0, 40))
+def test_no_bytes_break_a_sentencepiece_answer(ids: list[int], cut: int) -> None:
+    """A run of bytes with a mistake is unreadable as a whole; what was shown of it before stays."""
+    tokenizer = _cached("strip")
+    increments(tokenizer, ids[cut:], ids[:cut])
+    readable = [c for c in decoded(tokenizer, ids) if c not in "\ufffd "]
+    shown = iter("".join(increments(tokenizer, ids)))
+    assert all(c in shown for c in readable)
+
+
+def test_random_tokens_of_a_real_vocabulary(smollm2: PreTrainedTokenizerBase) -> None:
+    draw = random.Random(0)
+    for length in (1, 2, 5, 40, 300):
+        for _ in range(20):
+            ids = [draw.randrange(len(smollm2) + 50) for _ in range(length)]  # some beyond the vocabulary
+            for skip in (True, False):
+                assert "".join(increments(smollm2, ids, skip=skip)) == decoded(smollm2, ids, skip)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_real_text_of_a_real_vocabulary(smollm2: PreTrainedTokenizerBase, text: str) -> None:
+    ids = smollm2(20 * text).input_ids
+    parts = increments(smollm2, ids)
+    assert "".join(parts) == 20 * text
+    assert max(map(len, parts)) < 20
+
+
+def test_a_step_costs_the_same_in_a_long_text(
+    smollm2: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    decoder = detokenizer.decoder
+
+    def counting(tokenizer: PreTrainedTokenizerBase, skip: bool = True) -> detokenizer.Decode:
+        decode = decoder(tokenizer, skip)
+
+        def count(ids: list[int]) -> str:
+            lengths.append(len(ids))
+            return decode(ids)
+
+        return count
+
+    monkeypatch.setattr(detokenizer, "decoder", counting)
+    unreadable = smollm2.convert_tokens_to_ids(["ð"])
+    assert decoded(smollm2, unreadable) == "\ufffd"
+    for ids in (smollm2("Some words to be said again. 🤗").input_ids * 100, unreadable * 1000):
+        lengths.clear()
+        increments(smollm2, ids, prompt=ids)
+        assert max(lengths) <= 32
+        assert len(lengths) < 2 * 2.5 * len(ids) + 50  # with known pieces and without
+
+
+_made: dict[str, PreTrainedTokenizerFast] = {}
+
+
+def _cached(name: str) -> PreTrainedTokenizerFast:
+    if name not in _made:
+        _made[name] = MAKERS[name]()
+    return _made[name]

@@ -1,0 +1,178 @@
+"""Where answers end, and what is shown of them on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.stopping import AnswerText, Finish, end_tokens
+
+_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+_words = [*_alphabet, "ab", "abc", "ÐŃ", "ĠSTOP", "ST", "OP"]
+_backend = Tokenizer(models.BPE({word: i for i, word in enumerate(_words)}, []))
+_backend.decoder = decoders.ByteLevel()
+_backend.add_special_tokens([AddedToken(name, special=True) for name in ("<end>", "<turn>")])
+TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=_backend, eos_token="<end>")
+END, TURN = TOKENIZER.convert_tokens_to_ids(["<end>", "<turn>"])
+
+
+def ids(*words: str) -> list[int]:
+    return [TOKENIZER.convert_tokens_to_ids(word) for word in words]
+
+
+def spelled(text: str) -> list[int]:
+    """A token a byte."""
+    characters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return [TOKENIZER.convert_tokens_to_ids(c) for word, _ in characters for c in word]
+
+
+def answer(max_model_len: int = 1000, end: tuple[int, ...] = (END, TURN), **settings: Any) -> AnswerText:
+    settings.setdefault("max_tokens", None)
+    return AnswerText(TOKENIZER, SamplingParams(**settings), ids("a", "b"), end, max_model_len)
+
+
+def run(made: AnswerText, tokens: list[int]) -> tuple[list[str], Finish | None]:
+    shown: list[str] = []
+    for token in tokens:
+        finish = made.append(token)
+        shown.append(made.text)
+        if finish is not None:
+            return shown, finish
+    return shown, None
+
+
+def test_a_stop_text_is_found_across_tokens_and_cut_off() -> None:
+    shown, finish = run(answer(stop=["STOP"]), ids("a", "ST", "ab", "S", "T", "OP", "a"))
+    assert shown == ["a", "a", "aSTab", "aSTab", "aSTab", "aSTab"]
+    assert finish == Finish("stop", "STOP")
+
+
+def test_text_behind_a_stop_text_in_the_same_token_is_cut_off_too() -> None:
+    shown, finish = run(answer(stop="b"), ids("a", "abc"))
+    assert (shown, finish) == (["a", "aa"], Finish("stop", "b"))
+    shown, finish = run(answer(stop="b", include_stop_str_in_output=True), ids("a", "abc"))
+    assert (shown, finish) == (["a", "aab"], Finish("stop", "b"))
+
+
+def test_a_kept_stop_text_is_not_held_back() -> None:
+    shown, finish = run(answer(stop="STOP", include_stop_str_in_output=True), ids("a", "ST", "OP"))
+    assert (shown, finish) == (["a", "aST", "aSTOP"], Finish("stop", "STOP"))
+
+
+def test_the_first_stop_text_of_the_text_wins() -> None:
+    shown, finish = run(answer(stop=["c", "b"]), ids("abc"))
+    assert (shown[-1], finish) == ("a", Finish("stop", "b"))
+    shown, finish = run(answer(stop=["bc", "b"]), ids("abc"))
+    assert (shown[-1], finish) == ("a", Finish("stop", "bc"))
+
+
+def test_what_was_held_back_is_shown_at_the_end() -> None:
+    shown, finish = run(answer(stop="STOP", max_tokens=2), ids("a", "ST"))
+    assert (shown, finish) == (["a", "aST"], Finish("length"))
+    shown, finish = run(answer(stop="STOP"), [*ids("a", "ST"), END])
+    assert (shown, finish) == (["a", "a", "aST"], Finish("stop"))
+    made = answer(stop="STOP")
+    run(made, ids("a", "ST"))
+    assert (made.text, made.flush(), made.text) == ("a", "aST", "aST")
+
+
+def test_a_character_that_is_cut_off_is_shown_as_such() -> None:
+    shown, finish = run(answer(max_tokens=3), spelled("aé漢")[:4])
+    assert (shown, finish) == (["a", "a", "aé"], Finish("length"))
+    shown, finish = run(answer(max_tokens=2), spelled("é漢")[1:])
+    assert shown[-1] == "\ufffd\ufffd"
+
+
+def test_stop_texts_of_many_bytes() -> None:
+    shown, finish = run(answer(stop=["漢字"]), spelled("a漢b漢字c"))
+    assert (shown[-1], finish) == ("a漢b", Finish("stop", "漢字"))
+    assert "a漢" not in shown
+    assert "a漢b" in shown
+
+
+def test_end_tokens() -> None:
+    assert run(answer(), [*ids("a"), END]) == (["a", "a"], Finish("stop"))
+    assert run(answer(), [*ids("a"), TURN]) == (["a", "a"], Finish("stop", TURN))
+    assert run(answer(ignore_eos=True), [*ids("a"), END, TURN]) == (["a", "a", "a"], None)
+    assert run(answer(end=()), [*ids("a"), END]) == (["a", "a"], None)
+    told = answer(skip_special_tokens=False)
+    assert run(told, [*ids("a"), END]) == (["a", "a"], Finish("stop"))
+    told = answer(skip_special_tokens=False, include_stop_str_in_output=True)
+    assert run(told, [*ids("a"), END])[0][-1] == "a<end>"
+
+
+def test_stop_token_ids() -> None:
+    (stop,) = ids("abc")
+    assert run(answer(stop_token_ids=[stop]), ids("a", "abc")) == (["a", "a"], Finish("stop", stop))
+    shown, finish = run(answer(stop_token_ids=[stop], include_stop_str_in_output=True), ids("a", "abc"))
+    assert (shown, finish) == (["a", "aabc"], Finish("stop", stop))
+    # asked for by the user: it counts even where the model's end does not, and is named
+    for ignore in (True, False):
+        _, finish = run(answer(stop_token_ids=[END], ignore_eos=ignore), [END])
+        assert finish == Finish("stop", END)
+
+
+def test_lengths() -> None:
+    assert run(answer(max_tokens=2), ids("a", "b", "c")) == (["a", "ab"], Finish("length"))
+    assert run(answer(max_model_len=5), ids("a", "b", "c", "ab")) == (["a", "ab", "abc"], Finish("length"))
+    assert run(answer(max_tokens=2), [*ids("a"), END])[1] == Finish("stop")
+
+
+def test_nothing_ends_an_answer_before_min_tokens() -> None:
+    made = answer(min_tokens=3, stop="b", stop_token_ids=ids("c"))
+    shown, finish = run(made, [END, *ids("c"), *ids("b"), *ids("a"), *ids("b")])
+    assert (shown[-1], finish) == ("cba", Finish("stop", "b"))
+    assert run(answer(min_tokens=2), [*ids("a"), END])[1] == Finish("stop")
+    # one that ends behind them counts, wherever it began
+    _, finish = run(answer(min_tokens=1, stop="STOP"), ids("ST", "OP"))
+    assert finish == Finish("stop", "STOP")
+
+
+def test_without_text() -> None:
+    for made in (
+        answer(detokenize=False, max_tokens=3),
+        AnswerText(None, SamplingParams(max_tokens=3), [1], (END,), 100),
+    ):
+        assert run(made, ids("a", "b", "c")) == (["", "", ""], Finish("length"))
+    assert run(answer(detokenize=False), [END])[1] == Finish("stop")
+
+
+def test_end_tokens_of_a_model() -> None:
+    assert end_tokens(TOKENIZER, GenerationConfig(eos_token_id=[TURN, END, 7])) == (END, TURN, 7)
+    assert end_tokens(TOKENIZER, GenerationConfig(eos_token_id=3)) == (END, 3)
+    assert end_tokens(TOKENIZER, None) == (END,)
+    assert end_tokens(None, GenerationConfig()) == ()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "b", "ab", "abc", "é", "c"]), max_size=30),
+    st.lists(st.text("abcé", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_streams_never_show_what_is_cut_off(words: list[str], stops: list[str], keep: bool) -> None:
+    tokens = [t for word in words for t in (spelled(word) if word == "é" else ids(word))]
+    whole = "".join(words)
+    places = [whole.find(stop) for stop in stops]
+    shown, finish = run(answer(stop=stops, include_stop_str_in_output=keep), tokens)
+    assert all(later.startswith(earlier) for earlier, later in zip(shown, shown[1:], strict=False))
+    if finish is None:
+        assert max(places) < 0
+        held = whole[len(shown[-1]) :] if shown else ""
+        assert not held or any(stop.startswith(held) for stop in stops)
+    else:
+        assert finish.reason == "stop"
+        assert finish.stop_reason in stops
+        stop = str(finish.stop_reason)
+        assert whole.startswith(shown[-1] if keep else shown[-1] + stop)
+        assert shown[-1].endswith(stop) or not keep
+        begun = len(shown[-1]) - len(stop) * keep
+        come = len(str(TOKENIZER.decode(tokens[: len(shown)])))
+        for other in stops:  # none begins before it, of those that are complete by then
+            place = whole.find(other)
+            assert place < 0 or place >= begun or place + len(other) > come

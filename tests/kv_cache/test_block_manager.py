@@ -1,0 +1,131 @@
+"""Blocks that are counted, shared, found again and swapped."""
+
+from __future__ import annotations
+
+import timeit
+
+import pytest
+
+from torch_armllm.kv_cache.block_manager import BlockManager
+
+
+def written(blocks: BlockManager, tokens: list[int]) -> list[int]:
+    """Blocks that hold a text."""
+    table = blocks.allocate(-(-len(tokens) // blocks.block_size))
+    blocks.fill(table, tokens, 0, len(tokens))
+    return table
+
+
+def test_blocks_are_handed_out_once_and_come_back() -> None:
+    blocks = BlockManager(4, 2)
+    taken = blocks.allocate(3)
+    assert len(set(taken)) == 3 and blocks.free == 1 and blocks.usage == 0.75
+    blocks.share(taken[:1])
+    assert blocks.is_shared(taken[0]) and not blocks.is_shared(taken[1])
+    blocks.deallocate(taken)
+    assert blocks.free == 3
+    blocks.deallocate(taken[:1])
+    assert blocks.free == 4 and blocks.usage == 0
+
+
+def test_what_nobody_holds_can_be_neither_taken_nor_let_go() -> None:
+    blocks = BlockManager(2, 2)
+    table = blocks.allocate(1)
+    blocks.deallocate(table)
+    with pytest.raises(AssertionError):
+        blocks.deallocate(table)
+    with pytest.raises(AssertionError):
+        blocks.allocate(3)
+    with pytest.raises(AssertionError):
+        blocks.allocate_slots(1)
+
+
+def test_full_blocks_are_found_by_their_text() -> None:
+    blocks = BlockManager(8, 2)
+    table = written(blocks, [1, 2, 3, 4, 5])
+    assert blocks.find([1, 2, 3, 4, 5, 6], 6) == table[:2]
+    assert blocks.find([1, 2, 3, 4], 3) == table[:1], "no further than asked"
+    assert blocks.find([3, 4], 2) == [], "in another place"
+    assert blocks.find([1, 2, 9, 4], 4) == table[:1]
+    blocks.deallocate(table)
+    assert blocks.free == 8 and blocks.count_free(table[:2]) == 2
+    assert blocks.share(blocks.find([1, 2, 3, 4], 4)) == table[:2]
+    assert blocks.free == 6 and blocks.count_free(table[:2]) == 0
+
+
+def test_tokens_with_equal_hashes_are_told_apart() -> None:
+    other = 2**61 - 1  # hash(other) == hash(0)
+    assert hash((1, other)) == hash((1, 0))
+    blocks = BlockManager(8, 2)
+    first, second = written(blocks, [1, 0, 5, 6]), written(blocks, [1, other, 5, 6])
+    assert blocks.find([1, 0, 5, 6], 4) == first
+    assert blocks.find([1, other, 5, 6], 4) == second
+
+
+def test_the_same_block_behind_another_text_is_another_one() -> None:
+    blocks = BlockManager(8, 2)
+    first, second = written(blocks, [1, 1, 7, 7]), written(blocks, [2, 2, 7, 7])
+    assert blocks.find([1, 1, 7, 7], 4) == first
+    assert blocks.find([2, 2, 7, 7], 4) == second
+
+
+def test_a_text_that_is_written_twice_goes_on_from_either() -> None:
+    blocks = BlockManager(8, 2)
+    first, second = written(blocks, [1, 2]), written(blocks, [1, 2])
+    assert blocks.find([1, 2], 2) == first
+    second += blocks.allocate(1)
+    blocks.fill(second, [1, 2, 3, 4], 2, 4)
+    assert blocks.find([1, 2, 3, 4], 4) == [first[0], second[1]]
+    blocks.deallocate(second)
+    assert blocks.free == 7, "the one that is not found is free as it was"
+    blocks.deallocate(first)
+    assert blocks.free == 8
+
+
+def test_what_was_not_used_for_longest_goes_first_and_ends_before_beginnings() -> None:
+    blocks = BlockManager(4, 1)
+    old, young = written(blocks, [1, 2]), written(blocks, [3, 4])
+    blocks.deallocate(old)
+    blocks.deallocate(young)
+    blocks.deallocate(blocks.share(blocks.find([1], 1)))
+    assert blocks.allocate(3) == [old[1], young[1], young[0]]
+    assert blocks.find([1, 2], 2) == old[:1] and blocks.find([3], 1) == []
+
+
+def test_blocks_without_text_go_before_those_with_one() -> None:
+    blocks = BlockManager(3, 1)
+    table = written(blocks, [1, 2])
+    blocks.deallocate(table)
+    blocks.allocate(1)
+    assert blocks.find([1, 2], 2) == table
+
+
+def test_without_caching_nothing_is_found() -> None:
+    blocks = BlockManager(4, 1, enable_prefix_caching=False)
+    table = written(blocks, [1, 2])
+    assert blocks.find([1, 2], 2) == [] and blocks.hit_rate == 0
+    blocks.deallocate(table)
+    assert blocks.free == 4
+
+
+def test_swap_blocks_are_counted() -> None:
+    blocks = BlockManager(4, 1, swap_blocks=3)
+    slots = blocks.allocate_slots(2)
+    assert len(set(slots)) == 2 and blocks.free_slots == 1
+    blocks.deallocate_slots(slots)
+    assert blocks.free_slots == 3
+
+
+def test_a_cache_of_no_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 blocks of 4 positions"):
+        BlockManager(0, 4)
+
+
+def test_a_large_pool_is_as_quick_as_a_small_one() -> None:
+    def seconds(num_blocks: int) -> float:
+        blocks = BlockManager(num_blocks, 1)
+        tokens = list(range(num_blocks))
+        blocks.deallocate(written(blocks, tokens))  # all are found in the order of their age now
+        return min(timeit.repeat(lambda: blocks.deallocate(blocks.allocate(8)), number=20, repeat=20))
+
+    assert seconds(100_000) < 10 * seconds(100)

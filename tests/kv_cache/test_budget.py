@@ -1,0 +1,101 @@
+"""How much memory keys and values get, and what the system says is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_armllm.kv_cache.budget import shape_by_config, size_kv_memory
+from torch_armllm.kv_cache.shapes import CacheShape, LatentShape
+from torch_armllm.model_survey.tiny_models import tiny_config
+from torch_armllm.system import host
+
+SHAPE = CacheShape(layers=10, kv_heads=2, head_size=64, value_size=64, dtype=torch.bfloat16)
+TOKEN = 10 * 2 * 128 * 2
+GB = 10**9
+
+
+@pytest.mark.parametrize("memory", [None, 0.5, 1.0, 3 * GB, 2e9])
+def test_memory_is_never_more_than_was_granted(memory: Any) -> None:
+    found = size_kv_memory(SHAPE, 2048, memory=memory, max_num_seqs=10**6, free=8 * GB)
+    most = {None: 2 * GB, 0.5: 4 * GB, 1.0: 8 * GB}.get(memory, memory)
+    used = found.num_blocks * found.block_bytes
+    assert most - found.block_bytes < used <= most
+    assert found.block_bytes == 32 * TOKEN
+    assert found.max_model_len == 2048
+
+
+def test_no_more_is_taken_than_the_texts_can_fill() -> None:
+    found = size_kv_memory(SHAPE, 1000, max_num_seqs=4, free=80 * GB)
+    assert found.num_blocks == 4 * 32
+    asked = size_kv_memory(SHAPE, 1000, max_num_seqs=4, memory=0.5, free=80 * GB)
+    assert asked.num_blocks > 1000
+
+
+def test_the_longest_text_is_what_fits_unless_it_was_asked_for() -> None:
+    free = 4 * 3000 * TOKEN
+    found = size_kv_memory(SHAPE, 10**6, free=free)
+    assert found.max_model_len == found.tokens == 3000 // 32 * 32
+    with pytest.raises(
+        ValueError, match="max_model_len = 10000 tokens needs .* set max_model_len to 2976 .* as int8"
+    ):
+        size_kv_memory(SHAPE, 10**6, max_model_len=10000, free=free)
+    assert size_kv_memory(SHAPE, 10**6, max_model_len=2976, free=free).num_blocks == 93
+    with pytest.raises(ValueError, match="tokens needs .*: raise kv_cache_memory, or store"):
+        size_kv_memory(SHAPE, 10**6, free=4 * TOKEN)
+
+
+def test_what_is_not_free_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_memory = 9.00 GB .* 8.00 GB that are free"):
+        size_kv_memory(SHAPE, 2048, memory=9 * GB, free=8 * GB)
+    with pytest.raises(ValueError, match=r"swap_space = 7.00 GB"):
+        size_kv_memory(SHAPE, 2048, swap_space=7 * GB, free=8 * GB)
+    for wrong in (0, -5, 1, 0.0, -0.5):
+        with pytest.raises(ValueError, match="kv_cache_memory is bytes"):
+            size_kv_memory(SHAPE, 2048, memory=wrong, free=8 * GB)
+
+
+def test_the_report_names_what_was_decided() -> None:
+    latents = LatentShape(layers=10, rank=512, rope_size=64, dtype=torch.float16)
+    found = size_kv_memory(latents, 4096, max_num_seqs=2, swap_space=GB, free=40 * GB)
+    assert found.swap_blocks == GB // (32 * 11520)
+    assert str(found) == (
+        "KV cache 94.4 MB for 8192 tokens (float16, 11520 bytes a token), and 999.8 MB of swap: "
+        "2.0 texts of max_model_len = 4096"
+    )
+
+
+def test_a_cache_of_transformers_own_is_counted_where_it_grows() -> None:
+    assert shape_by_config(tiny_config("bloom"), torch.float32).bytes_per_token == 2 * 2 * 64 * 4
+    assert shape_by_config(tiny_config("mamba"), torch.float32) is None
+
+
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_free_memory_is_within_every_group(tmp_path: Path) -> None:
+    write(tmp_path, meminfo="MemTotal: 9000 kB\nMemAvailable:    8000 kB")
+    meminfo, v2, v1 = tmp_path / "meminfo", tmp_path / "v2", tmp_path / "v1"
+    assert host.free_memory(v2, "0::/a/b\n", meminfo) == 8_192_000
+    write(v2 / "a", memory__max=5_000_000, memory__current=3_000_000)
+    write(v2 / "a", memory__stat="anon 7\ninactive_file 400000")
+    write(v2 / "a" / "b", memory__max="max", memory__current=10)
+    assert host.free_memory(v2, "0::/a/b\n", meminfo) == 2_400_000
+    assert host.free_memory(v2, "0::/\n", meminfo) == 8_192_000
+    group = v1 / "memory" / "x"
+    write(group, memory__limit_in_bytes=1_000_000, memory__usage_in_bytes=1_300_000)
+    write(group, memory__stat="inactive_file 5\ntotal_inactive_file 400000")
+    write(v1 / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=7)
+    assert host.free_memory(v1, "5:cpu:/x\n4:memory:/x\n", meminfo) == 100_000
+    assert host.free_memory(v1, "5:cpu:/x\n", meminfo) == 8_192_000
+
+
+def test_memory_of_this_machine() -> None:
+    assert 0 < host.free_memory() < 2**50
+    assert host.free_memory(meminfo=Path("/nowhere")) > 0

@@ -1,0 +1,279 @@
+"""Streams of many requests, and what becomes of them when something ends early."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.stand_in import StandIn
+from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.llm import base
+from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
+
+Make = Callable[..., AsyncLLM]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    made: list[AsyncLLM] = []
+
+    def make(**options: Any) -> AsyncLLM:
+        engine = StandIn(**options)
+        monkeypatch.setattr(base, "load_engine", lambda *a, **k: (engine, None, None))
+        made.append(AsyncLLM("none"))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.shutdown()
+
+
+def params(most: int, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE) -> SamplingParams:
+    return SamplingParams(max_tokens=most, output_kind=kind)
+
+
+async def read(llm: AsyncLLM, prompt: Any, settings: SamplingParams, name: str = "") -> list[RequestOutput]:
+    return [output async for output in llm.generate(prompt, settings, name)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not happen")
+
+
+def test_outputs_grow_until_they_are_finished(make: Make) -> None:
+    llm = make(seconds=0.005)
+    outputs = asyncio.run(read(llm, "ab", params(4)))
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts[-1] == "abab"
+    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_what_a_slow_reader_misses(make: Make, kind: RequestOutputKind) -> None:
+    llm = make()
+
+    async def slowly() -> list[str]:
+        texts = []
+        async for output in llm.generate("abc", params(50, kind)):
+            texts.append(output.outputs[0].text)
+            await asyncio.sleep(0.02)
+        return texts
+
+    texts = asyncio.run(slowly())
+    whole = ("abc" * 17)[:50]
+    assert ("".join(texts) if kind is RequestOutputKind.DELTA else texts[-1]) == whole
+    assert len(texts) <= (50 if kind is RequestOutputKind.DELTA else 10)
+
+
+def test_thousands_at_once(make: Make) -> None:
+    llm = make(seats=64)
+
+    async def all_of_them() -> list[list[RequestOutput]]:
+        return await asyncio.gather(*(read(llm, [i, i + 1], params(3), f"r{i}") for i in range(3000)))
+
+    for i, outputs in enumerate(asyncio.run(all_of_them())):
+        assert outputs[-1].outputs[0].token_ids == [i, i + 1, i]
+        assert all(output.request_id == f"r{i}" for output in outputs)
+
+
+def test_refused_requests_raise_where_they_were_made(make: Make) -> None:
+    llm = make(seconds=0.02)
+
+    async def main() -> None:
+        running = asyncio.create_task(read(llm, "ab", params(50), "one"))
+        await until(lambda: "one" in llm.llm_engine.served)
+        with pytest.raises(ValueError, match="no token"):
+            await read(llm, [], params(3))
+        with pytest.raises(ValueError, match="'one' is running already"):
+            await read(llm, "x", params(3), "one")
+        assert len((await running)[-1].outputs[0].token_ids) == 50
+        assert (await read(llm, "x", params(1), "one"))[-1].finished
+
+    asyncio.run(main())
+
+
+def test_leaving_a_generator_ends_its_request(make: Make) -> None:
+    llm = make(seconds=0.001)
+
+    async def main() -> None:
+        generator = llm.generate("ab", params(10**9), "left")
+        async for _ in generator:
+            break
+        await generator.aclose()
+        await until(lambda: not llm.llm_engine.has_unfinished_requests())
+        task = asyncio.create_task(read(llm, "ab", params(10**9), "cancelled"))
+        await until(lambda: "cancelled" in llm.llm_engine.served)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not llm.llm_engine.has_unfinished_requests())
+
+    asyncio.run(main())
+
+
+def test_an_abort_gives_what_was_written(make: Make) -> None:
+    llm = make(seconds=0.001)
+
+    async def main() -> None:
+        task = asyncio.create_task(read(llm, "ab", params(10**9), "x"))
+        await until(lambda: llm.llm_engine.lengths.get("x", 0) > 2)
+        await llm.abort("x")
+        last = (await task)[-1]
+        assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
+        assert last.outputs[0].text.startswith("ab")
+        await llm.abort("unknown")
+
+    asyncio.run(main())
+
+
+def test_a_late_abort_spares_the_next_of_that_name(make: Make) -> None:
+    llm = make(seconds=0.02)
+
+    async def main() -> None:
+        first = llm.generate("ab", params(2), "name")
+        await anext(first)
+        await until(lambda: not llm.llm_engine.has_unfinished_requests())
+        second = asyncio.create_task(read(llm, "cd", params(4), "name"))
+        await until(lambda: llm.llm_engine.served == ["name", "name"])
+        await first.aclose()
+        assert (await second)[-1].outputs[0].text == "cdcd"
+
+    asyncio.run(main())
+
+
+def test_an_error_of_the_engine_reaches_everybody(make: Make) -> None:
+    llm = make(seconds=0.001)
+    llm.llm_engine.fail_at = 5
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(read(llm, "ab", params(100))) for _ in range(20)]
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, EngineDeadError)
+            assert isinstance(found.__cause__, RuntimeError)
+            assert "out of order" in str(found)
+        assert llm.errored
+        assert "out of order" in str(llm.dead_error)
+        with pytest.raises(EngineDeadError, match="out of order"):
+            await read(llm, "ab", params(1))
+        await llm.abort("anything")
+
+    asyncio.run(main())
+
+
+def test_a_step_that_fails_ends_its_requests_alone(make: Make) -> None:
+    llm = make(seconds=0.01, seats=3)
+    llm.llm_engine.fail_once_at = 5
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(read(llm, "ab", params(20))) for _ in range(5)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        failed = [error for error in found if isinstance(error, StepFailedError)]
+        assert len(failed) == len(set(map(id, failed))) == 3
+        assert all("bad luck" in str(e) and isinstance(e.__cause__, RuntimeError) for e in failed)
+        assert sum(isinstance(outputs, list) and outputs[-1].finished for outputs in found) == 2
+        assert not llm.errored and (await read(llm, "ab", params(2)))[-1].outputs[0].text == "ab"
+
+    asyncio.run(main())
+
+
+def test_shutdown_tells_who_waits(make: Make) -> None:
+    llm = make(seconds=0.001)
+
+    async def main() -> None:
+        task = asyncio.create_task(read(llm, "ab", params(10**9)))
+        await until(lambda: llm.llm_engine.steps > 3)
+        llm.shutdown()
+        llm.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await task
+        assert not llm.llm_engine.has_unfinished_requests()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await read(llm, "ab", params(1))
+
+    asyncio.run(main())
+
+
+def test_nobody_left_ends_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StandIn(), None, None))
+    llm = AsyncLLM("none")
+    asyncio.run(read(llm, "ab", params(2)))
+    own = set(threading.enumerate()) - before
+    assert own
+    del llm
+    gc.collect()
+    assert not own & set(threading.enumerate())
+
+
+def test_a_loop_that_is_gone_leaves_nothing_behind(make: Make) -> None:
+    llm = make(seconds=0.001)
+
+    async def leave() -> None:
+        generator = llm.generate("ab", params(10**9), "lost")
+        await anext(generator)
+        lost.append(generator)
+
+    lost: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    loop.close()
+
+    async def main() -> None:
+        await until(lambda: "lost" not in llm.llm_engine.requests)
+        assert (await read(llm, "ab", params(2)))[-1].finished
+
+    asyncio.run(main())
+
+
+def test_it_sleeps_while_there_is_nothing_to_do(make: Make) -> None:
+    llm = make()
+    asyncio.run(read(llm, "ab", params(2)))
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.01
+    assert llm.llm_engine.steps == 2
+
+
+def test_work_between_steps(make: Make) -> None:
+    llm = make(seconds=0.005)
+
+    async def run() -> None:
+        asking = asyncio.ensure_future(read(llm, "ab", params(30)))
+        names = [await llm.between_steps(lambda: threading.current_thread().name) for _ in range(3)]
+        assert names == ["armllm-engine"] * 3
+        assert not asking.done()
+        with pytest.raises(ZeroDivisionError):
+            await llm.between_steps(lambda: 1 // 0)
+        assert (await asking)[-1].outputs[0].text == "ab" * 15
+        llm.shutdown()
+        with pytest.raises(EngineDeadError):
+            await llm.between_steps(lambda: 1)
+
+    asyncio.run(run())
+
+
+def test_work_that_waits_hears_of_the_end(make: Make) -> None:
+    llm = make(seconds=0.2)
+    llm.llm_engine.fail_at = 1  # type: ignore[attr-defined]
+
+    async def run() -> None:
+        asking = asyncio.ensure_future(read(llm, "ab", params(30)))
+        await until(llm.llm_engine.has_unfinished_requests)
+        with pytest.raises(EngineDeadError):
+            await llm.between_steps(lambda: 1)
+        with pytest.raises(EngineDeadError):
+            await asking
+
+    asyncio.run(run())

@@ -1,0 +1,114 @@
+"""Conversations in the terminal, with a tiny model, and with a stand-in that can be interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.llm.test_llm import tokenizer
+from tests.support.models import tiny
+from tests.support.stand_in import StandIn
+from torch_armllm.cli.main import main
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.llm import base
+from torch_armllm.llm.chat_session import Chat, Turn
+from torch_armllm.llm.llm import LLM
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("tiny")
+    tiny("llama").save_pretrained(place)
+    tokenizer().save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+    loaded = (StandIn(), None, tokenizer())
+    monkeypatch.setattr(base, "load_engine", lambda *a, **k: loaded)
+    return LLM("none")
+
+
+def say(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
+    said = iter(lines)
+
+    def read(prompt: str) -> str:
+        line = next(said, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+
+
+def test_a_conversation_grows(llm: LLM) -> None:
+    chat = Chat(llm, SamplingParams(max_tokens=3), system="Be")
+    pieces = list(chat.ask("Hi"))
+    assert len(pieces) == 3
+    assert [m["role"] for m in chat.messages] == ["system", "user", "assistant"]
+    assert chat.messages[-1]["content"] == "".join(pieces)
+    assert (chat.turn.tokens, chat.turn.reason) == (3, "length")
+    list(chat.ask("Ho"))
+    assert len(chat.messages) == 5
+    chat.clear()
+    assert chat.messages == [{"role": "system", "content": "Be"}]
+
+
+def test_what_was_not_answered_is_forgotten(llm: LLM) -> None:
+    chat = Chat(llm, SamplingParams(max_tokens=3))
+    llm.get_tokenizer().chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        list(chat.ask("Hi"))
+    assert chat.messages == []
+
+
+def test_turns_are_told() -> None:
+    turn = Turn(prompt_tokens=40, cached_tokens=32, tokens=11, first=0.5, spent=2.0, reason="stop")
+    assert str(turn) == "11 tokens, 5.0 tok/s, the first after 0.50 s; prompt 40 tokens, 32 of them cached"
+    assert str(Turn(reason="abort")) == "0 tokens; prompt 0 tokens, 0 of them cached; stopped"
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
+def test_ctrl_c_stops_an_answer_and_not_the_program(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine: Any = llm.llm_engine
+    step = engine.step
+
+    def interrupted() -> Any:
+        if engine.steps == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    say(monkeypatch, "Hi", KeyboardInterrupt, "Ho", "/exit")
+    assert main(["chat", "none", "--max-tokens", "8"]) == 0
+    told = capsys.readouterr().out
+    assert "[4 tokens" in told
+    assert "; stopped]" in told
+    assert "(/clear forgets" in told  # Ctrl-C where nothing is said
+    assert "[8 tokens" in told
+    assert not engine.has_unfinished_requests()
+
+
+def test_chat_with_a_model(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["chat", str(checkpoint), "--temperature", "0", "--max-tokens", "8", "--system", "Be " * 20]
+    command += ["--max-model-len", "256"]
+    say(monkeypatch, "Hi", "", "Tell me more of it, please", "/nonsense", "/clear", "x" * 300, "Hi")
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    turns = [line for line in told.splitlines() if line.startswith("[")]
+    assert len(turns) == 3
+    assert "prompt 84 tokens, 0 of them cached" in turns[0]
+    assert "64 of them cached" in turns[1]  # all whole blocks of the first turn's prompt
+    assert "64 of them cached" in turns[2]
+    assert "max_model_len is 256" in told
+    assert "/clear begins anew" in told
+    assert told.count("/clear forgets") == 2

@@ -1,0 +1,204 @@
+"""`LLM` around a stand-in for the engine: order, bars, interrupts, and errors that leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+import torch_armllm
+from tests.support.stand_in import StandIn
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+from torch_armllm.llm import base
+from torch_armllm.llm.llm import LLM
+from torch_armllm.llm.loader import default_params, engine_config
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'wrong' %}{{ raise_exception('no such role') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}{{ extra }}"
+)
+
+
+def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    characters = {c: i for i, c in enumerate(map(chr, range(32, 127)))}
+    backend = Tokenizer(models.WordLevel(characters, " "))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made = PreTrainedTokenizerFast(tokenizer_object=backend)
+    made.chat_template = template
+    return made
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
+    def make(template: str | None = TEMPLATE, **options: Any) -> LLM:
+        loaded = (StandIn(**options), None, tokenizer(template))
+        monkeypatch.setattr(base, "load_engine", lambda *a, **k: loaded)
+        return LLM("none")
+
+    return make
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_outputs_come_in_the_order_of_the_prompts(make: Callable[..., LLM]) -> None:
+    llm = make(seats=2)
+    each = [SamplingParams(max_tokens=n) for n in (9, 1, 5, 3)]
+    outputs = llm.generate(["ab", "cd", "ef", "gh"], each, use_tqdm=False)
+    assert texts(outputs) == ["ababababa", "c", "efefe", "ghg"]
+    assert all(output.finished for output in outputs)
+    assert all(one.output_kind is RequestOutputKind.CUMULATIVE for one in each)  # the user's own
+    assert llm.generate([], use_tqdm=False) == []
+
+
+def test_every_kind_of_prompt(make: Callable[..., LLM]) -> None:
+    llm = make()
+    for prompts, count in [
+        ("ab", 1),
+        (["ab"], 1),
+        ([97, 98], 1),
+        ([[97, 98], [97, 98]], 2),
+        ({"prompt_token_ids": [97, 98]}, 1),
+        (["ab", {"prompt_token_ids": [97, 98], "prompt": "ab"}, [97, 98]], 3),
+    ]:
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)  # type: ignore[arg-type]
+        assert texts(outputs) == ["aba"] * count
+
+
+def test_a_wrong_prompt_is_named_and_nothing_stays_behind(make: Callable[..., LLM]) -> None:
+    llm = make()
+    with pytest.raises(ValueError, match="prompt 2: the prompt holds no token"):
+        llm.generate(["ab", "cd", [], "ef"], use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    with pytest.raises(ValueError, match="prompt 1: .*not iterable"):
+        llm.generate(["ab", None], use_tqdm=False)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="^the prompt holds no token"):
+        llm.generate([[]], use_tqdm=False)
+    with pytest.raises(ValueError, match="sampling_params has 1 entries for 2 prompts"):
+        llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
+    with pytest.raises(ValueError, match="priority has 3 entries for 2"):
+        llm.generate(["a", "b"], priority=[1, 2, 3], use_tqdm=False)
+    assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
+
+
+def test_an_error_of_a_step_leaves_nothing_behind(make: Callable[..., LLM]) -> None:
+    llm = make()
+    llm.llm_engine.fail_at = 3
+    with pytest.raises(RuntimeError, match="out of order"):
+        llm.generate(["ab", "cd"], SamplingParams(max_tokens=9), use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
+def test_ctrl_c_comes_between_two_steps(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make()
+    engine = llm.llm_engine
+    step = engine.step
+    whole: list[int] = []
+
+    def interrupted() -> Any:
+        if engine.steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        outputs = step()
+        whole.append(engine.steps)
+        return outputs
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["ab", "cd"], SamplingParams(max_tokens=100), use_tqdm=False)
+    assert whole == [1, 2, 3, 4]
+    assert not engine.has_unfinished_requests()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    engine.steps = 100
+    assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
+
+
+def test_a_thread_may_generate(make: Callable[..., LLM]) -> None:
+    llm, found = make(), []
+    thread = threading.Thread(
+        target=lambda: found.extend(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False))
+    )
+    thread.start()
+    thread.join()
+    assert texts(found) == ["ab"]
+
+
+def test_the_bar_counts_prompts_and_tells_speeds(
+    make: Callable[..., LLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(seconds=0.01).generate(["ab", "cd"], SamplingParams(max_tokens=3))
+    told = capsys.readouterr().err
+    assert "Processed prompts: 100%" in told
+    assert "2/2" in told
+    assert "est. speed input: " in told
+    assert " toks/s, output: " in told
+    make().generate(["ab", "cd"], SamplingParams(max_tokens=3), use_tqdm=False)
+    assert not capsys.readouterr().err
+
+
+def test_a_stream_gives_every_step_and_aborts_when_it_is_closed(make: Callable[..., LLM]) -> None:
+    llm = make()
+    assert texts(list(llm.stream("ab", SamplingParams(max_tokens=3)))) == ["a", "ab", "aba"]
+    stream = llm.stream("ab", SamplingParams(max_tokens=10**9))
+    next(stream)
+    with pytest.raises(ValueError, match="answering already"):
+        llm.generate("cd", use_tqdm=False)
+    assert llm.llm_engine.has_unfinished_requests()
+    stream.close()  # type: ignore[attr-defined]
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def prompt(llm: LLM, messages: Any, **options: Any) -> list[str | None]:
+    return [o.prompt for o in llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, **options)]
+
+
+def test_conversations_become_prompts_by_the_template(make: Callable[..., LLM]) -> None:
+    llm = make()
+    one = [{"role": "user", "content": "Hi"}]
+    other = [*one, {"role": "assistant", "content": "Yes"}]
+    assert prompt(llm, one) == ["<user>Hi<answer>"]
+    assert prompt(llm, [one, other]) == ["<user>Hi<answer>", "<user>Hi<assistant>Yes<answer>"]
+    assert prompt(llm, other, add_generation_prompt=False) == ["<user>Hi<assistant>Yes"]
+    assert prompt(llm, one, chat_template="{{ messages[0].content }}") == ["Hi"]
+    assert prompt(llm, one, chat_template_kwargs={"extra": "!"}) == ["<user>Hi<answer>!"]
+    continued = prompt(llm, other, continue_final_message=True, add_generation_prompt=False)
+    assert continued == ["<user>Hi<assistant>Yes"]
+    (output,) = llm.chat(one, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.prompt_token_ids == [ord(c) - 32 for c in "<user>Hi<answer>"]
+
+
+def test_conversations_that_the_template_refuses(make: Callable[..., LLM]) -> None:
+    llm = make()
+    good, bad = [{"role": "user", "content": "Hi"}], [{"role": "wrong", "content": "Hi"}]
+    with pytest.raises(ValueError, match="conversation 1: the chat template refuses .*no such role"):
+        llm.chat([good, bad], use_tqdm=False)
+    with pytest.raises(ValueError, match="has no chat template; give chat_template"):
+        make(template=None).chat(good, use_tqdm=False)
+
+
+def test_default_params_are_the_models() -> None:
+    found = default_params(GenerationConfig(temperature=0.6, top_p=0.9, eos_token_id=2))
+    assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == (0.6, 0.9, 0, 16)
+    assert default_params(GenerationConfig(max_new_tokens=99)).max_tokens == 99
+    assert default_params(None).temperature == 1.0
+
+
+def test_settings_by_name() -> None:
+    assert engine_config({"max_num_seqs": 3}).max_num_seqs == 3
+    with pytest.raises(ValueError, match="unknown setting 'max_num_seq'; an engine has max_model_len, "):
+        engine_config({"max_num_seq": 3})
+
+
+def test_names_of_the_package() -> None:
+    assert torch_armllm.LLM is LLM
+    assert torch_armllm.SamplingParams is SamplingParams
+    assert torch_armllm.AsyncLLM.__name__ == "AsyncLLM"
+    assert torch_armllm.RequestOutput.__name__ == "RequestOutput"

@@ -1,0 +1,226 @@
+"""A folder that was loaded before is loaded without its model, and answers with the same tokens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import torch_armllm
+from tests.llm.test_llm import tokenizer
+from tests.support.models import tiny
+from tests.support.server_live import NAME, live
+from torch_armllm import LLM, SamplingParams
+from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.llm.plan_cache import constants, entry, keep
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+PROMPTS = [[5, 6, 7], [9] * 40, [3]]
+
+
+@pytest.fixture(autouse=True)
+def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("ARMLLM_KEEP_PLANS", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return entry.folder()
+
+
+def saved(family: str, place: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Path:
+    model = tiny(family, dtype)
+    torch_armllm.quantize(model, progress=False, importance=False, **options)
+    model.save_pretrained(place)
+    tokenizer().save_pretrained(place)
+    return place
+
+
+def load(folder: Path, **settings: Any) -> LLM:
+    return LLM(str(folder), progress=False, **settings)
+
+
+def is_stored(llm: LLM) -> bool:
+    return not llm.has_model
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+FAMILIES = ("llama", "qwen3_moe", "gpt_oss", "gemma3_text", "phi3", "gpt2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_second_time_gives_the_same_tokens_without_a_model(family: str, tmp_path: Path) -> None:
+    folder = saved(family, tmp_path / "model")
+    first = load(folder)
+    expected = tokens(first)
+    assert not is_stored(first)
+    second = load(folder)
+    assert is_stored(second)
+    assert tokens(second) == expected
+    assert second.get_tokenizer()("a b")["input_ids"] == first.get_tokenizer()("a b")["input_ids"]
+    assert second.get_default_sampling_params() == first.get_default_sampling_params()
+    intakes = [llm.llm_engine.intake.max_model_len for llm in (first, second)]
+    assert intakes[0] == intakes[1]
+    model = second.model
+    assert torch_armllm.is_patched(model)
+    assert second.model is model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float_heads(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model", dtype, head=None)
+    expected = tokens(load(folder))
+    again = load(folder)
+    assert is_stored(again)
+    assert tokens(again) == expected
+
+
+def test_other_settings_have_plans_of_their_own(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    for _ in range(2):
+        found = [load(folder, kv_cache_dtype=kind) for kind in ("auto", "int8", "float32")]
+        kinds = [llm.llm_engine.runner.shape.dtype for llm in found]  # type: ignore[attr-defined]
+        assert kinds == [torch.bfloat16, torch.int8, torch.float32]
+    assert all(map(is_stored, found))
+    assert not is_stored(load(folder, dtype="float32"))
+
+
+def test_changed_weights_are_seen(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    load(folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    norm = next(name for name in weights if name.endswith("norm.weight"))
+    weights[norm] = weights[norm] * 3
+    save_file(weights, file, {"format": "pt"})
+    changed = load(folder)
+    assert not is_stored(changed)
+    again = load(folder)
+    assert is_stored(again)
+    assert tokens(again) == tokens(changed)
+
+
+def test_a_damaged_entry_is_reported_and_written_anew(
+    plans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved("llama", tmp_path / "model")
+    expected = tokens(load(folder))
+    (file,) = plans.glob("*.safetensors")
+    whole = file.read_bytes()
+    place = whole.index(b'\\"integers\\": [') + 20
+    digit = b"1" if whole[place : place + 1] != b"1" else b"2"
+    for damaged in (whole[:place] + digit + whole[place + 1 :], whole[:-8] + b"\x01" * 8, whole[:50], b""):
+        file.write_bytes(damaged)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "torch_armllm"):
+            llm = load(folder)
+        assert not is_stored(llm)
+        assert "a kept plan is of no use" in caplog.text
+        assert tokens(llm) == expected
+        again = load(folder)
+        assert is_stored(again)
+        assert tokens(again) == expected
+
+
+def test_a_checkpoint_that_is_quantized_as_it_is_loaded_is_not_kept(plans: Path, tmp_path: Path) -> None:
+    tiny("llama").save_pretrained(tmp_path / "model")
+    load(tmp_path / "model", skip_tokenizer_init=True)
+    assert not plans.exists()
+
+
+def test_few_weights_are_there_twice_while_they_are_compared(
+    plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved("llama", tmp_path / "model")
+    make, sizes, damaged = constants.make, [], [True]
+
+    def counted(*arguments: Any) -> list[Tensor]:
+        made = make(*arguments)
+        sizes.append([tensor.nbytes for tensor in made])
+        if damaged[0] and len(sizes) == 4:
+            made[-1].view(-1).view(torch.uint8)[-1] ^= 1
+        return made
+
+    monkeypatch.setattr(constants, "make", counted)
+    monkeypatch.setattr(keep, "_COMPARED_AT_ONCE", most := 20_000)
+    load(folder)
+    assert len(sizes) == 4 and not plans.exists()
+    damaged[0] = False
+    sizes.clear()
+    load(folder)
+    assert len(sizes) == 4 and all(len(few) == 1 or sum(few) <= most for few in sizes)
+    assert is_stored(load(folder))
+
+
+def test_nothing_is_kept_where_that_is_switched_off(
+    plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved("llama", tmp_path / "model")
+    monkeypatch.setenv("ARMLLM_KEEP_PLANS", "0")
+    assert not is_stored(load(folder))
+    assert not is_stored(load(folder))
+    assert not plans.exists()
+
+
+def test_a_folder_for_entries_that_cannot_be_written_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved("llama", tmp_path / "model")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert tokens(load(folder)) == tokens(load(folder))
+
+
+def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:
+    """What a server answers, and whether there was only an engine before, then, and at the end."""
+    llm = AsyncLLM(str(folder), progress=False, kv_cache_memory=4 << 20)
+    with live(llm) as server, httpx.Client(base_url=f"{server.base}/v1", timeout=60) as client:
+        stored = [llm.has_model]
+        asked = {"model": NAME, "prompt": "a b", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        text = client.post("/completions", json=asked).json()["choices"][0]["text"]
+        stored.append(llm.has_model)
+        vector = client.post("/embeddings", json={"model": NAME, "input": "a b"}).json()["data"][0][
+            "embedding"
+        ]
+        return stored[0], text, stored[1], vector, llm.has_model
+
+
+def test_a_server_has_no_model_until_it_needs_one(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    first, again = served(folder), served(folder)
+    assert first[0] and not again[0]
+    assert first[1] == again[1]
+    assert not again[2]
+    assert first[3] == again[3]  # vectors come of the model
+    assert again[4]
+
+
+_WITHOUT = """
+import sys
+from torch_armllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], progress=False)
+llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
+print(sorted({"torch._dynamo", "torch.distributed.tensor", "transformers.modeling_utils"} & set(sys.modules)))
+"""
+
+
+def test_a_kept_plan_goes_without_the_imports_of_models(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    load(folder)
+    shown = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, str(folder)],
+        env=os.environ,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert shown.strip() == "[]"

@@ -1,0 +1,49 @@
+"""Every causal language model of transformers, tiny and random, before and after `patch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.parity import CAPTURED, check_quantized, check_unquantized
+from torch_armllm.model_survey.table import describe
+from torch_armllm.model_survey.tiny_models import families
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEST = ["plan", "graph", "modules", "-"]
+ROWS = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+
+
+NOT_RUN = {
+    "blt": "transformers' own forward of it looks for num_hidden_layers, which its configuration lacks",
+    "xlstm": "transformers' own forward of it takes whole chunks of tokens only",
+}
+"""Families whose quantized model is not run, and why."""
+
+
+def skip_what_cannot_run(family: str) -> None:
+    if "| - |" in ROWS[family]:
+        pytest.skip("the page says why it has no tiny model")
+    if family in NOT_RUN:
+        pytest.skip(NOT_RUN[family])
+
+
+def runs_on_page(family: str) -> str:
+    return ROWS[family].split("|")[2].strip()
+
+
+def test_the_page_lists_every_family() -> None:
+    assert list(ROWS) == families(), "run make models"
+
+
+@pytest.mark.parametrize("family", CAPTURED)
+def test_unquantized_steps_are_the_models_own(family: str) -> None:
+    check_unquantized(family)
+
+
+@pytest.mark.parametrize("family", families())
+def test_quantized_steps_are_those_of_the_emulation(family: str) -> None:
+    skip_what_cannot_run(family)
+    now = describe(family, check_quantized(family))
+    assert BEST.index(now.runs) <= BEST.index(runs_on_page(family)), f"{now}; run make models"

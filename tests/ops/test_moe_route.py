@@ -1,0 +1,152 @@
+"""Expert routing against its reference, on every variant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import moe, variants
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+RUNNABLE = variants.machine().distinct("moe")
+
+
+def routes(logits: Tensor, *args: Any, **options: Any) -> list[tuple[Tensor, Tensor]]:
+    """The same routing by every variant."""
+    found = []
+    for name in RUNNABLE:
+        with variants.use(name):
+            found.append(moe.moe_route(logits, *args, **options))
+    return found
+
+
+def check(logits: Tensor, *args: Any, **options: Any) -> None:
+    found = routes(logits, *args, **options)
+    weights, ids = moe.reference_moe_route(logits, *args, **options)
+    assert torch.equal(found[0][1], ids)
+    torch.testing.assert_close(found[0][0], weights, rtol=3e-6, atol=1e-7)
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0])
+        assert torch.equal(other[1], found[0][1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_agrees_with_reference(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    groups = data.draw(st.sampled_from((1, 1, 2, 4)))
+    size = data.draw(st.integers(1, 70))
+    kept = data.draw(st.integers(1, groups))
+    top_k = data.draw(st.integers(1, min(size * kept, 12)))
+    scoring = data.draw(st.sampled_from(moe.SCORINGS))
+    # coarse logits tie often; coarse biases keep the sums of both exact, so that both sides see the same ties
+    logits = torch.randint(-8, 8, (data.draw(st.integers(0, 5)), groups * size)) / 2
+    bias = None
+    if data.draw(st.booleans()):
+        logits, bias = torch.randn_like(logits), torch.randn(groups * size)
+    check(
+        logits.to(data.draw(st.sampled_from(FLOATS))),
+        top_k,
+        scoring,
+        data.draw(st.booleans()),
+        data.draw(st.sampled_from((1.0, 2.5))),
+        correction_bias=bias,
+        groups=groups,
+        top_k_groups=kept,
+    )
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "options"),
+    [
+        (8, 2, {"scoring": "softmax", "renormalize": True}),
+        (128, 8, {"scoring": "softmax", "renormalize": True}),
+        (64, 8, {"scoring": "softmax", "renormalize": False}),
+        (32, 4, {"scoring": "topk_softmax", "renormalize": False}),
+        (256, 8, {"scoring": "sigmoid", "renormalize": True, "scale": 2.5, "groups": 8, "top_k_groups": 4}),
+        (160, 6, {"scoring": "softmax", "renormalize": False, "scale": 16.0, "groups": 8, "top_k_groups": 3}),
+    ],
+    ids=["mixtral", "qwen3", "olmoe", "gpt-oss", "deepseek-v3", "deepseek-v2"],
+)
+def test_the_models_routers(experts: int, top_k: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(20, experts) * 2
+    if options["scoring"] == "sigmoid":
+        options = {**options, "correction_bias": torch.randn(experts) / 10}
+    check(logits, top_k, **options)
+    together = moe.moe_route(logits, top_k, **options)
+    alone = [moe.moe_route(row, top_k, **options) for row in logits]
+    assert torch.equal(torch.stack([a[0] for a in alone]), together[0])
+    assert torch.equal(torch.stack([a[1] for a in alone]), together[1])
+
+
+def test_of_equal_scores_the_lower_index_wins() -> None:
+    logits = torch.zeros(2, 40)
+    logits[1, 33] = 1.0
+    for scoring in moe.SCORINGS:
+        for _, ids in routes(logits, 3, scoring, True):
+            assert ids.tolist() == [[0, 1, 2], [33, 0, 1]]
+
+
+@pytest.mark.parametrize("scoring", moe.SCORINGS)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_whatever_the_logits_ids_are_distinct_and_in_range(scoring: str, groups: int) -> None:
+    nan, inf = math.nan, math.inf
+    logits = torch.randn(6, 16)
+    logits[0] = nan
+    logits[1, ::2] = nan
+    logits[2] = -inf
+    logits[3] = inf
+    logits[4, 3], logits[4, 9] = inf, -inf
+    for _, ids in routes(logits, 6, scoring, True, groups=groups, top_k_groups=min(groups, 2)):
+        for row in ids.tolist():
+            assert len(set(row)) == 6
+            assert all(0 <= i < 16 for i in row)
+        if groups == 1:
+            assert ids[1].tolist() == torch.argsort(logits[1].nan_to_num(-99.0), descending=True)[:6].tolist()
+
+
+def test_layouts_and_leading_dimensions() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 24)
+    weights, ids = moe.moe_route(logits, 4, "softmax", True)
+    assert weights.shape == ids.shape == (2, 3, 4)
+    assert weights.dtype == torch.float32
+    assert ids.dtype == torch.int32
+    wide = torch.randn(2, 3, 30)
+    wide[..., 3:27] = logits
+    for same in (wide[..., 3:27], logits.transpose(0, 2).contiguous().transpose(0, 2)):
+        found = moe.moe_route(same, 4, "softmax", True)
+        assert torch.equal(found[0], weights)
+        assert torch.equal(found[1], ids)
+
+
+def test_opcheck() -> None:
+    args = (torch.randn(3, 16), 2, "sigmoid", True, 1.0, torch.randn(16), 4, 2)
+    torch.library.opcheck(torch.ops.armllm.moe_route.default, args)
+
+
+def test_errors_name_what_is_wrong() -> None:
+    logits = torch.randn(3, 16)
+    with pytest.raises(RuntimeError, match="top_k = 17 must lie in 1 to 16"):
+        moe.moe_route(logits, 17, "softmax", True)
+    with pytest.raises(RuntimeError, match="top_k = 9 must lie in 1 to 8"):
+        moe.moe_route(logits, 9, "softmax", True, groups=4, top_k_groups=2)
+    with pytest.raises(RuntimeError, match="groups = 3 does not divide the 16 experts"):
+        moe.moe_route(logits, 2, "softmax", True, groups=3)
+    with pytest.raises(RuntimeError, match="top_k_groups = 5 must lie in 1 to groups = 4"):
+        moe.moe_route(logits, 2, "softmax", True, groups=4, top_k_groups=5)
+    with pytest.raises(
+        RuntimeError, match="unknown scoring 'tanh'; there are: softmax, sigmoid, topk_softmax"
+    ):
+        moe.moe_route(logits, 2, "tanh", True)
+    with pytest.raises(RuntimeError, match="one value for each of the 16 experts; it has 8"):
+        moe.moe_route(logits, 2, "sigmoid", True, correction_bias=torch.zeros(8))
+    with pytest.raises(RuntimeError, match="at most|1 to 1024"):
+        moe.moe_route(torch.randn(1, 2000), 2, "softmax", True)

@@ -1,0 +1,113 @@
+"""Norms that end in INT8, and the linear layers that begin with it, against the steps one after the other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_armllm.ops import linear, norm, variants
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+RUNNABLE = variants.machine().runnable
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(0, 20),
+    width=st.sampled_from((1, 31, 32, 33, 96, 130, 576)),
+    dtype=st.sampled_from(FLOATS),
+    added=st.booleans(),
+    offset=st.sampled_from((0.0, 1.0)),
+)
+def test_quantizes_what_the_norm_gives(
+    rows: int, width: int, dtype: torch.dtype, added: bool, offset: float
+) -> None:
+    torch.manual_seed(rows + width)
+    x, more = (torch.randn(rows, width).to(dtype) for _ in range(2))
+    weight, residual = torch.randn(width).to(dtype), more if added else None
+    found = []
+    for name in RUNNABLE:
+        with variants.use(name):
+            q, scales, total = norm.rms_norm_int8(x, weight, 1e-5, offset, residual)
+            plain = norm.rms_norm(x if residual is None else x + residual, weight, 1e-5, offset)
+            expected, expected_scales = linear.quantize_activations(plain)
+            assert torch.equal(q[:, :width], expected) and not q[:, width:].any()
+            assert torch.equal(scales, expected_scales[:, 0])
+            assert torch.equal(total, x + residual) if residual is not None else total.numel() == 0
+            found.append((q, scales))
+    reference, reference_scales, _ = norm.reference_rms_norm_int8(x, weight, 1e-5, offset, residual)
+    assert reference.shape == found[0][0].shape
+    torch.testing.assert_close(found[0][1], reference_scales, rtol=1e-2, atol=1e-6)
+    assert all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["g32i", "row", "i8"])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 8, 9, 17, 70])
+def test_linear_layers_take_it(tokens: int, scheme: str) -> None:
+    torch.manual_seed(tokens)
+    outs, width = 40, 100
+    x, weight = torch.randn(1, tokens, width).bfloat16(), torch.rand(width).bfloat16()
+    values = torch.randint(-8, 8, (outs, width), dtype=torch.int8)
+    factors = torch.randint(1, 17, (outs, 4), dtype=torch.uint8) if scheme == "g32i" else None
+    if scheme == "i8":
+        packed = linear.pack_int8(values, torch.rand(outs))
+    else:
+        packed = linear.pack_int4(values, factors, torch.rand(outs), scheme)
+    both = linear.interleave_panels(packed, packed.flip(0))
+    bias, residual = torch.randn(outs), torch.randn(1, tokens, outs).bfloat16()
+    for name in RUNNABLE:
+        with variants.use(name):
+            plain = norm.rms_norm(x, weight, 1e-5)
+            q, scales, _ = norm.rms_norm_int8(x, weight, 1e-5)
+            if scheme == "i8":
+                expected = linear.int8_linear(plain, packed, outs, bias, residual)
+            else:
+                expected = linear.int4_linear(plain, packed, outs, scheme, bias, residual)
+            found = linear.int4_linear_q(q, scales, packed, outs, scheme, torch.bfloat16, bias, residual)
+            assert torch.equal(found, expected) and found.dtype == expected.dtype
+            gated = linear.int4_gated_linear(plain, both, outs, scheme, "silu")
+            assert torch.equal(linear.int4_gated_linear_q(q, scales, both, outs, scheme), gated)
+            assert linear.int4_linear_q(q, scales, packed, outs, scheme, torch.float32).dtype == torch.float32
+
+
+def test_rows_that_are_not_finite() -> None:
+    x = torch.randn(4, 64)
+    x[1, 3], x[2, 5], x[3] = math.nan, math.inf, 0.0
+    for name in RUNNABLE:
+        with variants.use(name):
+            q, scales, _ = norm.rms_norm_int8(x, torch.ones(64), 1e-6)
+            assert scales[0] > 0 and scales[1:3].isnan().all() and scales[3] == 0
+            assert not q[1:].any()
+
+
+def test_opcheck() -> None:
+    x, weight = torch.randn(3, 40), torch.randn(40)
+    torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5))
+    torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5, 1.0, x))
+    q, scales, _ = norm.rms_norm_int8(x, weight, 1e-5)
+    packed = linear.pack_int8(torch.ones(16, 40, dtype=torch.int8), torch.rand(16))
+    torch.library.opcheck(torch.ops.armllm.int4_linear_q.default, (q, scales, packed, 16, "i8", "bfloat16"))
+    both = linear.interleave_panels(packed, packed)
+    torch.library.opcheck(
+        torch.ops.armllm.int4_gated_linear_q.default, (q, scales, both, 16, "i8", "silu", "float16")
+    )
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x = torch.randn(2, 64)
+    q, scales, _ = norm.rms_norm_int8(x, torch.ones(64), 1e-5)
+    packed = linear.pack_int8(torch.ones(16, 64, dtype=torch.int8), torch.rand(16))
+    with pytest.raises(RuntimeError, match=r"weight must have shape \(64,\)"):
+        norm.rms_norm_int8(x, torch.ones(7), 1e-5)
+    with pytest.raises(RuntimeError, match="residual must have the shape and the dtype of x"):
+        norm.rms_norm_int8(x, torch.ones(64), 1e-5, 0.0, x.half())
+    with pytest.raises(RuntimeError, match="q must be int8 with whole groups of 32"):
+        linear.int4_linear_q(q[:, :33], scales, packed, 16, "i8")
+    with pytest.raises(RuntimeError, match="one value for each of the 2 rows of q; it has 1"):
+        linear.int4_linear_q(q, scales[:1], packed, 16, "i8")
+    with pytest.raises(RuntimeError, match="unknown dtype 'int32'"):
+        linear.int4_linear_q(q, scales, packed, 16, "i8", torch.int32)

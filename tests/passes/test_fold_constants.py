@@ -1,0 +1,67 @@
+"""Constants are computed once, spellings of GELU and norms recognized, norms moved in front of transposes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.graphs import export, ops
+from torch_armllm.passes import fold_constants, gelu, norm, norm_before_transpose
+from torch_armllm.passes.lib.context import PassContext
+
+
+class Spelt(nn.Module):
+    """GPT-2's and Phi's GELU, a LayerNorm without bias, and one whose weight is stored less one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16) * 0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.layer_norm(x, (16,), self.weight + 1, None, 1e-5)
+        x = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        apart = x - x.mean(-1, keepdim=True)
+        scale = torch.rsqrt((x - x.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True) + 1e-5)
+        return apart * scale * self.weight
+
+
+def test_spellings_become_ops() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 16)
+    graph = export(Spelt(), x)
+    expected = graph(x)
+    assert gelu.run(graph, PassContext()) == 1
+    assert norm.run(graph, PassContext()) == 2
+    assert fold_constants.run(graph, PassContext()) == 1
+    graph.recompile()
+    assert ops(graph) == ["armllm::layer_norm", "gelu", "armllm::layer_norm"]
+    torch.testing.assert_close(graph(x), expected, rtol=1e-4, atol=1e-4)
+
+
+class Learned(nn.Module):
+    """OPT's positions, which begin at 2, and a norm behind a transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.norm = nn.RMSNorm(8, eps=1e-6)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        x = self.table(position_ids + 2).view(1, -1, 2, 8).transpose(1, 2)
+        return self.norm(x)
+
+
+def test_positions_are_looked_up_from_where_they_begin() -> None:
+    positions = torch.tensor([[0, 5, 17]])
+    graph = export(Learned(), positions)
+    expected = graph(positions)
+    context = PassContext()
+    norm.run(graph, context)
+    assert norm_before_transpose.run(graph, context) == 1
+    fold_constants.run(graph, context)
+    graph.recompile()
+    assert ops(graph)[-2:] == ["armllm::rms_norm", "transpose"]
+    assert "add" not in ops(graph)
+    torch.testing.assert_close(graph(positions), expected)

@@ -1,0 +1,253 @@
+"""route: whatever a router's spelling, what it computes is fused, and what `moe_route` cannot do stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.support.graphs import export, ops
+from torch_armllm.capture.markers import experts  # noqa: F401  (registers the marker op)
+from torch_armllm.passes import clean, dense_linear, moe_route
+from torch_armllm.passes.lib.context import PassContext
+
+EXPERTS, TOP_K = 12, 3
+Router = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def softmax(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """OLMoE."""
+    return torch.topk(F.softmax(logits, dim=-1, dtype=torch.float), TOP_K)
+
+
+def renormalized(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Mixtral, Qwen3; the division is done in place."""
+    weights, ids = torch.topk(F.softmax(logits.float(), dim=-1), TOP_K, dim=-1)
+    weights /= weights.sum(dim=-1, keepdim=True)
+    return weights.to(logits.dtype), ids
+
+
+def scattered(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights written into a row of all experts, and read back."""
+    weights, ids = torch.topk(F.softmax(logits.float(), dim=-1), TOP_K, dim=-1)
+    row = torch.zeros_like(logits).scatter_(1, ids, weights)
+    return row.gather(1, ids) * 0.5, ids
+
+
+def among_the_best(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """gpt-oss, Granite."""
+    best, ids = logits.float().topk(TOP_K, dim=-1)
+    return F.softmax(best, dim=1).type_as(logits), ids
+
+
+def grouped_softmax(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V2."""
+    scores = logits.softmax(dim=-1)
+    best = scores.view(-1, 4, EXPERTS // 4).max(dim=-1).values
+    mask = torch.zeros_like(best)
+    mask.scatter_(1, torch.topk(best, k=2, dim=-1, sorted=False)[1], 1)
+    kept = mask.unsqueeze(-1).expand(-1, 4, EXPERTS // 4).reshape(-1, EXPERTS)
+    weights, ids = torch.topk(scores.masked_fill(~kept.bool(), 0.0), TOP_K, dim=-1, sorted=False)
+    return weights * 16.0, ids
+
+
+def grouped_sigmoid(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V3, GLM-4.5."""
+    scores = logits.sigmoid()
+    choice = scores + bias
+    best = choice.view(-1, 3, EXPERTS // 3).topk(2, dim=-1)[0].sum(dim=-1)
+    mask = torch.zeros_like(best)
+    mask.scatter_(1, torch.topk(best, k=2, dim=-1, sorted=False)[1], 1)
+    kept = mask.unsqueeze(-1).expand(-1, 3, EXPERTS // 3).reshape(-1, EXPERTS)
+    ids = torch.topk(choice.masked_fill(~kept.bool(), float("-inf")), TOP_K, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, ids)
+    weights /= weights.sum(dim=-1, keepdim=True) + 1e-20
+    return weights * 2.5, ids
+
+
+def corrected_sigmoid(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """MiniMax-M2."""
+    scores = F.sigmoid(logits.float())
+    ids = torch.topk(scores + bias, TOP_K, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, ids)
+    return weights / weights.sum(dim=-1, keepdim=True), ids
+
+
+def corrected_softmax(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """ERNIE 4.5."""
+    scores = F.softmax(logits.float(), dim=-1)
+    ids = torch.topk(scores + bias, TOP_K, dim=-1)[1]
+    weights = torch.gather(scores, -1, ids)
+    return weights / torch.clamp(weights.sum(dim=-1, keepdim=True), min=1e-12), ids
+
+
+def sigmoid_of_the_best(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Cohere 2 MoE."""
+    best, ids = torch.topk(logits, TOP_K, dim=-1)
+    return torch.sigmoid(best), ids
+
+
+def corrected_logits(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Chosen by logits and a bias, weighed by sigmoids."""
+    ids = torch.topk(logits + bias, TOP_K, dim=-1)[1]
+    return logits.gather(1, ids).sigmoid(), ids
+
+
+def scaled_by_expert(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Gemma 4: every expert has a factor of its own."""
+    weights, ids = renormalized(logits, bias)
+    return weights * bias[ids], ids
+
+
+def with_a_floor(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """LFM2: a floor of the sum that shows where all scores are low."""
+    weights, ids = torch.topk(logits.sigmoid(), TOP_K, dim=-1)
+    return weights / (weights.sum(dim=-1, keepdim=True) + 1e-6), ids
+
+
+def worst(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The experts with the lowest scores."""
+    return torch.topk(F.softmax(logits, dim=-1), TOP_K, largest=False)
+
+
+KNOWN: dict[Router, tuple[object, ...]] = {
+    softmax: ("softmax", False),
+    renormalized: ("softmax", True),
+    scattered: ("softmax", False, 0.5),
+    among_the_best: ("softmax", True),  # the same but for the spelling
+    grouped_softmax: ("softmax", False, 16.0, None, 4, 2),
+    grouped_sigmoid: ("sigmoid", True, 2.5, "bias", 3, 2),
+    corrected_sigmoid: ("sigmoid", True, 1.0, "bias"),
+    corrected_softmax: ("softmax", True, 1.0, "bias"),
+    sigmoid_of_the_best: ("sigmoid", False),
+}
+
+
+class Layer(nn.Module):
+    """A router in front of small experts, on tokens (1, T, 16)."""
+
+    def __init__(self, router: Router, read_logits: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.gate = nn.Linear(16, EXPERTS, bias=False)
+        self.router, self.read_logits = router, read_logits
+        for name, shape in (("gate_up", (EXPERTS, 16, 16)), ("down", (EXPERTS, 16, 8)), ("bias", (EXPERTS,))):
+            self.register_buffer(name, torch.randn(shape, generator=generator) * 0.4)
+        nn.init.normal_(self.gate.weight, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.view(-1, 16)
+        logits = self.gate(flat)
+        weights, ids = self.router(logits, self.bias)
+        out = torch.ops.armllm.experts(flat, ids, weights, self.gate_up, self.down, "silu")
+        return (out + logits.sum(-1, keepdim=True) if self.read_logits else out).view(x.shape)
+
+
+def captured(module: nn.Module) -> tuple[torch.fx.GraphModule, Tensor]:
+    x = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(1))
+    graph = export(module, x)
+    clean.run(graph, PassContext())
+    return graph, x
+
+
+@pytest.mark.parametrize("router", KNOWN, ids=lambda router: router.__name__)
+def test_routers_are_recognized_by_what_they_compute(router: Router) -> None:
+    graph, x = captured(Layer(router))
+    expected = graph(x)
+    assert moe_route.run(graph, PassContext()) == 1
+    graph.recompile()
+    (node,) = (n for n in graph.graph.nodes if "moe_route" in str(n.target))
+    scoring, renormalize, scale, bias, groups, kept = (
+        *KNOWN[router],
+        *(1.0, None, 1, 1)[len(KNOWN[router]) - 2 :],
+    )
+    top_k, *settings = node.args[1:]
+    assert top_k == TOP_K
+    assert settings[:2] + settings[4:] == [scoring, renormalize, groups, kept]
+    assert settings[2] == pytest.approx(scale, rel=1e-6)
+    assert (settings[3] is None) == (bias is None)
+    left = set(ops(graph)) - {"view", "reshape", "linear", "armllm::moe_route", "armllm::experts"}
+    assert not left
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "router", [corrected_logits, scaled_by_expert, with_a_floor, worst], ids=lambda router: router.__name__
+)
+def test_others_keep_their_own_code(router: Router) -> None:
+    graph, x = captured(Layer(router))
+    before, expected = ops(graph), graph(x)
+    assert moe_route.run(graph, PassContext()) == 0
+    graph.recompile()
+    assert ops(graph) == before
+    assert torch.equal(graph(x), expected)
+
+
+def test_logits_that_are_read_elsewhere_stay() -> None:
+    graph, x = captured(Layer(grouped_sigmoid, read_logits=True))
+    expected = graph(x)
+    assert moe_route.run(graph, PassContext()) == 1
+    graph.recompile()
+    assert ops(graph).count("linear") == 1
+    assert "scatter_" not in ops(graph)
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_scores_that_are_read_elsewhere_stay() -> None:
+    class Probabilities(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.view(-1, 16)
+            scores = F.softmax(self.gate(flat), dim=-1)
+            weights, ids = torch.topk(scores, TOP_K)
+            total = weights.sum(-1, keepdim=True)
+            weights /= total
+            out = torch.ops.armllm.experts(flat, ids, weights, self.gate_up, self.down, "silu")
+            return (out + weights.sum(-1, keepdim=True) + scores[:, :1]).view(x.shape)
+
+    graph, x = captured(Probabilities(softmax))
+    expected = graph(x)
+    assert moe_route.run(graph, PassContext()) == 1
+    graph.recompile()
+    assert "div_" in ops(graph)
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_correction_bias_of_another_shape_and_type() -> None:
+    """ERNIE 4.5 keeps (1, experts), and what is cast to bfloat16 is bfloat16."""
+    layer = Layer(lambda logits, bias: corrected_softmax(logits, bias.squeeze()))
+    layer.bias = layer.bias[None].bfloat16()
+    graph, x = captured(layer)
+    expected = graph(x)
+    assert moe_route.run(graph, PassContext()) == 1
+    graph.recompile()
+    (node,) = (n for n in graph.graph.nodes if "moe_route" in str(n.target))
+    assert node.args[5].op == "get_attr" and node.args[5].meta["val"].shape == (EXPERTS,)
+    torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_router_of_float32_in_a_model_of_sixteen_bits_is_one_layer() -> None:
+    class Wide(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.view(-1, 16)
+            logits = F.linear(flat.float(), self.gate.weight.float())
+            weights, ids = corrected_sigmoid(logits, self.bias)
+            gate_up, down = self.gate_up.bfloat16(), self.down.bfloat16()
+            return torch.ops.armllm.experts(flat, ids, weights, gate_up, down, "silu").view(x.shape)
+
+    layer = Wide(corrected_sigmoid)
+    layer.gate.bfloat16()
+    x = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    graph = export(layer, x)
+    clean.run(graph, PassContext())
+    expected = graph(x)
+    assert (moe_route.run(graph, PassContext()), dense_linear.run(graph, PassContext())) == (1, 1)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    (node,) = (n for n in graph.graph.nodes if "dense_linear" in str(n.target))
+    assert node.args[3] is True
+    assert node.meta["val"].dtype == torch.float32
+    assert node.args[0].meta["val"].dtype == node.args[1].meta["val"].dtype == torch.bfloat16
+    torch.testing.assert_close(graph(x), expected, atol=2e-2, rtol=2e-2)

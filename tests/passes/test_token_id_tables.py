@@ -1,0 +1,57 @@
+"""token_ids: what is computed of ids before they are looked up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.graphs import export, ops
+from torch_armllm.passes import token_id_tables
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.plan.lower import lower
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.step import StepInputs
+
+
+class Replacing(nn.Module):
+    """Ids of placeholders become the padding's, as in models of several modalities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        placeholder = (input_ids == 7) | (input_ids == 9)
+        return self.embed(torch.where(placeholder, 0, input_ids)) + self.embed(input_ids)
+
+
+def test_a_function_of_ids_becomes_a_table() -> None:
+    ids = torch.tensor([[3, 7, 49, 9, 0, 7]])
+    graph = export(Replacing(), ids)
+    expected = graph(ids)
+    assert token_id_tables.run(graph, PassContext()) == 1
+    graph.graph.lint()
+    graph.recompile()
+    assert ops(graph) == ["embedding", "squeeze", "embedding", "embedding", "add"]
+    assert torch.equal(graph(ids), expected)
+
+
+def test_the_table_has_an_instruction() -> None:
+    ids = torch.tensor([[3, 7, 49, 9, 0, 7]])
+    graph = export(Replacing(), ids)
+    expected = graph(ids)
+    token_id_tables.run(graph, PassContext())
+    assert len(lower(graph).instructions) == 4
+    none = torch.zeros(0, dtype=torch.int32)
+    step = StepInputs(ids, ids, ids[0], none, none, none, 0, ())  # type: ignore[arg-type]
+    assert torch.equal(NativePlan(lower(graph).encode()).run(step), expected[0])
+
+
+def test_what_is_counted_over_tokens_stays() -> None:
+    class Counting(Replacing):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.embed((input_ids == 7).long().cumsum(-1))
+
+    graph = export(Counting(), torch.tensor([[3, 7, 49]]))
+    assert token_id_tables.run(graph, PassContext()) == 0
+    assert "cumsum" in ops(graph)

@@ -1,0 +1,202 @@
+"""Every op goes through torch.compile without a break and through torch.export, for any number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.debugging import aot_eager
+
+import torch_armllm.capture.export  # noqa: F401  (registers the marker ops too)
+from torch_armllm.ops import attention, linear, mla
+from torch_armllm.ops.embedding import split_rest
+from torch_armllm.quant.packing import quantize_matrices
+from torch_armllm.quant.schemes.registry import scheme_named
+
+_PLAN = {"plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free"}
+NOT_COMPUTED = {"isa_select", "isa_list", "team_threads", *_PLAN}
+"""They manage the library and take or return no tensors that a graph could hold."""
+
+
+def packed(rows: int, columns: int, scheme: str = "g32i", count: int = 1) -> Tensor:
+    weights = list(torch.randn(count, rows, columns, generator=torch.Generator().manual_seed(rows)))
+    made = quantize_matrices(weights, scheme_named(scheme))[0]
+    return made if count > 1 else made[0]
+
+
+def both(scheme: str = "g32i", count: int = 1) -> Tensor:
+    return linear.interleave_panels(packed(16, 32, scheme, count), packed(16, 32, scheme, count))
+
+
+def paged(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A block table, query starts and lengths of one sequence."""
+    starts, lengths = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([tokens], dtype=torch.int32)
+    return torch.arange(2, dtype=torch.int32)[None], starts, lengths
+
+
+def int8_rows(tokens: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(-9, 9, (tokens, 32), dtype=torch.int8), torch.rand(tokens)
+
+
+def rows(tokens: int, size: int = 32) -> Tensor:
+    return torch.randn(tokens, size)
+
+
+def a_sampler(tokens: int) -> tuple[Any, ...]:
+    half, whole = torch.full((tokens,), 0.5), torch.full((tokens,), 3)
+    return (rows(tokens, 30), half, whole, half.clone(), half.clone(), whole.clone(), whole.clone())
+
+
+def a_cache(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    return tuple(attention.new_kv_cache(2, 1, 16, 16, 16, dtype))[:2]
+
+
+def experts(tokens: int) -> tuple[Any, ...]:
+    return rows(tokens), torch.arange(2 * tokens).view(tokens, 2) % 4, torch.full((tokens, 2), 0.5)
+
+
+CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
+    "int4_linear": lambda t: (rows(t), packed(16, 32), 16, "g32i", torch.randn(16), rows(t, 16)),
+    "int8_linear": lambda t: (rows(t), packed(16, 32, "int8"), 16, torch.randn(16)),
+    "int4_gated_linear": lambda t: (rows(t), both(), 16, "g32i", "silu"),
+    "int4_linear_q": lambda t: (*int8_rows(t), packed(16, 32), 16, "g32i", "bfloat16"),
+    "int4_gated_linear_q": lambda t: (*int8_rows(t), both(), 16, "g32i", "gelu", "float16"),
+    "dense_linear": lambda t: (rows(t), torch.randn(16, 32), torch.randn(16)),
+    "int8_heads_linear": lambda t: (torch.randn(t, 2, 32), packed(16, 32, "int8", 2), 16),
+    "dense_heads_linear": lambda t: (torch.randn(t, 2, 32), torch.randn(2, 16, 32)),
+    "pack_int4": lambda t: (torch.ones(t, 32).char(), torch.ones(t, 1).byte(), torch.rand(t), "g32i"),
+    "pack_int8": lambda t: (torch.ones(t, 32).char(), torch.rand(t)),
+    "unpack_weight": lambda t: (packed(16, 32).repeat(t, 1, 1), 16, 32, "g32i"),
+    "int4_moe": lambda t: (*experts(t), both(count=4), packed(32, 16, count=4), 16, "g32i", "silu"),
+    "moe_route": lambda t: (rows(t, 16), 2, "sigmoid", True, 1.0, torch.randn(16), 4, 2),
+    "rms_norm": lambda t: (rows(t), torch.randn(32), 1e-5),
+    "add_rms_norm": lambda t: (rows(t), rows(t), torch.randn(32), 1e-5),
+    "rms_norm_int8": lambda t: (rows(t), torch.randn(32), 1e-5, 1.0, rows(t)),
+    "layer_norm": lambda t: (rows(t), torch.randn(32), torch.randn(32), 1e-5),
+    "add_layer_norm": lambda t: (rows(t), rows(t), torch.randn(32), None, 1e-5),
+    "rope_table": lambda t: (torch.arange(t), torch.rand(8), 1.0),
+    "rope_": lambda t: (torch.randn(t, 2, 16), torch.randn(t, 1, 16), rows(t, 8), rows(t, 8)),
+    "split_embedding": lambda t: (
+        torch.arange(t),
+        packed(16, 32, "int8"),
+        split_rest(torch.randn(16, 32).bfloat16(), packed(16, 32, "int8")),
+        "bfloat16",
+    ),
+    "gated_act": lambda t: (rows(t), rows(t), "silu"),
+    "kv_write": lambda t: (torch.randn(t, 1, 16), torch.randn(t, 1, 16), *a_cache(t), torch.arange(t)),
+    "paged_attention": lambda t: (torch.randn(t, 2, 16), *a_cache(t), *paged(t), 16, 0.25),
+    "mla_write": lambda t: (
+        rows(t),
+        rows(t, 8),
+        mla.new_latent_cache(2, 32, 8, 16, torch.float32),
+        torch.arange(t),
+    ),
+    "mla_attention": lambda t: (
+        torch.randn(t, 2, 32),
+        torch.randn(t, 2, 8),
+        mla.new_latent_cache(2, 32, 8, 16, torch.float32),
+        *paged(t),
+        16,
+        0.25,
+    ),
+    "sample": a_sampler,
+    "sample_probabilities": lambda t: a_sampler(t)[:5],
+    "best_tokens": lambda t: (rows(t, 30),),
+    "top_logprobs": lambda t: (rows(t, 30), torch.arange(t) % 30, 3),
+    "attention": lambda t: (
+        torch.randn(1, 2, t, 16),
+        torch.randn(1, 1, t, 16),
+        torch.randn(1, 1, t, 16),
+        *(0, 0.25, 0, 0.0, None),
+    ),
+    "experts": lambda t: (*experts(t), torch.randn(4, 32, 32), torch.randn(4, 32, 16), "silu"),
+    "expand_kv": lambda t: (
+        torch.randn(1, 1, t, 16),
+        torch.randn(1, 1, t, 4),
+        torch.randn(24, 16),
+        *(2, 8, 4, ""),
+    ),
+    "layer_begin": lambda t: (torch.randn(t, 16), 0),
+    "layer_end": lambda t: (torch.randn(t, 16), 0),
+    "layer_again": lambda t: (torch.randn(t, 16), 1, 0),
+}
+"""Arguments for ``t`` tokens; those tensors that change their shape with ``t`` are dynamic."""
+
+
+def registered() -> list[str]:
+    names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("armllm::")}
+    return sorted(name.removeprefix("armllm::") for name in names)
+
+
+class Call(nn.Module):
+    """One op; tensors come as inputs, everything else is fixed.  Returns results and what the op wrote."""
+
+    def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.op = getattr(torch.ops.armllm, name).default
+        self.arguments = tuple(None if isinstance(a, Tensor) else (a,) for a in arguments)
+        written = [i for i, a in enumerate(self.op._schema.arguments) if a.alias_info is not None]
+        self.writes = [i for i in written if i < len(arguments)]
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        filled = [next(given) if fixed is None else fixed[0] for fixed in self.arguments]
+        for index in self.writes:
+            filled[index] = filled[index].clone()
+        out = self.op(*filled)
+        results = [out] if isinstance(out, Tensor) else list(out or ())
+        return results + [filled[index] for index in self.writes]
+
+
+def make(name: str, tokens: int) -> tuple[Call, list[Tensor]]:
+    torch.manual_seed(tokens)
+    arguments = CASES[name](tokens)
+    return Call(name, arguments), [argument for argument in arguments if isinstance(argument, Tensor)]
+
+
+def same(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(
+        a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def test_every_op_has_a_case() -> None:
+    assert sorted(CASES.keys() | NOT_COMPUTED) == registered()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_compile_makes_one_graph_for_any_number_of_tokens(name: str) -> None:
+    torch._dynamo.reset()
+    graphs: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    call, inputs = make(name, 5)
+    compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=True)
+    assert same(compiled(*inputs), call(*inputs))
+    inputs = make(name, 9)[1]
+    assert same(compiled(*inputs), call(*inputs))
+    assert len(graphs) == 1
+    assert call.op in {node.target for node in graphs[0].graph.nodes}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_export_gives_a_program_for_any_number_of_tokens(name: str) -> None:
+    call, inputs = make(name, 5)
+    other = make(name, 9)[1]
+    dynamic = tuple(
+        {i: torch.export.Dim.AUTO for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n}
+        for a, b in zip(inputs, other, strict=True)
+    )
+    program = torch.export.export(call, tuple(inputs), dynamic_shapes=(dynamic,), strict=True)
+    assert call.op in {node.target for node in program.graph.nodes}
+    for tensors in (inputs, other):
+        assert same(program.module()(*tensors), call(*tensors))

@@ -1,0 +1,232 @@
+"""Experts of every layout: quantized, captured, and left alone with a reason where no op computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Llama4ForCausalLM, Llama4TextConfig
+from transformers.activations import ACT2FN
+from transformers.integrations.moe import use_experts_implementation
+
+import torch_armllm
+from tests.support.models import COMMON, token_ids
+from tests.support.patched_models import chunked
+from tests.support.reference_modules import ReferenceExperts
+from torch_armllm.capture.markers.experts import experts_function
+from torch_armllm.hf.expert_detection import read_layout
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.restore import restore
+
+EXPERTS, HIDDEN, INNER = 4, 64, 48
+
+
+class Config:
+    """What the decorator asks of a configuration."""
+
+    _experts_implementation = "eager"
+
+
+class Base(nn.Module):
+    """Experts whose layout the subclasses choose; the forward is what transformers makes of the flags."""
+
+    transposed = biased = False
+    gated = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        rows = 2 * INNER if self.gated else INNER
+        first = "gate_up_proj" if self.gated else "up_proj"
+        shapes = {first: (rows, HIDDEN), "down_proj": (HIDDEN, INNER)}
+        for name, (out, inputs) in shapes.items():
+            shape = (EXPERTS, inputs, out) if self.transposed else (EXPERTS, out, inputs)
+            weight = torch.randn(shape, generator=generator) / inputs**0.5
+            setattr(self, name, nn.Parameter(weight))
+            if self.biased:
+                setattr(self, f"{name}_bias", nn.Parameter(torch.randn(EXPERTS, out, generator=generator)))
+        self.num_experts, self.limit, self.act_fn = EXPERTS, 1.5, F.silu
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        from transformers.integrations.moe import batched_mm_experts_forward
+
+        return batched_mm_experts_forward(self, x, ids, weights)
+
+
+@use_experts_implementation
+class Plain(Base):
+    """[gate; up] rows."""
+
+
+@use_experts_implementation(is_transposed=True)
+class Transposed(Base):
+    """Aria."""
+
+    transposed = True
+
+
+@use_experts_implementation(is_concatenated=False, is_transposed=True, has_bias=True)
+class Interleaved(Base):
+    """gpt-oss."""
+
+    transposed = biased = True
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up[..., ::2].clamp(max=self.limit), gate_up[..., 1::2].clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(gate * 1.702)
+
+
+@use_experts_implementation(has_bias=True)
+class ClampedSilu(Base):
+    """DeepSeek-V4, GLM-5, with biases on top."""
+
+    biased = True
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate.clamp(max=self.limit)) * up.clamp(-self.limit, self.limit)
+
+
+@use_experts_implementation(has_gate=False)
+class Ungated(Base):
+    """Nemotron-H: squared ReLU."""
+
+    gated = False
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.act_fn = ACT2FN["relu2"]
+
+
+@use_experts_implementation
+class OtherGate(Base):
+    """A gate that no op knows."""
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.sigmoid(gate) * up
+
+
+@use_experts_implementation
+class OtherAlpha(Base):
+    """gpt-oss' gate but for a number."""
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(gate * 1.6)
+
+
+class Batched(nn.Module):
+    """Llama 4: rows for every expert, one expert's behind the other's; on no interface."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.hidden_size, self.num_experts = HIDDEN, EXPERTS
+        shapes = {"gate_up_proj": (EXPERTS, HIDDEN, 2 * INNER), "down_proj": (EXPERTS, INNER, HIDDEN)}
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape, generator=generator) / shape[1] ** 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(self.num_experts, -1, self.hidden_size)
+        gate, up = torch.bmm(x, self.gate_up_proj).chunk(2, dim=-1)
+        return torch.bmm(up * F.silu(gate), self.down_proj).view(-1, self.hidden_size)
+
+
+KNOWN = {
+    Plain: ("silu", 7.0),
+    Transposed: ("silu", 7.0),
+    Interleaved: ("swiglu_clamped", 1.5),
+    ClampedSilu: ("silu_clamped", 1.5),
+    Ungated: ("relu", 7.0),
+}
+
+
+def inputs(tokens: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.rand(tokens, EXPERTS, generator=generator).argsort(-1)[:, :2]
+    return torch.randn(tokens, HIDDEN, generator=generator), ids, torch.rand(tokens, 2, generator=generator)
+
+
+@pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
+def test_layouts_are_recognized_and_computed(kind: type[Base]) -> None:
+    module = kind(Config())
+    layout = read_layout(module)
+    assert not isinstance(layout, str)
+    assert (layout.activation, layout.limit) == KNOWN[kind]
+    with torch.no_grad():
+        expected = module(*inputs())
+        torch.testing.assert_close(experts_function(module, *inputs()), expected, atol=1e-5, rtol=1e-5)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    model = nn.ModuleDict({"experts": module})
+    (record,) = quantize(model, importance=False, progress=False)
+    assert record.op == "int4_moe" and record.reason is None
+    packed = model["experts"]
+    assert isinstance(packed, QuantExperts)
+    got = packed(*inputs())
+    torch.testing.assert_close(got, ReferenceExperts(packed)(*inputs()), atol=3e-2, rtol=3e-2)
+    assert float((got - expected).detach().norm() / expected.detach().norm()) < 0.25
+    assert restore(model) == ["experts"]
+    for name, parameter in model["experts"].named_parameters():
+        assert float((parameter.detach() - before[name]).norm() / before[name].norm()) < 0.1, name
+
+
+@pytest.mark.parametrize("kind", [OtherGate, OtherAlpha], ids=lambda kind: kind.__name__)
+def test_unknown_gates_stay_on_the_path_of_transformers(kind: type[Base]) -> None:
+    module = kind(Config())
+    (record,) = quantize(nn.ModuleDict({"experts": module}), importance=False, progress=False)
+    assert record.reason == "its activation has no fused op"
+    with torch.no_grad():
+        expected = module(*inputs())
+        torch.testing.assert_close(experts_function(module, *inputs()), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_experts_with_rows_of_their_own() -> None:
+    module, x = Batched(), inputs(EXPERTS * 5)[0]
+    layout = read_layout(module)
+    assert not isinstance(layout, str)
+    assert layout.batched and layout.transposed and not layout.interleaved
+    expected = module(x)
+    model = nn.ModuleDict({"experts": module})
+    quantize(model, importance=False, progress=False)
+    got = model["experts"](x)
+    torch.testing.assert_close(got, ReferenceExperts(model["experts"])(x), atol=3e-2, rtol=3e-2)
+    assert float((got - expected).detach().norm() / expected.detach().norm()) < 0.25
+
+
+def test_other_stacks_of_weights_are_left_alone() -> None:
+    class Sum(Batched):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x) + x
+
+    (record,) = quantize(nn.ModuleDict({"experts": Sum()}), importance=False, progress=False)
+    assert record.reason == "what it computes is not what a fused op does"
+
+
+@pytest.mark.filterwarnings("ignore:torch_armllm")
+@torch.no_grad()
+def test_experts_that_see_every_token_see_the_chosen_ones_alone() -> None:
+    """Llama 4: scores scale what goes in.  Its attention is in chunks, left to the modules."""
+    sizes = {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 16}
+    torch.manual_seed(0)
+    model = Llama4ForCausalLM(Llama4TextConfig(**{**COMMON, **sizes, "moe_layers": [1]})).eval()
+    for parameter in model.parameters():
+        parameter.normal_(0.0, 0.08) if parameter.dim() >= 2 else parameter.fill_(1.0)
+    report = torch_armllm.patch(model, progress=False)
+    assert report.captured, report.capture_reason
+    assert (report.ops["int4_moe"], report.ops["moe_route"]) == (1, 1)
+    assert any("more than 16 tokens" in note for note in report.notes)
+    plan = model.model.forward
+    for length in (9, 16, 25):
+        ids = token_ids(1, length)
+        with plan.by_modules("the test compares both"):
+            expected = model(ids).logits
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-5 * scale)
+        parts = chunked(model, ids, [4, 1, length - 6, 1])
+        torch.testing.assert_close(parts, expected, rtol=0, atol=1e-5 * scale)

@@ -1,0 +1,267 @@
+"""Latent attention in whole models: absorbed, on a cache of latents, against transformers' own forward."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import torch_armllm
+from tests.support.models import COMMON, token_ids
+from torch_armllm.capture.export import capture
+from torch_armllm.passes import run_passes
+from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.quant.report import Report
+
+LATENT: dict[str, Any] = {
+    **COMMON,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "head_dim": 16,
+}
+MOE: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {**MOE, "topk_method": "greedy"},
+    "deepseek_v3": MOE,
+    "glm4_moe_lite": {**MOE, "n_group": 1},
+    "minicpm3": {},
+    "youtu": {},
+    "axk1": MOE,
+}
+
+
+def tiny(family: str, dtype: torch.dtype = torch.float32, **overrides: Any) -> PreTrainedModel:
+    config = AutoConfig.for_model(family, **{**LATENT, **FAMILIES[family], **overrides})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() >= 2:
+                    parameter.normal_(0.0, 0.08)
+                else:
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.to(dtype).eval()
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def patched(family: str, quantize: str | None = None, **overrides: Any) -> tuple[PreTrainedModel, Report]:
+    model = tiny(family, **overrides)
+    return model, torch_armllm.patch(model, quantize, progress=False)
+
+
+def hidden(model: Any, ids: Tensor, past: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    """Last hidden states, and the cache."""
+    out = model.model(ids, past_key_values=past, attention_mask=mask, use_cache=True)
+    return out.last_hidden_state, out.past_key_values
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_absorbed_is_what_transformers_computes(family: str) -> None:
+    model = tiny(family)
+    ids = token_ids(2, 45)
+    mask = torch.ones_like(ids)
+    mask[1, :9] = 0
+    expected, padded = model(ids).logits, model(ids, attention_mask=mask).logits
+    report = torch_armllm.patch(model, None, progress=False)
+    assert report.captured, report.capture_reason
+    assert (report.ops["mla_attention"], report.ops["mla_write"], report.ops["rope_"]) == (2, 2, 2)
+    assert "paged_attention" not in report.ops and "expand_kv" not in report.ops
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    found = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(found[mask.bool()], padded[mask.bool()], rtol=1e-4, atol=1e-4)
+    past = model(ids[:, :33], use_cache=True).past_key_values
+    steps = [model(ids[:, i : i + 1], past_key_values=past).logits for i in range(33, 45)]
+    torch.testing.assert_close(torch.cat(steps, 1), expected[:, 33:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [("deepseek_v2", None), ("youtu", None), ("deepseek_v2", "int4"), ("deepseek_v3", "int4")],
+)
+def test_chunks_and_batches_have_the_bits_of_one_prompt(family: str, quantize: str | None) -> None:
+    # float experts run by torch, whose sums depend on the batch
+    dense = {} if quantize or family == "youtu" else {"first_k_dense_replace": 2}
+    model, _ = patched(family, quantize, **dense)
+    ids = token_ids(2, 70)
+    together, _ = hidden(model, ids)
+    past, chunks = None, []
+    for begin, end in ((0, 31), (31, 32), (32, 33), (33, 68), (68, 69), (69, 70)):
+        states, past = hidden(model, ids[:, begin:end], past)
+        chunks.append(states)
+    assert torch.equal(torch.cat(chunks, 1), together)
+    mask = torch.ones_like(ids)
+    mask[0, :26] = 0
+    mixed, _ = hidden(model, ids, mask=mask)
+    assert torch.equal(mixed[1], together[1])
+    alone = model.model(ids[:1, 26:], position_ids=torch.arange(26, 70)[None]).last_hidden_state
+    assert torch.equal(mixed[0, 26:], alone[0])
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "minicpm3"])
+def test_quantized_plan_agrees_with_its_modules(family: str) -> None:
+    model, report = patched(family, "int4")
+    layers = {layer.name: layer for layer in report.layers}
+    up = layers["model.layers.0.self_attn.kv_b_proj"]
+    assert (up.kind, up.scheme) == ("latent", "int8")
+    assert report.ops["int8_heads_linear"] == 4
+    ids = token_ids(1, 40)
+    by_plan, _ = hidden(model, ids)
+    forward: Any = model.model.forward
+    with forward.by_modules("to compare"):
+        by_modules, _ = hidden(model, ids)
+    # The plan rounds queries and results to INT8, the modules latents.
+    assert (by_plan - by_modules).norm() < 0.05 * by_modules.norm()
+
+
+@pytest.mark.parametrize(
+    "family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "axk1"]
+)
+def test_a_step_runs_as_a_native_plan(family: str) -> None:
+    _, report = patched(family, "int4")
+    assert not report.notes
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_plan_and_modules_share_one_cache(family: str) -> None:
+    model = tiny(family)
+    ids = token_ids(2, 40)
+    expected = model(ids).logits
+    own = model(ids[:, :20], use_cache=True).past_key_values
+    torch_armllm.patch(model, None, progress=False)
+    # what transformers' cache held goes on in the plan, and what the plan stored in the modules
+    states = [model(ids[:, 20:30], past_key_values=own).logits]
+    assert isinstance(own, PagedCache)
+    states.append(model(ids[:, 30:35], past_key_values=own, output_hidden_states=True).logits)
+    states.append(model(ids[:, 35:], past_key_values=own).logits)
+    torch.testing.assert_close(torch.cat(states, 1), expected[:, 20:], rtol=1e-4, atol=1e-4)
+
+
+def test_beams_share_latents_and_prompts_are_used_again() -> None:
+    model = tiny("deepseek_v3", first_k_dense_replace=2)
+    ids = token_ids(1, 20)
+    settings = {"num_beams": 3, "max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(ids, **settings)
+    torch_armllm.patch(model, None, progress=False)
+    assert torch.equal(model.generate(ids, **settings), expected)
+    _, prefix = hidden(model, ids)
+    longer = torch.cat([ids, token_ids(1, 9, seed=5)], 1)
+    whole, _ = hidden(model, longer)
+    prefix.batch_repeat_interleave(2)
+    behind, _ = hidden(model, longer[:, 20:].expand(2, -1), prefix)
+    prefix.crop(-9)
+    again, _ = hidden(model, longer[:, 20:].expand(2, -1), prefix)
+    for states in (behind, again):
+        assert torch.equal(states[0], whole[0, 20:])
+        assert torch.equal(states[1], whole[0, 20:])
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("float32", 1e-4), ("float16", 5e-3), ("bfloat16", 5e-2)])
+def test_caches_of_each_dtype(name: str, tolerance: float) -> None:
+    model = tiny("deepseek_v3")
+    ids = token_ids(1, 40)
+    expected = model(ids).logits
+    report = torch_armllm.patch(model, None, progress=False, kv_cache=name)
+    size = getattr(torch, name).itemsize
+    assert report.kv_bytes == 2 * (32 + 16) * size
+    assert report.kv_bytes_expanded == 2 * 4 * (24 + 16 + 20) * size
+    assert f"KV cache       {report.kv_bytes} bytes a token as latents" in str(report)
+    torch.testing.assert_close(model(ids).logits, expected, rtol=tolerance, atol=tolerance)
+    past = model(ids[:, :30], use_cache=True).past_key_values
+    found = model(ids[:, 30:], past_key_values=past).logits
+    torch.testing.assert_close(found, expected[:, 30:], rtol=tolerance, atol=tolerance)
+
+
+def test_int8_latents_are_refused_and_nothing_is_done() -> None:
+    model = tiny("deepseek_v2")
+    with pytest.raises(ValueError, match="caches latents, which are not stored as int8"):
+        torch_armllm.patch(model, progress=False, kv_cache="int8")
+    assert not torch_armllm.patching.patch.is_patched(model)
+    assert type(model.model.layers[0].self_attn.kv_b_proj) is torch.nn.Linear
+
+
+def test_bfloat16_model() -> None:
+    model = tiny("deepseek_v3", torch.bfloat16)
+    ids = token_ids(2, 33)
+    expected = model.float()(ids).logits
+    model.bfloat16()
+    report = torch_armllm.patch(model, None, progress=False)
+    assert report.ops["rope_"] == 2
+    assert (model(ids).logits.float() - expected).norm() < 0.05 * expected.norm()
+
+
+def test_without_query_compression_and_with_yarn() -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.7,
+    }
+    for family in ("deepseek_v2", "deepseek_v3"):
+        model = tiny(family, q_lora_rank=None, rope_parameters=yarn)
+        ids = token_ids(1, 90)
+        expected = model(ids).logits
+        report = torch_armllm.patch(model, None, progress=False)
+        assert report.ops["mla_attention"] == 2
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_expansion_that_computes_something_else_is_left_alone() -> None:
+    model = tiny("deepseek_v2")
+    ids = token_ids(1, 12)
+    kind = type(model.model.layers[0].self_attn)
+    own = kind.expand_kv
+
+    def scaled(self: Any, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = own(self, kv_nope, k_rot)
+        return keys, 2 * values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "expand_kv", scaled)
+        expected = model(ids).logits
+        report = torch_armllm.patch(model, None, progress=False)
+        assert report.capture_reason is not None
+        assert "expanded in a way that is not known" in report.capture_reason
+        torch.testing.assert_close(model(ids).logits, expected)
+
+
+def test_the_graph_before_and_after() -> None:
+    model = tiny("deepseek_v3")
+    captured = capture(model)
+    ids, positions = token_ids(1, 11), torch.arange(11)[None]
+    expected = model.model(ids).last_hidden_state
+    torch.testing.assert_close(captured.graph_module(ids, positions), expected, rtol=1e-5, atol=1e-5)
+    code = captured.graph_module.code
+    assert code.count("armllm.expand_kv") == 2 and code.count("armllm.attention") == 2
+    context = run_passes(captured.graph_module)
+    assert context.counts["mla"] == 2
+    code = captured.graph_module.code
+    assert "expand_kv" not in code and "armllm.attention" not in code
+    # rotated where they lie: no copy of queries or keys is made
+    assert "cat" not in code.split("return")[0].replace("concat", "")
+    assert "expand_kv" not in model.model.layers[0].self_attn.__dict__

@@ -1,0 +1,88 @@
+"""Models whose modules keep other things in their cache than the plan: those begin a text anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import torch_armllm
+from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.patching.paged_cache import PagedCache
+
+LIMIT = 16
+
+
+def sparse(patched: bool) -> Any:
+    """DeepSeek 3.2 whose indexer chooses sixteen tokens."""
+    model = tiny_model("deepseek_v32", index_topk=LIMIT)
+    if patched:
+        report = torch_armllm.patch(model, None, progress=False)
+        assert report.captured, report.capture_reason
+    return model
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Any, Any]:
+    return sparse(True), sparse(False)
+
+
+def continued(model: Any, ids: Tensor, sizes: list[int], cache: Any, **options: Any) -> Tensor:
+    begin, parts = 0, []
+    for size in sizes:
+        out = model(ids[:, begin : begin + size], past_key_values=cache, use_cache=True, **options)
+        cache = out.past_key_values
+        parts.append(out.logits)
+        begin += size
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.filterwarnings("ignore:torch_armllm")
+@torch.no_grad()
+def test_a_text_that_grows_too_long_goes_on_by_modules(models: tuple[Any, Any]) -> None:
+    model, own = models
+    ids = tiny_ids(2, 40)
+    cache = DynamicCache(config=model.config)
+    got = continued(model, ids, [10, 5, 1, 1, 8, 15], cache)
+    # an indexer chooses between tokens of no weight as they come, so the steps must be those of the modules
+    expected = continued(own, ids, [LIMIT, 1, 8, 15], DynamicCache(config=own.config))
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    assert type(cache) is DynamicCache and cache.get_seq_length() == 40
+
+
+@pytest.mark.filterwarnings("ignore:torch_armllm")
+@torch.no_grad()
+def test_short_texts_run_by_the_plan(models: tuple[Any, Any]) -> None:
+    model, own = models
+    ids = tiny_ids(2, LIMIT)
+    cache = DynamicCache(config=model.config)
+    got = continued(model, ids, [9, 7], cache)
+    assert isinstance(cache, PagedCache)
+    torch.testing.assert_close(got, own(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:torch_armllm")
+def test_beams_and_padding_survive_the_change(models: tuple[Any, Any]) -> None:
+    model, own = models
+    ids, mask = tiny_ids(2, 12), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    settings = {"num_beams": 2, "max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+    got, expected = (m.generate(ids, attention_mask=mask, pad_token_id=0, **settings) for m in (model, own))
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch_armllm")
+@torch.no_grad()
+def test_attention_that_is_called_again_has_a_cache_of_its_own() -> None:
+    model, own, ids = tiny_model("diffllama"), tiny_model("diffllama"), tiny_ids(1, 30)
+    assert torch_armllm.patch(model, None, progress=False).captured
+    whole = own(ids).logits
+    cache = DynamicCache(config=model.config)
+    first = continued(model, ids[:, :20], [12, 8], cache)
+    assert isinstance(cache, PagedCache)
+    # asked for what the plan does not give, the modules take over
+    last = continued(model, ids[:, 20:], [10], cache, output_hidden_states=True)
+    torch.testing.assert_close(torch.cat([first, last], 1), whole, rtol=1e-3, atol=1e-3)

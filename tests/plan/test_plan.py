@@ -1,0 +1,31 @@
+"""A native plan refuses inputs that it would have to read out of bounds."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from tests.support.models import token_ids
+from tests.support.patched_models import patched
+from torch_armllm.plan.native import NativePlan
+
+
+def run(inputs: list[Tensor], tokens: int) -> None:
+    plan = patched("llama").base_model.forward.plan
+    assert isinstance(plan, NativePlan)
+    plan._run(plan._handle, inputs, tokens)
+
+
+@pytest.mark.parametrize("wrong", [-1, 97, 10**9])
+def test_a_token_that_the_vocabulary_lacks_is_named(wrong: int) -> None:
+    ids = token_ids(1, 6)
+    ids[0, 4] = wrong
+    with pytest.raises(RuntimeError, match=f"token 4 has id {wrong}, but the vocabulary is 0 to 96"):
+        run([ids], 6)
+
+
+def test_inputs_that_are_too_short() -> None:
+    with pytest.raises(RuntimeError, match="input 0 has 6 elements for 7 tokens"):
+        run([token_ids(1, 6)], 7)
+    with pytest.raises(RuntimeError, match="there is no input 1 of 1"):
+        run([token_ids(1, 6)], 6)

@@ -1,0 +1,96 @@
+"""Channels scaled where rounding costs most, in a model that stays what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.models import tiny, token_ids
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.layers import find_layers
+from torch_armllm.quant.methods.calibrated.awq import Awq
+from torch_armllm.quant.methods.calibrated.channel_scaling import find_folds
+from torch_armllm.quant.methods.calibrated.layerwise import Stages
+from torch_armllm.quant.schemes.registry import scheme_named
+
+TOKENS = torch.randint(97, (8, 32), generator=torch.Generator().manual_seed(3))
+FOLDED = {
+    "llama": {
+        "input_layernorm": {"q_proj", "k_proj", "v_proj"},
+        "post_attention_layernorm": {"gate_proj", "up_proj"},
+        "self_attn.v_proj": {"o_proj"},
+        "mlp.up_proj": {"down_proj"},
+    },
+    "mixtral": {"input_layernorm": {"q_proj", "k_proj", "v_proj"}, "self_attn.v_proj": {"o_proj"}},
+    "gpt2": {"ln_1": {"c_attn"}, "ln_2": {"c_fc"}},
+}
+
+
+def loud(kind: str) -> Any:
+    """A tiny model in which a few channels carry far more than the others."""
+    model = tiny(kind)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ("norm" in name or "ln_" in name) and name.endswith("weight"):
+                parameter.mul_(torch.where(torch.arange(len(parameter)) % 16 == 3, 12.0, 0.5))
+    return model
+
+
+@pytest.mark.parametrize("kind", FOLDED)
+def test_folds_are_found_by_what_a_layer_computes(kind: str) -> None:
+    model = tiny(kind)
+    stages = Stages(model, TOKENS, batch=4)
+    stage = stages.modules[0]
+    linears = [x.module for x in find_layers(model) if x.kind == "linear"]
+    names = {id(module): name for name, module in stage.named_modules()}
+    with torch.no_grad():
+        folds, refused = find_folds(stage, linears, lambda: stages.sample(0))
+    found = {names[id(x.writer)]: {names[id(r)].split(".")[-1] for r in x.readers} for x in folds}
+    assert found == FOLDED[kind]
+    if kind == "mixtral":
+        assert "post_attention_layernorm" not in found  # the router reads it too
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
+def test_scaling_leaves_the_model_the_same_to_the_last_bit(kind: str) -> None:
+    model, ids = loud(kind), token_ids(2, 20)
+    layers = [x for x in find_layers(model) if x.reason is None]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        expected = model(ids).logits
+        method = Awq(model, layers, TOKENS)
+        for layer in method.order(layers):
+            method.rounding(layer, scheme_named("g32i"))
+        changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+        assert len(changed) > 4
+        assert torch.equal(model(ids).logits, expected)
+        method.abandon()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_it_brings_the_logits_nearer_than_rounding_to_nearest() -> None:
+    ids = token_ids(2, 40)
+    with torch.no_grad():
+        expected = loud("llama")(ids).logits
+    errors = []
+    for options in ({"method": "rtn"}, {"method": "awq", "calibration": TOKENS}):
+        model = loud("llama")
+        quantize(model, scheme="row", progress=False, **options)
+        with torch.no_grad():
+            errors.append(float((model(ids).logits - expected).norm()))
+    assert errors[1] < 0.8 * errors[0]
+
+
+def test_a_failure_on_the_way_takes_the_scales_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loud("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    monkeypatch.setattr(Awq, "took", lambda *_: (_ for _ in ()).throw(RuntimeError("no more")))
+    with pytest.raises(RuntimeError, match="no more"):
+        quantize(model, progress=False, method="awq", calibration=TOKENS)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert isinstance(model.model.layers[0].mlp.up_proj, nn.Linear)

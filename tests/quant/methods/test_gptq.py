@@ -1,0 +1,275 @@
+"""Calibrated rounding: second moments of inputs, rounding that makes up for itself, and stages of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.calibration import CALIBRATION
+from tests.support.models import tiny, token_ids
+from torch_armllm.quant.inplace import quantize
+from torch_armllm.quant.layers import find_layers
+from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
+from torch_armllm.quant.methods.calibrated.gptq import Gptq
+from torch_armllm.quant.methods.calibrated.gptq_solver import Compensated
+from torch_armllm.quant.methods.calibrated.hessian import Moments
+from torch_armllm.quant.methods.calibrated.layerwise import Stages
+from torch_armllm.quant.schemes.base import Quantized, Scheme
+from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
+from torch_armllm.quant.schemes.search import Search
+
+
+def correlated(columns: int, count: int = 2048, seed: int = 0) -> Tensor:
+    """Inputs (count, columns) as layers see them: some channels louder, all mixed."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(columns, columns, generator=generator) / columns**0.5
+    mix += torch.eye(columns)
+    return torch.randn(count, columns, generator=generator) * torch.logspace(-1, 0.7, columns) @ mix
+
+
+def moments(x: Tensor) -> Moments:
+    found = Moments(x.shape[1])
+    found.add(x)
+    return found
+
+
+def output_error(x: Tensor, weight: Tensor, found: Quantized, scheme: Scheme) -> float:
+    """‖XWᵀ − XŴᵀ‖ / ‖XWᵀ‖."""
+    wanted = x @ weight.t()
+    return float((x @ scheme.dequantize(found).t() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if not name.endswith("m")])
+def test_outputs_are_nearer_than_by_search(name: str) -> None:
+    x, scheme = correlated(160), scheme_named(name)
+    weight = torch.randn(48, 160, generator=torch.Generator().manual_seed(1))
+    found = moments(x)
+    solver = Compensated(found.hessian(), 48)
+    energy = found.total.diagonal() / found.total.diagonal().mean()
+    plain = output_error(x, weight, Search(energy).rows(weight, scheme), scheme)
+    better = solver.rows(weight, scheme)
+    assert output_error(x, weight, better, scheme) < 0.8 * plain
+    assert better.q.dtype == torch.int8
+    assert better.q.shape == weight.shape
+
+
+def test_each_sweep_brings_less_error() -> None:
+    x, scheme = correlated(224), scheme_named("g32i")
+    weight = torch.randn(64, 224, generator=torch.Generator().manual_seed(1))
+    hessian = moments(x).hessian()
+    errors = [
+        output_error(x, weight, Compensated(hessian, 64, sweeps).rows(weight, scheme), scheme)
+        for sweeps in (0, 1, 3)
+    ]
+    assert errors[0] > errors[1] > errors[2]
+
+
+@pytest.mark.parametrize("name", ["g32i", "g32", "row"])
+def test_independent_inputs_are_rounded_to_nearest(name: str) -> None:
+    weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named(name)
+    found = Compensated(torch.eye(96), 32, sweeps=0).rows(weight, scheme)
+    plain = Search().rows(weight, scheme)
+    same = (found.q == plain.q).float().mean()
+    assert float(same) > 0.995  # g32i fits its row scales after its last rounding
+
+
+def test_columns_that_carry_most_are_rounded_first() -> None:
+    x = correlated(96)
+    x[:, 5] *= 30
+    weight = torch.randn(32, 96, generator=torch.Generator().manual_seed(0))
+    scheme = scheme_named("row")
+    found = Compensated(moments(x).hessian(), 32, sweeps=0).rows(weight, scheme)
+    step = found.scales[:, None]
+    moved = (scheme.dequantize(found) - weight).abs() / step.abs()
+    assert float(moved[:, 5].max()) <= 0.501  # nothing before it that it would have to make up for
+
+
+def test_columns_that_nothing_reached_are_rounded_to_nearest() -> None:
+    x = correlated(96)
+    x[:, 40:50] = 0
+    weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named("row")
+    found = Compensated(moments(x).hessian(), 32, sweeps=0).rows(weight, scheme)
+    moved = (scheme.dequantize(found) - weight).abs() / found.scales[:, None].abs()
+    inside = weight.abs() < 6 * found.scales[:, None].abs()
+    assert float((moved * inside)[:, 40:50].max()) < 0.55  # the row's scale is fitted after its rounding
+
+
+def test_inputs_fewer_than_columns_and_none_at_all_are_no_obstacle() -> None:
+    weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named("g32i")
+    x = correlated(96, count=9)
+    few = Compensated(moments(x).hessian(), 32).rows(weight, scheme)
+    assert output_error(x, weight, few, scheme) < 0.5 * output_error(
+        x, weight, Search().rows(weight, scheme), scheme
+    )
+    none = Compensated(Moments(96).hessian(), 32, sweeps=0).rows(weight, scheme)
+    plain = Search().rows(weight, scheme)
+    assert float((none.q == plain.q).float().mean()) > 0.995
+
+
+def test_inputs_that_are_nearly_alike_are_no_obstacle() -> None:
+    x = (8 + 0.05 * correlated(512, count=1024)).bfloat16()
+    found = Moments(512)
+    found.add(x, wanted=x * 1.01)
+    assert bool(torch.linalg.cholesky(found.hessian()).isfinite().all())
+    correction = found.correction()
+    assert correction is not None and bool(correction.isfinite().all())
+    weight, scheme = torch.randn(32, 512, generator=torch.Generator().manual_seed(0)), scheme_named("g32i")
+    better = Compensated(found.hessian(), 32).rows(weight, scheme)
+    plain = Search().rows(weight, scheme)
+    wide = x.float()
+    assert output_error(wide, weight, better, scheme) < 0.3 * output_error(wide, weight, plain, scheme)
+
+
+def test_inputs_that_are_not_finite_are_refused() -> None:
+    x = correlated(32, count=8)
+    x[3, 4] = float("inf")
+    with pytest.raises(ValueError, match="computes nonsense"):
+        moments(x).hessian()
+
+
+def loud(kind: str) -> Any:
+    """A tiny model whose norms make a few channels louder than the others."""
+    model = tiny(kind)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                norm.weight.mul_(torch.where(torch.arange(64) % 16 == 3, 6.0, 0.5))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_it_brings_the_logits_of_other_texts_nearer(kind: str) -> None:
+    ids, calibration = (
+        token_ids(2, 40),
+        torch.randint(97, (12, 48), generator=torch.Generator().manual_seed(3)),
+    )
+    with torch.no_grad():
+        expected = loud(kind)(ids).logits
+    errors = []
+    for options in ({"method": "mse"}, {"method": "gptq", "calibration": calibration}):
+        model = loud(kind)
+        quantize(model, progress=False, **options)
+        with torch.no_grad():
+            errors.append(float((model(ids).logits - expected).norm()))
+        assert not any("forward" in vars(module) for module in model.modules())
+    assert errors[1] < 0.9 * errors[0]
+
+
+def test_stages_hand_on_what_the_whole_model_would() -> None:
+    model, tokens = tiny("llama"), torch.randint(97, (5, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        stages = Stages(model, tokens, batch=2)
+        assert stages.streamed
+        for stage in range(len(stages.modules)):
+            stages.advance(stage)
+        got = torch.cat([model.model.norm(part) for part in stages._states])
+        assert torch.equal(got, model.model(tokens).last_hidden_state)
+
+
+def test_layers_that_share_more_than_hidden_states_run_with_the_whole_model(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = tiny("llama"), torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(0))
+    inner = type(model.model.layers[0]).forward
+
+    def forward(self: Any, states: Tensor, *args: Any, **named: Any) -> Tensor:
+        return inner(self, states * 1.0, *args, **named)
+
+    kinds = iter(range(100))
+    monkeypatch.setattr(type(model.model), "forward", _telling(type(model.model).forward, kinds))
+    monkeypatch.setattr(type(model.model.layers[0]), "forward", forward)
+    assert not Stages(model, tokens, batch=2).streamed
+    assert "runs as a whole" in caplog.text
+    quantize(model, progress=False, method="gptq", calibration=tokens)
+
+
+def _telling(inner: Any, kinds: Any) -> Any:
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        return inner(self, *args, told=next(kinds), **named)
+
+    return forward
+
+
+def test_seldom_chosen_experts_are_rounded_for_what_they_could_see() -> None:
+    model = tiny("mixtral")
+    layer = next(x for x in find_layers(model) if x.kind == "experts")
+    hidden = layer.module.gate_up_proj.shape[2]
+    x = correlated(hidden, count=512)
+    chosen = torch.zeros(512, 1, dtype=torch.int64)  # all of them the first expert's
+    inputs = ExpertInputs(layer)
+    inputs.add(x, chosen, torch.ones(512, 1))
+    weight = layer.module.gate_up_proj[1].detach().float()
+    scheme = scheme_named("g32i")
+    assert layer.layout is not None
+    found = inputs.rounding(layer.layout.weights[0], 1).rows(weight, scheme)
+    plain = Search().rows(weight, scheme)
+    assert output_error(x, weight, found, scheme) < 0.8 * output_error(x, weight, plain, scheme)
+
+
+def test_it_asks_for_texts() -> None:
+    with pytest.raises(ValueError, match="needs calibration texts"):
+        quantize(tiny("llama"), method="gptq", progress=False)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = loud("mixtral")
+    quantize(whole, progress=False, method="gptq", calibration=CALIBRATION)
+    with monkeypatch.context() as patch:
+        seen = iter(range(7))
+
+        def took(self: Gptq, *arguments: Any) -> None:
+            _took(self, *arguments)
+            if next(seen) == 6:  # in the second layer
+                raise KeyboardInterrupt
+
+        patch.setattr(Gptq, "took", took)
+        with pytest.raises(KeyboardInterrupt):
+            quantize(loud("mixtral"), progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
+    made = []
+    monkeypatch.setattr(Compensated, "__init__", _counted(Compensated.__init__, made))
+    model = loud("mixtral")
+    quantize(model, progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
+    assert made
+    first = len(made)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    quantize(loud("mixtral"), progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
+    assert len(made) == first  # nothing was left to find
+
+
+_took = Gptq.took
+
+
+def _counted(inner: Any, made: list[int]) -> Any:
+    def init(self: Compensated, *args: Any, **named: Any) -> None:
+        made.append(1)
+        inner(self, *args, **named)
+
+    return init
+
+
+def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = []
+    add = Moments.add
+
+    def spy(self: Moments, x: Tensor, weight: Tensor | None = None, wanted: Tensor | None = None) -> None:
+        if wanted is not None:
+            lost.append(float((wanted - x).abs().max()))
+        add(self, x, weight, wanted)
+
+    monkeypatch.setattr(Moments, "add", spy)
+    quantize(
+        tiny("llama"), progress=False, method="gptq", calibration=CALIBRATION, ignore=["model.layers.0.*"]
+    )
+    assert lost[0] == 0
+    assert lost[-1] > 0
+
+
+def test_float_middles_are_refused() -> None:
+    with pytest.raises(ValueError, match="float middles"):
+        Compensated(torch.eye(64), 16).rows(torch.randn(16, 64), scheme_named("g32m"))

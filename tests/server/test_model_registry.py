@@ -1,0 +1,236 @@
+"""Several models in one server, which come and go while others answer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from openai import NotFoundError, OpenAI
+
+from tests.support.models import tiny
+from tests.support.server_live import NAME, Live, live, slowed, until
+from tests.support.tiny_server import tokenizer
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.server.model_registry import Models
+from torch_armllm.server.settings import ModelSettings, ServerSettings
+
+KEY = {"Authorization": "Bearer k"}
+ASKED: dict[str, Any] = {"prompt": "hello", "max_tokens": 12, "ignore_eos": True, "temperature": 0}
+ENGINE: dict[str, Any] = {"kv_cache_memory": 4 << 20, "max_num_seqs": 16}
+
+
+@pytest.fixture(scope="module")
+def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As the first, with other weights."""
+    folder = tmp_path_factory.mktemp("other")
+    torch.manual_seed(7)
+    model = tiny("llama", vocab_size=259, max_position_embeddings=512)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def several(tiny_llm: AsyncLLM) -> Iterator[Live]:
+    with live(tiny_llm, engine=ENGINE, api_keys=("k",)) as server:
+        yield server
+
+
+def load(server: Live, source: Path | str, name: str, **more: Any) -> httpx.Response:
+    body = {"model": str(source), "name": name, **more}
+    return httpx.post(f"{server.base}/v1/admin/models", json=body, headers=KEY, timeout=60)
+
+
+def unload(server: Live, name: str) -> httpx.Response:
+    return httpx.delete(f"{server.base}/v1/admin/models/{name}", headers=KEY, timeout=60)
+
+
+def ask(server: Live, model: str, **more: Any) -> str:
+    body = {**ASKED, "model": model, **more}
+    got = httpx.post(f"{server.base}/v1/completions", json=body, headers=KEY, timeout=60)
+    assert got.status_code == 200, got.text
+    assert got.json()["model"] == model
+    return str(got.json()["choices"][0]["text"])
+
+
+def names(server: Live) -> list[str]:
+    models = httpx.get(f"{server.base}/v1/models", headers=KEY, timeout=60).json()["data"]
+    return [model["id"] for model in models]
+
+
+def test_a_model_comes_and_goes(several: Live, other_checkpoint: Path) -> None:
+    alone = ask(several, NAME)
+    loaded = load(several, other_checkpoint, "other/one", max_model_len=64)
+    assert loaded.status_code == 200, loaded.text
+    assert loaded.json()["id"] == "other/one"
+    assert loaded.json()["max_model_len"] == 64
+    assert names(several) == [NAME, "other/one"]
+    assert ask(several, NAME) == alone != ask(several, "other/one")
+    client = OpenAI(base_url=f"{several.base}/v1", api_key="k", max_retries=0)
+    assert client.models.retrieve("other/one").id == "other/one"
+    page = httpx.get(f"{several.base}/metrics", headers=KEY, timeout=60).text
+    assert page.count("# TYPE vllm:num_requests_running gauge") == 1
+    assert 'vllm:generation_tokens_total{model_name="other/one"} 12.0' in page
+    assert unload(several, "other/one").json() == {"id": "other/one", "object": "model", "deleted": True}
+    assert names(several) == [NAME]
+    with pytest.raises(NotFoundError, match=NAME):
+        client.completions.create(model="other/one", prompt="hello")
+    assert unload(several, "other/one").status_code == 404
+    assert "other/one" not in httpx.get(f"{several.base}/metrics", headers=KEY, timeout=60).text
+    assert ask(several, NAME) == alone
+
+
+def test_two_answer_at_once(several: Live, other_checkpoint: Path) -> None:
+    """The same as alone, and neither waits for all that the other one does."""
+    assert load(several, other_checkpoint, "other").status_code == 200
+    models = [NAME, "other"] * 8
+    prompts = [f"text {number}" for number in range(16)]
+    alone = [ask(several, m, prompt=p) for m, p in zip(models, prompts, strict=True)]
+    with ThreadPoolExecutor(16) as clients:
+        asked = [clients.submit(ask, several, m, prompt=p) for m, p in zip(models, prompts, strict=True)]
+        assert [answer.result() for answer in asked] == alone
+    assert unload(several, "other").status_code == 200
+
+
+def test_a_model_is_replaced_while_it_answers(
+    several: Live, tiny_checkpoint: Path, other_checkpoint: Path
+) -> None:
+    """What it was asked before it finishes itself; who asks later has the new one."""
+    assert load(several, tiny_checkpoint, "chat").status_code == 200
+    served = several.models.find("chat")
+    old, new = ask(several, "chat", max_tokens=200), None
+    with slowed(served.llm, 0.02), ThreadPoolExecutor(1) as clients:  # four seconds
+        asked = clients.submit(ask, several, "chat", max_tokens=200)
+        until(lambda: served.admission.held == 1)
+        assert load(several, other_checkpoint, "chat").status_code == 200
+        assert not asked.done()
+        new = ask(several, "chat", max_tokens=200)
+        assert asked.result() == old != new
+    until(lambda: served.llm.errored)  # it was shut down
+    assert names(several) == [NAME, "chat"]
+    assert unload(several, "chat").status_code == 200
+
+
+def test_nothing_is_left_of_a_model(several: Live, other_checkpoint: Path) -> None:
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+
+    assert load(several, other_checkpoint, "other").status_code == 200  # what is made once
+    assert ask(several, "other") and unload(several, "other").status_code == 200
+    before = threads()
+    assert load(several, other_checkpoint, "other").status_code == 200
+    model = weakref.ref(several.models.find("other").llm.model)
+    ask(several, "other")
+    with slowed(several.models.find("other").llm, 0.02), ThreadPoolExecutor(2) as clients:
+        asked = clients.submit(ask, several, "other", max_tokens=100)
+        until(lambda: several.models.find("other").admission.held == 1)
+        going = clients.submit(unload, several, "other")
+        until(lambda: names(several) == [NAME])
+        assert not going.done()  # it waits for the answer
+        assert asked.result()
+        assert going.result().status_code == 200
+    gc.collect()
+    assert model() is None
+    until(lambda: threads() <= before)
+
+
+def test_their_steps_are_tracks_of_one_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    models = Models(ServerSettings(), {**ENGINE, "trace": str(file)})
+    for name in ("a", "b"):
+        model = ModelSettings(name, str(tiny_checkpoint))
+        models.add(models.read(model), model)
+
+    async def answers() -> None:
+        for name in ("a", "b", "a"):
+            generating = models.find(name).generate({"prompt": "hello"}, SamplingParams(max_tokens=3), name)
+            assert [output async for output in generating]
+
+    asyncio.run(answers())
+    models.close()
+    events = json.loads(file.read_text())
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    steps = [named[event["tid"]] for event in events if event["name"] == "step"]
+    assert steps == ["a"] * 3 + ["b"] * 3 + ["a"] * 3
+
+
+def test_what_cannot_be_loaded(several: Live, tmp_path: Path, tiny_checkpoint: Path) -> None:
+    answers = [
+        load(several, tmp_path / "nothing", "x"),
+        load(several, tiny_checkpoint, "x", max_model_len=0),
+        load(several, tiny_checkpoint, "x", kv_cache_memory=10**15),
+        load(several, tiny_checkpoint, "x", quantization="int3"),
+        load(several, tiny_checkpoint, "x", kv_cach_memory=1),
+        load(several, "", "x"),
+    ]
+    for got in answers:
+        assert got.status_code == 400, got.text
+        assert set(got.json()["error"]) == {"message", "type", "param", "code"}
+    assert names(several) == [NAME]
+    ask(several, NAME)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_one_of_its_name(several: Live, tmp_path: Path) -> None:
+    alone = ask(several, NAME)
+    assert load(several, tmp_path, NAME).status_code == 400
+    assert ask(several, NAME) == alone
+
+
+def test_models_are_changed_only_behind_a_key(tiny_llm: AsyncLLM, tiny_checkpoint: Path) -> None:
+    with live(tiny_llm) as server:
+        for got in (load(server, tiny_checkpoint, "x"), unload(server, NAME)):
+            assert got.status_code == 403
+            assert "--api-key" in got.json()["error"]["message"]
+        assert names(server) == [NAME]
+    with live(tiny_llm, api_keys=("other",)) as server:
+        for got in (load(server, tiny_checkpoint, "x"), unload(server, NAME)):
+            assert got.status_code == 401
+
+
+def test_who_loads_may_leave(several: Live, other_checkpoint: Path) -> None:
+    """What was begun is done."""
+    body = {"model": str(other_checkpoint), "name": "other"}
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{several.base}/v1/admin/models", json=body, headers=KEY, timeout=0.05)
+    until(lambda: "other" in names(several), 60)
+    assert unload(several, "other").status_code == 200
+
+
+def test_others_are_answered_while_a_model_is_loaded(several: Live, other_checkpoint: Path) -> None:
+    alone = ask(several, NAME)
+    done = threading.Event()
+    longest = 0.0
+    answers: list[str] = []
+
+    def keep_asking() -> None:
+        nonlocal longest
+        while not done.is_set():
+            began = time.monotonic()
+            answers.append(ask(several, NAME))
+            longest = max(longest, time.monotonic() - began)
+
+    with ThreadPoolExecutor(1) as clients:
+        asking = clients.submit(keep_asking)
+        began = time.monotonic()
+        assert load(several, other_checkpoint, "other").status_code == 200
+        took = time.monotonic() - began
+        done.set()
+        asking.result()
+    assert set(answers) == {alone}
+    assert len(answers) > 2 or longest < took
+    assert unload(several, "other").status_code == 200

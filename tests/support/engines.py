@@ -1,0 +1,57 @@
+"""Engines over tiny patched models, and how to run requests through them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.patched_models import patched
+from torch_armllm.engine.build import build_engine
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.patching.state import patched_forward
+
+MEMORY = 4 << 20
+
+
+def engine(family: str = "llama", **settings: Any) -> LLMEngine:
+    """An engine whose prompts and answers are tokens."""
+    settings = {"kv_cache_memory": MEMORY, "max_num_batched_tokens": 64, **settings}
+    return build_engine(patched(family), None, EngineConfig(**settings))
+
+
+def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLMEngine:
+    """An engine of so many blocks."""
+    forward = patched_forward(patched(family))
+    assert forward is not None
+    block = forward.shape.block_size * forward.shape.bytes_per_token
+    sizes = {"kv_cache_memory": blocks * block, "swap_space": swap_blocks * block}
+    on = engine(family, **{**sizes, **limits})
+    assert on.scheduler.blocks.num_blocks == blocks and on.scheduler.blocks.swap_blocks == swap_blocks
+    return on
+
+
+def submit(on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> None:
+    """Adds prompts, named by their numbers."""
+    every = params if isinstance(params, list) else [params] * len(prompts)
+    for number, (prompt, own) in enumerate(zip(prompts, every, strict=True)):
+        on.add_request(str(number), prompt, own)
+
+
+def drain(on: LLMEngine) -> list[RequestOutput]:
+    """Last outputs of all requests, by number."""
+    last: dict[str, RequestOutput] = {}
+    while on.has_unfinished_requests():
+        for output in on.step():
+            last[output.request_id] = output
+    assert all(output.finished for output in last.values())
+    return [last[name] for name in sorted(last, key=int)]
+
+
+def answer_ids(
+    on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> list[list[list[int]]]:
+    """Tokens of all answers to all prompts."""
+    submit(on, prompts, params)
+    return [[answer.token_ids for answer in output.outputs] for output in drain(on)]

@@ -1,0 +1,60 @@
+"""Patched tiny models, and what parity with the model that was patched means."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import torch_armllm
+from tests.support.models import tiny
+
+FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
+
+
+def fresh(family: str, dtype: torch.dtype = torch.float32, quantize: str | None = "int4") -> Any:
+    """A patched model of one's own."""
+    model = tiny(family, dtype)
+    torch_armllm.patch(model, quantize, progress=False)
+    return model
+
+
+patched = functools.cache(fresh)
+"""The same, shared by all tests that leave the model as it is."""
+
+
+def close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Within rounding of the type, relative to how large the logits are."""
+    scale = float(expected.float().abs().max())
+    torch.testing.assert_close(got.float(), expected.float(), rtol=0, atol=TOLERANCE[dtype] * scale)
+
+
+def close_quantized(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """As `close`; in float32 far closer, and in 16 bits for nine logits of ten.
+
+    There, a difference of rounding can carry an activation over to the next integer, and a token to another
+    expert, so a few logits may differ by more; with a wrong expert, nine of ten differ by 0.2.
+    """
+    scale = float(expected.float().abs().max())
+    difference = (got.float() - expected.float()).abs().flatten() / scale
+    if dtype == torch.float32:
+        assert float(difference.max()) < 1e-5
+    else:
+        assert float(difference.quantile(0.9)) < TOLERANCE[dtype]
+
+
+@torch.no_grad()
+def chunked(model: PreTrainedModel, ids: Tensor, sizes: list[int], cache: Any = None) -> Tensor:
+    """Logits of all tokens, given in chunks, the first behind what a cache holds."""
+    parts, begin = [], 0
+    for size in sizes:
+        out = model(ids[:, begin : begin + size], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+        begin += size
+    return torch.cat(parts, 1)

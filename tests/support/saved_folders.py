@@ -1,0 +1,131 @@
+"""Folders as other tools write them, of tiny models, each beside one of the floats that it stands for."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.support.format_results import as_ours, relative
+from tests.support.models import tiny, token_ids
+from torch_armllm import ArmInt4Config, load
+from torch_armllm.checkpoint.load import load_model
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+
+Encode = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
+"""Name and float weight (N, K) to the tensors that a tool writes, by the ends of their names, and the floats
+(N, K) that these stand for."""
+LEFT = ("embed_tokens", "lm_head", "norm", ".gate.", "wte", "wpe", "ln_")
+
+
+def write(
+    folder: Path, family: str, encode: Encode, settings: dict[str, Any], **overrides: Any
+) -> PreTrainedModel:
+    """Writes a quantized folder, and gives the float model that it stands for."""
+    model = tiny(family, **overrides)
+    model.save_pretrained(folder / "float")
+    model.save_pretrained(folder / "quantized")
+    state = load_file(folder / "float" / "model.safetensors")
+    quantized: dict[str, Tensor] = {}
+    for name, weight in list(state.items()):
+        if weight.dim() != 2 or not name.endswith(".weight") or any(part in name for part in LEFT):
+            quantized[name] = weight
+            continue
+        parts, state[name] = encode(name, weight)
+        quantized.update(
+            {name.removesuffix("weight") + part: value.contiguous() for part, value in parts.items()}
+        )
+    save_file(state, folder / "float" / "model.safetensors", {"format": "pt"})
+    save_file(quantized, folder / "quantized" / "model.safetensors", {"format": "pt"})
+    configure(folder / "quantized", settings)
+    return AutoModelForCausalLM.from_pretrained(folder / "float", dtype="auto")
+
+
+def configure(folder: Path, settings: dict[str, Any]) -> None:
+    """Writes the ``quantization_config`` of a folder."""
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = settings
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Edits the tensors of a folder of one file."""
+    state = load_file(folder / "model.safetensors")
+    edit(state)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def check(
+    folder: Path,
+    expected: PreTrainedModel,
+    tolerance: float = 0.05,
+    error: float = 0.0,
+    nodes: bool = False,
+) -> Any:
+    """Loads a quantized folder: its integers stand for the expected floats bit by bit, and so do its logits
+    to the rounding of activations.
+
+    Args:
+        folder: that `write` wrote.
+        expected: the float model.
+        tolerance: relative, of the logits of the usual token, activations rounded.
+        error: relative, that a weight may have.
+        nodes: its graph may run node by node.
+
+    Returns:
+        The loaded model.
+    """
+    model: Any = load_model(str(folder / "quantized"), dtype="auto")
+    packed = 0
+    for parameter, value in _decoded(model):
+        wanted = expected.get_parameter(parameter)
+        if error:
+            assert relative(value.flatten(), wanted.flatten().float()) < error, parameter
+        else:
+            assert torch.equal(value.to(wanted.dtype), wanted), parameter
+        packed += 1
+    assert packed >= 2 * model.config.num_hidden_layers
+    with torch.no_grad():
+        ids = token_ids(2, 9)
+        got, wanted = model(ids).logits, expected(ids).logits
+    # the median of the tokens: rounded activations let a few of them choose other experts
+    assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < tolerance
+    report = model.hf_quantizer.report
+    assert report.captured, str(report)
+    assert nodes or not any("node by node" in note for note in report.notes), str(report)
+    _check_logits(folder, expected)
+    return model
+
+
+def _decoded(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """The float32 weights that packed modules but the head stand for, by the names of their parameters."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear) and name != "lm_head":
+            assert module.error is None
+            yield f"{name}.weight", module.dequantize()
+        elif isinstance(module, QuantExperts):
+            assert module.layout is not None
+            whole = module.layout.store(*module.dequantize())
+            yield from (
+                (f"{name}.{part}", one) for part, one in zip(module.layout.weights, whole, strict=True)
+            )
+
+
+def _check_logits(folder: Path, expected: PreTrainedModel) -> None:
+    """In float32, and with inputs rounded as ours are, the logits are those of the floats to rounding."""
+    model: Any = load(str(folder / "quantized"), ArmInt4Config(head=None), torch.float32)
+    exact = copy.deepcopy(expected).float()
+    ids, names = token_ids(1, 6), set()
+    with torch.no_grad():
+        for parameter, value in _decoded(model):  # before they were rounded to the type of the model
+            exact.get_parameter(parameter).copy_(value)
+            names.add(parameter.rpartition(".")[0])
+        assert relative(model(ids).logits, as_ours(exact, names)(ids).logits) < 2e-3

@@ -1,0 +1,102 @@
+"""Servers that run in a thread of the test's process, and engines that take their time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.server.app import build_app
+from torch_armllm.server.model_registry import Models
+from torch_armllm.server.run import listen, make_server
+from torch_armllm.server.settings import ModelSettings, ServerSettings
+
+NAME = "tiny"
+
+
+class Live:
+    """A server that runs.
+
+    Attributes:
+        base: its address.
+        llm: the model that was there first.
+        serving: the same, as the server has it.
+        models: all of them.
+    """
+
+    def __init__(self, llm: AsyncLLM, model: ModelSettings, models: Models) -> None:
+        self.llm, self.models = llm, models
+        settings = models.settings
+        self._socket = listen("127.0.0.1", 0, settings.write_timeout)
+        self.port: int = self._socket.getsockname()[1]
+        self.base = f"http://127.0.0.1:{self.port}"
+        models.add(llm, model)
+        self.serving = models.find(model.name)
+        self._server = make_server(build_app(models), settings)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        until(lambda: self._server.started)
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._socket]))
+
+    @property
+    def connections(self) -> int:
+        return len(self._server.server_state.connections)
+
+    def own_socket(self) -> Any:
+        """The server's end of the only connection."""
+        (connection,) = self._server.server_state.connections
+        return connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left of any request."""
+        engine = self.llm.llm_engine
+        blocks = engine.scheduler.blocks
+        return not (engine.has_unfinished_requests() or self.serving.admission.held or blocks.usage)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def live(
+    llm: AsyncLLM, name: str = NAME, engine: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[Live]:
+    models = Models(ServerSettings(**{"drain_timeout": 2.0, **settings}), engine)
+    server = Live(llm, ModelSettings(name), models)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def slowed(llm: AsyncLLM, seconds: float) -> Iterator[None]:
+    """Every step takes longer."""
+    engine: Any = llm.llm_engine
+    step = engine.step
+
+    def slow() -> Any:
+        time.sleep(seconds)
+        return step()
+
+    engine.step = slow
+    try:
+        yield
+    finally:
+        del engine.step
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)

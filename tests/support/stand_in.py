@@ -1,0 +1,77 @@
+"""An engine without a model, for tests of what is around one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch_armllm.engine.errors import StepFailedError
+from torch_armllm.engine.outputs import CompletionOutput, FinishReason, RequestOutput
+from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
+
+
+class StandIn:
+    """Answers each prompt with its own tokens, over and over, a token a step up to ``max_tokens``."""
+
+    def __init__(self, seats: int = 1000, seconds: float = 0.0) -> None:
+        self.requests: dict[str, tuple[str | None, list[int], SamplingParams]] = {}
+        self.lengths: dict[str, int] = {}
+        self.served: list[str] = []
+        self.steps = 0
+        self.seats = seats
+        self.seconds = seconds
+        self.fail_at: int | None = None
+        self.fail_once_at: int | None = None
+
+    def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams | None = None, priority: int = 0
+    ) -> None:
+        if request_id in self.requests:
+            raise ValueError(f"request {request_id!r} is running already")
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
+        tokens = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt
+        tokens = list(tokens.encode()) if isinstance(tokens, str) else list(tokens)
+        if not tokens:
+            raise ValueError("the prompt holds no token")
+        self.requests[request_id] = text, tokens, params or SamplingParams()
+        self.lengths[request_id] = 0
+        self.served.append(request_id)
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        outputs = [self._output(name, "abort") for name in names if name in self.requests]
+        return [output for output in outputs if output is not None]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def step(self) -> list[RequestOutput]:
+        assert self.requests, "a step without requests"
+        self.steps += 1
+        time.sleep(self.seconds)
+        if self.steps == self.fail_at:
+            raise RuntimeError("out of order")
+        if self.steps == self.fail_once_at:
+            names = list(self.requests)[: self.seats]
+            for name in names:
+                del self.requests[name]
+            raise StepFailedError(names, RuntimeError("bad luck"))
+        outputs = []
+        for name in list(self.requests)[: self.seats]:
+            self.lengths[name] += 1
+            most = self.requests[name][2].max_tokens
+            outputs.append(self._output(name, "length" if self.lengths[name] == most else None))
+        return [output for output in outputs if output is not None]
+
+    def _output(self, name: str, finish: FinishReason | None) -> RequestOutput | None:
+        text, prompt, params = self.requests[name]
+        tokens = [prompt[i % len(prompt)] for i in range(self.lengths[name])]
+        if finish is not None:
+            del self.requests[name]
+        elif params.output_kind is RequestOutputKind.FINAL_ONLY:
+            return None
+        if params.output_kind is RequestOutputKind.DELTA:
+            tokens = tokens[-1:]
+        answer = CompletionOutput(0, "".join(map(chr, tokens)), tokens, finish_reason=finish)
+        return RequestOutput(name, text, prompt, [answer], finish is not None)

@@ -1,0 +1,46 @@
+"""A tiny random model with a tokenizer of its own, saved as a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tests.support.models import tiny
+
+TEMPLATE = (
+    "{% if tools %}tools:{% for tool in tools %}{{ tool.function.name }};{% endfor %}\n{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}"
+    "\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, the marks of messages and calls, and an end."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=259,
+    )
+    made.train_from_iterator([], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=TEMPLATE,
+    )
+
+
+def checkpoint(folder: Path) -> Path:
+    """The model and its tokenizer as files."""
+    own = tokenizer()
+    tiny("llama", vocab_size=len(own), max_position_embeddings=512).save_pretrained(folder)
+    own.save_pretrained(folder)
+    return folder

@@ -1,0 +1,163 @@
+"""Models of any shape with random packed weights: speed does not depend on what weights hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from torch_armllm.hf.names import TIED
+from torch_armllm.quant.config import ArmInt4Config
+from torch_armllm.quant.layers import find_layers
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import can_share
+from torch_armllm.quant.packing import pack
+from torch_armllm.quant.recipe import Recipe
+from torch_armllm.quant.schemes.base import GROUP, Quantized
+from torch_armllm.quant.skeleton import build_skeleton
+
+_SHARD = 1 << 30
+_DEVIATION = 0.02
+_PANELS = 64
+"""Different panels of a row length; all matrices of that length are made of them."""
+
+
+def save_random_model(
+    config: PreTrainedConfig, folder: Path, scheme: str = "g32i", head: str | None = "int8"
+) -> None:
+    """Writes a quantized model with random weights, as ``save_pretrained`` would, without its float weights.
+
+    Routers are random as well, so tokens spread evenly over the experts.  A folder that holds such a model of
+    the same configuration already is left as it is.
+
+    Args:
+        config: the shape; bfloat16 where it does not say.
+        folder: where to; it is made.
+        scheme: of linear layers and experts: ``g32i``, or ``row``.
+        head: ``int8``, or None: it stays float.
+
+    Raises:
+        ValueError: the scheme is another, or a layer cannot be quantized.
+    """
+    if scheme not in ("g32i", "row"):
+        raise ValueError(f"random weights are made of the schemes g32i and row, not {scheme!r}")
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
+    modules = _packed_modules(model, scheme, head)
+    config.quantization_config = ArmInt4Config(scheme, head, modules=modules).to_dict()
+    described = config.to_json_string()
+    done = folder / "config.json"
+    if done.exists() and done.read_text() == described:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    build_skeleton(model, ArmInt4Config(scheme, head, modules=modules))
+    _save_shards(_tensors(model, torch.Generator().manual_seed(0)), folder)
+    done.write_text(described)  # last: it says that the folder is whole
+
+
+def _packed_modules(model: nn.Module, scheme: str, head: str | None) -> dict[str, dict[str, Any]]:
+    """Every layer that would be quantized, with its scheme."""
+    layers, schemes = Recipe(scheme, head).assign(find_layers(model, (), loading=True))
+    found: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        if layer.reason is not None:
+            continue
+        name = schemes[layer.name].name
+        found[layer.name] = {"scheme": name, "error": 0.0}
+        own = {id(weight) for weight in layer.weights()}
+        for place, module in model.named_modules():
+            if isinstance(module, nn.Embedding) and id(module.weight) in own and can_share(module, name):
+                found[place] = {"scheme": TIED}
+    return found
+
+
+def _tensors(model: nn.Module, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that the folder holds, one after the other."""
+    pools: dict[tuple[str, int], Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name, buffer in _packed_buffers(module):
+            key = module.scheme, _columns(module, name)
+            if key not in pools:
+                pools[key] = _random_panels(*key, generator)
+            count = buffer[..., 0].numel()
+            chosen = torch.randint(_PANELS, (count,), generator=generator)
+            yield f"{prefix}.{name}", pools[key][chosen].view(buffer.shape)
+    for name, tensor in model.state_dict().items():
+        if not name.endswith("_packed"):
+            yield name, _random_values(name, tensor, generator)
+
+
+def _packed_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    if not isinstance(module, (QuantLinear, QuantExperts)):
+        return []
+    return [
+        (name, buffer) for name, buffer in module.named_buffers(recurse=False) if name.endswith("_packed")
+    ]
+
+
+def _columns(module: nn.Module, name: str) -> int:
+    if isinstance(module, QuantLinear):
+        return module.in_features
+    assert isinstance(module, QuantExperts)
+    return module.intermediate_dim if name.startswith("down") else module.hidden_dim
+
+
+def _random_panels(scheme: str, columns: int, generator: torch.Generator) -> Tensor:
+    rows = 16 * _PANELS
+    values = torch.randn(rows, columns, generator=generator)
+    if scheme == "int8":
+        q, unit = (values * 32).round().clamp(-127, 127), 32.0
+    else:
+        q, unit = (values * 2.5).round().clamp(-8, 7), 2.5
+    multipliers = None
+    if scheme == "g32i":
+        shape = (rows, -(-columns // GROUP))
+        multipliers = torch.randint(8, 17, shape, dtype=torch.uint8, generator=generator)
+        unit *= 12
+    scales = torch.full((rows,), _DEVIATION / unit)
+    return pack(Quantized(scheme, q.to(torch.int8), scales, multipliers))
+
+
+def _random_values(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if not tensor.dtype.is_floating_point:
+        return torch.randint(-128, 128, tensor.shape, generator=generator).to(tensor.dtype)
+    if tensor.dim() < 2:
+        return (
+            torch.zeros_like(tensor, device="cpu")
+            if name.endswith("bias")
+            else torch.ones_like(tensor, device="cpu")
+        )
+    values = torch.empty(tensor.shape, dtype=torch.float32).normal_(0, _DEVIATION, generator=generator)
+    return values.to(tensor.dtype)
+
+
+def _save_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """Files of about a gibibyte, and their index."""
+    shard: dict[str, Tensor] = {}
+    places: dict[str, str] = {}
+    count = size = total = 0
+
+    def write() -> None:
+        nonlocal shard, count, size
+        count += 1
+        file = f"model-{count:05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, file))
+        shard, size = {}, 0
+
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > _SHARD:
+            write()
+        shard[name] = tensor.contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    write()
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

@@ -1,0 +1,130 @@
+"""Figures of a run, by vLLM's names."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch_armllm.benchmark.serving.arrivals import Run
+
+PERCENTILES = (25, 50, 75, 99)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Milliseconds of many requests or tokens; all 0 where there are none.
+
+    Attributes:
+        mean, median, std: of all; the standard deviation is that of the population.
+        percentiles: P25, P50, P75 and P99, between the two nearest where there is none.
+    """
+
+    mean: float
+    median: float
+    std: float
+    percentiles: dict[int, float]
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Spread:
+        """The spread of times in seconds."""
+        ordered = sorted(1000 * one for one in seconds) or [0.0]
+        shares = {percent: percentile(ordered, percent) for percent in PERCENTILES}
+        return cls(statistics.fmean(ordered), statistics.median(ordered), statistics.pstdev(ordered), shares)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The value below which ``percent`` of the sorted values lie, as numpy interpolates it."""
+    place = (len(ordered) - 1) * percent / 100
+    lower = math.floor(place)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (ordered[upper] - ordered[lower]) * (place - lower)
+
+
+@dataclass(frozen=True)
+class ServingResult:
+    """One run; fields as in vLLM's benchmark, rates a second, times in milliseconds.
+
+    Attributes:
+        request_rate: as asked for; infinite: all at once.
+        max_concurrency: as asked for; None: any.
+        duration: seconds.
+        completed, failed: requests.
+        errors: how often each one occurred.
+        total_input_tokens, total_output_tokens: of the answered requests.
+        request_throughput, output_throughput, total_token_throughput: of the answered requests.
+        max_output_tokens_per_s: pieces of text in the best second.
+        max_concurrent_requests: that ran at once.
+        ttft: to the first text.
+        tpot: for each token but the first, a value an answer.
+        itl: between two pieces of text, of all answers.
+        e2el: to the end.
+    """
+
+    request_rate: float
+    max_concurrency: int | None
+    duration: float
+    completed: int
+    failed: int
+    errors: dict[str, int]
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    output_throughput: float
+    total_token_throughput: float
+    max_output_tokens_per_s: float
+    max_concurrent_requests: int
+    ttft: Spread
+    tpot: Spread
+    itl: Spread
+    e2el: Spread
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures in vLLM's layout; an infinite rate is the text ``inf``."""
+        found = {k: v for k, v in asdict(self).items() if k not in ("ttft", "tpot", "itl", "e2el")}
+        if math.isinf(self.request_rate):
+            found["request_rate"] = "inf"
+        for name in ("ttft", "tpot", "itl", "e2el"):
+            spread: Spread = getattr(self, name)
+            found[f"mean_{name}_ms"] = spread.mean
+            found[f"median_{name}_ms"] = spread.median
+            found[f"std_{name}_ms"] = spread.std
+            found.update({f"p{p}_{name}_ms": value for p, value in spread.percentiles.items()})
+        return found
+
+
+def summarize(run: Run, rate: float, max_concurrency: int | None) -> ServingResult:
+    """The figures of a run.
+
+    Args:
+        run: what was seen.
+        rate: that was asked for.
+        max_concurrency: that was asked for.
+    """
+    good = [record for record in run.records if record.error is None]
+    read = sum(record.prompt_tokens or 0 for record in good)
+    written = sum(record.output_tokens for record in good)
+    start = min((record.started for record in run.records), default=0.0)
+    by_second = Counter(int(time - start) for record in good for time in record.arrivals)
+    return ServingResult(
+        request_rate=rate,
+        max_concurrency=max_concurrency,
+        duration=run.seconds,
+        completed=len(good),
+        failed=len(run.records) - len(good),
+        errors=dict(Counter(record.error for record in run.records if record.error is not None)),
+        total_input_tokens=read,
+        total_output_tokens=written,
+        request_throughput=len(good) / run.seconds,
+        output_throughput=written / run.seconds,
+        total_token_throughput=(read + written) / run.seconds,
+        max_output_tokens_per_s=float(max(by_second.values(), default=0)),
+        max_concurrent_requests=run.peak,
+        ttft=Spread.of([record.ttft for record in good]),
+        tpot=Spread.of([tpot for record in good if (tpot := record.tpot) is not None]),
+        itl=Spread.of([gap for record in good for gap in record.itl]),
+        e2el=Spread.of([record.latency for record in good]),
+    )

@@ -1,0 +1,115 @@
+"""Where a step of a native plan spends its time, instruction by instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.state import patched_forward
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.step import StepInputs
+
+_WARM = 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a step.
+
+    Attributes:
+        name: of the instructions, or of what is none.
+        count: of instructions.
+        microseconds: from the first thread that begins to the end, medians added up.
+        working: how much of the threads' time in it was spent computing, 0 … 1; None: it is no instruction.
+    """
+
+    name: str
+    count: int
+    microseconds: float
+    working: float | None
+
+
+def profile(
+    model: PreTrainedModel, batch_size: int = 1, context: int = 128, prompt: int = 0, rounds: int = 20
+) -> list[Part]:
+    """Runs steps over random tokens and adds up the medians of like instructions.
+
+    Args:
+        model: patched.
+        batch_size: answers that take a token each.
+        context: tokens before.
+        prompt: instead, one prompt of so many tokens.
+        rounds: steps that count.
+
+    Raises:
+        ValueError: the model has no native plan.
+    """
+    forward = patched_forward(model)
+    if forward is None or not isinstance(forward.plan, NativePlan):
+        raise ValueError("only a native plan can be profiled; `torch_armllm.patch` reports why there is none")
+    inputs = step_inputs(forward.shape, model, batch_size, context, prompt)
+    with torch.no_grad():
+        for _ in range(_WARM):
+            forward.plan.run(inputs)
+        times = torch.stack([forward.plan.profile(inputs) for _ in range(rounds)])
+    return parts(forward.plan.opcodes, times, torch.get_num_threads())
+
+
+def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[Part]:
+    """Adds up what `NativePlan.profile` gave, ``(rounds, instructions + 2, 3)``; the longest first."""
+    middle = times.double().median(0).values / 1e3
+    rows: dict[str, list[int]] = {}
+    for number, name in enumerate(opcodes):
+        rows.setdefault(name, []).append(number)
+    found = []
+    for name, numbers in rows.items():
+        spent, worked = float(middle[numbers, 0].sum()), float(middle[numbers, 1].sum())
+        found.append(Part(name, len(numbers), spent, worked / (threads * spent) if spent else 0.0))
+    found.append(Part("between instructions", 0, float(middle[:-2, 2].sum()), None))
+    found.append(Part("before the first", 0, float(middle[-2, 0]), None))
+    found.append(Part("behind the last", 0, float(middle[-1, 0]), None))
+    return sorted(found, key=lambda part: -part.microseconds)
+
+
+def table(found: Sequence[Part]) -> str:
+    """A line for each part."""
+    total = sum(part.microseconds for part in found)
+    lines = [f"{'':22}{'':>6}{'µs':>10}{'share':>8}{'working':>9}"]
+    for part in found:
+        working = "" if part.working is None else f"{part.working:.0%}"
+        count = part.count or ""
+        lines.append(
+            f"{part.name:22}{count:>6}{part.microseconds:10.1f}{part.microseconds / total:8.1%}{working:>9}"
+        )
+    lines.append(f"{'step':22}{'':>6}{total:10.1f}")
+    return "\n".join(lines)
+
+
+def step_inputs(
+    shape: Shape, model: PreTrainedModel, batch_size: int, context: int, prompt: int
+) -> StepInputs:
+    """A decode step, or a prompt's where ``prompt`` is not 0, over random tokens and an empty cache."""
+    sequences, new = (1, prompt) if prompt else (batch_size, 1)
+    before = 0 if prompt else context
+    length = before + new
+    size = shape.block_size
+    blocks = -(-length // size)
+    table = torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
+    places = torch.arange(before, length).repeat(sequences)
+    rows = torch.arange(sequences).repeat_interleave(new)
+    vocabulary = model.config.get_text_config().vocab_size
+    return StepInputs(
+        torch.randint(vocabulary // 2, (1, sequences * new)),
+        places.view(1, -1),
+        table[rows, places // size].long() * size + places % size,
+        table,
+        torch.arange(0, sequences * new + 1, new, dtype=torch.int32),
+        torch.full((sequences,), length, dtype=torch.int32),
+        length,
+        shape.tensors(sequences * blocks),
+    )

@@ -1,0 +1,115 @@
+"""Measuring how many tokens a second an engine handles when many requests wait."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch_armllm.benchmark.prompt_files import Messages, read_prompt_file
+from torch_armllm.engine.preprocess import Prompt
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.chat_template import conversation_tokens
+from torch_armllm.llm.llm import LLM
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """One measurement.
+
+    Attributes:
+        num_requests: that were answered.
+        elapsed_s: from the first submission to the last token.
+        prompt_tokens, output_tokens: of all requests.
+        requests_s, prompt_tok_s, output_tok_s, total_tok_s: a second.
+        cached_tokens: of the prompts, that the prefix cache held.
+        steps: of the engine.
+        preemptions: answers that lost their blocks to others.
+    """
+
+    num_requests: int
+    elapsed_s: float
+    prompt_tokens: int
+    output_tokens: int
+    requests_s: float
+    prompt_tok_s: float
+    output_tok_s: float
+    total_tok_s: float
+    cached_tokens: int
+    steps: int
+    preemptions: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, rounded for reading."""
+        return {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(self).items()}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_requests} requests in {self.elapsed_s:.2f} s: {self.requests_s:.2f} requests/s, "
+            f"{self.total_tok_s:.1f} tok/s in all, {self.prompt_tok_s:.1f} in, {self.output_tok_s:.1f} out\n"
+            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} of them cached), "
+            f"{self.output_tokens} output tokens, {self.steps} steps, {self.preemptions} preemptions"
+        )
+
+
+def random_prompts(count: int, length: int, vocabulary: int, seed: int = 0) -> list[Prompt]:
+    """Prompts of random tokens, of ``length`` each."""
+    draw = random.Random(seed)
+    return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def read_prompts(file: Path, count: int | None, llm: LLM) -> list[Prompt]:
+    """Prompts from a file, from its beginning again where it has fewer than asked for.
+
+    Args:
+        file: see ``read_prompt_file``.
+        count: how many; None: all.
+        llm: whose chat template makes prompts of turns.
+
+    Raises:
+        ValueError: it holds none, or something else.
+        OSError: the file cannot be read.
+    """
+    found = [_prompt(entry, llm) for entry in read_prompt_file(file)]
+    return found if count is None else [found[i % len(found)] for i in range(count)]
+
+
+def _prompt(entry: str | Messages, llm: LLM) -> Prompt:
+    if isinstance(entry, str):
+        return entry
+    return conversation_tokens(llm.get_tokenizer(), entry, add_generation_prompt=True)
+
+
+def measure(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, progress: bool = True) -> Throughput:
+    """Submits all prompts at once and waits for the last answer.
+
+    Args:
+        llm: who answers.
+        prompts: at least one.
+        params: for all.
+        progress: shows a bar.
+    """
+    llm.generate([[0]], replace(params, max_tokens=2, ignore_eos=True), use_tqdm=False)
+    before = replace(llm.llm_engine.stats.totals)
+    began = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=progress)
+    spent = time.perf_counter() - began
+    totals = llm.llm_engine.stats.totals
+    read = sum(len(output.prompt_token_ids) for output in outputs)
+    written = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    return Throughput(
+        num_requests=len(outputs),
+        elapsed_s=spent,
+        prompt_tokens=read,
+        output_tokens=written,
+        requests_s=len(outputs) / spent,
+        prompt_tok_s=read / spent,
+        output_tok_s=written / spent,
+        total_tok_s=(read + written) / spent,
+        cached_tokens=sum(output.num_cached_tokens for output in outputs),
+        steps=totals.steps - before.steps,
+        preemptions=totals.preemptions - before.preemptions,
+    )

@@ -1,0 +1,1 @@
+"""Capture of a transformers model as one ATen graph on packed tokens."""

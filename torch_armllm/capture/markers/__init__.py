@@ -1,0 +1,1 @@
+"""Marker ops that stand for attention, experts and MLA in a captured graph."""

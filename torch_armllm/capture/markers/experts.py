@@ -1,0 +1,157 @@
+"""The experts seam: transformers' float experts as one marker op, which can be captured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_armllm.hf.expert_detection import ACTIVATIONS, is_experts, read_layout
+from torch_armllm.hf.expert_layout import ExpertLayout
+
+IMPLEMENTATION = "armllm"
+_THEIRS = "grouped_mm"
+"""transformers' own implementation that can be captured, for experts that the marker op cannot express."""
+
+_library = torch.library.Library("armllm", "FRAGMENT")
+_library.define(
+    "experts(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, str activation,"
+    " float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True,"
+    " bool transposed=False, bool interleaved=False) -> Tensor"
+)
+
+
+def float_experts(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    limit: float = 7.0,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    gated: bool = True,
+    transposed: bool = False,
+    interleaved: bool = False,
+) -> Tensor:
+    """Weighted sum of experts, one expert after the other.
+
+    Args:
+        x: tokens, ``(T, hidden)``.
+        expert_ids: ``(T, top_k)`` integers.
+        expert_weights: ``(T, top_k)``.
+        gate_up: ``(experts, 2 * intermediate, hidden)``, gate rows first; without a gate, up alone.
+        down: ``(experts, hidden, intermediate)``.
+        activation: one of the gated activations that the ops know.
+        limit: of those that clamp.
+        gate_up_bias: ``(experts, 2 * intermediate)``, as the rows of ``gate_up``.
+        down_bias: ``(experts, hidden)``.
+        gated: whether there is a gate; without, ``act(up) · up`` goes down.
+        transposed: the last two dimensions of the weights have changed places.
+        interleaved: gate and up rows alternate.
+
+    Returns:
+        ``(T, hidden)`` in the dtype of ``x``.
+    """
+    layout = layout_of(activation, limit, gate_up_bias, gated, transposed, interleaved)
+    parts, downs = layout.inner(gate_up), layout.outer(down)
+    biases = None if gate_up_bias is None else layout.inner_bias(gate_up_bias)
+    out = torch.zeros_like(x)
+    for expert, outer in enumerate(downs):
+        token, slot = torch.where(expert_ids == expert)
+        if token.numel() == 0:
+            continue
+        rows = [F.linear(x[token], part[expert]) for part in parts]
+        if biases is not None:
+            rows = [row + bias for row, bias in zip(rows, biases[expert].view(len(rows), -1), strict=True)]
+        inner = ACTIVATIONS[activation](rows[0], rows[-1], limit)
+        part = F.linear(inner, outer, None if down_bias is None else down_bias[expert])
+        part = part * expert_weights[token, slot, None]
+        out.index_add_(0, token, part.to(out.dtype))
+    return out
+
+
+def layout_of(
+    activation: str,
+    limit: float = 7.0,
+    gate_up_bias: Tensor | None = None,
+    gated: bool = True,
+    transposed: bool = False,
+    interleaved: bool = False,
+) -> ExpertLayout:
+    """The layout that the marker op's arguments name."""
+    return ExpertLayout(transposed, interleaved, gate_up_bias is not None, activation, limit, gated)
+
+
+def _fake(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+_library.impl("experts", float_experts, "CompositeExplicitAutograd")
+torch.library.register_fake("armllm::experts", _fake, lib=_library)
+
+
+def experts_function(
+    module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Any:
+    """What transformers calls in place of its own experts while a model is captured.
+
+    Experts that the marker op cannot express run as transformers computes them, inside the captured graph.
+    """
+    with _disable_current_modes():  # recognizing runs the module's activation: that is no part of the graph
+        layout = read_layout(module)
+    if isinstance(layout, str):
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+        return ALL_EXPERTS_FUNCTIONS[_THEIRS](module, hidden_states, top_k_index, top_k_weights)
+    inner, outer = (getattr(module, name) for name in layout.weights)
+    biases = (getattr(module, f"{name}_bias") if layout.biased else None for name in layout.weights)
+    return torch.ops.armllm.experts(
+        *(hidden_states, top_k_index, top_k_weights, inner, outer, layout.activation, layout.limit, *biases),
+        *(layout.gated, layout.transposed, layout.interleaved),
+    )
+
+
+def _of_all_rows(module: Any, layout: ExpertLayout) -> Callable[[Tensor], Tensor]:
+    """What stands in for the forward of experts that take rows for each of them."""
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        rows = hidden_states.view(-1, module.down_proj.shape[1 if not layout.transposed else 2])
+        count = module.down_proj.shape[0]
+        ids = torch.arange(count)[:, None].expand(count, rows.shape[0] // count).reshape(-1, 1)
+        found: Tensor = torch.ops.armllm.experts(
+            *(rows, ids, torch.ones_like(ids, dtype=rows.dtype), module.gate_up_proj, module.down_proj),
+            *(layout.activation, layout.limit, None, None, True, layout.transposed, layout.interleaved),
+        )
+        return found
+
+    return forward
+
+
+@contextlib.contextmanager
+def batched_left_in_graph(model: nn.Module) -> Iterator[None]:
+    """Replaces float experts that take rows for each of them (Llama 4) by the marker op."""
+    replaced: list[nn.Module] = []
+    try:
+        for module in model.modules():
+            layout = read_layout(module) if is_experts(module) else ""
+            if isinstance(layout, ExpertLayout) and layout.batched:
+                module.__dict__["forward"] = _of_all_rows(module, layout)
+                replaced.append(module)
+        yield
+    finally:
+        for module in replaced:
+            del module.__dict__["forward"]
+
+
+def register() -> None:
+    """Makes the seam known to transformers."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_function)

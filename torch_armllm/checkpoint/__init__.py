@@ -1,0 +1,1 @@
+"""Checkpoints: loading, quantizing from folder to folder, other tools' formats."""

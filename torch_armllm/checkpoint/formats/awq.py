@@ -1,0 +1,64 @@
+"""AutoAWQ's layouts: ``w = s · (q − z)`` with eight outputs (``gemm``) or inputs (``gemv``) in an int32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from torch_armllm.checkpoint.formats.base import Foreign
+from torch_armllm.checkpoint.formats.bit_unpacking import centered, integers, unpack
+from torch_armllm.checkpoint.formats.integer_weight import Integers
+from torch_armllm.checkpoint.formats.tensor_files import Packing, read_folder
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the outputs 0…7 lie in an int32: its nibbles hold 0, 2, 4, 6, 1, 3, 5, 7."""
+
+
+class Awq(Packing):
+    """``qweight`` int32 (K, N/8), ``qzeros`` int32 (S, N/8), ``scales`` float16 (S, N)."""
+
+    marker = "qweight"
+    parts = ("qzeros", "scales")
+
+    def __init__(self, group: int) -> None:
+        super().__init__()
+        self._group = group
+
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
+        q = unpack(parts["qweight"].t().contiguous(), 4, 0, _PLACES)
+        zeros = unpack(parts["qzeros"], 4, 1, _PLACES).t().to(torch.int16) - 8
+        return integers(centered(q, 4), parts["scales"].t(), zeros, self._group, self.rounded)
+
+
+class Gemv(Awq):
+    """``qweight`` int32 (N, K/8), ``qzeros`` int32 (N, Z) and ``scales`` float16 (N, 8·Z), padded groups."""
+
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
+        q = unpack(parts["qweight"], 4, 1)
+        count = 1 if self._group <= 0 else -(-q.shape[1] // self._group)
+        zeros = unpack(parts["qzeros"], 4, 1)[:, :count].to(torch.int16) - 8
+        return integers(centered(q, 4), parts["scales"][:, :count], zeros, self._group, self.rounded)
+
+
+_VERSIONS = {"gemm": Awq, "gemv": Gemv}
+
+
+def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
+    """Opens a folder that AutoAWQ wrote.
+
+    Raises:
+        ValueError: it is of a version for one kind of kernel, or not of 4 bits.
+    """
+    bits, version = settings.get("bits", settings.get("w_bit")), str(settings.get("version", "gemm")).lower()
+    if bits != 4:
+        raise ValueError(f"weights of {bits} bits: AWQ of 4 bits can be read")
+    if version not in _VERSIONS:
+        raise ValueError(f"version {version!r}: the layouts of {' and '.join(_VERSIONS)} can be read")
+    if settings.get("zero_point", True) is not True:
+        raise ValueError("zero_point is off: files with zero points can be read")
+    group = settings.get("group_size", settings.get("q_group_size", 128))
+    return read_folder(place, config, "awq", _VERSIONS[version](int(group)))

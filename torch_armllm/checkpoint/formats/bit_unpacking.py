@@ -1,0 +1,164 @@
+"""Small integers that lie side by side in larger ones, and the scheme that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_armllm.checkpoint.formats.integer_weight import Integers
+from torch_armllm.checkpoint.formats.requantized import Rounded
+from torch_armllm.quant.schemes.base import Quantized
+from torch_armllm.quant.schemes.registry import scheme_named
+
+SPANS = (128, 64, 32)
+"""Group sizes that a scheme has."""
+WIDE = "int8g32"
+"""What weights of four bits lose little by being rounded to."""
+
+
+def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = None) -> Tensor:
+    """Unsigned integers of 4 or 8 ``bits`` from the int32 that hold them, the lowest bits first.
+
+    Args:
+        packed: int32 matrix.
+        bits: of each integer.
+        axis: along which neighbors were packed; the first one is faster.
+        order: where in the int32 the integers 0, 1, … lie; None for their own order.
+
+    Returns:
+        uint8, ``32 / bits`` times as long along ``axis``.
+    """
+    if packed.dtype not in (torch.int32, torch.uint32):
+        raise ValueError(f"packed integers are int32, not {packed.dtype}")
+    words, count = packed.view(torch.int32), 32 // bits
+    made = torch.empty((*words.shape[: axis + 1], count, *words.shape[axis + 1 :]), dtype=torch.uint8)
+    for lane, place in enumerate(order or range(count)):
+        made.select(axis + 1, lane).copy_((words >> (bits * place)).bitwise_and_((1 << bits) - 1))
+    return made.flatten(axis, axis + 1)
+
+
+def centered(values: Tensor, bits: int) -> Tensor:
+    """Unsigned integers, uint8, as int8 around the middle of their range."""
+    return (values.contiguous() - (1 << (bits - 1))).view(torch.int8)
+
+
+def by_groups(groups: Tensor, columns: int, group: int) -> Tensor | None:
+    """The columns in the order of their groups (``desc_act``); None where they lie so.
+
+    Args:
+        groups: integers (K,), the group of each column.
+        columns: K.
+        group: columns of each group.
+
+    Raises:
+        ValueError: a group has another number of columns than the others.
+    """
+    expected = torch.arange(columns) // (columns if group <= 0 else group)
+    groups = groups.long()
+    if torch.equal(groups, expected):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if groups.shape != expected.shape or not torch.equal(groups[order], expected):
+        raise ValueError(f"g_idx does not give every group {group} columns")
+    return order
+
+
+def integers(
+    q: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group: int,
+    rounded: Rounded,
+    order: Tensor | None = None,
+    bits: int = 4,
+) -> Integers:
+    """Integers with the scheme that holds them as they are: ``w = scale · (q − zero)``.
+
+    Groups of another size than a multiple of 32 are rounded to INT8 in groups of 32.
+
+    Args:
+        q: int8 (N, K): −8…7, or −128…127 of 8 bits.
+        scales: floats (N, S), one a group of ``group`` columns.
+        zeros: int16 (N, S) in the range of q, or None where all are 0.
+        group: columns that share a scale; K or more, or −1: the whole row.
+        rounded: rounds what no scheme holds.
+        order: see `Integers`.
+        bits: 4 or 8.
+
+    Raises:
+        ValueError: a scale is not finite, or the shapes do not fit.
+    """
+    rows, columns = q.shape
+    whole = group <= 0 or group >= columns
+    count = 1 if whole else -(-columns // group)
+    for name, part in (("scales", scales), ("zero points", zeros)):
+        if part is not None and part.shape != (rows, count):
+            raise ValueError(f"{name} have the shape {tuple(part.shape)}, and {(rows, count)} is expected")
+    if not bool(scales.isfinite().all()):
+        raise ValueError("a scale is not finite: the checkpoint is damaged")
+    span = 0 if whole else next((span for span in SPANS if group % span == 0), None)
+    if span is None:
+        value = q.float() if zeros is None else q.float() - _repeated(zeros, group, columns, 1)
+        value *= _repeated(scales.float(), group, columns, 1)
+        return Integers(rounded.round(value, WIDE, f"groups of {group}").quantized, order)
+    if span:
+        scales = _repeated(scales, group // span, columns, span)
+        zeros = None if zeros is None else _repeated(zeros, group // span, columns, span)
+    if bits == 8:
+        return Integers(_int8(q, scales, zeros, span), order)
+    return Integers(_int4(q, scales, zeros, span), order)
+
+
+def with_middles(found: Integers, middles: Tensor) -> Integers:
+    """Integers of 4 bits whose groups have floats (N, S) that are added to what they stand for.
+
+    Raises:
+        ValueError: a whole row has one scale, or groups have another size than a multiple of 32.
+    """
+    quantized = found.quantized
+    span = scheme_named(quantized.scheme).span
+    if not span or quantized.scheme == WIDE:
+        raise ValueError(
+            f"floats are added to {middles.shape[1]} groups of {quantized.q.shape[1]} columns: groups of "
+            f"multiples of {min(SPANS)} can have them"
+        )
+    times = -(-quantized.scales.shape[1] // middles.shape[1])
+    added = _repeated(middles, times, quantized.q.shape[1], span).float()
+    scales = quantized.scales.float()
+    return Integers(Quantized(f"g{span}m", quantized.q, scales, middles=added), found.order)
+
+
+def _int4(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantized:
+    if bool(((q + 8).view(torch.uint8) > 15).any()):
+        raise ValueError(f"integers reach from {int(q.min())} to {int(q.max())}, and 4 bits hold −8…7")
+    name = f"g{span}" if span else "row"
+    if zeros is not None:
+        name, q, zeros = f"{name}z", q + 8, zeros + 8
+        if int(zeros.min()) < 0 or int(zeros.max()) > 15:
+            raise ValueError("a zero point lies outside of the range of its integers")
+        zeros = (zeros if span else zeros[:, 0]).to(torch.uint8).contiguous()
+    if not span:
+        return Quantized(name, q.contiguous(), scales[:, 0].float().contiguous(), None, zeros)
+    if scales.dtype == torch.bfloat16:
+        return Quantized(f"{name}b", q.contiguous(), scales.contiguous(), None, zeros)
+    return Quantized(name, q.contiguous(), scales.float().contiguous(), None, zeros)
+
+
+def _int8(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantized:
+    if not span and zeros is None:
+        return Quantized("int8", q.contiguous(), scales[:, 0].float().contiguous())
+    if not span:  # groups that all have the row's
+        span, columns = SPANS[0], q.shape[1]
+        groups = -(-columns // span)
+        scales, zeros = (part.expand(-1, groups) for part in (scales, zeros) if part is not None)
+    scales = scales.float().contiguous()
+    if zeros is None:
+        return Quantized(f"int8g{span}", q.contiguous(), scales)
+    return Quantized(f"int8g{span}m", q.contiguous(), scales, middles=-(scales * zeros))
+
+
+def _repeated(values: Tensor, times: int, columns: int, span: int) -> Tensor:
+    """One value for each ``span`` columns where there was one for so many ``times`` as many."""
+    return values.repeat_interleave(times, dim=1)[:, : -(-columns // span)].contiguous()

@@ -1,0 +1,88 @@
+"""Packed modules from integers that another tool found."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.checkpoint.formats.integer_weight import Integers
+from torch_armllm.hf.expert_layout import parameter
+from torch_armllm.ops.linear import interleave_panels
+from torch_armllm.quant.layers import Layer, weight_of
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.packing import pack
+from torch_armllm.quant.parallel import each
+from torch_armllm.quant.schemes.base import row_chunks
+
+_CHUNK = 1 << 20
+"""Weights packed at once by one thread."""
+
+
+def packed_linear(layer: Layer, weight: Integers) -> QuantLinear:
+    """What takes the place of a linear layer; its round-trip error is not known."""
+    module = layer.module
+    if weight.flipped:
+        raise ValueError("the weight is transposed")
+    rows, columns = weight.shape
+    bias = module.bias
+    assert bias is None or isinstance(bias, Tensor)
+    return QuantLinear(
+        _panels(weight),
+        columns,
+        rows,
+        weight.scheme,
+        bias,
+        None,
+        module,
+        weight_of(module).dtype,
+        None if weight.order is None else weight.order.int(),
+    )
+
+
+def packed_experts(layer: Layer, inner: Integers, outer: Integers) -> QuantExperts:
+    """What takes the place of experts, from (E, 2·I, H), or (E, I, H) without a gate, and (E, H, I).
+
+    Raises:
+        ValueError: the fused op cannot compute them.
+    """
+    module, layout = layer.module, layer.layout
+    assert layout is not None
+    if inner.scheme != outer.scheme:
+        raise ValueError(f"experts store their weights in two ways: {inner.scheme} and {outer.scheme}")
+    if inner.flipped != layout.transposed or outer.flipped != layout.transposed:
+        raise ValueError("experts whose groups of columns lie along the outputs cannot be read")
+    if inner.order is not None or outer.order is not None:
+        raise ValueError("experts whose inputs are ordered by activation (desc_act) cannot be read")
+    if layout.interleaved and layout.gated:
+        parts = [inner.rows(slice(0, None, 2)), inner.rows(slice(1, None, 2))]
+    else:
+        rows = inner.quantized.q.shape[1]
+        size = rows // (2 if layout.gated else 1)
+        parts = [inner.rows(slice(start, start + size)) for start in range(0, rows, size)]
+    panels = [_panels(part) for part in parts]
+    hidden, intermediate = outer.quantized.q.shape[1:]
+    return QuantExperts(
+        interleave_panels(*panels) if layout.gated else panels[0],
+        _panels(outer),
+        intermediate,
+        hidden,
+        inner.scheme,
+        layout.activation,
+        layout.limit,
+        *layout.biases(module),
+        error=None,
+        shell=module,
+        float_dtype=parameter(module, layout.weights[1]).dtype,
+        layout=layout,
+    )
+
+
+def _panels(weight: Integers) -> Tensor:
+    """Packs the integers of a matrix, or of each expert's, on all cores."""
+    if weight.quantized.q.dim() > 2:
+        return torch.stack(each(lambda expert: pack(expert.quantized), weight.unbind()))
+    rows, columns = weight.quantized.q.shape
+    chunks = row_chunks(rows, columns, _CHUNK)
+    panels = each(lambda part: pack(weight.rows(part).quantized), chunks)
+    return panels[0] if len(panels) == 1 else torch.cat(panels)

@@ -1,0 +1,170 @@
+"""Quantizing layer by layer while a checkpoint is read, and what may be wrong with its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from torch_armllm.quant.config import ArmInt4Config
+from torch_armllm.quant.inplace import commit, refuse_damaged, untouched
+from torch_armllm.quant.layers import Layer, Places, find_layers
+from torch_armllm.quant.methods.registry import make_method
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.outliers import refuse_outliers
+from torch_armllm.quant.replacement import Replacement, replacement
+from torch_armllm.quant.report import LayerRecord
+from torch_armllm.quant.skeleton import placeholder
+from torch_armllm.quant.spill_file import Spool
+from torch_armllm.system.allocator import release_free_memory
+
+
+class LayerLoader:
+    """Takes the weights of a model that is still empty, one by one, and packs a layer when it has them all.
+
+    The packed modules are hung into the model by `finish`: until then everything else is loaded into the
+    float ones.
+    """
+
+    def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
+        self._model = model
+        recipe = config.recipe
+        self._layers, self._schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
+        self._allow_outliers = recipe.allow_outliers
+        self._method = make_method(recipe.method, model, self._layers)
+        self._wanted: dict[str, Layer] = {}
+        self._made: dict[str, tuple[Replacement, LayerRecord]] = {}
+        self._error: ValueError | None = None
+        tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        for layer in self._layers:
+            if layer.reason is None and not any(id(weight) in tied for weight in layer.weights()):
+                self._wanted.update({f"{layer.name}.{name}": layer for name in _names(layer)})
+
+    def wants(self, name: str) -> bool:
+        """Whether a parameter is to be given to `take`."""
+        return name in self._wanted
+
+    @torch.no_grad()
+    def take(self, name: str, weight: Tensor) -> None:
+        """Takes a weight; errors are kept for `finish`, as transformers would hide them in a log."""
+        layer = self._wanted[name]
+        module, attribute = layer.module, name.rpartition(".")[2]
+        module._is_hf_initialized = True  # type: ignore[assignment]
+        expected = module.get_parameter(attribute).shape
+        try:
+            if self._error is not None:
+                raise self._error
+            if weight.shape != expected:
+                raise ValueError(
+                    f"{name} has the shape {tuple(weight.shape)} in the checkpoint and {tuple(expected)} in "
+                    "the model: config.json belongs to another checkpoint"
+                )
+            module._parameters[attribute] = nn.Parameter(weight, requires_grad=False)
+            if any(part.is_meta for part in layer.weights()):
+                return
+            refuse_damaged([layer])
+            spool = Spool(in_memory=None)
+            found = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
+            spool.load(found.module)
+            self._made[layer.name] = found, found.record(layer)
+        except ValueError as error:
+            self._error = error
+        for part in _names(layer):
+            module._parameters[part] = placeholder(module.get_parameter(part))
+        release_free_memory()
+
+    @torch.no_grad()
+    def finish(self) -> list[LayerRecord]:
+        """Hangs the packed modules into the model, and quantizes a head that is tied to an embedding.
+
+        Raises:
+            ValueError: a weight is not finite or has the wrong shape, or an error is out of line.
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._allow_outliers:
+            refuse_outliers([record for _, record in self._made.values()])
+        hung = Places(self._model)
+        records = []
+        for layer in self._layers:
+            if layer.reason is not None:
+                records.append(untouched(layer))
+            elif layer.name in self._made:
+                found, record = self._made.pop(layer.name)
+                _take_biases(found.module, layer)
+                for name in _names(layer):
+                    layer.module._parameters[name] = None
+                hung.replace(layer.module, found.module)
+                records.append(record)
+            else:
+                refuse_damaged([layer])
+                spool = Spool()
+                made = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
+                records.append(made.record(layer))
+                commit(layer, made, spool, hung)
+        if not self._allow_outliers:
+            refuse_outliers(records)
+        return records
+
+
+def _names(layer: Layer) -> tuple[str, ...]:
+    return layer.layout.weights if layer.layout is not None else ("weight",)
+
+
+def _take_biases(new: QuantLinear | QuantExperts, layer: Layer) -> None:
+    """Biases were still empty when a layer's weights were packed."""
+    if isinstance(new, QuantLinear):
+        biases: dict[str, Any] = {"bias": layer.module.bias}
+    else:
+        assert layer.layout is not None
+        biases = dict(zip(("gate_up_bias", "down_bias"), layer.layout.biases(layer.module), strict=True))
+    for name, bias in biases.items():
+        new.register_parameter(name, None if bias is None else nn.Parameter(bias, requires_grad=False))
+
+
+def check_files(files: Sequence[str], model: nn.Module | None = None) -> None:
+    """Opens every file of a checkpoint, and compares what it holds with a model, if one is given.
+
+    Raises:
+        ValueError: a file is damaged, or a tensor has another shape than the model's.
+    """
+    expected = model.state_dict() if model is not None else {}
+    for file in files:
+        if Path(file).suffix != ".safetensors":
+            continue
+        try:
+            with safe_open(file, framework="pt") as opened:
+                shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        except Exception as error:  # safetensors' own kind of error is not part of its interface
+            raise ValueError(
+                f"{file} is damaged or cut short ({error}): copy or download it again"
+            ) from error
+        for name, shape in shapes.items():
+            wanted = tuple(expected[name].shape) if name in expected else shape
+            if shape != wanted:
+                raise ValueError(
+                    f"{name} has the shape {shape} in {file} and {wanted} in the model: config.json belongs "
+                    "to another checkpoint"
+                )
+
+
+def refuse_missing(model: Any) -> None:
+    """Raises ValueError if a parameter or a stored buffer was in none of the files."""
+    stored = set(model.state_dict())
+    empty = [
+        name
+        for name, tensor in chain(model.named_parameters(), model.named_buffers())
+        if name in stored and not getattr(tensor, "_is_hf_initialized", False)
+    ]
+    if empty:
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        raise ValueError(
+            f"the checkpoint has no {', '.join(empty[:3])}{more}: a file is missing, or config.json belongs "
+            "to another model"
+        )

@@ -1,0 +1,7 @@
+"""``python -m torch_armllm.cli``."""
+
+import sys
+
+from torch_armllm.cli.main import main
+
+sys.exit(main())

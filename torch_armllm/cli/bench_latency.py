@@ -1,0 +1,120 @@
+"""``torch-armllm bench latency``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from torch_armllm.cli import Subcommands
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def add(commands: Subcommands) -> argparse.ArgumentParser:
+    """Adds the command to the command line."""
+    parser = commands.add_parser("latency", help="tokens a second of prompts and of decoding")
+    parser.add_argument("--model", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name")
+    parser.add_argument("--engine", choices=["armllm", "transformers"], default="armllm")
+    parser.add_argument("--quant", choices=["int4", "none"], default="int4", help="of the armllm engine")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--prompt-len", type=int, default=512, help="tokens of each prompt (512)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="tokens to generate (64)")
+    parser.add_argument("--batch-size", default="1", help="sequences at once: 1 or 1,4,8")
+    parser.add_argument("--repeats", type=int, default=2, help="rounds, of which the median counts (2)")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="measure the unpatched model beside the patched one, in turn; medians and ratios",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON line a batch size")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="instead, where the time of a step goes: of a decode step after the prompt, then of the prompt",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measures, and prints a line a batch size."""
+    import torch
+
+    from torch_armllm.benchmark.latency import measure_in_turn, ratios
+    from torch_armllm.checkpoint.load import load_model
+    from torch_armllm.patching.patch import patch
+    from torch_armllm.patching.state import is_patched
+
+    if options.profile and (options.compare or options.json or options.engine != "armllm"):
+        raise ValueError(
+            "--profile prints tables of the armllm engine; leave --compare, --json and --engine out"
+        )
+    sizes = [_positive(part) for part in options.batch_size.split(",")]
+    if options.compare and options.engine != "armllm":
+        raise ValueError("--compare measures both engines; leave --engine out")
+    engines = ["armllm", "transformers"] if options.compare else [options.engine]
+    models = {}
+    for engine in engines:
+        model = load_model(options.model, getattr(torch, options.dtype), progress=not options.json)
+        if is_patched(model):
+            _check_saved(options, engine)
+        elif engine == "armllm":
+            quant = None if options.quant == "none" else options.quant
+            patch(model, quantize=quant, progress=not options.json)
+        models[engine] = model
+    if options.profile:
+        _profile(models["armllm"], sizes, options.prompt_len)
+        return
+    for size in sizes:
+        found = measure_in_turn(models, size, options.prompt_len, options.new_tokens, options.repeats)
+        for engine, latency in found.items():
+            line = {
+                "model": options.model,
+                "engine": engine,
+                "quant": options.quant if engine == "armllm" else "none",
+                "dtype": options.dtype,
+                **latency.to_dict(),
+            }
+            if options.compare and engine == "armllm":
+                line.update(ratios(latency, found["transformers"]))
+            _print(line, options.json)
+
+
+def _check_saved(options: argparse.Namespace, engine: str) -> None:
+    if engine != "armllm" or options.quant == "none":
+        raise ValueError(
+            f"{options.model} was quantized before it was saved, and runs patched; leave "
+            + ("--quant none out" if engine == "armllm" else "--compare and --engine out")
+            + " or give the model that it was made from"
+        )
+
+
+def _profile(model: PreTrainedModel, sizes: list[int], prompt: int) -> None:
+    from torch_armllm.benchmark.step_profile import profile, table
+
+    for size in sizes:
+        print(f"decode, batch {size}, after {prompt} tokens\n{table(profile(model, size, prompt))}\n")
+    print(f"prompt of {prompt} tokens\n{table(profile(model, prompt=prompt, rounds=3))}")
+
+
+def _print(line: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(line), flush=True)
+        return
+    text = (
+        f"batch {line['batch_size']:>3}: prompt {line['prefill_tok_s']:9.1f} tok/s, "
+        f"decode {line['decode_tok_s']:8.1f} tok/s, weights {line['weight_bytes'] / 1e6:.0f} MB "
+        f"at {line['weight_gb_s']:.1f} GB/s, peak memory {line['peak_rss_bytes'] / 1e6:.0f} MB, "
+        f"{line['engine']}"
+    )
+    if "decode_ratio" in line:
+        text += f"; prompt {line['prefill_ratio']:.2f} x, decode {line['decode_ratio']:.2f} x of transformers"
+    print(text, flush=True)
+
+
+def _positive(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ValueError(f"--batch-size takes positive integers separated by commas, got {text!r}")
+    return int(text)

@@ -1,0 +1,162 @@
+"""``torch-armllm bench serve``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch_armllm.cli import Subcommands
+
+if TYPE_CHECKING:
+    from torch_armllm.benchmark.serving.measure import Questions
+    from torch_armllm.benchmark.serving.results import ServingResult
+
+_KEY_VARIABLES = ("ARMLLM_API_KEY", "OPENAI_API_KEY")
+
+
+def add(commands: Subcommands) -> argparse.ArgumentParser:
+    """Adds the command to the command line."""
+    parser = commands.add_parser("serve", help="how long clients of a server wait, and how many it serves")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="of any OpenAI-compatible server")
+    parser.add_argument("--model", help="default: the first that the server has")
+    parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
+    parser.add_argument("--api-key", help=f"default: the variable {' or '.join(_KEY_VARIABLES)}")
+    parser.add_argument(
+        "--request-rate",
+        type=float,
+        nargs="+",
+        default=[float("inf")],
+        metavar="R",
+        help="requests a second, at random times (Poisson); several are measured in turn; inf: all at once",
+    )
+    parser.add_argument("--max-concurrency", type=int, help="requests that run at once; default: any number")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        help='.jsonl with "prompt" or "turns", or a text, a prompt a line; default: random words',
+    )
+    parser.add_argument("--num-prompts", type=int, help="at each rate (100; of a file: all)")
+    parser.add_argument("--input-len", type=int, default=128, help="tokens of a random prompt (128)")
+    parser.add_argument("--output-len", type=int, default=128, help="most tokens of an answer (128)")
+    parser.add_argument(
+        "--tokenizer",
+        help="a folder or a hub name: makes random prompts exactly as long; default: a word is a token",
+    )
+    parser.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        help="answers are as long as they may be; default: those to random prompts",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the most probable token (0)")
+    parser.add_argument("--warmup", type=int, default=1, help="requests before, that do not count (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of random prompts and times (0)")
+    parser.add_argument("--timeout", type=float, default=600, help="s for which nothing may come (600)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the figures, vLLM's names")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draws throughput against TTFT and TPOT; needs matplotlib"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measures each rate, and prints a table for it."""
+    import asyncio
+
+    try:
+        from torch_armllm.benchmark.serving.client import Target
+        from torch_armllm.benchmark.serving.measure import Plan, measure
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}: pip install 'torch_armllm[bench]'") from error
+    from torch_armllm.benchmark.serving.plot import plot, require_matplotlib
+    from torch_armllm.benchmark.serving.table import table
+
+    _check(options)
+    if options.plot is not None:
+        require_matplotlib()
+    questions, count = _questions(options)
+    key = options.api_key or next(filter(None, map(os.environ.get, _KEY_VARIABLES)), None)
+    ignore_eos = options.prompts is None if options.ignore_eos is None else options.ignore_eos
+    target = Target(
+        base_url=options.base_url,
+        endpoint=options.endpoint,
+        model=options.model,
+        api_key=key,
+        ignore_eos=ignore_eos,
+        temperature=options.temperature,
+        timeout=options.timeout,
+    )
+    plan = Plan(
+        num_prompts=count,
+        rates=options.request_rate,
+        max_concurrency=options.max_concurrency,
+        warmup=options.warmup,
+        seed=options.seed,
+        progress=sys.stderr.isatty(),
+    )
+    models: set[str] = set()
+    results: list[ServingResult] = []
+
+    def tell(model: str, result: ServingResult) -> None:
+        models.add(model)
+        results.append(result)
+        print(table(result), flush=True)
+        for error, times in result.errors.items():
+            print(f"failed {times} times: {error}", file=sys.stderr, flush=True)
+
+    asyncio.run(measure(target, questions, plan, tell))
+    (model,) = models
+    if options.json is not None:
+        asked = {
+            "base_url": options.base_url,
+            "endpoint": options.endpoint,
+            "model": model,
+            "prompts": None if options.prompts is None else str(options.prompts),
+            "num_prompts": count,
+            "input_len": options.input_len if options.prompts is None else None,
+            "output_len": options.output_len,
+            "ignore_eos": ignore_eos,
+            "temperature": options.temperature,
+            "seed": options.seed,
+        }
+        found = {**asked, "runs": [result.to_dict() for result in results]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        answered = [result for result in results if result.completed]
+        if not answered:
+            raise ValueError("no request was answered; there is nothing to plot")
+        plot(answered, f"{model}, {options.base_url}", options.plot)
+
+
+def _questions(options: argparse.Namespace) -> tuple[Questions, int]:
+    from torch_armllm.benchmark.serving.prompts import RandomQuestions, RecordedQuestions
+
+    if options.prompts is None:
+        drawn = RandomQuestions(options.input_len, options.output_len, options.tokenizer)
+        return drawn, options.num_prompts or 100
+    recorded = RecordedQuestions(options.prompts, options.output_len, options.endpoint == "completions")
+    return recorded, options.num_prompts or len(recorded)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, least in (
+        ("num_prompts", 1),
+        ("input_len", 1),
+        ("output_len", 1),
+        ("max_concurrency", 1),
+        ("warmup", 0),
+    ):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    for rate in options.request_rate:
+        if not rate > 0:
+            raise ValueError(f"--request-rate must be above 0, got {rate:g}")
+    if not options.timeout > 0:
+        raise ValueError(f"--timeout must be above 0, got {options.timeout:g}")
+    if not options.base_url.startswith(("http://", "https://")):
+        raise ValueError(f"--base-url must begin with http:// or https://, got {options.base_url}")

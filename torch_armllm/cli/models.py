@@ -1,0 +1,31 @@
+"""``torch-armllm models``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from torch_armllm.cli import Subcommands
+
+
+def add(commands: Subcommands) -> argparse.ArgumentParser:
+    """Adds the command to the command line."""
+    parser = commands.add_parser("models", help="what becomes of each causal language model of transformers")
+    parser.add_argument(
+        "family", nargs="*", help="model types such as llama; default: all, which takes minutes"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON list")
+    parser.add_argument("--markdown", action="store_true", help="the page docs/models.md")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the table."""
+    from torch_armllm.model_survey import table
+
+    rows = list(table.survey_all(options.family, options.threads))
+    if options.json:
+        print(json.dumps([row.to_dict() for row in rows]))
+    else:
+        print(table.as_page(rows) if options.markdown else table.as_text(rows))

@@ -1,0 +1,125 @@
+"""``torch-armllm serve``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from torch_armllm.cli import Subcommands
+from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
+from torch_armllm.system.gc_pause import collection_paused
+
+_KEY_VARIABLE = "ARMLLM_API_KEY"
+
+
+def add(commands: Subcommands) -> argparse.ArgumentParser:
+    """Adds the command to the command line."""
+    parser = commands.add_parser("serve", help="an OpenAI-compatible server")
+    parser.add_argument("model", nargs="+", help="smollm2, smollm2-moe, a folder or a hub name; or several")
+    group = parser.add_argument_group("the server")
+    group.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines, too (127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, help="0: any that is free (8000)")
+    group.add_argument(
+        "--served-model-name",
+        action="append",
+        help="what clients call the model, once for each; default: as given here",
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        help=f"clients need it; may be given several times; default: the variable {_KEY_VARIABLE}",
+    )
+    group.add_argument("--max-request-bytes", type=int, default=8 << 20, help="of a request (8388608)")
+    group.add_argument("--max-queue", type=int, default=256, help="answers that may wait (256)")
+    group.add_argument("--max-tokens", type=int, help="most tokens of an answer, whatever is asked for")
+    for name, seconds, text in (
+        ("request", 600, "that an answer may take"),
+        ("read", 30, "in which a request must arrive"),
+        ("write", 60, "for which a client may leave unread what was sent"),
+        ("drain", 60, "that running requests have at the end"),
+    ):
+        group.add_argument(f"--{name}-timeout", type=float, default=seconds, help=f"s, {text} ({seconds})")
+    group.add_argument(
+        "--allowed-origin",
+        action="append",
+        help="of pages that may use the server; may be given several times",
+    )
+    group.add_argument("--chat-template", type=Path, help="a file, instead of the tokenizer's own")
+    group.add_argument(
+        "--tool-call-parser", choices=["hermes", "llama", "mistral"], help="default: by the chat template"
+    )
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Loads the model and serves it until a signal comes."""
+    import asyncio
+    import gc
+
+    from torch_armllm.server.settings import ModelSettings, ServerSettings
+
+    names = _names(options)
+    engine = engine_arguments(options)
+    settings = ServerSettings(
+        api_keys=tuple(_keys(options)),
+        max_request_bytes=_positive(options, "max_request_bytes"),
+        max_queue=_positive(options, "max_queue"),
+        max_tokens=None if options.max_tokens is None else _positive(options, "max_tokens"),
+        request_timeout=_positive(options, "request_timeout"),
+        read_timeout=_positive(options, "read_timeout"),
+        write_timeout=_positive(options, "write_timeout"),
+        drain_timeout=_positive(options, "drain_timeout"),
+        allowed_origins=tuple(options.allowed_origin or ()),
+    )
+    template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+    with collection_paused():
+        try:
+            from torch_armllm.server.model_registry import Models
+            from torch_armllm.server.run import allow_many_connections, listen, serve
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{error}: pip install 'torch_armllm[serve]'") from error
+    gc.freeze()
+    listening = listen(options.host, options.port, settings.write_timeout)
+
+    with listening:
+        allow_many_connections()
+        models = Models(settings, engine)
+        for name, source in zip(names, options.model, strict=True):
+            model = ModelSettings(name, source, {"progress": True}, template, options.tool_call_parser)
+            models.add(models.read(model), model)
+        host, port = listening.getsockname()[:2]
+        print(f"serving {', '.join(names)} at http://{host}:{port}/v1", flush=True)
+        asyncio.run(serve(models, listening))
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """What clients call the models.
+
+    Raises:
+        ValueError: two have one name, or there is not one for each.
+    """
+    names: list[str] = options.served_model_name or options.model
+    if len(names) != len(options.model):
+        raise ValueError(
+            f"--served-model-name is given {len(names)} times for {len(options.model)} models: once for each"
+        )
+    if len(set(names)) != len(names):
+        raise ValueError(f"two models have one name in {', '.join(names)}: give each a --served-model-name")
+    return names
+
+
+def _keys(options: argparse.Namespace) -> list[str]:
+    keys: list[str] = options.api_key or [key for key in [os.environ.get(_KEY_VARIABLE, "")] if key]
+    if not all(key.strip() for key in keys):
+        raise ValueError("--api-key is empty; give a text, or leave it out to serve everybody")
+    return keys
+
+
+def _positive(options: argparse.Namespace, name: str) -> int:
+    value: int = getattr(options, name)
+    if value <= 0:
+        raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+    return value

@@ -1,0 +1,1 @@
+"""Execution of a step: inputs, runners, LM head, threads."""

@@ -1,0 +1,101 @@
+"""From hidden states to logits, as the model itself does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.ops.linear import dense_linear
+from torch_armllm.plan.plan_model import StoredHead
+
+if TYPE_CHECKING:
+    from torch_armllm.patching.forward import PatchedForward
+
+_SCALES = (0.1, 1.0, 8.0, 64.0)
+_DENSE = (torch.float32, torch.bfloat16, torch.float16)
+"""What `dense_linear` multiplies; torch's own product rounds otherwise for every number of rows."""
+
+
+class Head:
+    """The logits of rows of hidden states.
+
+    What a model's ``forward`` does behind its body (scales, soft caps, further layers) is part of it, so that
+    ``forward`` is run on the rows.  Most do nothing but the output layer: where rows of very different sizes
+    show no difference, that layer is called alone.
+
+    Args:
+        model: a patched causal language model.
+        forward: what stands for the forward of its body.
+    """
+
+    def __init__(self, model: Any, forward: PatchedForward) -> None:
+        self._model = model
+        self._forward = forward
+        self.layer: nn.Module = model.get_output_embeddings()
+        self._by_layer = _exact(self.layer)
+        self._alone: bool | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits ``(R, vocabulary)`` of rows ``(R, hidden)``."""
+        return self._by_layer(hidden) if self.is_alone(hidden) else self._by_model(hidden)
+
+    def is_alone(self, like: Tensor) -> bool:
+        """Whether the model's ``forward`` does nothing but `layer` behind its body.
+
+        Args:
+            like: hidden states of the model, of any values.
+        """
+        if self._alone is None:
+            self._alone = self._is_alone(like)
+        return self._alone
+
+    def _by_model(self, hidden: Tensor) -> Tensor:
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64)
+        with self._forward.returning(hidden[None]), _with_forward(self.layer, self._by_layer):
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
+        return logits[0]
+
+    def _is_alone(self, like: Tensor) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator, dtype=torch.float32)
+        rows = (rows * torch.tensor(_SCALES, dtype=torch.float32)[:, None]).to(like.dtype)
+        whole, alone = self._by_model(rows), self._by_layer(rows)
+        return whole.dtype == alone.dtype and torch.equal(whole, alone)
+
+
+def product_of(layer: nn.Module) -> StoredHead | None:
+    """A layer that is a product with a weight and nothing else; None: it is of another kind."""
+    from torch_armllm.quant.modules.linear import QuantLinear
+
+    if type(layer) is QuantLinear and layer.order is None:
+        weight, scheme = layer.weight_packed, layer.scheme
+    elif type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
+        weight, scheme = layer.weight, None
+    else:
+        return None
+    bias = None if layer.bias is None else layer.bias.detach()
+    return StoredHead(weight.detach(), bias, scheme, layer.out_features)
+
+
+def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A layer's forward whose result for a row has the same bits in every batch."""
+    if type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
+        return lambda x: dense_linear(x, layer.weight, layer.bias)
+    forward: Callable[[Tensor], Tensor] = layer.forward
+    return forward
+
+
+@contextmanager
+def _with_forward(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    before = layer.__dict__.get("forward")
+    layer.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del layer.forward
+        if before is not None:
+            layer.forward = before  # type: ignore[method-assign]

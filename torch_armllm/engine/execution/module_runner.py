@@ -1,0 +1,130 @@
+"""Runs the steps of an engine for models without a plan: text by text, by the model's own forward."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import MutableMapping
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from torch_armllm.engine.execution.computed import Computed
+from torch_armllm.engine.execution.thread_team import Team
+from torch_armllm.engine.request import Answer, Status
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.engine.trace import NO_TRACE, Trace
+
+_STATES = ("past_key_values", "cache_params", "state", "mems")
+"""What models call that which they keep of a text."""
+
+
+class Text:
+    """What a model keeps of the first ``length`` tokens of a text, in the words of its own forward."""
+
+    def __init__(self, arguments: dict[str, Any], length: int) -> None:
+        self.arguments = arguments
+        self.length = length
+
+
+class ModulesRunner:
+    """The same as `ModelRunner` for models whose state is not keys and values of attention alone.
+
+    Every answer keeps the cache that the model makes.  A prompt is read in one piece, when its last token is
+    scheduled: a recurrent state does not go on from the middle in every model.  Blocks are only counted, so
+    that nothing is shared between requests; answers to one prompt begin with copies of its cache.
+
+    Args:
+        model: a causal language model.
+        block_size: positions a block, as the scheduler counts.
+        trace: takes notes of what a step spends its time on.
+        team: the threads that compute; None: those that torch has.
+    """
+
+    longest: int | None = None
+
+    def __init__(
+        self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: Team | None = None
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._trace = trace
+        self._at_work = nullcontext() if team is None else team.at_work()
+        self._takes = set(inspect.signature(model.forward).parameters)
+        self._texts: MutableMapping[Answer, Text] = WeakKeyDictionary()
+
+    def compute(self, step: Step, best: bool = False) -> Computed:
+        """See `ModelRunner.compute`; never tells which tokens are best."""
+        return Computed(self.execute(step))
+
+    @torch.no_grad()
+    def execute(self, step: Step) -> Tensor:
+        """Computes a step; see `ModelRunner.execute`."""
+        assert not step.swaps_out and not step.swaps_in
+        with self._at_work:
+            return self._compute(step)
+
+    def _compute(self, step: Step) -> Tensor:
+        self._forget(step)
+        for s in step.scheduled:
+            if s.start and s.answer not in self._texts:
+                self._fork(s)
+        self._trace.mark("prepare")
+        found = [self._logits(s) for s in step.scheduled if s.wanted]
+        self._trace.mark("modules")
+        return torch.cat(found) if found else torch.empty(0, self.vocabulary)
+
+    def _forget(self, step: Step) -> None:
+        for answer in [a for a in self._texts if a.status is Status.FINISHED]:
+            del self._texts[answer]
+        for answer in [*step.preempted, *(s.answer for s in step.scheduled if s.start == 0)]:
+            self._texts.pop(answer, None)
+
+    def _fork(self, s: Scheduled) -> None:
+        """Begins an answer with what another one to the same prompt stands at, before that one goes on."""
+        for other in s.answer.request.answers:
+            text = self._texts.get(other)
+            if text is not None and text.length == s.start:
+                self._texts[s.answer] = copy.deepcopy(text)
+                return
+
+    def _logits(self, s: Scheduled) -> Tensor:
+        """Logits of the tokens of one answer that are wanted."""
+        answer, wanted = s.answer, s.wanted
+        tokens = torch.tensor([(answer.token_ids + answer.draft)[: s.end]])
+        text = self._texts.pop(answer, None)
+        begins = text is None or text.length != s.end - 1 or len(wanted) > 1
+        if text is None or begins:
+            text = Text(self._first_arguments(s.end), 0)
+        # Others make logits of a whole prompt, which can take more memory than the model.
+        last_only = {"logits_to_keep": 1} if len(wanted) == 1 and "logits_to_keep" in self._takes else {}
+        inputs = self.model.prepare_inputs_for_generation(
+            tokens,
+            next_sequence_length=None if begins else 1,
+            is_first_iteration=begins,
+            **text.arguments,
+            **last_only,
+        )
+        out = self.model(**inputs, return_dict=True)
+        logits: Tensor = out.logits[0, -len(wanted) :]
+        arguments = self.model._update_model_kwargs_for_generation(out, text.arguments)
+        if any(arguments.get(name) is not None for name in _STATES):
+            self._texts[answer] = Text(arguments, s.end)
+        return logits
+
+    def _first_arguments(self, length: int) -> dict[str, Any]:
+        """What `generate` gives a model beside the tokens of a new text."""
+        made: dict[str, Any] = {"use_cache": True}
+        if "attention_mask" in self._takes:
+            made["attention_mask"] = torch.ones(1, length, dtype=torch.int64)
+        if "position_ids" in self._takes:
+            made["position_ids"] = torch.arange(length)[None]
+        if self.model._supports_default_dynamic_cache():
+            name = "cache_params" if "cache_params" in self._takes else "past_key_values"
+            made[name] = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+        return made

@@ -1,0 +1,196 @@
+"""A step as tensors: what `Plan.run` takes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.execution.shared_buffer import Buffer
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.kv_cache.shapes import Cache
+from torch_armllm.plan.step import StepInputs
+
+
+class BlockTable:
+    """The blocks of the answers of a step, a row each; what a row holds already is not written again."""
+
+    def __init__(self) -> None:
+        self.known: list[list[int]] = []
+        self._reserve(8, 64)
+
+    def _reserve(self, rows: int, width: int) -> None:
+        self._width = width
+        self._buffer = Buffer("i", rows * width)
+        self._views: dict[int, Tensor] = {}
+        before, self.known = self.known, [[] for _ in range(rows)]
+        for row, blocks in enumerate(before):
+            self.write(row, blocks)
+
+    def write(self, row: int, blocks: list[int]) -> None:
+        """Makes a row hold these blocks; behind them stands what was there before."""
+        if len(blocks) > self._width:
+            self._reserve(len(self.known), 2 * len(blocks))
+        had = self.known[row]
+        same = len(had) if blocks[: len(had)] == had else 0
+        first = row * self._width
+        self._buffer.items[first + same : first + len(blocks)] = array("i", blocks[same:])
+        self.known[row] = list(blocks)
+
+    def reserve_rows(self, rows: int) -> None:
+        """Makes room for so many answers."""
+        if rows > len(self.known):
+            self._reserve(2 * rows, self._width)
+
+    def view(self, rows: int) -> Tensor:
+        """int32 ``(rows, width)``."""
+        found = self._views.get(rows)
+        if found is None:
+            found = self._views[rows] = self._buffer.view(rows, self._width)
+        return found
+
+
+class _Views:
+    """Views of buffers by how much of them is used: a running batch asks for the same ones in every step."""
+
+    def __init__(self, capacity: int, make: Callable[[int], tuple[Tensor, ...]]) -> None:
+        self.capacity = capacity
+        self._make = make
+        self._made: dict[int, tuple[Tensor, ...]] = {}
+
+    def __getitem__(self, size: int) -> tuple[Tensor, ...]:
+        found = self._made.get(size)
+        if found is None:
+            found = self._made[size] = self._make(size)
+        return found
+
+
+class StepBuilder:
+    """Writes steps into memory that stays, so that the tensors of one hold until the next is built.
+
+    Args:
+        cache: keys and values that steps work on.
+        block_size: positions a block.
+        first_position: of a text's first token, as the model counts.
+    """
+
+    def __init__(self, cache: Cache, block_size: int, first_position: int = 0) -> None:
+        self.cache = cache
+        self.block_size = block_size
+        self.first_position = first_position
+        self._table = BlockTable()
+        self._reserve_tokens(512)
+        self._reserve_sequences(64)
+
+    def _reserve_tokens(self, tokens: int) -> None:
+        ids, positions, slots = (Buffer("q", tokens) for _ in range(3))
+        self._ids, self._positions, self._slots = ids.items, positions.items, slots.items
+        self._by_tokens = _Views(tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n)))
+        self._decodes: dict[int, StepInputs] = {}
+
+    def _reserve_sequences(self, sequences: int) -> None:
+        starts, lengths = (Buffer("i", sequences + 1) for _ in range(2))
+        self._starts, self._lengths = starts.items, lengths.items
+        self._by_sequences = _Views(sequences, lambda n: (starts.view(n + 1), lengths.view(n)))
+        self._decodes = {}
+
+    def decode(self, step: Step) -> StepInputs:
+        """The tensors of a step that `Step.decodes`: the same ones for as many answers as before.
+
+        Behind a step of the model no object is in the CPU's caches any more, and to look at each of them once
+        is what takes the time: this looks at no more than it has to.
+        """
+        scheduled = step.scheduled
+        count = len(scheduled)
+        inputs = self._decodes.get(count)
+        if inputs is None:
+            self._reserve(count, count)
+        ids, positions, slots, lengths = self._ids, self._positions, self._slots, self._lengths
+        table, size, first = self._table, self.block_size, self.first_position
+        longest = 0
+        for row, (answer, start, _) in enumerate(scheduled):
+            blocks = answer.blocks
+            ids[row] = answer.token_ids[start]
+            positions[row] = first + start
+            slots[row] = blocks[start // size] * size + start % size
+            lengths[row] = start + 1
+            if table.known[row] != blocks:
+                table.write(row, blocks)
+            if start >= longest:
+                longest = start + 1
+        if inputs is None or inputs.block_table is not table.view(count):
+            inputs = self._decodes[count] = self._decode_inputs(count)
+        inputs.max_seq_len = longest
+        return inputs
+
+    def _decode_inputs(self, count: int) -> StepInputs:
+        starts = torch.arange(count + 1, dtype=torch.int32)
+        ids, positions, slots = self._by_tokens[count]
+        _, lengths = self._by_sequences[count]
+        return StepInputs(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache)
+
+    def build(self, step: Step) -> tuple[StepInputs, list[int]]:
+        """The tensors of a step, which must compute something, and which of its tokens need logits.
+
+        All in one loop, the common case first, as in `decode`.
+        """
+        scheduled = step.scheduled
+        tokens = step.token_count
+        assert tokens > 0
+        self._reserve(tokens, len(scheduled))
+        ids, positions, slots = self._ids, self._positions, self._slots
+        starts, lengths, table_rows = self._starts, self._lengths, self._table.known
+        size, first = self.block_size, self.first_position
+        rows: list[int] = []
+        at = longest = 0
+        for number, s in enumerate(scheduled):
+            answer, start, count = s
+            known, blocks = answer.token_ids, answer.blocks
+            end = start + count
+            if count == 1 and end == len(known):
+                ids[at] = known[start]
+                positions[at] = first + start
+                slots[at] = blocks[start // size] * size + start % size
+                rows.append(at)
+            else:
+                self._write_many(at, s)
+                rows.extend([position + at - start for position in s.wanted])
+            if table_rows[number] != blocks:
+                self._table.write(number, blocks)
+                table_rows = self._table.known
+            at += count
+            starts[number + 1] = at
+            lengths[number] = end
+            if end > longest:
+                longest = end
+        input_ids, position_ids, slot_ids = self._by_tokens[tokens]
+        query_start, seq_lens = self._by_sequences[len(scheduled)]
+        table = self._table.view(len(scheduled))
+        step_inputs = StepInputs(
+            input_ids, position_ids, slot_ids, table, query_start, seq_lens, longest, self.cache
+        )
+        return step_inputs, rows
+
+    def _reserve(self, tokens: int, sequences: int) -> None:
+        if tokens > self._by_tokens.capacity:
+            self._reserve_tokens(2 * tokens)
+        if sequences > self._by_sequences.capacity:
+            self._reserve_sequences(2 * sequences)
+        self._table.reserve_rows(sequences)
+
+    def _write_many(self, at: int, s: Scheduled) -> None:
+        answer, start, end, size = s.answer, s.start, s.end, self.block_size
+        ids = answer.token_ids[start:end]
+        if len(ids) < s.count:
+            ids = ids + answer.draft[: s.count - len(ids)]
+        slots = array("q")
+        first = start // size
+        for block in answer.blocks[first : -(-end // size)]:
+            slots.extend(range(block * size, (block + 1) * size))
+        skipped = start - first * size
+        after = at + s.count
+        self._ids[at:after] = array("q", ids)
+        self._positions[at:after] = array("q", range(self.first_position + start, self.first_position + end))
+        self._slots[at:after] = slots[skipped : skipped + s.count]

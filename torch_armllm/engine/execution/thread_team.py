@@ -1,0 +1,218 @@
+"""How many threads compute, and on which cores."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torch_armllm.ops import threads
+from torch_armllm.system.exclusive import TURNS, Turns
+from torch_armllm.system.host import cpu_limit, physical_cores
+
+_PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Settings by which users place OpenMP's threads themselves."""
+_COUNTED_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+_LOOK = 0.5
+"""Seconds between two looks at how long workers wait."""
+_DISPLACED = 1 / 8
+"""Part of that time from which a worker counts as displaced: beside one busy process it is a half."""
+
+_logger = logging.getLogger(__name__)
+
+Core = tuple[int, ...]
+"""The CPUs of a core that this process may use: one, or some that share it."""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The threads that compute.
+
+    Attributes:
+        count: of them, the calling thread included.
+        why: where the number comes from.
+        places: the core of each, or nothing where the system places them.
+        why_there: why they are placed, or not.
+    """
+
+    count: int
+    why: str
+    places: tuple[Core, ...]
+    why_there: str
+
+    def __str__(self) -> str:
+        where = f"pinned to {self.why_there}" if self.places else f"not pinned: {self.why_there}"
+        return f"{self.count} thread{'s' if self.count > 1 else ''} ({self.why}), {where}"
+
+
+def choose_threads(
+    count: int | None = None,
+    pin: bool | None = None,
+    *,
+    cores: list[Core] | None = None,
+    limit: float | None = None,
+    current: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Threads:
+    """Decides how many threads compute and where.
+
+    What a user has set counts: ``count``, OpenMP's environment variables, `torch.set_num_threads`, the CPUs
+    that ``taskset`` leaves.  Otherwise there is a thread for each physical core, as two on one core only take
+    its caches from each other, and no more than the control group grants time for.  Threads are pinned only
+    where they fill all cores that the process may use: of a part of them, others would choose the same.
+
+    Args:
+        count: of threads; None: see above.
+        pin: whether to; None: see above.
+        cores: that the process may use; asked of the system by default.
+        limit: CPUs' worth of time that the control group grants; asked of the system if ``cores`` are.
+        current: what torch uses now; asked of it by default.
+        environment: where OpenMP's settings are.
+
+    Raises:
+        ValueError: there are fewer than one thread, or fewer cores than threads that are to be pinned.
+    """
+    if cores is None:
+        cores, limit = physical_cores(), cpu_limit()
+    current = torch.get_num_threads() if current is None else current
+    count, why = _count(count, cores, limit, current, environment)
+    placed_by = [name for name in _PLACED_BY if environment.get(name)]
+    if pin is False:
+        return Threads(count, why, (), "not wanted")
+    if pin and count > len(cores):
+        raise ValueError(f"{count} threads cannot be pinned to {len(cores)} cores: ask for fewer threads")
+    if not hasattr(os, "sched_setaffinity"):
+        return Threads(count, why, (), "this system has no way to")
+    if not pin:
+        if placed_by:
+            return Threads(count, why, (), f"{placed_by[0]} places them")
+        if count == 1:
+            return Threads(count, why, (), "there is one")
+        if count != len(cores):
+            return Threads(count, why, (), f"the process may use {len(cores)} cores")
+        if limit is not None and limit < count:
+            return Threads(count, why, (), f"the control group grants the time of {limit:g} cores")
+    return Threads(count, why, tuple(cores[:count]), f"{_listed(cores[:count])}")
+
+
+def use_threads(chosen: Threads) -> list[int]:
+    """Makes torch use the chosen threads, for what the calling thread starts from now on.
+
+    The calling thread itself goes where it likes: whatever it starts later would inherit its place.  The
+    system finds it the core that the others leave.
+
+    Returns:
+        The system's ids of the threads that have places.
+    """
+    if torch.get_num_threads() != chosen.count:
+        torch.set_num_threads(chosen.count)
+    if not chosen.places:
+        return []
+    _, *workers = threads.team_threads()
+    for worker, core in zip(workers, chosen.places[1:], strict=True):
+        os.sched_setaffinity(worker, core)
+    return workers
+
+
+class Team:
+    """The chosen threads of whichever thread computes: each that starts an op has workers of its own.
+
+    Workers keep their places as long as nobody else wants those: behind a process that takes a core, or a
+    second engine that chose the same ones, the system has to be free to move them.
+
+    Args:
+        chosen: how many there are, and where.
+        turns: of the process.
+    """
+
+    def __init__(self, chosen: Threads, turns: Turns = TURNS) -> None:
+        self.chosen = chosen
+        self._turns = turns
+        self._caller: int | None = None
+        self._waited: dict[int, int] = {}
+        self._looked = 0.0
+
+    def at_work(self) -> Team:
+        """A block in which the calling thread computes by the chosen threads, while no model is traced."""
+        return self
+
+    def __enter__(self) -> None:
+        self._turns.wait(alone=False)
+        try:
+            self.settle()
+        except BaseException:
+            self._turns.leave(alone=False)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.leave(alone=False)
+
+    def settle(self) -> None:
+        """Makes the calling thread compute by the chosen threads; costs nothing where it did last."""
+        caller, now = threading.get_ident(), time.monotonic()
+        if caller != self._caller:
+            self._caller = caller
+            self._waited = {worker: waited(worker) for worker in use_threads(self.chosen)}
+            self._looked = now
+        elif self._waited and now - self._looked >= _LOOK:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """Frees the workers if one of them has been waiting for its core."""
+        before, most = self._waited, _DISPLACED * (now - self._looked) * 1e9
+        self._waited = {worker: waited(worker) for worker in before}
+        self._looked = now
+        if any(after - before[worker] > most for worker, after in self._waited.items()):
+            for worker in before:
+                with contextlib.suppress(ProcessLookupError):  # OpenMP ends those that it does not need
+                    os.sched_setaffinity(worker, os.sched_getaffinity(0))
+            self._waited.clear()
+            _logger.info("threads are not pinned any more: other processes want their cores")
+
+
+def waited(thread: int) -> int:
+    """Nanoseconds that a thread of this process has been ready to run without a core; 0 where nobody says."""
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def _count(
+    count: int | None, cores: list[Core], limit: float | None, current: int, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """How many threads, and why."""
+    if count is not None:
+        if count < 1:
+            raise ValueError(f"there must be one thread at least, not {count}")
+        return count, "as asked for"
+    named = [name for name in _COUNTED_BY if environment.get(name)]
+    if named:
+        return current, named[0]
+    cpus = sum(len(core) for core in cores)
+    if current < cpus and current != len(cores):
+        return current, "torch.set_num_threads"
+    if limit is not None and limit < len(cores):
+        return max(1, int(limit)), f"the control group grants the time of {limit:g} cores"
+    shared = f" of {cpus} CPUs" if cpus > len(cores) else ""
+    return len(cores), f"physical cores{shared}"
+
+
+def _listed(cores: list[Core]) -> str:
+    """The CPUs of cores, as in ``0-3, 8``."""
+    cpus = sorted(cpu for core in cores for cpu in core)
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return "CPUs " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)

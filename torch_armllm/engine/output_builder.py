@@ -1,0 +1,100 @@
+"""How a request's state becomes its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
+from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.sampling_params import RequestOutputKind
+from torch_armllm.engine.text.stopping import AnswerText
+
+_DELTA, _FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+
+
+class Reported:
+    """How much of an answer its outputs have held."""
+
+    __slots__ = ("finished", "text", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.text = 0
+        self.finished = False
+
+
+class Assembler:
+    """Makes outputs of the kind that a request asked for."""
+
+    def __init__(self) -> None:
+        self._reported: dict[Answer, Reported] = {}
+
+    def forget(self, request: Request) -> None:
+        """Lets go of what is kept for a request."""
+        for answer in request.answers:
+            self._reported.pop(answer, None)
+
+    def output(
+        self, request: Request, finished: bool, texts: Mapping[Answer, AnswerText]
+    ) -> RequestOutput | None:
+        """A request's output after a step, or None where its kind wants none yet.
+
+        Args:
+            request: what was worked on.
+            finished: whether it is.
+            texts: of the answers that have begun.
+        """
+        params = request.params
+        kind, chooses = params.output_kind, params.best_of is not None and params.chooses
+        if not finished and (kind is _FINAL_ONLY or chooses):
+            return None
+        wants_logprobs = params.logprobs is not None
+        outputs = []
+        for answer in _best(request) if chooses else request.answers:
+            begun = texts.get(answer)
+            text = "" if begun is None else begun.text
+            first, shown = 0, 0
+            if kind is _DELTA:
+                begin = self._begin_delta(answer, len(text))
+                if begin is None:
+                    continue
+                first, shown = begin
+            outputs.append(
+                CompletionOutput(
+                    answer.index,
+                    text[shown:],
+                    answer.token_ids[answer.prompt_length + first :],
+                    answer.cumulative_logprob if wants_logprobs else None,
+                    answer.logprobs[first:] if wants_logprobs else None,
+                    answer.finish_reason,
+                    answer.stop_reason,
+                )
+            )
+        if chooses:
+            for index, output in enumerate(outputs):
+                output.index = index
+        return RequestOutput(
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            outputs,
+            finished,
+            request.prompt_logprobs,
+            request.num_cached_tokens,
+            request.metrics,
+        )
+
+    def _begin_delta(self, answer: Answer, length: int) -> tuple[int, int] | None:
+        """How many tokens and characters were reported before; None where there are no more of them."""
+        reported = self._reported.setdefault(answer, Reported())
+        first, shown = reported.tokens, reported.text
+        finished = answer.status is Status.FINISHED
+        if first == answer.output_length and shown == length and reported.finished == finished:
+            return None
+        reported.tokens, reported.text, reported.finished = answer.output_length, length, finished
+        return first, shown
+
+
+def _best(request: Request) -> list[Answer]:
+    """The answers that are given of those that were written, the best first, of equal ones the earlier."""
+    return sorted(request.answers, key=lambda answer: -answer.cumulative_logprob)[: request.params.n]

@@ -1,0 +1,271 @@
+"""From logits to the next tokens of answers."""
+
+from __future__ import annotations
+
+import warnings
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from torch_armllm.engine.outputs import Logprobs
+from torch_armllm.engine.request import Answer
+from torch_armllm.engine.sampling.batch import SamplingBatch
+from torch_armllm.engine.sampling.logit_processors import LogitRules, bad_word_ids
+from torch_armllm.engine.sampling.logprobs import token_logprobs
+from torch_armllm.engine.sampling.structured import StructuredOutputs
+from torch_armllm.engine.sampling.token_history import TokenHistory
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.detokenizer import TokenTexts
+from torch_armllm.ops.sample import best_tokens
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn."""
+
+    token_id: int
+    logprobs: Logprobs | None
+
+
+class _Known(NamedTuple):
+    """What is kept of an answer from step to step."""
+
+    rules: LogitRules
+    history: TokenHistory
+
+
+class Sampler:
+    """Draws the next token of every answer, each by its own request's settings.
+
+    A row's token depends on its logits, its settings and its text alone, never on the other rows.
+
+    Attributes:
+        takes_best: whether the answers that were drawn for last took their most probable tokens, and nothing
+            else.
+    """
+
+    def __init__(self, vocab_size: int, end_token_ids: Sequence[int] = (), tokenizer: Any = None) -> None:
+        """Draws among ``vocab_size`` tokens.
+
+        Args:
+            vocab_size: ids from there on are never drawn: what a model has beyond its tokenizer.
+            end_token_ids: the model's own end tokens, which `min_tokens` keeps away.
+            tokenizer: transformers' tokenizer, for bad words and structured outputs; None: they are refused.
+        """
+        self.vocab_size = vocab_size
+        self.end_token_ids = tuple(t for t in end_token_ids if t < vocab_size)
+        self.tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
+        self._structured = StructuredOutputs(tokenizer, vocab_size, self.end_token_ids)
+        # weak: an answer that nobody else knows any more takes what is kept of it along
+        self._known: WeakKeyDictionary[Answer, _Known] = WeakKeyDictionary()
+        self._batch = SamplingBatch((), ())
+        self._rules: list[tuple[int, LogitRules]] = []
+        self._logprobs: list[tuple[int, int]] = []
+        self.takes_best = False
+
+    def check(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
+        """Refuses at submission what could not be drawn later.
+
+        Raises:
+            ValueError: token ids that the model does not have, bad words without tokens, or a schema, regular
+                expression or grammar that cannot be followed.
+            ImportError: structured outputs are asked for and llguidance is not installed.
+        """
+        params.check_for(self.vocab_size, prompt_token_ids)
+        bad_word_ids(params.bad_words or (), self.tokenizer)
+        if params.structured_outputs is not None:
+            self._structured.check(params.structured_outputs)
+
+    def __call__(self, logits: Tensor, answers: Sequence[Answer]) -> list[Drawn]:
+        """One token an answer.
+
+        Args:
+            logits: ``(R, V)`` with a row for each of ``answers``, float32, bfloat16 or float16; float32 ones
+                may be changed.
+            answers: may not hold the same one twice.
+        """
+        return self._draw(logits, answers, None)
+
+    def take(self, best: array[int], answers: Sequence[Answer]) -> list[int] | None:
+        """The most probable tokens, where that is what all answers take.
+
+        Args:
+            best: a token for each answer, by `best_tokens` of its logits.
+            answers: may not hold the same one twice.
+
+        Returns:
+            None: they have to be drawn by their logits.
+        """
+        if self._batch.answers != answers:
+            self._gather(answers)
+        tokens = best.tolist()
+        return tokens if self.takes_best and -1 not in tokens else None
+
+    def verify(self, logits: Tensor, answer: Answer) -> list[Drawn]:
+        """The tokens that follow an answer, as many as its draft foretold, and one more.
+
+        Every token is drawn as it would be without a draft, with the same seed and step, and the draft only
+        tells for which texts logits are there: so drafts change no output.
+
+        Args:
+            logits: ``(1 + k, V)``, behind the last known token and behind each of the draft's first k.
+            answer: what is verified is ``answer.draft[:k]``.
+        """
+        return self.verify_all(logits, [answer], [logits.shape[0] - 1])[0]
+
+    def verify_all(
+        self, logits: Tensor, answers: Sequence[Answer], draft_counts: Sequence[int]
+    ) -> list[list[Drawn]]:
+        """`verify` for several answers in one go; those with no drafts get one token.
+
+        Args:
+            logits: ``(Σ (1 + k), V)``, the rows of all answers one behind the other.
+            answers: in the order of their rows.
+            draft_counts: k of each.
+        """
+        if not any(draft_counts):
+            return [[drawn] for drawn in self(logits, answers)]
+        rows = [a for a, k in zip(answers, draft_counts, strict=True) for _ in range(k + 1)]
+        aheads = [a.draft[:i] for a, k in zip(answers, draft_counts, strict=True) for i in range(k + 1)]
+        every = self._draw(logits, rows, aheads)
+        found, begin = [], 0
+        for answer, k in zip(answers, draft_counts, strict=True):
+            agreed = 0
+            while agreed < k and every[begin + agreed].token_id == answer.draft[agreed]:
+                agreed += 1
+            found.append(every[begin : begin + agreed + 1])
+            begin += k + 1
+        return found
+
+    def draw_ahead(
+        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]], purpose: int = 0
+    ) -> list[int]:
+        """The token that each answer would get by these logits, had it got ``aheads`` before.
+
+        Args:
+            logits: ``(R, V)``; float32 ones may be changed.
+            answers: one a row.
+            aheads: tokens behind each answer's own.
+            purpose: draws of another one have other random numbers.
+        """
+        return self._tokens(logits[:, : self.vocab_size], answers, aheads, False, purpose)
+
+    def probabilities(
+        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]], keep: bool = False
+    ) -> Tensor:
+        """What `draw_ahead` draws each token with, by all of the answers' settings: float32 ``(R, V)``.
+
+        Args:
+            logits: as for `draw_ahead`.
+            answers: as for `draw_ahead`.
+            aheads: as for `draw_ahead`.
+            keep: leaves the logits as they are.
+        """
+        return self._by_rules(
+            lambda ruled: self._batch.probabilities(ruled, aheads),
+            *(logits[:, : self.vocab_size], answers, aheads, keep),
+        )
+
+    def logprobs_of(self, logits: Tensor, token_ids: Sequence[int], count: int | None) -> list[Drawn]:
+        """Tokens that were drawn by these rows of logits, with as many log-probabilities as are wanted."""
+        if count is None:
+            return [Drawn(token, None) for token in token_ids]
+        rows = logits[: len(token_ids), : self.vocab_size]
+        found = token_logprobs(rows, token_ids, [count] * len(token_ids), self._texts)
+        return [Drawn(token, logprobs) for token, logprobs in zip(token_ids, found, strict=True)]
+
+    def prompt_logprobs(self, logits: Tensor, token_ids: Sequence[int], count: int) -> list[Logprobs]:
+        """Of tokens of a prompt: ``token_ids[i]`` by row i of ``logits``, that of the token before it."""
+        return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids), self._texts)
+
+    def _draw(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None) -> list[Drawn]:
+        if logits.shape[1] != self.vocab_size:
+            logits = logits[:, : self.vocab_size]
+        self._gather(answers)
+        counts = self._logprobs
+        ids = self._tokens(logits, answers, aheads, keep=bool(counts))
+        if not counts:
+            return [Drawn(token, None) for token in ids]
+        which = [i for i, _ in counts]
+        wanted = logits if len(which) == len(ids) else logits[which]
+        found = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts], self._texts)
+        by_row = dict(zip(which, found, strict=True))
+        return [Drawn(token, by_row.get(row)) for row, token in enumerate(ids)]
+
+    def _tokens(
+        self,
+        logits: Tensor,
+        answers: Sequence[Answer],
+        aheads: list[list[int]] | None,
+        keep: bool,
+        purpose: int = 0,
+    ) -> list[int]:
+        """Tokens, one a row."""
+        if not answers:
+            return []
+        self._gather(answers)
+        if self._batch.plain and not self._rules:
+            best: list[int] = best_tokens(logits).tolist()
+            if -1 not in best:
+                return best
+        drawn: list[int] = self._by_rules(
+            lambda ruled: self._batch.draw(ruled, aheads, purpose), logits, answers, aheads, keep
+        ).tolist()
+        return drawn
+
+    def _by_rules(
+        self,
+        compute: Callable[[Tensor], Tensor],
+        logits: Tensor,
+        answers: Sequence[Answer],
+        aheads: list[list[int]] | None,
+        keep: bool,
+    ) -> Tensor:
+        """What ``compute`` makes of the logits by the answers' rules; they stay as they are if ``keep``."""
+        assert logits.shape[0] == len(answers)
+        self._gather(answers)
+        if self._rules:
+            logits = logits.to(torch.float32, copy=keep)
+        for row, rules in self._rules:
+            rules.apply(logits[row], answers[row], () if aheads is None else aheads[row])
+        try:
+            return compute(logits)
+        except RuntimeError:
+            closed = ~(logits > float("-inf")).any(-1)
+            if not closed.any():
+                raise
+        return compute(self._ended(logits, answers, closed))
+
+    def _ended(self, logits: Tensor, answers: Sequence[Answer], closed: Tensor) -> Tensor:
+        """Lets an end token follow where nothing may: by all rules together, or where a model fails."""
+        ruled = {row for row, _ in self._rules}
+        for row in closed.nonzero().flatten().tolist():
+            if row not in ruled:
+                name = answers[row].request.request_id
+                warnings.warn(f"the logits of request {name!r} hold no number: its answer ends", stacklevel=2)
+        ended = logits.clone()
+        ended[closed, self.end_token_ids[0] if self.end_token_ids else 0] = 0.0
+        return ended
+
+    def _gather(self, answers: Sequence[Answer]) -> None:
+        """Puts the answers' settings together; the same answers as before have the same."""
+        if self._batch.answers == answers:
+            return
+        known = [self._known.get(answer) or self._learn(answer) for answer in answers]
+        self._rules = [(i, k.rules) for i, k in enumerate(known) if k.rules.any]
+        self._logprobs = [
+            (i, c) for i, a in enumerate(answers) if (c := a.params.logprobs_needed) is not None
+        ]
+        self._batch = SamplingBatch(answers, [k.history for k in known])
+        self.takes_best = self._batch.plain and not self._rules and not self._logprobs
+
+    def _learn(self, answer: Answer) -> _Known:
+        asked = answer.params.structured_outputs
+        matcher = None if asked is None else self._structured.matcher(asked)
+        rules = LogitRules(answer, self.vocab_size, self.end_token_ids, self.tokenizer, matcher)
+        known = self._known[answer] = _Known(rules, TokenHistory(answer.request.prompt_token_ids))
+        return known

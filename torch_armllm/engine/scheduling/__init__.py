@@ -1,0 +1,1 @@
+"""Scheduler: which sequences run in a step, with which blocks."""

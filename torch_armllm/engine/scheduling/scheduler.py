@@ -1,0 +1,330 @@
+"""What the next step computes: bookkeeping without a tensor."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping, Sequence
+
+from torch_armllm.engine.outputs import FinishReason
+from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.scheduling.block_tables import BlockTables
+from torch_armllm.engine.scheduling.chunk_budget import Pace, Room
+from torch_armllm.engine.scheduling.config import SchedulerConfig
+from torch_armllm.engine.scheduling.policy import Policy, PriorityPolicy
+from torch_armllm.engine.step import Scheduled, Step
+from torch_armllm.kv_cache.block_manager import BlockManager
+
+__all__ = ["Scheduler", "SchedulerConfig"]
+
+_RUNNING = Status.RUNNING
+
+_Place = tuple[float, int, int]
+"""Rank, arrival and index of an answer: smaller ones are served first."""
+
+
+class Scheduler:
+    """Fills steps: a token for every answer that is being written, then prompts into what is left.
+
+    A prompt is admitted when there are blocks for all of it, and gets them at once; only the tokens of
+    answers ask for blocks later. When there are none, the last running answer in the policy's order gives
+    up its own; so do those of a worse rank than one that waits, if that lets it in. Who is scheduled in a
+    step comes before all that may still be preempted in it, and where an answer's token cost another one its
+    blocks nobody is admitted: so no block that a step moves is moved by it once more.
+
+    Attributes:
+        max_length: most tokens of a prompt and its answer: `max_model_len`, or what all blocks hold.
+        preemptions: how often an answer lost its blocks.
+    """
+
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, policy: Policy | None = None) -> None:
+        self.config = config
+        self.blocks = blocks
+        self.policy = policy if policy is not None else PriorityPolicy()
+        self.max_length = min(config.max_model_len, blocks.num_blocks * blocks.block_size)
+        self.preemptions = 0
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._places: dict[Answer, _Place] = {}
+        self._place = self._places.__getitem__
+        self._waiting: list[Answer] = []
+        self._running: list[Answer] = []
+        self._forked: list[Answer] = []
+        self._tables = BlockTables(blocks)
+        self._seats = 0
+        self._refused: tuple[Answer, int, int] | None = None
+        self._hopeless: tuple[Answer, int] | None = None
+        most = config.max_step_time if config.enable_chunked_prefill else None
+        self._pace = None if most is None else Pace(most)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self._requests)
+
+    @property
+    def running(self) -> int:
+        """Answers that hold blocks."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that were not admitted yet, or lost what was computed."""
+        return len(self._waiting) - self.swapped
+
+    @property
+    def swapped(self) -> int:
+        """Answers whose blocks lie in swap memory."""
+        return len(self._tables.swapped)
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: its name is taken, or it can never be served.
+        """
+        length, width = len(request.prompt_token_ids), request.params.width
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id!r} is not finished: give the new one another name")
+        if length == 0:
+            raise ValueError(f"request {request.request_id!r} has no prompt: give at least one token")
+        if length >= self.max_length:
+            limit = "max_model_len" if self.max_length == self.config.max_model_len else "the KV cache"
+            raise ValueError(
+                f"the prompt of request {request.request_id!r} has {length} tokens; {limit} allows "
+                f"{self.max_length} with at least one of an answer: shorten it"
+                + ("" if limit == "max_model_len" else ", or give more kv_cache_memory")
+            )
+        if width > self.config.max_num_seqs:
+            raise ValueError(
+                f"request {request.request_id!r} wants {width} answers; max_num_seqs is "
+                f"{self.config.max_num_seqs}: ask for fewer, or raise it"
+            )
+        (answer,) = request.answers
+        self._requests[request.request_id] = request
+        self._places[answer] = (self.policy.rank(request), self._arrivals, 0)
+        self._arrivals += 1
+        insort(self._waiting, answer, key=self._place)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Ends all answers of a request; None where there is no such request (any more)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        for answer in request.answers:
+            if answer.status is not Status.FINISHED:
+                self.finish(answer, "abort")
+        return request
+
+    def finish(self, answer: Answer, reason: FinishReason) -> None:
+        """Ends an answer and lets go of all it holds."""
+        assert answer.status is not Status.FINISHED
+        if answer.status is Status.RUNNING:
+            self._leave(self._running, answer)
+            self._seats -= self._seats_of(answer)
+        else:
+            self._leave(self._waiting, answer)
+        self._tables.forget(answer)
+        answer.status, answer.finish_reason = Status.FINISHED, reason
+        del self._places[answer]
+        if self._refused is not None and self._refused[0] is answer:
+            self._refused = None
+        if self._hopeless is not None and self._hopeless[0] is answer:
+            self._hopeless = None
+        if answer.request.finished:
+            del self._requests[answer.request.request_id]
+
+    def schedule(self) -> Step:
+        """The next step; it has something to compute while there are unfinished requests."""
+        step = Step()
+        if self._waiting and self._running:
+            self._make_way(step)
+        made_way = len(step.preempted)
+        left, reading = self._schedule_answers(step)
+        if reading or self._waiting:
+            room = Room(left)
+            if self._pace is not None and step.scheduled:
+                room.work = self._pace.work()
+            self._schedule_prompts(step, reading, room, admit=len(step.preempted) == made_way)
+            step.prompt_work = room.taken
+        assert step.scheduled or not self._requests
+        return step
+
+    def fork(self, answer: Answer) -> list[Answer]:
+        """The other ones of `n` answers, to a prompt that the step at hand has read to its end."""
+        request = answer.request
+        assert answer.status is Status.RUNNING and len(request.answers) == 1 and answer.output_length == 0
+        rank, arrival, _ = self._places[answer]
+        siblings = [
+            Answer(
+                request,
+                index,
+                list(request.prompt_token_ids),
+                blocks=self.blocks.share(answer.blocks),
+                computed=answer.prompt_length,
+                status=Status.RUNNING,
+            )
+            for index in range(1, request.params.width)
+        ]
+        request.answers += siblings
+        for sibling in siblings:
+            self._places[sibling] = (rank, arrival, sibling.index)
+            insort(self._running, sibling, key=self._place)
+        self._forked += siblings
+        return siblings
+
+    def complete(self, step: Step, drawn: Mapping[Answer, Sequence[int]]) -> None:
+        """Enters what a step computed and what was drawn: the tokens that a draft guessed right, and one."""
+        running, advance = _RUNNING, self._tables.advance
+        for answer, start, count in step.scheduled:
+            if answer.status is running:
+                advance(answer, start, start + count, drawn.get(answer, ()))
+        for answer in self._forked:
+            if answer.status is running:
+                advance(answer, answer.computed, answer.computed, drawn.get(answer, ()))
+        self._forked.clear()
+
+    def note_time(self, step: Step, seconds: float) -> None:
+        """Takes note of how long a step took, for the next ones that read prompts beside answers."""
+        if self._pace is not None:
+            self._pace.note(step.prompt_work, seconds)
+
+    def _schedule_answers(self, step: Step) -> tuple[int, list[Answer]]:
+        """Takes all answers that are being written into a step.
+
+        Returns:
+            How many tokens are left, and those answers whose prompts are being read.
+        """
+        reading = []
+        begun = True
+        size, left = self.blocks.block_size, self.config.max_num_batched_tokens
+        spare = left - len(self._running)
+        for answer in self._running:  # whose end is cut off by preemption
+            start = answer.computed
+            if len(answer.token_ids) - start > 1:
+                reading.append(answer)
+                continue
+            ready = start % size and not self.blocks.is_shared(answer.blocks[-1])
+            if not ready and not self._extend(answer, step):
+                break
+            count = 1
+            if start < answer.prompt_length:
+                begun = False
+            if answer.draft:
+                begun = False
+                most = min(spare, self.max_length - start - 1)
+                drafted = self._tables.fit_draft(answer, most, len(self._running))
+                spare -= drafted
+                count += drafted
+            step.scheduled.append(Scheduled(answer, start, count))
+            left -= count
+        step.decodes = begun
+        return left, reading
+
+    def _schedule_prompts(self, step: Step, reading: Sequence[Answer], room: Room, admit: bool) -> None:
+        """Goes on with prompts that were admitted before, and admits others, all in their order."""
+        for answer in reading:
+            if admit and self._waiting:
+                self._admit(step, room, self._places[answer])
+            self._read(answer, step, room)
+        if admit and self._waiting:
+            self._admit(step, room)
+
+    @staticmethod
+    def _read(answer: Answer, step: Step, room: Room) -> None:
+        """Takes as much of a prompt into a step as there is room for."""
+        if room.any:
+            step.decodes = False
+            count = room.take(answer.computed, len(answer.token_ids) - answer.computed)
+            step.scheduled.append(Scheduled(answer, answer.computed, count))
+
+    def _make_way(self, step: Step) -> None:
+        """Takes seats and blocks from those of a worse rank than one that waits, where that lets it in."""
+        first = self._waiting[0]
+        rank, _, _ = self._places[first]
+        kept = bisect_right(self._running, rank, key=lambda answer: self._places[answer][0])
+        if kept == len(self._running) or self._hopeless == (first, kept):
+            return
+        others = self._running[:kept]
+        seats = sum(map(self._seats_of, others))
+        enough = seats + self._seats_of(first) <= self.config.max_num_seqs
+        if not (enough and self._tables.fits_beside(first, others, seats)):
+            self._hopeless = first, kept  # until one of those others has gone
+            return
+        while not self._is_welcome(first):
+            assert len(self._running) > kept
+            self._preempt(self._running[-1], step)
+        self._refused = None
+
+    def _is_welcome(self, answer: Answer) -> bool:
+        """Whether an answer that waits could be admitted now."""
+        seats = self._seats + self._seats_of(answer) <= self.config.max_num_seqs
+        return seats and self._tables.fits(answer, self._seats, self.max_length)
+
+    def _extend(self, answer: Answer, step: Step) -> bool:
+        """Gives an answer a block for its next position; False where it lost those it had."""
+        while not self._tables.extend(answer, step):
+            victim = self._running[-1]
+            self._preempt(victim, step)
+            if victim is answer:
+                return False
+        return True
+
+    def _preempt(self, answer: Answer, step: Step) -> None:
+        """Takes all blocks from an answer."""
+        self._leave(self._running, answer)
+        self._seats -= self._seats_of(answer)
+        if self.config.preemption == "swap" and self._tables.swap_out(answer, step):
+            answer.status = Status.SWAPPED
+        else:
+            self._tables.forget(answer)
+            answer.status = Status.WAITING
+        insort(self._waiting, answer, key=self._place)
+        step.preempted.append(answer)
+        answer.request.metrics.preemptions += 1
+        self.preemptions += 1
+
+    def _admit(self, step: Step, room: Room, end: _Place | None = None) -> None:
+        """Gives blocks to those who wait, in order, until one does not fit.
+
+        Args:
+            step: to compute their first tokens.
+            room: that the step has left.
+            end: those behind this place are not admitted.
+        """
+        while room.any and self._waiting:
+            answer = self._waiting[0]
+            seats = self._seats_of(answer)
+            if (end is not None and self._places[answer] > end) or answer in step.preempted:
+                break
+            if self._seats + seats > self.config.max_num_seqs or not self._has_room(
+                answer, step, room.tokens
+            ):
+                break
+            del self._waiting[0]
+            insort(self._running, answer, key=self._place)
+            self._seats += seats
+            answer.status = Status.RUNNING
+            self._read(answer, step, room)
+
+    def _has_room(self, answer: Answer, step: Step, left: int) -> bool:
+        """Gives an answer its blocks; who was refused is asked again when there is more than there was."""
+        most = self.max_length if self.config.enable_chunked_prefill else left
+        room = self.blocks.free - self._seats
+        if self._refused is not None:
+            refused, room_then, most_then = self._refused
+            if refused is answer and room <= room_then and most <= most_then:
+                return False
+        # Each running answer will want a further block.
+        admitted = self._tables.admit(answer, step, self._seats, most)
+        self._refused = None if admitted else (answer, room, most)
+        return admitted
+
+    def _seats_of(self, answer: Answer) -> int:
+        """How many answers it will become."""
+        return answer.params.width - len(answer.request.answers) + 1
+
+    def _leave(self, queue: list[Answer], answer: Answer) -> None:
+        """Takes an answer out of one of the two queues."""
+        index = bisect_left(queue, self._places[answer], key=self._place)
+        assert queue[index] is answer
+        del queue[index]

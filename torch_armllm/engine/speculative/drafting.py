@@ -1,0 +1,141 @@
+"""Drafts for the engine's steps, and how many of them came true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from torch_armllm.engine.request import Answer, Status
+from torch_armllm.engine.sampling.batch import answer_seed, random_step
+from torch_armllm.engine.sampling.sampler import Drawn, Sampler
+from torch_armllm.engine.speculative.rejection import INSTEAD, STAY, accept
+from torch_armllm.ops.sample import philox_uniform
+
+
+class Proposer(Protocol):
+    """What guesses tokens."""
+
+    def propose(self, answers: Sequence[Answer], counts: Sequence[int]) -> list[list[int]]:
+        """Tokens that may follow each answer, at most so many as its count, or none."""
+        ...
+
+    def probabilities(self, answer: Answer) -> Tensor | None:
+        """What the tokens of an answer's draft were drawn with, ``(k, V)``; None where they were not drawn.
+
+        Drafts without are verified by drawing what would be drawn anyway, those with by rejection sampling.
+        """
+        ...
+
+
+@dataclass
+class Acceptance:
+    """How good the guesses are.
+
+    Attributes:
+        drafts: how many were verified.
+        drafted: their tokens.
+        accepted: those that were drawn indeed.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Part of the drafted tokens that were accepted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that a step with a draft brings, the one that it draws anyway included."""
+        return 1 + self.accepted / self.drafts if self.drafts else 1.0
+
+
+class Speculation:
+    """Gives running answers drafts, verifies them, and counts what becomes of them.
+
+    Args:
+        proposer: guesses the tokens.
+        sampler: draws those that are right.
+        most: tokens of a draft.
+    """
+
+    def __init__(self, proposer: Proposer, sampler: Sampler, most: int) -> None:
+        self.proposer = proposer
+        self.sampler = sampler
+        self.most = most
+        self.acceptance = Acceptance()
+        # A token more makes a step a tenth longer, so that guesses must be right now and then to be worth it.
+        self._hopes: WeakKeyDictionary[Answer, int] = WeakKeyDictionary()
+
+    def propose(self, answers: Sequence[Answer]) -> None:
+        """Sets ``draft`` of answers that have just got a token; finished ones are left alone."""
+        going = [a for a in answers if a.status is not Status.FINISHED and a.finish_reason is None]
+        drafts = self.proposer.propose(going, [self._room(a) for a in going])
+        for answer, draft in zip(going, drafts, strict=True):
+            assert len(draft) <= self.most
+            answer.draft = draft
+
+    def verify(
+        self, logits: Tensor, answers: Sequence[Answer], draft_counts: Sequence[int]
+    ) -> list[list[Drawn]]:
+        """The tokens that follow answers: of each draft as many as it foretold, and one more.
+
+        Args:
+            logits: ``(Σ (1 + k), V)``: behind an answer's last known token and behind its draft's first k,
+                the rows of all answers one behind the other.
+            answers: in the order of their rows.
+            draft_counts: k of each; may be 0.
+        """
+        proposed = [
+            self.proposer.probabilities(answer) if count else None
+            for answer, count in zip(answers, draft_counts, strict=True)
+        ]
+        if all(p is None for p in proposed):
+            found = self.sampler.verify_all(logits, answers, draft_counts)
+        else:
+            rows = logits.split([count + 1 for count in draft_counts])
+            found = [
+                self._one(own, answer, count, drawn_with)
+                for own, answer, count, drawn_with in zip(rows, answers, draft_counts, proposed, strict=True)
+            ]
+        for answer, drafted, drawn in zip(answers, draft_counts, found, strict=True):
+            if drafted:
+                self._note(answer, drafted, len(drawn) - 1)
+        return found
+
+    def _one(self, logits: Tensor, answer: Answer, count: int, proposed: Tensor | None) -> list[Drawn]:
+        if proposed is None:
+            return self.sampler.verify_all(logits, [answer], [count])[0]
+        draft, length = answer.draft[:count], answer.output_length
+        seed = answer_seed(answer.request.seed, answer.index)
+        aheads = [draft[:i] for i in range(count + 1)]
+        wanted = answer.params.logprobs_needed
+        kept = logits if wanted is None else logits.clone()
+        target = self.sampler.probabilities(logits[:count], [answer] * count, aheads[:count])
+
+        def uniform(place: int, instead: bool) -> float:
+            return philox_uniform(seed, random_step(length + place, INSTEAD if instead else STAY))
+
+        stay, token = accept(draft, proposed[:count], target, uniform)
+        if token is None:
+            (token,) = self.sampler.draw_ahead(logits[count:], [answer], [draft])
+        return self.sampler.logprobs_of(kept, [*draft[:stay], token], wanted)
+
+    def _note(self, answer: Answer, drafted: int, accepted: int) -> None:
+        self.acceptance.drafts += 1
+        self.acceptance.drafted += drafted
+        self.acceptance.accepted += accepted
+        self._hopes[answer] = min(self.most, 2 * drafted) if accepted == drafted else accepted + 1
+
+    def _room(self, answer: Answer) -> int:
+        """How many tokens to guess: twice as many as were right, or one more than were."""
+        hope = self._hopes.get(answer, min(2, self.most))
+        limit = answer.params.max_tokens
+        # a step draws one token anyway
+        return hope if limit is None else max(0, min(hope, limit - answer.output_length - 1))

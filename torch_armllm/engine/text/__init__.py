@@ -1,0 +1,1 @@
+"""Text: chat templates, detokenization, stop strings."""

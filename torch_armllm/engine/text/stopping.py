@@ -1,0 +1,154 @@
+"""When an answer ends, and what may be shown of it before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_armllm.engine.outputs import FinishReason
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.detokenizer import Detokenizer, Pieces
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+
+class Finish(NamedTuple):
+    """How an answer ended; see `CompletionOutput`."""
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+def end_tokens(
+    tokenizer: PreTrainedTokenizerBase | None, generation: GenerationConfig | None
+) -> tuple[int, ...]:
+    """A model's own end tokens: the tokenizer's first, then those of its generation config."""
+    found: list[int] = []
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    configured = generation.eos_token_id if generation is not None else None
+    if configured is not None:
+        found += [configured] if isinstance(configured, int) else configured
+    return tuple(dict.fromkeys(found))
+
+
+class AnswerText:
+    """The text of one answer as its tokens come, and the check for its end.
+
+    Text that may be the beginning of a stop text is held back until it is known to be none.  Without stop
+    texts, tokens become text only when somebody asks for it.
+
+    Args:
+        tokenizer: None gives no text; only tokens and lengths end the answer then.
+        params: of the request.
+        prompt_token_ids: of the request.
+        end_token_ids: the model's own; see `end_tokens`.
+        max_model_len: most tokens of prompt and answer.
+        pieces: of the tokenizer, with special tokens (first) and without; see `Detokenizer`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        end_token_ids: Sequence[int],
+        max_model_len: int,
+        pieces: tuple[Pieces, Pieces] | None = None,
+    ) -> None:
+        self._params = params
+        self._stops = params.stop_texts
+        self._stop_ids = frozenset(params.stop_token_ids or ())
+        self._own_end = None if params.ignore_eos or not end_token_ids else end_token_ids[0]
+        self._end_ids = self._stop_ids if params.ignore_eos else self._stop_ids | frozenset(end_token_ids)
+        room = max_model_len - len(prompt_token_ids)
+        self._most = room if params.max_tokens is None else min(room, params.max_tokens)
+        self._detokenizer = None
+        if tokenizer is not None and params.detokenize:
+            skip = params.skip_special_tokens
+            known = None if pieces is None else pieces[skip]
+            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip, known)
+        self._length = 0
+        self._unread: list[int] = []  # tokens that are not text yet
+        self._known = ""  # text, and what is held back of it
+        self._shown = 0  # characters of it
+        self._searched = 0  # stop texts that end within so many characters do not count
+
+    def append(self, token_id: int) -> Finish | None:
+        """Takes the next token; says how the answer ends with it, if it does."""
+        assert self._length < self._most, "the answer has ended"
+        self._length += 1
+        ends = token_id in self._end_ids and self._length >= self._params.min_tokens
+        if self._detokenizer is not None and not (ends and not self._params.include_stop_str_in_output):
+            self._unread.append(token_id)
+        if self._stops:
+            self._read()
+            if self._length <= self._params.min_tokens:
+                self._searched = len(self._known)
+        if ends:
+            own = token_id == self._own_end and token_id not in self._stop_ids
+            return self._finish(Finish("stop", None if own else token_id))
+        if self._stops and (stop := self._find_stop()) is not None:
+            return Finish("stop", stop)
+        if self._length == self._most:
+            return self._finish(Finish("length"))
+        if self._stops:
+            self._shown = len(self._known) - self._held()
+        return None
+
+    @property
+    def text(self) -> str:
+        """What may be shown."""
+        if self._unread:
+            self._read()
+            self._shown = len(self._known)
+        return self._known if self._shown == len(self._known) else self._known[: self._shown]
+
+    def flush(self) -> str:
+        """Shows everything that was held back, for an answer that ends now; returns the whole text."""
+        self._read()
+        if self._detokenizer is not None:
+            self._known += self._detokenizer.flush()
+        self._shown = len(self._known)
+        return self._known
+
+    def _read(self) -> None:
+        assert self._detokenizer is not None or not self._unread
+        for token in self._unread:
+            self._known += self._detokenizer.append(token)  # type: ignore[union-attr]
+        self._unread.clear()
+
+    def _finish(self, finish: Finish) -> Finish:
+        self.flush()
+        return finish
+
+    def _find_stop(self) -> str | None:
+        """The stop text that comes first, after cutting the text at it."""
+        found: tuple[int, str] | None = None
+        for stop in self._stops:
+            place = self._known.find(stop, max(0, self._searched - len(stop) + 1))
+            if place >= 0 and (found is None or place < found[0]):
+                found = place, stop
+        self._searched = len(self._known)
+        if found is None:
+            return None
+        place, stop = found
+        end = place + len(stop) if self._params.include_stop_str_in_output else place
+        self._known = self._known[:end]
+        self._shown = end
+        return stop
+
+    def _held(self) -> int:
+        """How many of the last characters may be the beginning of a stop text."""
+        if self._params.include_stop_str_in_output:
+            return 0
+        most = 0
+        for stop in self._stops:
+            tail = self._known[max(0, len(self._known) - len(stop) + 1) :]
+            start = tail.find(stop[0])
+            while 0 <= start < len(tail) - most:
+                if stop.startswith(tail[start:]):
+                    most = len(tail) - start
+                start = tail.find(stop[0], start + 1)
+        return most

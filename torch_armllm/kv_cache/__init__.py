@@ -1,0 +1,1 @@
+"""Paged KV cache: block shapes, block allocation, prefix cache, memory budget."""

@@ -1,0 +1,1 @@
+"""`LLM`, `AsyncLLM` and loading of engines."""

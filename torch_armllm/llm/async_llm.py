@@ -1,0 +1,120 @@
+"""`AsyncLLM`: answers as they are written, to any number of coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from torch_armllm.engine.engine_thread import EngineDeadError, EngineThread, OutputStream
+from torch_armllm.engine.errors import StepFailedError
+from torch_armllm.engine.outputs import RequestOutput
+from torch_armllm.engine.preprocess import Prompt
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.llm.base import LoadedModel
+
+T = TypeVar("T")
+
+__all__ = ["AsyncLLM", "EngineDeadError", "StepFailedError"]
+
+
+class AsyncLLM(LoadedModel):
+    """A model that serves many requests at once, each streamed to whoever asked.
+
+    The engine runs in a thread of its own, which sleeps while there is nothing to do; coroutines of several
+    event loops may use it.
+
+    Args:
+        model: see `torch_armllm.LLM`, as for all other arguments.
+        tokenizer: see there.
+        dtype: see there.
+        quantization: see there.
+        skip_tokenizer_init: see there.
+        progress: see there.
+        settings: see there.
+
+    Attributes:
+        llm_engine: what computes the answers; it belongs to the engine's thread.
+    """
+
+    def _begin(self) -> None:
+        self._thread = EngineThread(self.llm_engine)
+        self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
+        self._end = weakref.finalize(self, _end, self._thread, self._tokenizing)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers a prompt, giving its output again and again, until it is finished.
+
+        Closing the generator, or cancelling who waits for it, ends the request.  A slow reader misses outputs
+        whose content newer ones hold too; with ``output_kind=RequestOutputKind.DELTA`` none is missed.
+
+        Args:
+            prompt: a text, tokens, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
+            sampling_params: None: `get_default_sampling_params`.
+            request_id: unique among those that run; none: a new one.
+            priority: lower ones first.
+
+        Raises:
+            ValueError: the request can never be served, or its name is taken.
+            StepFailedError: a step that it took part in failed; the engine goes on.
+            EngineDeadError: the engine failed, or was shut down.
+        """
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        stream = OutputStream(params)
+        name = request_id or f"request-{uuid.uuid4().hex}"
+        self._thread.check()
+        if isinstance(prompt, str) and self._tokenizer is not None:
+            prompt = await stream.loop.run_in_executor(self._tokenizing, self._tokens, prompt)
+        self._thread.add(name, stream, prompt, params, priority)
+        finished = False
+        try:
+            while not finished:
+                output = await stream.get()
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self._thread.abort(name, stream)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; its generator gives what was written, with ``finish_reason`` ``abort``."""
+        self._thread.abort(request_id)
+
+    async def between_steps(self, work: Callable[[], T]) -> T:
+        """Does some work with the model in the engine's thread, between two steps; all requests wait for it.
+
+        Raises:
+            EngineDeadError: the engine failed, or was shut down.
+        """
+        return await asyncio.wrap_future(self._thread.call(work))
+
+    def shutdown(self) -> None:
+        """Ends the engine's thread; requests that run get an error."""
+        self._end()
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine does not run any more."""
+        return self._thread.error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine does not run any more."""
+        return self._thread.error
+
+    def _tokens(self, prompt: str) -> dict[str, Any]:
+        return {"prompt": prompt, "prompt_token_ids": list(self.get_tokenizer()(prompt)["input_ids"])}
+
+
+def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor) -> None:
+    thread.stop()
+    tokenizing.shutdown(wait=False)

@@ -1,0 +1,114 @@
+"""What `LLM` and `AsyncLLM` have in common."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.llm.cached_loader import load_or_find
+from torch_armllm.llm.loader import (
+    Loaded,
+    default_params,
+    engine_config,
+    load_engine,
+    load_patched,
+    make_recipe,
+    take_options,
+)
+from torch_armllm.plan.plan_model import StoredModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class LoadedModel:
+    """An engine with its tokenizer, and its model for those who ask for it.
+
+    Of a folder of packed weights that was loaded before, there is no model until somebody asks.
+
+    Arguments and errors are those of `torch_armllm.LLM`.
+
+    Attributes:
+        llm_engine: what computes the answers.
+    """
+
+    _DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Settings that differ from `EngineConfig`'s."""
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        tokenizer: str | PreTrainedTokenizerBase | None = None,
+        *,
+        dtype: str | torch.dtype = "auto",
+        quantization: str | None = "int4",
+        skip_tokenizer_init: bool = False,
+        progress: bool = True,
+        **settings: Any,
+    ) -> None:
+        settings = {**self._DEFAULTS, **settings}
+        options = take_options(settings)
+        config = engine_config(settings)
+
+        def load() -> Loaded:
+            return load_engine(
+                model,
+                tokenizer,
+                dtype=dtype,
+                quantization=make_recipe(quantization, options),
+                skip_tokenizer_init=skip_tokenizer_init,
+                progress=progress,
+                config=config,
+            )
+
+        def load_model() -> PreTrainedModel:
+            recipe = make_recipe(quantization, options)
+            return load_patched(model, dtype, recipe, progress, config.kv_cache_dtype)
+
+        asked = {"dtype": dtype, "quantization": quantization, **options}
+        loaded = load_or_find(model, tokenizer, config, asked, skip_tokenizer_init, load)
+        self.llm_engine, self._model, self._tokenizer = loaded
+        self._load_model = load_model
+        self._one_at_a_time = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What a subclass begins with its engine."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The patched model; loading it takes a while where there was only an engine."""
+        with self._one_at_a_time:
+            if not self.has_model:
+                self._model = self._load_model()
+            return self._model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is there, or only an engine."""
+        return not isinstance(self._model, StoredModel)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        if isinstance(self._model, StoredModel):
+            return self._model.forward.vocabulary
+        return int(self._model.get_input_embeddings().num_embeddings)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of prompts and answers.
+
+        Raises:
+            ValueError: the model runs without one.
+        """
+        if self._tokenizer is None:
+            raise ValueError("there is no tokenizer")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation config recommends."""
+        return default_params(getattr(self._model, "generation_config", None))

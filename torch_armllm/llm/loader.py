@@ -1,0 +1,178 @@
+"""From whatever a user names to an engine that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from torch_armllm.engine.build import build_engine
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.patching.state import is_patched, patched_forward
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from torch_armllm.quant.recipe import Recipe
+
+_QUANTIZATION = ("head", "ignore", "overrides", "method", "allow_outliers")
+"""Settings of a recipe, beside its scheme."""
+
+
+class Loaded(NamedTuple):
+    """An engine, and what it was made of: a patched model, or a `StoredModel`."""
+
+    engine: LLMEngine
+    model: Any
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+def load_engine(
+    model: str | PreTrainedModel,
+    tokenizer: str | PreTrainedTokenizerBase | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    quantization: str | Recipe | None = "int4",
+    skip_tokenizer_init: bool = False,
+    progress: bool = True,
+    config: EngineConfig | None = None,
+) -> Loaded:
+    """Loads a model and its tokenizer, patches the model if it is not, and puts an engine together.
+
+    Args:
+        model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
+        tokenizer: or its folder or name; None: the model's own.
+        dtype: of the weights that are loaded; ``auto`` is the checkpoint's own.
+        quantization: a scheme, a recipe, or None for the weights as they are; regarded where the model is not
+            quantized or patched yet.
+        skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
+        progress: shows bars.
+        config: of the engine.
+
+    Raises:
+        ValueError: a setting is unknown, or does not fit the model or the memory.
+        OSError: there is no such checkpoint.
+    """
+    config = config or EngineConfig()
+    source = model if isinstance(model, str) else model.name_or_path
+    own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
+    loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
+    return Loaded(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
+
+
+def load_patched(
+    model: str | PreTrainedModel,
+    dtype: str | torch.dtype,
+    quantization: str | Recipe | None,
+    progress: bool,
+    kv_cache_dtype: str,
+) -> PreTrainedModel:
+    """The model of `load_engine`."""
+    from torch_armllm.checkpoint.load import load_model
+    from torch_armllm.patching.patch import patch
+    from torch_armllm.quant.recipe import Recipe
+
+    cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
+    recipe = Recipe(quantization) if isinstance(quantization, str) else quantization
+    if isinstance(model, str):
+        model = load_model(model, _dtype(dtype), progress, cache, recipe)
+    if not is_patched(model):
+        options = {} if recipe is None else recipe.to_dict()
+        scheme = options.pop("scheme", None)
+        patch(model, scheme, progress=progress, kv_cache=cache, **options)
+    _check_cache(model, cache)
+    return model
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """Settings by name.
+
+    Raises:
+        ValueError: one is unknown.
+    """
+    known = [field.name for field in fields(EngineConfig)]
+    for name in settings:
+        if name not in known:
+            raise ValueError(
+                f"unknown setting {name!r}; an engine has {', '.join(known)}, "
+                f"and the quantization of its model {', '.join(_QUANTIZATION)}"
+            )
+    return EngineConfig(**settings)
+
+
+def take_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of settings what says how to quantize, beside the scheme."""
+    return {name: settings.pop(name) for name in _QUANTIZATION if name in settings}
+
+
+def make_recipe(quantization: str | None, options: dict[str, Any]) -> Recipe | None:
+    """The recipe of a scheme and of what else says how to quantize.
+
+    Raises:
+        ValueError: a scheme or a method is unknown; or there are options, but no scheme.
+    """
+    if quantization is not None:
+        from torch_armllm.quant.recipe import Recipe
+
+        return Recipe(quantization, **options)
+    if options:
+        raise ValueError(f"{next(iter(options))} is given, but quantization is None: the weights would stay")
+    return None
+
+
+def default_params(generation: GenerationConfig | None) -> SamplingParams:
+    """The settings that a model's makers recommend."""
+    recommended = {
+        name: value
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        if (value := getattr(generation, name, None)) is not None
+    }
+    if (most := getattr(generation, "max_new_tokens", None)) is not None:
+        recommended["max_tokens"] = most
+    return SamplingParams(**recommended)
+
+
+def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    if isinstance(dtype, str) and dtype != "auto":
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            raise ValueError(f"dtype must be auto, bfloat16, float16 or float32, not {dtype!r}")
+        return found
+    return dtype
+
+
+def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
+    forward = patched_forward(model)
+    if cache is None or forward is None:
+        return
+    own = str(forward.shape.dtype).removeprefix("torch.")
+    if own != cache:
+        raise ValueError(
+            f"kv_cache_dtype is {cache!r}, but this model was patched for {own} caches: "
+            f"patch it with kv_cache={cache!r}"
+        )
+
+
+def _tokenizer(
+    tokenizer: str | PreTrainedTokenizerBase | None, source: str, named: bool
+) -> PreTrainedTokenizerBase | None:
+    from transformers import AutoTokenizer
+
+    from torch_armllm.checkpoint.load import load_tokenizer
+
+    if isinstance(tokenizer, str):
+        return load_tokenizer(tokenizer)
+    if tokenizer is not None:
+        return tokenizer
+    if named:
+        return load_tokenizer(source)
+    if not source:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError):  # a model that was made from a configuration, say
+        return None

@@ -1,0 +1,81 @@
+"""Reading and writing an entry: one safetensors file, whose metadata say what it is and what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from torch_armllm.llm.plan_cache.key import Key, name_of
+
+_MOST = 64
+"""Entries that are kept, the newest."""
+
+
+def folder() -> Path:
+    """Where entries lie: ``$XDG_CACHE_HOME/torch_armllm/plans``, ``~/.cache`` by default."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "torch_armllm" / "plans"
+
+
+def _path(key: Key) -> Path:
+    return folder() / f"{name_of(key)}.safetensors"
+
+
+def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(said.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write(key: Key, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Keeps what was said under a key; whoever reads at the same time sees all of it or nothing."""
+    folder().mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"key": key, **said})
+    held = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    handle, scratch = tempfile.mkstemp(dir=folder())
+    os.close(handle)
+    try:
+        save_file(held, scratch, {"entry": text, "sha256": _digest(text, held)})
+        os.replace(scratch, _path(key))
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+    kept = sorted(folder().glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    for old in kept[:-_MOST]:
+        old.unlink(missing_ok=True)
+
+
+def read(key: Key) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """What `write` kept under this key; None where there is nothing.
+
+    Raises:
+        ValueError: the entry is damaged.
+    """
+    path = _path(key)
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    text = metadata.get("entry", "")
+    if metadata.get("sha256") != _digest(text, tensors):
+        raise ValueError(f"{path} is damaged: its checksum differs")
+    said: dict[str, Any] = json.loads(text)
+    if said.pop("key") != json.loads(json.dumps(key)):
+        raise ValueError(f"{path} belongs to another key")
+    return said, tensors

@@ -1,0 +1,47 @@
+"""Which families the promise of capture is made for: those that transformers' attention interface serves."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from torch_armllm.model_survey.tiny_models import tiny_config
+
+ATTENTION = "attention interface"
+STATE = "recurrent state"
+SEVERAL = "several modalities"
+OWN = "attention of its own"
+_OTHER_LAYERS = ("conv", "linear_attention", "mamba", "recurrent")
+
+
+def _model_class(family: str) -> Any:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[family]]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def reach_of(family: str) -> str:
+    """What kind of model transformers says that a family is.
+
+    Args:
+        family: a ``model_type``.
+
+    Returns:
+        `ATTENTION` where its layers attend by transformers' interface alone; else the first that holds of
+        `STATE` (layers that carry a state from token to token), `SEVERAL` (a wrapper of a language model and
+        others), and `OWN` (transformers does not call it ready for other attention).
+    """
+    from transformers import CONFIG_MAPPING
+
+    model, config = _model_class(family), CONFIG_MAPPING[family]
+    kinds: list[str] = []
+    with contextlib.suppress(Exception):  # of a configuration that cannot be made there is no list of layers
+        kinds = getattr(tiny_config(family), "layer_types", None) or []
+    if getattr(model, "_is_stateful", False) or any(kind in _OTHER_LAYERS for kind in kinds):
+        return STATE
+    parts = getattr(config, "sub_configs", {})
+    if any(part in name for name in parts for part in ("text", "vision", "audio")):
+        return SEVERAL
+    return ATTENTION if model._supports_attention_backend else OWN

@@ -1,0 +1,208 @@
+"""The table of families: what `patch` does with each, found by patching a tiny model of it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_armllm.model_survey.attention_support import ATTENTION, reach_of
+from torch_armllm.model_survey.tiny_models import families, tiny_model
+from torch_armllm.quant.report import Report
+
+_NATIVE = "plan"
+_GRAPH = "graph"
+_MODULES = "modules"
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What became of a family.
+
+    Attributes:
+        family: transformers' ``model_type``.
+        runs: ``plan`` (one native call a step), ``graph`` (fused ops, node by node), ``modules`` (quantized
+            modules in the model's own forward), or ``-`` where no tiny model could be made.
+        why: what stands in the way of the next better one; empty for a plan.
+        ops: the fused ops of a step, the most frequent first.
+        share: share of the weight bytes that are quantized.
+        reach: what kind of model it is, as `reach_of` says.
+    """
+
+    family: str
+    runs: str
+    why: str
+    ops: tuple[str, ...]
+    share: float
+    reach: str
+
+    @property
+    def captured(self) -> bool:
+        """Whether its forward is a graph of fused ops."""
+        return self.runs in (_NATIVE, _GRAPH)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return {**asdict(self), "captured": self.captured}
+
+
+def describe(family: str, report: Report) -> Family:
+    """The table's row for a family whose model was patched with this report."""
+    node_by_node = [note for note in report.notes if note.startswith("the graph runs node by node: ")]
+    runs = _MODULES if not report.captured else _GRAPH if node_by_node else _NATIVE
+    why = report.capture_reason or "".join(node_by_node).removeprefix("the graph runs node by node: ")
+    ops = tuple(op for op, _ in Counter(report.ops).most_common() if op != "aten.linear")
+    return Family(family, runs, _one_line(why), ops, round(report.share, 2), reach_of(family))
+
+
+def _untried(family: str, why: str) -> Family:
+    return Family(family, _NONE, _one_line(why), (), 0.0, reach_of(family))
+
+
+def survey(family: str) -> Family:
+    """Builds a tiny model of a family, patches it and says what came of it."""
+    from torch_armllm.patching.patch import patch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model: nn.Module = tiny_model(family)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
+            return _untried(family, f"{type(error).__name__}: {error}")
+        try:
+            return describe(family, patch(model, importance=False, progress=False))
+        except ValueError as error:
+            return _untried(family, str(error))
+
+
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+
+def survey_all(names: Sequence[str] = (), processes: int | None = None) -> Iterable[Family]:
+    """Rows for these families, or for all, in order.
+
+    Args:
+        names: model types; none: all that transformers has.
+        processes: how many work at once; None: one a core.
+
+    Raises:
+        ValueError: transformers has no such family.
+    """
+    known = families()
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"transformers has no causal language model of type {', '.join(unknown)}")
+    chosen = names or known
+    if len(chosen) == 1:
+        _quiet()
+        yield survey(chosen[0])
+        return
+    # spawned, not forked: torch's threads do not survive a fork
+    with torch.multiprocessing.get_context("spawn").Pool(processes, _quiet) as pool:
+        yield from pool.imap(survey, chosen)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split()).replace("|", "/")
+    return line if len(line) <= 110 else line[:107] + "..."
+
+
+def summary(rows: Sequence[Family]) -> str:
+    """One sentence of counts."""
+    counts = Counter(row.runs for row in rows)
+    return (
+        f"{len(rows)} families: {counts[_NATIVE]} run as a native plan, {counts[_GRAPH]} as a graph of fused"
+        f" ops, {counts[_MODULES]} quantized in their own forward, {counts[_NONE]} not tried"
+    )
+
+
+def goal(rows: Sequence[Family]) -> str:
+    """How many of the families that attend by transformers' interface are captured."""
+    reached = [row for row in rows if row.reach == ATTENTION]
+    captured = sum(row.captured for row in reached)
+    share = 100 * captured / len(reached) if reached else 0.0
+    return (
+        f"{captured} of {len(reached)} families that use the attention interface are captured ({share:.0f} %)"
+    )
+
+
+def _not_captured(rows: Sequence[Family]) -> str:
+    """Those of the goal that are missing, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reach == ATTENTION and not row.captured:
+            by_reason.setdefault(_without_names(row.why), []).append(f"`{row.family}`")
+    return "\n".join(f"* {', '.join(names)}: {why}" for why, names in by_reason.items()) or "* none"
+
+
+def _without_names(why: str) -> str:
+    """A reason without the name of the class that it is about."""
+    return re.sub(r"^(Unsupported\w+: )?[A-Z]\w+(Model|Attention|Experts|Indexer) ", "it ", why)
+
+
+def as_text(rows: Sequence[Family]) -> str:
+    """A table for the terminal."""
+    lines = [
+        f"{row.family:<26}{row.runs:<9}{100 * row.share:4.0f} %  {row.why or ', '.join(row.ops)}"
+        for row in rows
+    ]
+    return "\n".join([*lines, f"{summary(rows)}; {goal(rows)}"])
+
+
+_PAGE = """# Models
+
+What `torch_armllm.patch` does with a tiny random model of every causal language model family in
+transformers {version}.  `make models` writes this page; `torch-armllm models` prints it for the transformers
+that is installed.
+
+* **plan**: a step is one native call.
+* **graph**: a step is a graph of fused ops that runs node by node.
+* **modules**: the weights are quantized, and the model's own forward calls the quantized modules.  Families
+  with recurrent or linear-attention state, those that do not use transformers' attention interface, and
+  wrappers of several modalities are here.
+* **-**: not tried, with the reason.
+
+{summary}.
+
+**{goal}.**
+They are those that transformers marks as ready for other attention, less those whose layers carry a recurrent
+state and wrappers of several modalities.  Not captured are
+
+{missing}
+
+{table}
+"""
+
+
+def as_page(rows: Sequence[Family]) -> str:
+    """The whole of docs/models.md."""
+    import transformers
+
+    version = transformers.__version__
+    return _PAGE.format(
+        version=version,
+        summary=summary(rows),
+        goal=goal(rows),
+        missing=_not_captured(rows),
+        table=as_markdown(rows),
+    ).rstrip()
+
+
+def as_markdown(rows: Sequence[Family]) -> str:
+    """The table of docs/models.md."""
+    lines = ["| family | runs as | quantized | what stands in the way | ops |", "|---|---|---|---|---|"]
+    for row in rows:
+        ops = ", ".join(f"`{op}`" for op in row.ops)
+        lines.append(f"| `{row.family}` | {row.runs} | {100 * row.share:.0f} % | {row.why} | {ops} |")
+    return "\n".join(lines)

@@ -1,0 +1,137 @@
+"""Tiny random models of every causal language model family that the installed transformers has."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.model_survey.tiny_overrides import COUNTS, EXACT, OVERRIDES
+
+VOCABULARY = 97
+MOST_PARAMETERS = 10**8
+MOST_KINDS = 4
+"""A list with more different entries does not say what kind of layer each is."""
+
+
+def families() -> list[str]:
+    """The model types of transformers' causal language models, those with a class of their own."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
+
+    return list(names)
+
+
+def _layers(values: dict[str, Any]) -> int:
+    """As many layers as there are kinds of them, two at least."""
+    kinds = [len(set(found)) for found in values.values() if _is_by_layer(found, values)]
+    return max([2, *kinds])
+
+
+def _is_by_layer(found: Any, values: dict[str, Any]) -> bool:
+    """Whether a value is a list with an entry for each layer."""
+    if not isinstance(found, (list, tuple)) or not found or isinstance(found[0], (list, tuple, dict)):
+        return False
+    return (
+        len(found) in {values.get(name) for name in COUNTS}
+        and len(set(found)) <= MOST_KINDS
+        and len(found) > 2
+    )
+
+
+def _first_kinds(found: Any, count: int) -> list[Any]:
+    kinds = list(dict.fromkeys(found))
+    return [kinds[i % len(kinds)] for i in range(count)]
+
+
+def _defaults(kind: Any, fields: set[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    try:
+        made = kind()
+    except Exception:  # noqa: BLE001 - a configuration without defaults is made by its overrides alone
+        return values
+    for name in sorted(fields):
+        with contextlib.suppress(Exception):  # some are computed, and not from the defaults
+            values[name] = getattr(made, name)
+    return values
+
+
+def _shrunk(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that make a configuration of a class tiny."""
+    fields = set(getattr(kind, "__dataclass_fields__", ()))
+    subs = {name: sub for name, sub in getattr(kind, "sub_configs", {}).items() if isinstance(sub, type)}
+    made: dict[str, Any] = {}
+    for name, sub in subs.items():
+        if hasattr(sub, "model_type") and sub.model_type:
+            made[name] = {"model_type": sub.model_type, **_shrunk(sub, overrides.get(name, {}))}
+    values = _defaults(kind, fields)
+    layers = overrides.get("num_hidden_layers", _layers(values))
+    for name, found in values.items():
+        if name in subs or isinstance(found, bool):
+            continue
+        if name == "head_dim" and found is None:
+            made[name] = EXACT[name]
+        elif name in COUNTS and isinstance(found, int):
+            made[name] = layers
+        elif name in EXACT and isinstance(found, int):
+            made[name] = min(EXACT[name], found) if found > 0 else found
+        elif name.endswith(("_token_id", "_token_index")) and isinstance(found, int):
+            made[name] = min(found, VOCABULARY - 1) if found > 2 else found
+        elif _is_by_layer(found, values):
+            kinds = _first_kinds(found, layers)
+            made[name] = [min(EXACT[name], kind) for kind in kinds] if name in EXACT else kinds
+    if "kv_lora_rank" in made and "num_key_value_heads" in made:
+        made["num_key_value_heads"] = made["num_attention_heads"]  # latents are expanded to every head
+    return {**made, **{k: v for k, v in overrides.items() if k not in subs}}
+
+
+def tiny_config(family: str, **overrides: Any) -> Any:
+    """A configuration of a family (a ``model_type``) whose model is built in milliseconds."""
+    from transformers import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[family]
+    return kind(**_shrunk(kind, {**OVERRIDES.get(family, {}), **overrides}))
+
+
+def _randomize(model: nn.Module) -> None:
+    """Weights far larger than the initial ones: a wrong position or expert must not look like rounding."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2:
+            parameter.normal_(0.0, 0.08)
+        elif "bias" in name:
+            parameter.normal_(0.0, 0.02)
+        else:
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+
+
+def tiny_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> Any:
+    """A tiny random model of a family, in evaluation mode.
+
+    Args:
+        family: a ``model_type`` of `families`.
+        dtype: of the parameters.
+        seed: the same seed gives the same model, whatever was drawn before.
+        overrides: configuration values.
+
+    Raises:
+        ValueError: the family's values have names that are not known here, and its model would be large.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+    count = sum(parameter.numel() for parameter in outline.parameters())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"its smallest known configuration has {count / 1e6:.0f} million parameters")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+        _randomize(model)
+    return model.to(dtype).eval()
+
+
+def tiny_ids(batch: int = 1, length: int = 12, seed: int = 1) -> Tensor:
+    """Random token ids ``(batch, length)`` that hold none of the special ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(5, VOCABULARY - 7, (batch, length), generator=generator)

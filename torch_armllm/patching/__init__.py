@@ -1,0 +1,1 @@
+"""Patching: a plan in the place of a model's forward."""

@@ -1,0 +1,307 @@
+"""What stands in for the ``forward`` of a patched model."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from torch_armllm.hf.base_model import first_position_of, position_limit
+from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.sequence_blocks import Sequence
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.paged_cache import PagedCache
+from torch_armllm.patching.pool_reuse import SparePools
+from torch_armllm.patching.token_log import Told
+from torch_armllm.plan.step import Plan, StepInputs
+
+_IGNORED = {
+    "cache_position",
+    "return_dict",
+    "output_router_logits",
+    "output_attentions",
+    "output_hidden_states",
+    "logits_to_keep",  # a body that knows it may leave positions out; the head looks what it got
+}
+_RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
+
+
+@dataclass
+class StepOutput(MoeModelOutputWithPast):
+    """A base model's output with every field that some model's head looks for."""
+
+    cross_attentions: tuple[Tensor, ...] | None = None
+    image_hidden_states: Tensor | None = None
+    audio_hidden_states: Tensor | None = None
+    shared_kv_states: Any = None
+
+
+class _Unserved(Exception):
+    """The fast path cannot do this call; the message says why."""
+
+
+class PatchedForward:
+    """``forward`` of a base model: the plan on a paged cache, or the modules where it cannot serve a call."""
+
+    def __init__(
+        self,
+        base: nn.Module,
+        plan: Plan,
+        shape: Shape,
+        vocabulary: int,
+        longest: int | None = None,
+        apart: bool = False,
+    ) -> None:
+        self.base = base
+        self.plan = plan
+        self.shape = shape
+        self.vocabulary = vocabulary
+        self.longest = longest
+        self.apart = apart
+        """Whether modules keep in their cache what the plan does not, so that they begin a text anew."""
+        self.first_position = first_position_of(base)
+        self.module_forward: Callable[..., Any] = base.forward
+        self._warned: set[str] = set()
+        self._modules_only: str | None = None
+        self._given: Tensor | None = None
+        self._pools = SparePools(shape)
+        self._transient = PagedCache(BlockPool(shape))
+
+    def __call__(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See the model's own ``forward``."""
+        if self._given is not None:
+            given = StepOutput(last_hidden_state=self._given)
+            return given.to_tuple() if kwargs.get("return_dict") is False else given
+        try:
+            if self._modules_only is not None:
+                raise _Unserved(self._modules_only)
+            if input_ids is None or inputs_embeds is not None:
+                raise _Unserved("inputs_embeds are given")
+            self._check(past_key_values, attention_mask, kwargs)
+            self._check_length(past_key_values, input_ids.shape[1])
+            cache, keep = self._cache(past_key_values, use_cache, input_ids)
+            hidden = self._step(cache, input_ids, attention_mask, position_ids)
+        except _Unserved as reason:
+            self._warn(str(reason))
+            if self.apart and isinstance(past_key_values, PagedCache):
+                self._tell_again(past_key_values)
+            return self.module_forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                **kwargs,
+            )
+        out = StepOutput(last_hidden_state=hidden, past_key_values=cache if keep else None)
+        return out.to_tuple() if kwargs.get("return_dict") is False else out
+
+    @contextmanager
+    def returning(self, hidden: Tensor) -> Iterator[None]:
+        """Gives these hidden states ``(batch, T, hidden)`` in a block, for what lies behind."""
+        self._given = hidden
+        try:
+            yield
+        finally:
+            self._given = None
+
+    @contextmanager
+    def by_modules(self, reason: str) -> Iterator[None]:
+        """Runs module by module in a block, whatever the call."""
+        self._modules_only = reason
+        try:
+            yield
+        finally:
+            self._modules_only = None
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(
+                f"torch_armllm: {reason}; such calls run module by module, which is slower", stacklevel=4
+            )
+
+    def _check(self, past: Any, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+        config = self.base.config
+        for name in _RECORDED:
+            wanted = kwargs.get(name)
+            if wanted if wanted is not None else getattr(config, name, False):
+                raise _Unserved(f"{name} is asked for")
+        # `generate` gives a model of several modalities the encodings of none
+        unknown = sorted(k for k, v in kwargs.items() if k not in _IGNORED and not _is_nothing(v))
+        if unknown:
+            raise _Unserved(f"the fast path does not know {', '.join(unknown)}")
+        if mask is not None and mask.dim() != 2:
+            raise _Unserved(f"the attention mask has {mask.dim()} dimensions")
+        if past is not None and type(past) not in (DynamicCache, PagedCache):
+            raise _Unserved(f"the cache is a {type(past).__name__}")
+        if self.base.training:
+            raise _Unserved("the model is in training mode")
+
+    def _check_length(self, past: Any, length: int) -> None:
+        before = past.get_seq_length() if past is not None else 0
+        if self.longest is not None and before + length > self.longest:
+            raise _Unserved(f"texts of more than {self.longest} tokens are not attended to as a whole")
+
+    def _tell_again(self, cache: PagedCache) -> None:
+        """Gives the modules a cache of their own kind, in place, with what it held."""
+        told = cache.told
+        config: Any = self.base.config
+        cache.give_back(config.get_text_config(decoder=True))
+        if told is not None and told.ids.shape[1]:
+            self.module_forward(
+                input_ids=told.ids,
+                attention_mask=told.kept,
+                position_ids=told.positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
+
+    def _cache(self, past: Any, use_cache: bool | None, input_ids: Tensor) -> tuple[PagedCache, bool]:
+        batch = input_ids.shape[0]
+        if past is None:
+            if use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True):
+                made = self._pools.cache(lambda pool: PagedCache(pool, batch))
+                made.told = Told(batch) if self.apart else None
+                return made, True
+            self._transient.reset()
+            self._transient.rows = [Sequence(self._transient.pool) for _ in range(batch)]
+            return self._transient, False
+        if type(past) is DynamicCache:
+            if self.apart and past.get_seq_length():
+                raise _Unserved("the given cache was filled by modules")
+            if any(not _is_whole(layer) for layer in past.layers):
+                raise _Unserved("the given cache has forgotten positions behind a sliding window")
+            given = past
+            past = self._pools.cache(lambda pool: PagedCache.adopt(given, pool, batch))
+        if not past.rows:
+            past.rows = [Sequence(past.pool) for _ in range(batch)]
+        if self.apart and past.told is None:
+            past.told = Told(batch)
+        if len(past.rows) != batch:
+            raise ValueError(f"the cache holds {len(past.rows)} sequences but the batch has {batch}")
+        return past, True
+
+    def _step(self, cache: PagedCache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        batch, length = ids.shape
+        past = cache.padded_length
+        kept = _kept_tokens(cache, mask, past, length)
+        if positions is None:
+            first = self.first_position
+            if first and bool((ids == first - 1).any()):
+                raise _Unserved("tokens of padding are counted in a way of their own")
+            positions = torch.arange(first + past, first + past + length)[None]
+        positions = positions.expand(batch, length)
+        counts = [length] * batch if kept is None else kept.sum(1).tolist()
+        if kept is None:
+            flat_ids, flat_positions = ids.reshape(1, -1), positions.reshape(1, -1)
+        else:
+            flat_ids, flat_positions = ids[kept][None], positions[kept][None]
+        self._check_ids(flat_ids)
+        self._check_positions(flat_positions)
+        slots: list[int] = []
+        starts = [0]
+        for row, count in zip(cache.rows, counts, strict=True):
+            slots += row.append(count)
+            starts.append(len(slots))
+        cache.padded_length = past + length
+        if cache.told is not None:
+            cache.told.append(ids, positions, kept)
+        lengths = [row.length for row in cache.rows]
+        hidden = self.plan.run(
+            StepInputs(
+                input_ids=flat_ids.contiguous(),
+                position_ids=flat_positions.contiguous(),
+                slots=torch.tensor(slots, dtype=torch.int64),
+                block_table=cache.block_table(),
+                query_start=torch.tensor(starts, dtype=torch.int32),
+                seq_lens=torch.tensor(lengths, dtype=torch.int32),
+                max_seq_len=max(lengths, default=0),
+                cache=cache.pool.cache,
+            )
+        )
+        if kept is None:
+            return hidden.view(batch, length, -1)
+        padded = hidden.new_zeros(batch, length, hidden.shape[-1])
+        padded[kept] = hidden
+        return padded
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.numel() and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
+            raise IndexError(f"token ids must be in 0 … {self.vocabulary - 1}; the input has {_span(ids)}")
+
+    def _check_positions(self, positions: Tensor) -> None:
+        limit = position_limit(self.base.config)
+        if limit is not None and positions.numel() and int(positions.max()) >= limit:
+            raise ValueError(
+                f"the input reaches position {int(positions.max())}, but max_position_embeddings is {limit}: "
+                "shorten the prompt or max_new_tokens, or load the model with rope scaling for longer texts"
+            )
+
+
+def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Callable[..., Any]:
+    """The model's own ``forward``, except that a loss to be differentiated is computed by the modules."""
+    own = model.forward
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        wanted = kwargs.get("labels") is not None and torch.is_grad_enabled()
+        if wanted and any(p.requires_grad for p in model.parameters()):
+            with patched.by_modules("labels are given and gradients are enabled"):
+                return own(*args, **kwargs)
+        return own(*args, **kwargs)
+
+    return forward
+
+
+def _is_nothing(given: Any) -> bool:
+    return given is None or (isinstance(given, dict) and not given)
+
+
+def _span(ids: Tensor) -> str:
+    return f"{int(ids.min())} … {int(ids.max())}"
+
+
+def _is_whole(layer: Any) -> bool:
+    if not layer.is_initialized or layer.keys is None:  # it has none, or reads those of another layer
+        return True
+    return bool(layer.keys.shape[-2] == layer.get_seq_length())
+
+
+def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int) -> Tensor | None:
+    """Which new tokens the mask keeps, ``(batch, length)``, or None for all.
+
+    Raises:
+        _Unserved: the mask hides tokens that the cache holds, or shows some that it does not.
+    """
+    lengths = [row.length for row in cache.rows]
+    if mask is None:
+        if any(n != past for n in lengths):
+            raise _Unserved("the cache holds padded rows but no attention mask is given")
+        return None
+    if mask.shape[1] != past + length:
+        raise _Unserved(f"the attention mask covers {mask.shape[1]} positions instead of {past + length}")
+    seen = mask != 0
+    if past:
+        if seen[:, :past].sum(1).tolist() != lengths:
+            raise _Unserved("the attention mask hides tokens that the cache holds")
+        seen = seen[:, past:]
+    return None if bool(seen.all()) else seen

@@ -1,0 +1,219 @@
+"""transformers' cache interface over the paged KV cache, for ``generate`` and hand-written loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.sequence_blocks import Sequence
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.token_log import Told
+
+
+class PagedCache(DynamicCache):
+    """A batch of sequences in one block pool.
+
+    A row of the batch stores only the tokens that its attention mask keeps, so left padding takes no memory;
+    the cache's length, as transformers sees it, counts the padding as well.
+    """
+
+    pool: BlockPool
+    rows: list[Sequence]
+    padded_length: int
+    told: Told | None
+    """the tokens so far, where modules could not go on from this cache"""
+
+    def __init__(self, pool: BlockPool, batch_size: int = 0) -> None:
+        super().__init__()
+        self._begin(pool, batch_size)
+
+    def _begin(self, pool: BlockPool, batch_size: int) -> None:
+        self.pool = pool
+        self.rows = [Sequence(self.pool) for _ in range(batch_size)]
+        self.padded_length = 0
+        self.told = None
+
+    @classmethod
+    def adopt(cls, cache: DynamicCache, pool: BlockPool, batch_size: int) -> PagedCache:
+        """Turns a caller's dynamic cache into a paged one, in place, with what it holds.
+
+        The caller keeps the object over the turns of a conversation, so it must be this very object that
+        grows.
+        """
+        filled = [
+            n for n, layer in enumerate(cache.layers) if layer.is_initialized and layer.keys is not None
+        ]
+        length = cache.get_seq_length() if filled else 0
+        old = [(n, cache.layers[n].keys, cache.layers[n].values) for n in filled] if length else []
+        cache.__class__ = cls
+        cache.layers = []
+        assert isinstance(cache, PagedCache)
+        cache._begin(pool, batch_size)
+        for layer, keys, values in old:
+            cache._write_dense(layer, keys, values, new=layer == 0)
+        cache.padded_length = length
+        return cache
+
+    def give_back(self, config: Any) -> None:
+        """Turns this cache into an empty one of transformers, in place."""
+        for row in self.rows:
+            row.release()
+        self.__dict__.clear()
+        self.__class__ = DynamicCache  # type: ignore[assignment]
+        DynamicCache.__init__(self, config=config)
+
+    # what the paged step needs
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the layers."""
+        return self.pool.shape
+
+    def block_table(self) -> Tensor:
+        """int32 ``(batch, most blocks of a row)``, padded with zeros."""
+        longest = max((len(row.blocks) for row in self.rows), default=0)
+        return torch.tensor(
+            [row.blocks + [0] * (longest - len(row.blocks)) for row in self.rows], dtype=torch.int32
+        )
+
+    # the module path
+
+    def _write_dense(self, layer: int, keys: Tensor, values: Tensor, new: bool) -> None:
+        count = keys.shape[2]
+        for number, row in enumerate(self.rows):
+            taken = row.append(count) if new else row.slots()[-count:] if count else []
+            slots = torch.tensor(taken, dtype=torch.int64)
+            cache = self.pool.layer(layer)
+            self.shape.at(layer).write(cache, keys[number], values[number], slots)
+
+    def _read_dense(self, layer: int) -> tuple[Tensor, Tensor]:
+        total, cache = self.padded_length, self.pool.layer(layer)
+        found = []
+        for row in self.rows:
+            blocks = torch.tensor(row.blocks, dtype=torch.int64)
+            keys, values = self.shape.at(layer).read(cache, blocks)
+            padding = total - row.length
+            found.append(
+                [torch.nn.functional.pad(x[:, : row.length], (0, 0, padding, 0)) for x in (keys, values)]
+            )
+        keys, values = (torch.stack(side) for side in zip(*found, strict=True))
+        return keys, values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Stores new keys and values and returns all of them, dense, for a module's own attention."""
+        first = layer_idx == 0
+        if first:
+            if not self.rows:
+                self.rows = [Sequence(self.pool) for _ in range(key_states.shape[0])]
+            self.padded_length += key_states.shape[2]
+        self._write_dense(layer_idx, key_states, value_states, new=first)
+        keys, values = self._read_dense(layer_idx)
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
+
+    # what transformers asks of a cache
+
+    def __repr__(self) -> str:
+        return (
+            f"PagedCache(batch_size={len(self.rows)}, length={self.padded_length}, blocks={len(self.pool)})"
+        )
+
+    def __len__(self) -> int:
+        return self.shape.layers
+
+    def __iter__(self) -> Any:
+        for layer in range(self.shape.layers):
+            yield (*self._read_dense(layer), None)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions of the batch, padding included."""
+        return self.padded_length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Length and offset of the keys that a step of ``query_length`` tokens sees."""
+        # layers are updated in order, so behind the first one this step's tokens count already
+        return self.padded_length + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """No limit."""
+        return -1
+
+    @property
+    def is_compileable(self) -> bool:
+        """Never: its length is data of Python."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Always: memory is there from the start."""
+        return True
+
+    @property
+    def is_croppable(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """No layer forgets positions; windows are applied when attention is computed."""
+        return [False] * self.shape.layers
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch, or -1 before the first step."""
+        return len(self.rows) or -1
+
+    def activate_past_recording(self) -> None:
+        """Nothing to do: no position is forgotten."""
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Always: every position is kept."""
+        return True
+
+    def reset(self) -> None:
+        """Empties the cache and keeps its memory."""
+        for row in self.rows:
+            row.release()
+        self.padded_length = 0
+        if self.told is not None:
+            self.told.crop(0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last ``-tokens_to_remove`` positions of every row."""
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop takes a number of tokens to remove, negative or zero; it got {tokens_to_remove}"
+            )
+        count = min(-tokens_to_remove, self.padded_length)
+        for row in self.rows:
+            row.truncate(max(0, row.length - count))
+        self.padded_length -= count
+        if self.told is not None:
+            self.told.crop(self.padded_length)
+
+    def _choose(self, indices: list[int]) -> None:
+        chosen = [self.rows[i].fork() for i in indices]
+        for row in self.rows:
+            row.release()
+        self.rows = chosen
+        if self.told is not None:
+            self.told.choose(indices)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keeps the rows that the beams continue; blocks are shared, not copied."""
+        self._choose(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats every row."""
+        self._choose([i for i in range(len(self.rows)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps the rows of these indices."""
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero().flatten()
+        self._choose(indices.tolist())

@@ -1,0 +1,32 @@
+"""Block pools that are used again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.patching.paged_cache import PagedCache
+
+
+class SparePools:
+    """Block pools of caches that nobody holds any more, for the next ones to use.
+
+    Memory that the system hands out anew has to be zeroed page by page: several per cent of a short prompt.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self._lent: list[tuple[weakref.ref[PagedCache], BlockPool]] = []
+
+    def cache(self, make: Callable[[BlockPool], PagedCache]) -> PagedCache:
+        """A cache that `make` makes on a spare pool, or on a new one."""
+        spare = [pool for owner, pool in self._lent if owner() is None]
+        pool = spare[0] if spare else BlockPool(self.shape)
+        pool.clear()
+        made = make(pool)
+        # one spare pool is enough: the others are let go
+        self._lent = [(owner, lent) for owner, lent in self._lent if owner() is not None]
+        self._lent.append((weakref.ref(made), pool))
+        return made

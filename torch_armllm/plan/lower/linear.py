@@ -1,0 +1,92 @@
+"""Linear layers: quantized, gated and small float ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from torch_armllm.ops.linear import SCHEMES
+from torch_armllm.plan.lowering import Lowering, Writer
+from torch_armllm.plan.program import ACTIVATIONS, NOTHING, Opcode, Operand
+
+armllm = torch.ops.armllm
+
+
+def _linear(
+    low: Lowering, node: Node, x: Any, weight: Any, size: int, scheme: str, bias: Any, residual: Any
+) -> Operand:
+    rows, packed = low.rows(x), low.weight(weight)
+    added = low.rows(residual) if residual is not None else NOTHING
+    out = low.new(node)
+    low.emit(
+        Opcode.LINEAR,
+        rows,
+        out,
+        added,
+        packed,
+        low.weight(bias),
+        packed.stride,
+        SCHEMES[scheme],
+        rows.width,
+        size,
+    )
+    return out
+
+
+def _int4_linear(
+    low: Lowering,
+    node: Node,
+    x: Any,
+    weight: Any,
+    size: int,
+    scheme: str,
+    bias: Any = None,
+    residual: Any = None,
+) -> Operand:
+    return _linear(low, node, x, weight, size, scheme, bias, residual)
+
+
+def _int8_linear(
+    low: Lowering, node: Node, x: Any, weight: Any, size: int, bias: Any = None, residual: Any = None
+) -> Operand:
+    return _linear(low, node, x, weight, size, "i8", bias, residual)
+
+
+def _gated_linear(
+    low: Lowering,
+    node: Node,
+    x: Any,
+    weight: Any,
+    size: int,
+    scheme: str,
+    act: str,
+    gate: Any = None,
+    up: Any = None,
+) -> Operand:
+    rows, packed = low.rows(x), low.weight(weight)
+    out = low.new(node)
+    low.emit(
+        Opcode.GATED_LINEAR,
+        *(rows, out, packed, low.weight(gate), low.weight(up)),
+        *(packed.stride, SCHEMES[scheme], rows.width, size, ACTIVATIONS[act]),
+    )
+    return out
+
+
+def _dense_linear(
+    low: Lowering, node: Node, x: Any, weight: Any, bias: Any = None, wide: bool = False
+) -> Operand:
+    rows = low.rows(x)
+    out = low.new(node)
+    low.emit(Opcode.DENSE_LINEAR, rows, out, low.weight(weight), low.weight(bias), rows.width, out.width)
+    return out
+
+
+WRITERS: dict[Any, Writer] = {
+    armllm.int4_linear.default: _int4_linear,
+    armllm.int8_linear.default: _int8_linear,
+    armllm.int4_gated_linear.default: _gated_linear,
+    armllm.dense_linear.default: _dense_linear,
+}

@@ -1,0 +1,73 @@
+"""RMSNorm and LayerNorm, with the residual add in front of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from torch_armllm.plan.lowering import Lowering, Writer
+from torch_armllm.plan.program import NOTHING, Opcode
+
+armllm = torch.ops.armllm
+
+
+def _norm(
+    low: Lowering,
+    node: Node,
+    opcode: Opcode,
+    x: Any,
+    residual: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    offset: float,
+) -> Any:
+    rows = low.rows(x)
+    width = rows.inner[-1]
+    added = low.rows(residual) if residual is not None else NOTHING
+    val = node.meta["val"] if residual is None else node.meta["val"][0]
+    out = low.new(node, val)
+    total = low.new(node, val) if residual is not None else NOTHING
+    per_token = rows.width // width
+    low.emit(
+        opcode,
+        rows,
+        out,
+        added,
+        total,
+        low.weight(weight),
+        low.weight(bias),
+        per_token,
+        width,
+        float(eps),
+        float(offset),
+    )
+    return out if residual is None else (out, total)
+
+
+def _rms_norm(low: Lowering, node: Node, x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
+    return _norm(low, node, Opcode.RMS_NORM, x, None, weight, None, eps, offset)
+
+
+def _add_rms_norm(
+    low: Lowering, node: Node, x: Any, r: Any, weight: Any, eps: float, offset: float = 0.0
+) -> Any:
+    return _norm(low, node, Opcode.RMS_NORM, x, r, weight, None, eps, offset)
+
+
+def _layer_norm(low: Lowering, node: Node, x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return _norm(low, node, Opcode.LAYER_NORM, x, None, weight, bias, eps, 0.0)
+
+
+def _add_layer_norm(low: Lowering, node: Node, x: Any, r: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return _norm(low, node, Opcode.LAYER_NORM, x, r, weight, bias, eps, 0.0)
+
+
+WRITERS: dict[Any, Writer] = {
+    armllm.rms_norm.default: _rms_norm,
+    armllm.add_rms_norm.default: _add_rms_norm,
+    armllm.layer_norm.default: _layer_norm,
+    armllm.add_layer_norm.default: _add_layer_norm,
+}

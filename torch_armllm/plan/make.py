@@ -1,0 +1,34 @@
+"""Graph → executable step."""
+
+from __future__ import annotations
+
+from torch import Tensor, fx
+
+from torch_armllm.plan.lower import lower
+from torch_armllm.plan.lowering import Unlowerable
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.step import Plan, StepInputs
+
+
+class GraphPlan:
+    """A step that runs the rewritten graph node by node, for graphs that hold more than fused ops."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """See `Plan.run`."""
+        i = inputs
+        out: Tensor = self._module(
+            *(i.input_ids, i.position_ids, i.slots, i.block_table),
+            *(i.query_start, i.seq_lens, i.max_seq_len, *i.caches),
+        )
+        return out[0]
+
+
+def make_plan(module: fx.GraphModule) -> tuple[Plan, str | None]:
+    """The best plan for a rewritten graph, and why it is not a native one (None if it is)."""
+    try:
+        return NativePlan(lower(module).encode()), None
+    except Unlowerable as reason:
+        return GraphPlan(module), str(reason)

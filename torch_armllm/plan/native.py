@@ -1,0 +1,89 @@
+"""A step that runs in C++, and what it is given."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops import LIBRARY_PATH
+from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.step import StepInputs
+
+
+class NativePlan:
+    """A step that runs in C++ from its first instruction to its last."""
+
+    def __init__(self, program: Encoded) -> None:
+        self.program = program
+        self.instructions = len(program.opcodes)
+        self.opcodes = program.opcodes
+        self._handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
+        self._run = torch.ops.armllm.plan_run.default
+        self._run_then = torch.ops.armllm.plan_run_then.default
+        weakref.finalize(self, torch.ops.armllm.plan_free, self._handle)
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """See `Plan.run`."""
+        out: Tensor = self._run(self._handle, _tensors(inputs), inputs.tokens)[0]
+        return out
+
+    def run_then(self, following: NativePlan, inputs: StepInputs, results: list[Tensor]) -> int:
+        """Runs a step, then another plan on its results.
+
+        Args:
+            following: the other plan.
+            inputs: of the step.
+            results: where those of the other plan go.
+
+        Returns:
+            A ticket for `repeating`.
+        """
+        ticket: int = self._run_then(
+            self._handle, following._handle, _tensors(inputs), results, inputs.tokens
+        )
+        return ticket
+
+    def repeating(self, following: NativePlan) -> Callable[[int, int | None], bool]:
+        """What does once more what `run_then` did, on the same memory with other values in it.
+
+        Both plans, and the tensors of that call, must still be there whenever it is called.
+
+        Args:
+            following: the other plan.
+
+        Returns:
+            A function of the ticket that `run_then` gave, and of None or the address of a table for times, as
+            `profile` makes them, of the instructions of both plans.  It returns False where nothing was done,
+            as either plan has run another step meanwhile, or the values, or torch's threads, want a new
+            beginning.
+        """
+        return functools.partial(_entry(), self._handle, following._handle)
+
+    def profile(self, inputs: StepInputs) -> Tensor:
+        """Runs a step and times it.
+
+        Returns:
+            int64 ``(instructions + 2, 3)``, nanoseconds: what an instruction took, what all threads together
+            computed of it, and the time since the one before it; then rows whose first column has the time
+            before the first instruction and behind the last, and whose second has what the monotonic clock
+            showed at the beginning and at the end.
+        """
+        found: Tensor = torch.ops.armllm.plan_profile(self._handle, _tensors(inputs), inputs.tokens)
+        return found
+
+
+@functools.cache
+def _entry() -> Callable[[int, int, int, int | None], bool]:
+    found = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_run_again
+    found.argtypes, found.restype = (*(ctypes.c_int64,) * 3, ctypes.c_void_p), ctypes.c_bool
+    return found
+
+
+def _tensors(i: StepInputs) -> list[Tensor]:
+    """Inputs in the order of a program's."""
+    return [i.input_ids, i.position_ids, i.slots, i.block_table, i.query_start, i.seq_lens, *i.caches]

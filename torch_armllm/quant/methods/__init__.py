@@ -1,0 +1,1 @@
+"""Rounding methods: how the integers of a layer are chosen."""

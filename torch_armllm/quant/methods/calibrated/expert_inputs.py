@@ -1,0 +1,124 @@
+"""What reaches the experts of a layer, seldom chosen ones included."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from torch_armllm.hf.expert_detection import ACTIVATIONS
+from torch_armllm.hf.expert_layout import parameter
+from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.methods.calibrated.gptq_solver import Compensated
+from torch_armllm.quant.methods.calibrated.hessian import Moments
+from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
+
+SHARE = 0.1
+"""Of an average expert's weight: what the tokens that all experts could see count for each of them."""
+_SEEN = 1024
+"""Tokens of all that go through every expert's gate and up, for the moments of what reaches its down."""
+_READY = 3
+
+
+class ExpertInputs:
+    """Tokens that reach the experts of a layer, and which of them chose whom.
+
+    A token counts for an expert by the square of its routing weight, as its error does in the output.  All
+    tokens together count for every expert too, by `SHARE` of what an average expert has: one that calibration
+    chose seldom, or never, is rounded for what it could see.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        assert layer.layout is not None
+        self._module, self._layout = layer.module, layer.layout
+        inner, outer = (parameter(self._module, name) for name in self._layout.weights)
+        self._inner, self._outer = self._layout.inner(inner), self._layout.outer(outer)
+        self._inputs: list[Tensor] = []
+        self._counts: list[Tensor] = []
+        self._all: Moments | None = None
+        self._solvers: OrderedDict[tuple[bool, int], Compensated] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, x: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None) -> None:
+        """Takes what the module was called with: (T, H), (T, k) and (T, k), or equal parts, (E·T, H)."""
+        experts = len(self._outer)
+        x = x.detach().reshape(-1, x.shape[-1])
+        if chosen is None or weights is None:
+            parts = x.view(experts, -1, x.shape[-1])
+            counts = torch.zeros(x.shape[0], experts)
+            for expert, part in enumerate(parts):
+                begin = expert * len(part)
+                counts[begin : begin + len(part), expert] = (part != 0).any(dim=1).float()
+        else:
+            counts = torch.zeros(x.shape[0], experts)
+            picked = weights.detach().float().reshape(len(x), -1).square()
+            counts.scatter_add_(1, chosen.reshape(len(x), -1).long(), picked)
+        self._inputs.append(x)
+        self._counts.append(counts)
+
+    def rounding(self, weight: str, expert: int) -> Rounding:
+        """How a matrix of an expert is rounded; moments are summed up when its first rows are."""
+        return _Expert(self, weight == self._layout.weights[1], expert)
+
+    def solver(self, down: bool, expert: int) -> Compensated:
+        """Of an expert's gate and up, or of its down; the last few are kept."""
+        with self._lock:
+            if (down, expert) not in self._solvers:
+                self._solvers[down, expert] = self._solve(down, expert)
+                while len(self._solvers) > _READY:
+                    self._solvers.popitem(last=False)
+            return self._solvers[down, expert]
+
+    def columns(self, down: bool) -> int:
+        """Inputs of the down matrices, or of the others."""
+        return self._outer[0].shape[1] if down else self._outer[0].shape[0]
+
+    def _solve(self, down: bool, expert: int) -> Compensated:
+        x, counts = self._joined()
+        own = counts[:, expert]
+        average = float(counts.mean()) or 1.0
+        rows = own.nonzero()[:, 0]
+        if down:
+            some = torch.linspace(0, len(x) - 1, min(_SEEN, len(x))).long()
+            share = torch.full((len(some),), SHARE * average * len(x) / len(some))
+            moments = Moments(self.columns(True))
+            for part, count in ((x[rows], own[rows]), (x[some], share)):
+                moments.add(self._between(expert, part), count)
+        else:
+            if self._all is None:
+                self._all = Moments(self.columns(False))
+                self._all.add(x)
+            moments = Moments(self.columns(False))
+            moments.total += self._all.total * (SHARE * average)
+            moments.add(x[rows], own[rows])
+        moments.count = 1  # only proportions count
+        return Compensated(moments.hessian(), len(self._outer[0]) if down else len(self._inner[0][0]))
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        if len(self._inputs) > 1:
+            self._inputs, self._counts = [torch.cat(self._inputs)], [torch.cat(self._counts)]
+        return self._inputs[0], self._counts[0]
+
+    def _between(self, expert: int, x: Tensor) -> Tensor:
+        """What reaches the down matrix of an expert for tokens (n, H): float32 (n, I)."""
+        layout, x = self._layout, x.float()
+        halves = [x @ part[expert].float().t() for part in self._inner]
+        bias = layout.biases(self._module)[0]
+        if bias is not None:
+            own = bias[expert].float().view(len(halves), -1)
+            halves = [half + row for half, row in zip(halves, own, strict=True)]
+        gate, up = halves[0], halves[-1]
+        return ACTIVATIONS[layout.activation](gate, up, layout.limit)
+
+
+class _Expert(Rounding):
+    """Rounds one matrix of an expert, when it is its turn."""
+
+    def __init__(self, inputs: ExpertInputs, down: bool, expert: int) -> None:
+        self._inputs, self._down, self._index = inputs, down, expert
+        self.chunk = inputs.columns(down) * 512
+
+    def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:
+        return self._inputs.solver(self._down, self._index).rows(weight, scheme)

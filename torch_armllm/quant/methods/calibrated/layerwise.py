@@ -1,0 +1,287 @@
+"""Running a model over calibration texts one decoder layer at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.hf.base_model import body_of
+from torch_armllm.quant.layers import Layer
+
+logger = logging.getLogger(__name__)
+
+
+_AT_ONCE = 2048
+"""Tokens that run through a layer at a time."""
+_SHARED = "its layers share more than hidden states"
+
+
+class _Stop(Exception):
+    """Ends a forward where the first decoder layer would begin."""
+
+
+@dataclass
+class _Call:
+    """How a decoder layer was called, its hidden states left out."""
+
+    module: nn.Module
+    states: Tensor
+    rest: tuple[Any, ...]
+    named: dict[str, Any]
+    output: Any = None
+
+    def same_context(self, other: _Call) -> bool:
+        """Whether another text would be given the same masks and positions."""
+        mine, theirs = self.context(), other.context()
+        return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
+
+    def context(self) -> list[Any]:
+        """All that it was given beside hidden states."""
+        return _leaves((self.rest, [self.named[name] for name in sorted(self.named)]))
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing in it could carry more than hidden states from layer to layer."""
+        return all(_plain(leaf) for leaf in self.context())
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return _first(self.module(states, *self.rest, **self.named))
+
+
+class Stages:
+    """The parts of a model that are calibrated one after the other, each with what reaches it.
+
+    Decoder layers that hand nothing but hidden states on are run one at a time on what those before them
+    gave, quantized as they are by then.  A model that does more runs as a whole for each of them.
+
+    Attributes:
+        modules: a stage each.
+        streamed: stages run by themselves.
+        sizes: tokens of each batch.
+    """
+
+    def __init__(self, model: nn.Module, tokens: Tensor, batch: int, hollow: bool = False) -> None:
+        """Takes token ids (sequences, length), to be run ``batch`` sequences at a time.
+
+        The decoder layers of a ``hollow`` model have no weights yet: each has them when it is run.
+
+        Raises:
+            ValueError: a hollow model cannot be run layer by layer.
+        """
+        self._base = body_of(model)
+        self._batches = list(tokens.split(batch))
+        self.sizes = [part.numel() for part in self._batches]
+        self.modules: list[nn.Module] = decoder_layers(model)
+        self._calls: list[_Call] = []
+        self._states: list[Tensor] = []
+        self._floats: list[Tensor] = []
+        self._hollow = hollow
+        if not self.modules:
+            reason: str | None = "it has no list of layers"
+        else:
+            reason = self._prepare_hollow() if hollow else self._prepare()
+        self.streamed = reason is None
+        if hollow and reason is not None:
+            raise _whole_only(model, reason)
+        if reason is not None:
+            logger.warning(
+                "%s cannot be run layer by layer (%s): it runs as a whole", type(model).__name__, reason
+            )
+            self._calls, self._states = [], []
+            self.modules = self.modules or [self._base]
+
+    def homes(self, layers: Sequence[Layer]) -> dict[str, int]:
+        """The stage of each layer by name; heads, and what lies outside of all stages, have none."""
+        found = {id(m): i for i, stage in enumerate(self.modules) for m in stage.modules()}
+        return {x.name: found[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in found}
+
+    def sample(self, stage: int) -> Tensor:
+        """What a stage that `run_float` ran last gives for the first text."""
+        if not self.streamed:
+            return _first(tuple(self._forward(self._batches[0][:1]).values()))
+        return _cut(self._calls[stage], 1)(self._sample)
+
+    def run_float(self, stage: int) -> None:
+        """Runs a stage on what reaches it in the float model, so that hooks see it; once, and in order."""
+        if self.streamed:
+            self._sample = self._floats[0][:1]
+        for index, tokens in enumerate(self._batches):
+            if self.streamed:
+                self._floats[index] = _cut(self._calls[stage], len(tokens))(self._floats[index])
+            else:
+                self._forward(tokens)
+        if self._hollow and not self._calls[stage].alone:
+            raise _whole_only(self._base, _SHARED)
+
+    def run_until(self, stage: int, module: nn.Module, see: Callable[[tuple[Any, ...]], None]) -> None:
+        """Runs a stage, batch by batch, as far as a module, and calls ``see`` with the module's arguments."""
+
+        def stop(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            see(arguments)
+            raise _Stop
+
+        handle = module.register_forward_pre_hook(stop)
+        try:
+            for index, tokens in enumerate(self._batches):
+                with suppress(_Stop):
+                    if self.streamed:
+                        _cut(self._calls[stage], len(tokens))(self._states[index])
+                    else:
+                        self._forward(tokens)
+        finally:
+            handle.remove()
+
+    def advance(self, stage: int) -> None:
+        """Replaces what reaches a stage by what leaves it."""
+        if self.streamed:
+            call = self._calls[stage]
+            for index, tokens in enumerate(self._batches):
+                self._states[index] = _cut(call, len(tokens))(self._states[index])
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """What reaches the next stage, to go on from in another run: see `restore`."""
+        return {"states": self._states, "floats": self._floats}
+
+    def restore(self, state: dict[str, list[Tensor]]) -> None:
+        """Goes on from a `state`."""
+        self._states, self._floats = state["states"], state["floats"]
+
+    def _forward(self, tokens: Tensor) -> Any:
+        return self._base(input_ids=tokens, use_cache=False)
+
+    def _prepare(self) -> str | None:
+        """Records the calls of one run, and what reaches the first layer; or says why it is of no use."""
+        self._calls = self._record()
+        if [call.module for call in self._calls] != self.modules:
+            return "its layers do not run once each, in order"
+        for call, following in zip(self._calls, self._calls[1:], strict=False):
+            if _first(call.output) is not following.states:
+                return "something happens between its layers"
+        for call in self._calls:
+            call.output = None
+            if not call.alone:
+                return _SHARED
+        self._states = []
+        for tokens in self._batches:
+            first = self._record(tokens, only_first=True)[0]
+            if len(tokens) == len(self._batches[0]) and not first.same_context(self._calls[0]):
+                return "its layers are told of the text itself"
+            self._states.append(first.states)
+        self._floats = list(self._states)
+        self._sample = self._floats[0][:1]
+        return None
+
+    def _prepare_hollow(self) -> str | None:
+        """Prepares with layers that hand on what they are given: by itself, or in a tuple, as some do."""
+        reason = None
+        for in_tuple in (False, True):
+            with _standing_in(self.modules, in_tuple), suppress(AttributeError, TypeError):
+                reason = self._prepare()
+                if reason is None:
+                    break
+        return reason
+
+    def _record(self, tokens: Tensor | None = None, only_first: bool = False) -> list[_Call]:
+        calls: list[_Call] = []
+
+        def before(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            named = dict(named)
+            states, rest = (args[0], args[1:]) if args else (named.pop("hidden_states", None), ())
+            calls.append(_Call(module, states, rest, named))
+            if only_first:
+                raise _Stop
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            calls[-1].output = output
+
+        handles = [m.register_forward_pre_hook(before, with_kwargs=True) for m in self.modules]
+        handles += [m.register_forward_hook(after) for m in self.modules]
+        try:
+            self._forward(self._batches[0] if tokens is None else tokens)
+        except _Stop:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return calls
+
+
+def in_batches(tokens: Tensor) -> int:
+    """How many sequences (n, length) to run at a time."""
+    return max(1, _AT_ONCE // tokens.shape[1])
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The list of modules with the most weights."""
+    lists = [m for m in body_of(model).modules() if isinstance(m, nn.ModuleList) and len(m)]
+    size = {id(m): sum(p.numel() for p in m.parameters()) for m in lists}
+    return list(max(lists, key=lambda m: size[id(m)])) if lists else []
+
+
+@contextmanager
+def _standing_in(layers: Sequence[nn.Module], in_tuple: bool) -> Iterator[None]:
+    """Lets layers hand on what they are given."""
+
+    def forward(*arguments: Any, **named: Any) -> Any:
+        states = arguments[0] if arguments else named["hidden_states"]
+        return (states,) if in_tuple else states
+
+    for layer in layers:
+        layer.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["forward"]
+
+
+def _whole_only(model: nn.Module, reason: str) -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} cannot be calibrated layer by layer ({reason}): load all of it and use "
+        "torch_armllm.quantize(model, …, calibration=…) and model.save_pretrained"
+    )
+
+
+def _cut(call: _Call, sequences: int) -> _Call:
+    """A call for a batch of fewer sequences, as the last one may be."""
+    if sequences == len(call.states):
+        return call
+    before = len(call.states)
+
+    def less(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() and value.shape[0] == before:
+            return value[:sequences]
+        if isinstance(value, (tuple, list)):
+            return type(value)(less(part) for part in value)
+        return value
+
+    named = {name: less(value) for name, value in call.named.items()}
+    return _Call(call.module, call.states[:sequences], less(call.rest), named)
+
+
+def _first(output: Any) -> Tensor:
+    found = output[0] if isinstance(output, (tuple, list)) else output
+    assert isinstance(found, Tensor), f"a decoder layer gave {type(output).__name__}"
+    return found
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (tuple, list)):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return [value]
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (Tensor, bool, int, float, str)) or value == {}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    return one is other or one == other

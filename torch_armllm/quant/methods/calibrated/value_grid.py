@@ -1,0 +1,109 @@
+"""What values the weights of a scheme can take, while their integers are being searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_armllm.quant.schemes.base import GROUP, Quantized
+from torch_armllm.quant.schemes.registry import scheme_named
+
+
+@dataclass
+class Grid:
+    """Integers times a step for each row and group of columns, rows running along the last axis.
+
+    Attributes:
+        name: of the scheme.
+        span: columns of a group; those of a row that has one step for all are cut into groups too.
+        row: float32 (N,), a factor of every step; ones where groups have float steps of their own.
+        factor: float32 (G, N), the step of a group over ``row``.
+        zero: float32 (G, N), zero points, or None.
+        low, high: bounds of the integers as they are stored.
+    """
+
+    name: str
+    span: int
+    row: Tensor
+    factor: Tensor
+    zero: Tensor | None
+    low: int
+    high: int
+
+    @property
+    def whole_factors(self) -> bool:
+        """Factors are multipliers in 1 … 16."""
+        return self.name == "g32i"
+
+    @property
+    def float_factors(self) -> bool:
+        """Factors are floats, one a group."""
+        return scheme_named(self.name).span > 0
+
+    def steps(self, columns: Tensor) -> Tensor:
+        """The steps (n, N) of some columns (n,)."""
+        return self.factor[columns // self.span] * self.row
+
+    def bounds(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest number of steps of some columns (n,): each (n, N) or (n, 1)."""
+        if self.zero is None:
+            ends = torch.tensor([self.low, self.high], dtype=torch.float32).expand(len(columns), 2)
+            return ends[:, :1], ends[:, 1:]
+        zero = self.zero[columns // self.span]
+        return self.low - zero, self.high - zero
+
+    def stored(self, values: Tensor) -> Quantized:
+        """The integers of values (K, N) that lie on the grid."""
+        columns = torch.arange(values.shape[0])
+        q = torch.round(values * inverse(self.steps(columns)))
+        if self.zero is not None:
+            q += self.zero[columns // self.span]
+        q = q.clamp_(self.low, self.high).t().contiguous().to(torch.int8)
+        if self.whole_factors:
+            return Quantized(self.name, q, self.row, self.factor.t().contiguous().to(torch.uint8))
+        if self.float_factors:
+            kind = torch.bfloat16 if self.name.endswith("b") else torch.float32
+            zeros = None if self.zero is None else self.zero.t().contiguous().to(torch.uint8)
+            return Quantized(self.name, q, self.factor.t().contiguous().to(kind), None, zeros)
+        zeros = None if self.zero is None else self.zero[0].to(torch.uint8)
+        return Quantized(self.name, q, self.row, None, zeros)
+
+    def kept(self, factor: Tensor) -> Tensor:
+        """Factors as the scheme stores them."""
+        if self.whole_factors:
+            return factor.round().clamp(1, 16)
+        return factor.bfloat16().float() if self.name.endswith("b") else factor
+
+
+def grid_of(found: Quantized) -> Grid:
+    """The grid on which a weight was quantized.
+
+    Raises:
+        ValueError: its scheme has middles, which integers cannot make up for.
+    """
+    if found.middles is not None:
+        raise ValueError(f"gptq cannot round to {found.scheme!r}: its groups have float middles; use mse")
+    columns = found.q.shape[1]
+    span = scheme_named(found.scheme).span or GROUP
+    groups = -(-columns // span)
+    low, high = (
+        (-127, 127) if found.scheme.startswith("int8") else (-8, 7) if found.zeros is None else (0, 15)
+    )
+    zero = None if found.zeros is None else found.zeros.float()
+    scales = found.scales.float()
+    if found.multipliers is not None:
+        row, factor = scales, found.multipliers.float().t().contiguous()
+    elif scales.dim() == 2:
+        row, factor = torch.ones(len(scales)), scales.t().contiguous()
+        zero = None if zero is None else zero.t().contiguous()
+    else:
+        row, factor = scales, torch.ones(groups, len(scales))
+        zero = None if zero is None else zero.expand(groups, -1)
+    return Grid(found.scheme, span, row, factor, zero, low, high)
+
+
+def inverse(step: Tensor) -> Tensor:
+    """1 / step, and 0 for the step of a group of zeros."""
+    return torch.where(step.abs() > 1e-30, 1 / step, torch.zeros_like(step))

@@ -1,0 +1,50 @@
+"""The method that a recipe names, made for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.methods.base import CALIBRATED, Method, Mse, Rtn
+from torch_armllm.quant.methods.calibrated.awq import Awq
+from torch_armllm.quant.methods.calibrated.gptq import Gptq
+from torch_armllm.quant.methods.importance import input_energies
+
+
+def make_method(
+    name: str,
+    model: nn.Module,
+    layers: Sequence[Layer],
+    importance: bool = False,
+    calibration: Tensor | None = None,
+    resume: Path | None = None,
+    hollow: bool = False,
+) -> Method:
+    """Makes a method for the layers of a model.
+
+    Args:
+        name: one of `METHODS`.
+        model: whose layers they are.
+        layers: to be quantized.
+        importance: ``mse`` regards what random tokens bring to each layer.
+        calibration: token ids ``(sequences, length)``.
+        resume: a folder in which ``gptq`` keeps what it has found, for a run after an interruption.
+        hollow: decoder layers have no weights yet: methods that calibrate are told when they do.
+
+    Raises:
+        ValueError: the method needs calibration tokens and there are none, or cannot use them.
+    """
+    if name in CALIBRATED:
+        if calibration is None:
+            raise ValueError(f"method {name!r} needs calibration texts: give their token ids as calibration=")
+        if name == "gptq":
+            return Gptq(model, layers, calibration, resume, hollow)
+        return Awq(model, layers, calibration, hollow)
+    if calibration is not None:
+        raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")
+    if name == "rtn":
+        return Rtn()
+    return Mse(input_energies(model, layers) if importance else None)

@@ -1,0 +1,1 @@
+"""Packed modules that take the place of a model's layers."""

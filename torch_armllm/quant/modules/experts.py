@@ -1,0 +1,124 @@
+"""Packed experts of a Mixture-of-Experts layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.ops import moe
+from torch_armllm.quant.modules.linear import NOT_COMPUTED_WITH, shown_error
+from torch_armllm.quant.packing import dequantize_matrix, op_name, split_panels
+
+
+class QuantExperts(nn.Module):
+    """All experts of a layer with packed weights; called as transformers calls its experts modules.
+
+    Attributes:
+        gate_up_packed: uint8 (E, 2·⌈I/16⌉, bytes); panels of gate and up alternate; without a gate, up alone.
+        down_packed: uint8 (E, ⌈H/16⌉, bytes).
+        gate_up_bias: (E, 2, I), gate first, (E, I) without a gate, or None.  down_bias: (E, H), or None.
+        num_experts, hidden_dim, intermediate_dim: E, H, I.
+        activation: name of the gated activation, as the ops know it.
+        limit: of the activations that clamp.
+        scheme, error, shell, float_dtype: as in `QuantLinear`.
+        layout: how the module it replaced stores its weights.
+    """
+
+    NOT_COMPUTED_WITH = NOT_COMPUTED_WITH
+
+    gate_up_packed: Tensor
+    down_packed: Tensor
+    gate_up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        gate_up_packed: Tensor,
+        down_packed: Tensor,
+        intermediate_dim: int,
+        hidden_dim: int,
+        scheme: str,
+        activation: str,
+        limit: float = 7.0,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        error: float | None = 0.0,
+        shell: nn.Module | None = None,
+        float_dtype: torch.dtype = torch.float32,
+        layout: ExpertLayout | None = None,
+    ) -> None:
+        super().__init__()
+        self.float_dtype = float_dtype
+        self.layout = layout
+        self.num_experts = gate_up_packed.shape[0]
+        self.hidden_dim = hidden_dim
+        self.intermediate_dim = intermediate_dim
+        self.scheme = scheme
+        self.activation = activation
+        self.limit = limit
+        self.error = error
+        self.register_buffer("gate_up_packed", gate_up_packed)
+        self.register_buffer("down_packed", down_packed)
+        for name, bias in (("gate_up_bias", gate_up_bias), ("down_bias", down_bias)):
+            self.register_parameter(name, None if bias is None else nn.Parameter(bias, requires_grad=False))
+        self._shell = (shell,)
+
+    @property
+    def shell(self) -> nn.Module | None:
+        """The module that this one replaced."""
+        return self._shell[0]
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate."""
+        return self.layout is None or self.layout.gated
+
+    def forward(
+        self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
+    ) -> Tensor:
+        """Sums the chosen experts of each token.
+
+        Args:
+            hidden_states: (T, H), bfloat16, float16 or float32.
+            top_k_index: integers (T, k) in 0 … E − 1; None where every expert has an equal part of the rows,
+                one behind the other.
+            top_k_weights: floats (T, k), or None likewise.
+
+        Returns:
+            (T, H) of the type of `hidden_states`.
+        """
+        if top_k_index is None or top_k_weights is None:
+            experts = torch.arange(self.num_experts, dtype=torch.int32)[:, None]
+            top_k_index = experts.expand(-1, hidden_states.shape[0] // self.num_experts).reshape(-1, 1)
+            top_k_weights = torch.ones(top_k_index.shape)
+        return moe.int4_moe(
+            hidden_states,
+            top_k_index,
+            top_k_weights,
+            self.gate_up_packed,
+            self.down_packed,
+            self.intermediate_dim,
+            op_name(self.scheme),
+            self.activation,
+            self.limit,
+            self.gate_up_bias,
+            self.down_bias,
+            self.gated,
+        )
+
+    def dequantize(self) -> tuple[Tensor, Tensor]:
+        """The float32 weights (E, 2·I, H), gate first, or (E, I, H), and (E, H, I): what the integers say."""
+        sizes = (self.intermediate_dim, self.hidden_dim, self.scheme)
+        parts = split_panels(self.gate_up_packed) if self.gated else (self.gate_up_packed,)
+        halves = [dequantize_matrix(half, *sizes) for half in parts]
+        down = dequantize_matrix(self.down_packed, self.hidden_dim, self.intermediate_dim, self.scheme)
+        return torch.cat(halves, dim=1), down
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return (
+            f"num_experts={self.num_experts}, hidden_dim={self.hidden_dim}, "
+            f"intermediate_dim={self.intermediate_dim}, activation={self.activation}, scheme={self.scheme}, "
+            f"error={shown_error(self.error)}"
+        )

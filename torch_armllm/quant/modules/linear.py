@@ -1,0 +1,90 @@
+"""Modules that hold packed weights, in place of ``nn.Linear`` and of transformers' experts modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.ops import linear
+from torch_armllm.quant.packing import dequantize_matrix
+
+NOT_COMPUTED_WITH = frozenset({"error", "_shell"})
+"""Attributes that may differ between two modules that compute the same from their weights."""
+
+
+class QuantLinear(nn.Module):
+    """``y = x · Wᵀ (+ bias)`` with a packed INT4 or INT8 weight; activations become INT8 per token inside.
+
+    Attributes:
+        weight_packed: uint8 (⌈out_features / 16⌉, bytes).
+        bias: the float bias of the layer it replaces, or None.
+        in_features, out_features: sizes of the weight.
+        scheme: a name of `torch_armllm.quant.SCHEMES`.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None where the float one is not known.
+        shell: the module it replaced; without its weight unless the originals were to be kept.
+        float_dtype: type of the weight before it was quantized.
+        order: int32 (in_features,): column j of the packed weight belongs to input ``order[j]``; None where
+            they lie in the inputs' order.
+    """
+
+    NOT_COMPUTED_WITH = NOT_COMPUTED_WITH
+
+    weight_packed: Tensor
+    bias: nn.Parameter | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        weight_packed: Tensor,
+        in_features: int,
+        out_features: int,
+        scheme: str,
+        bias: Tensor | None = None,
+        error: float | None = 0.0,
+        shell: nn.Module | None = None,
+        float_dtype: torch.dtype = torch.float32,
+        order: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.float_dtype = float_dtype
+        self.in_features = in_features
+        self.out_features = out_features
+        self.scheme = scheme
+        self.error = error
+        self.register_buffer("weight_packed", weight_packed)
+        self.register_buffer("order", order)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+        # In a tuple: a shell is no submodule, its parameters are not the model's any more.
+        self._shell = (shell,)
+
+    @property
+    def shell(self) -> nn.Module | None:
+        """The module that this one replaced."""
+        return self._shell[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) of bfloat16, float16 or float32 to (…, out_features) of the same type."""
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
+        if self.scheme == "int8":
+            return linear.int8_linear(x, self.weight_packed, self.out_features, self.bias)
+        return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias)
+
+    def dequantize(self) -> Tensor:
+        """The float32 weight (out_features, in_features) that the integers stand for."""
+        value = dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
+        if self.order is None:
+            return value
+        return torch.empty_like(value).index_copy_(1, self.order.long(), value)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
+            f"bias={self.bias is not None}, error={shown_error(self.error)}"
+        )
+
+
+def shown_error(error: float | None) -> str:
+    """A round-trip error as `print(model)` shows it."""
+    return "unknown" if error is None else f"{error:.4f}"

@@ -1,0 +1,72 @@
+"""An embedding that is tied to a quantized head, and keeps eight bits a weight beside the head's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.ops.embedding import reference_split_embedding, split_embedding
+from torch_armllm.quant.modules.linear import QuantLinear
+
+
+def can_share(embedding: nn.Embedding, head: str) -> bool:
+    """Whether an embedding that is tied to a head of scheme ``head`` can do without weights of its own.
+
+    It must be a plain look-up, whose rows nothing scales or renormalizes, of a type with 16 bits: of a
+    float32 weight too much would be lost.
+    """
+    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
+    return plain and head == "int8" and embedding.weight.dtype in (torch.bfloat16, torch.float16)
+
+
+class TiedEmbedding(nn.Module):
+    """In place of an ``nn.Embedding`` whose weight is also the head's.
+
+    The head's INT8 weights and the rest together are 16-bit integers with a scale a row, so that bfloat16
+    weights come back to within 2⁻¹⁶ of their row's largest.
+
+    Attributes:
+        weight_packed: the head's own panels.
+        rest: int8 ``(num_embeddings, embedding_dim)``.
+    """
+
+    weight_packed: Tensor
+    rest: Tensor
+
+    def __init__(self, embedding: nn.Embedding, head: QuantLinear) -> None:
+        """Its ``rest`` is on the meta device until it is loaded, as the head's weights may be."""
+        super().__init__()
+        self.num_embeddings = embedding.num_embeddings
+        self.embedding_dim = embedding.embedding_dim
+        self.padding_idx = embedding.padding_idx
+        self.float_dtype = embedding.weight.dtype
+        self.register_buffer("weight_packed", head.weight_packed, persistent=False)
+        self.register_buffer("rest", torch.empty_like(embedding.weight, dtype=torch.int8, device="meta"))
+        # In a tuple: shells are no submodules, their parameters are not the model's any more.
+        self._shells = (embedding, head.shell)
+
+    def share(self, head: QuantLinear) -> None:
+        """Takes the head's weights, once they are loaded."""
+        self.weight_packed = head.weight_packed
+
+    @property
+    def shell(self) -> nn.Module:
+        """The embedding that it replaced."""
+        return self._shells[0]
+
+    @property
+    def head_shell(self) -> nn.Module | None:
+        """The head whose quantized form it shares."""
+        return self._shells[1]
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Looks up int64 ids of any shape: ``(*ids.shape, embedding_dim)``."""
+        return split_embedding(input_ids, self.weight_packed, self.rest, self.float_dtype)
+
+    def dequantize(self) -> Tensor:
+        """The whole weight ``(num_embeddings, embedding_dim)`` in its float type."""
+        ids = torch.arange(self.num_embeddings)
+        return reference_split_embedding(ids, self.weight_packed, self.rest, self.float_dtype)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"{self.num_embeddings}, {self.embedding_dim}, tied to the head's int8 weights"

@@ -1,0 +1,161 @@
+"""What `patch` and `quantize` did to a model, layer by layer, and what they left alone and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One module that holds a weight matrix.
+
+    Attributes:
+        name: of the module, from the model's root.
+        kind: ``linear``, ``latent`` (what expands latents), ``head``, ``experts``, ``router`` or ``other``.
+        op: the op that computes it now, or ``torch`` where it stayed as it was.
+        scheme: how its weight is stored now, or its dtype where it was left.
+        parameters: number of weights.
+        bytes_before, bytes_after: size of the weights.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖, None where nothing was quantized, or by another tool.
+        reason: why it was left alone, None where it was quantized.
+    """
+
+    name: str
+    kind: str
+    op: str
+    scheme: str
+    parameters: int
+    bytes_before: int
+    bytes_after: int
+    error: float | None = None
+    reason: str | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its weight is stored in integers now."""
+        return self.reason is None
+
+
+@dataclass
+class Report:
+    """What became of a model.
+
+    Attributes:
+        layers: a record for every module with a weight matrix; embeddings, looked up, are left out.
+        captured: whether the model's forward runs as a graph of fused ops.
+        capture_reason: why it does not.
+        variant: kernel variant in use, such as ``i8mm``; empty where nothing runs.
+        ops: how often a step calls each op.
+        outliers: layers whose errors are out of line with their schemes, and what error is usual.
+        bytes_before, bytes_after: all parameters and buffers of the model.
+        kv_bytes: bytes of keys and values, or latents, that a token takes in the cache; 0 where not captured.
+        kv_bytes_expanded: what latents would take as keys and values; None where the cache holds no latents.
+        notes: anything else that the user should know.
+    """
+
+    layers: list[LayerRecord] = field(default_factory=list)
+    captured: bool = False
+    capture_reason: str | None = None
+    variant: str = ""
+    ops: dict[str, int] = field(default_factory=dict)
+    outliers: dict[str, float] = field(default_factory=dict)
+    bytes_before: int = 0
+    bytes_after: int = 0
+    kv_bytes: int = 0
+    kv_bytes_expanded: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def quantized(self) -> list[LayerRecord]:
+        """The layers whose weights are stored in integers now."""
+        return [layer for layer in self.layers if layer.quantized]
+
+    @property
+    def left(self) -> list[LayerRecord]:
+        """The layers left as they were, each with its reason."""
+        return [layer for layer in self.layers if not layer.quantized]
+
+    @property
+    def share(self) -> float:
+        """Share of the weight bytes that are quantized now, 0…1, embeddings left out."""
+        whole = sum(layer.bytes_before for layer in self.layers)
+        return sum(layer.bytes_before for layer in self.quantized) / whole if whole else 0.0
+
+    def worst(self, count: int = 10) -> list[LayerRecord]:
+        """The quantized layers with the largest round-trip errors."""
+        known = [layer for layer in self.quantized if layer.error is not None]
+        ranked = sorted(known, key=lambda layer: layer.error or 0.0, reverse=True)
+        return ranked[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        return {**asdict(self), "share": self.share}
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterable[str]:
+        whole = (
+            "whole forward"
+            if self.captured
+            else f"module by module ({self.capture_reason or 'not captured'})"
+        )
+        if self.variant:
+            yield f"fused ops      {whole}; kernels: {self.variant}"
+        if self.ops:
+            yield "a step calls   " + ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
+        if self.bytes_before:
+            ratio = self.bytes_before / max(self.bytes_after, 1)
+            sizes = f"{_size(self.bytes_before)} -> {_size(self.bytes_after)} ({ratio:.2f}x smaller)"
+            yield f"size           {sizes}; {100 * self.share:.1f} % of the weight bytes quantized"
+        if self.kv_bytes:
+            expanded = f" as latents ({self.kv_bytes_expanded} expanded)" if self.kv_bytes_expanded else ""
+            yield f"KV cache       {self.kv_bytes} bytes a token{expanded}"
+        yield from _table(self.layers)
+        for place, layer in enumerate(self.worst()):
+            usual = self.outliers.get(layer.name)
+            warning = f"  out of line: {usual:.4f} is usual" if usual is not None else ""
+            yield f"{'' if place else 'largest errors':<15}{layer.error:.4f}  {layer.name}{warning}"
+        for (dtype, reason), names in _by_reason(self.left).items():
+            yield f"left as it was {dtype}: {reason}"
+            yield from (f"{'':<15}{count:>4} x {name}" for name, count in _alike(names).items())
+        for note in self.notes:
+            yield f"note           {note}"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
+
+
+def _by_reason(layers: list[LayerRecord]) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for layer in layers:
+        found.setdefault((layer.scheme, layer.reason or ""), []).append(layer.name)
+    return found
+
+
+def _alike(names: list[str]) -> dict[str, int]:
+    """How many names there are that differ in numbers alone."""
+    return Counter(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names)
+
+
+def _table(layers: list[LayerRecord]) -> Iterable[str]:
+    """One line for each kind, op and scheme, with counts, sizes and the mean error."""
+    groups: dict[tuple[str, str, str], list[LayerRecord]] = {}
+    for layer in layers:
+        groups.setdefault((layer.kind, layer.op, layer.scheme), []).append(layer)
+    if groups:
+        names = f"{'layers':<10}{'count':>6}  {'op':<14}{'scheme':<10}"
+        yield f"{names}{'weights':>10}{'before':>12}{'after':>12}{'error':>9}"
+    for (kind, op, scheme), members in groups.items():
+        errors = [layer.error for layer in members if layer.error is not None]
+        mean = f"{sum(errors) / len(errors):9.4f}" if errors else f"{'-':>9}"
+        weights = f"{sum(layer.parameters for layer in members) / 1e6:.2f} M"
+        before, after = (
+            _size(sum(getattr(m, side) for m in members)) for side in ("bytes_before", "bytes_after")
+        )
+        yield f"{kind:<10}{len(members):>6}  {op:<14}{scheme:<10}{weights:>10}{before:>12}{after:>12}{mean}"

@@ -1,0 +1,62 @@
+"""Taking a quantized model back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from torch_armllm.quant.attach import detach
+from torch_armllm.quant.layers import Places
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+
+
+@torch.no_grad()
+def restore(model: nn.Module) -> list[str]:
+    """Puts float modules back in the place of the quantized ones.
+
+    Returns:
+        Names of the modules whose originals were not kept: their weights are what the integers stand for.
+    """
+    rounded: list[str] = []
+    hung = Places(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, TiedEmbedding):
+            weight = nn.Parameter(module.dequantize(), requires_grad=False)
+            for owner in (module.shell, module.head_shell):
+                assert owner is not None
+                owner._parameters["weight"] = weight
+            hung.replace(module, module.shell)
+            rounded.append(name)
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, (QuantLinear, QuantExperts)):
+            continue
+        shell = module.shell
+        assert shell is not None, f"{name} was not made by quantize()"
+        if isinstance(module, QuantLinear):
+            if shell.weight is None:
+                weight = module.dequantize()
+                _give(
+                    shell, "weight", weight.t().contiguous() if isinstance(shell, Conv1D) else weight, module
+                )
+                rounded.append(name)
+        elif (layout := module.layout) is not None and getattr(shell, layout.weights[0]) is None:
+            for attribute, value in zip(layout.weights, layout.store(*module.dequantize()), strict=True):
+                _give(shell, attribute, value, module)
+            rounded.append(name)
+        if isinstance(module, QuantLinear) and module.bias is not None:
+            shell.bias = module.bias
+        elif isinstance(module, QuantExperts) and module.layout is not None:
+            module.layout.store_biases(shell, module.gate_up_bias, module.down_bias)
+        shell.train(module.training)
+        hung.replace(module, shell)
+    if isinstance(model, PreTrainedModel):
+        detach(model)
+    return rounded
+
+
+def _give(shell: nn.Module, name: str, value: Tensor, module: QuantLinear | QuantExperts) -> None:
+    setattr(shell, name, nn.Parameter(value.to(module.float_dtype), requires_grad=False))

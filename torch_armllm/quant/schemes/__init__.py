@@ -1,0 +1,1 @@
+"""Weight formats: how a float matrix becomes small integers."""

@@ -1,0 +1,168 @@
+"""What every weight format shares: a float matrix becomes small integers, a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_armllm.quant.parallel import each
+
+GROUP = 32
+"""Values along K that share a scale or a multiplier."""
+PANEL = 16
+"""Output rows of one packed panel."""
+CHUNK = 1 << 17
+"""Weights rounded at once: their temporaries fit a core's second-level cache."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight of N rows and K columns as integers.
+
+    Attributes:
+        scheme: name of the scheme.
+        q: int8 (N, K).
+        scales: float32 (N,), or float32 or bfloat16 (N, S) with one a group of columns.
+        multipliers: uint8 (N, G) in 1…16, for ``g32i`` alone.
+        zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
+        middles: float32 of the shape of ``scales``, for schemes that have them.
+    """
+
+    scheme: str
+    q: Tensor
+    scales: Tensor
+    multipliers: Tensor | None = None
+    zeros: Tensor | None = None
+    middles: Tensor | None = None
+
+
+class Rounding(ABC):
+    """Chooses the integers of one matrix, some of its rows at a time and on several threads."""
+
+    chunk: int = CHUNK
+    """Weights that are best rounded at once."""
+
+    @abstractmethod
+    def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:
+        """Rounds some rows, float32 (r, K), to integers of a scheme."""
+
+
+class Scheme(ABC):
+    """Turns float weights into integers and back."""
+
+    name: str
+    span: int = 0
+    """Columns that share a scale; 0 where a row has one."""
+
+    @abstractmethod
+    def bits(self, columns: int) -> float:
+        """Bits a weight of the packed form, for rows of ``columns`` values."""
+
+    @abstractmethod
+    def quantize_rows(
+        self, weight: Tensor, importance: Tensor | None = None, search: bool = True
+    ) -> Quantized:
+        """Quantizes float32 rows of shape (r, G, 32); the result's `q` is (r, G·32).
+
+        Squared errors count by ``importance`` (G, 32), where it is given.  Without ``search`` the scales come
+        from the peaks alone, so that nothing is clipped.
+        """
+
+    def dequantize(self, quantized: Quantized) -> Tensor:
+        """The float32 matrix (N, K) that the integers stand for."""
+        value = quantized.q.float()
+        columns = value.shape[1]
+        if quantized.zeros is not None:
+            value -= self._spread(quantized.zeros, columns)
+        if quantized.multipliers is not None:
+            value *= quantized.multipliers.float().repeat_interleave(GROUP, dim=1)[:, :columns]
+        value *= self._spread(quantized.scales, columns)
+        return value if quantized.middles is None else value + self._spread(quantized.middles, columns)
+
+    def _spread(self, scales: Tensor, columns: int) -> Tensor:
+        """One value a row or a group, for every column."""
+        values = scales.float()
+        return values.repeat_interleave(self.span, dim=1)[:, :columns] if self.span else values[:, None]
+
+    def round_rows(self, weight: Tensor, importance: Tensor | None = None, search: bool = True) -> Quantized:
+        """Quantizes float32 rows (r, K); K need not be a multiple of 32.  See `quantize_rows`."""
+        columns = weight.shape[1]
+        groups = math.ceil(columns / GROUP)
+        short = (0, groups * GROUP - columns)
+        padded = torch.nn.functional.pad(weight, short).view(-1, groups, GROUP)
+        if importance is not None:
+            importance = torch.nn.functional.pad(importance, short).view(groups, GROUP)
+        found = self.quantize_rows(padded, importance, search)
+        return replace(found, q=found.q[:, :columns].contiguous())
+
+    def quantize_chunk(
+        self, weight: Tensor, rounding: Rounding | None = None
+    ) -> tuple[Quantized, float, float]:
+        """Quantizes a few rows (r, K) of any float type; without a ``rounding`` by searching scales.
+
+        Returns:
+            The integers, Σ(W − Ŵ)² and ΣW².
+
+        Raises:
+            ValueError: the weight is not a float matrix or holds a NaN or an infinity.
+        """
+        if weight.dim() != 2 or not weight.is_floating_point():
+            raise ValueError(
+                f"{self.name} quantizes float matrices (N, K), "
+                f"got {weight.dtype} of shape {tuple(weight.shape)}"
+            )
+        value = weight.float()
+        energy = float(value.square().sum())
+        if not math.isfinite(energy) and not bool(value.isfinite().all()):
+            raise ValueError("the weight holds a NaN or an infinity: the checkpoint is damaged")
+        found = self.round_rows(value) if rounding is None else rounding.rows(value, self)
+        return found, float((value - self.dequantize(found)).square().sum()), energy
+
+    def quantize(self, weight: Tensor, rounding: Rounding | None = None) -> tuple[Quantized, float]:
+        """Quantizes a float matrix (N, K); without a ``rounding`` by searching scales.
+
+        Returns:
+            The integers, and the relative round-trip error ‖W − Ŵ‖ / ‖W‖.
+        """
+        return self.quantize_parts(lambda rows: weight[rows], weight.shape, rounding)
+
+    def quantize_parts(
+        self, read: Callable[[slice], Tensor], shape: Sequence[int], rounding: Rounding | None = None
+    ) -> tuple[Quantized, float]:
+        """Does what `quantize` does for a matrix that is not there as a whole.
+
+        ``read`` gives some rows of it, and is called on several threads.
+        """
+        chunks = row_chunks(shape[0], shape[1], CHUNK if rounding is None else rounding.chunk)
+        parts = each(lambda rows: self.quantize_chunk(read(rows), rounding), chunks)
+        whole = joined_rows([part[0] for part in parts])
+        return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
+
+
+def joined_rows(parts: Sequence[Quantized]) -> Quantized:
+    """The weight whose rows the parts hold, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors: dict[str, Any] = {}
+    for field in fields(Quantized):
+        own = [getattr(part, field.name) for part in parts]
+        if isinstance(own[0], Tensor):
+            tensors[field.name] = torch.cat(own)
+    return replace(parts[0], **tensors)
+
+
+def row_chunks(rows: int, columns: int, weights: int) -> list[slice]:
+    """Row ranges of about so many ``weights`` each; all but the last hold whole panels."""
+    step = max(1, weights // max(columns, 1) // PANEL) * PANEL
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def relative_error(error: float, energy: float) -> float:
+    """‖W − Ŵ‖ / ‖W‖ from the two sums of squares; 0 for a weight of zeros."""
+    return math.sqrt(error / energy) if energy > 0 else 0.0

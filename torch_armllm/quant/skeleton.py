@@ -1,0 +1,133 @@
+"""The saved form of a quantized model: packed buffers under their modules' names, the same on every CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from torch_armllm.hf.expert_detection import is_experts, read_layout
+from torch_armllm.hf.expert_layout import parameter
+from torch_armllm.hf.names import TIED
+from torch_armllm.quant.config import ArmInt4Config
+from torch_armllm.quant.layers import Places, is_linear, weight_of
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+from torch_armllm.quant.packing import empty_panels
+
+
+def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Scheme and round-trip error of every packed module, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, TiedEmbedding):
+            found[name] = {"scheme": TIED}
+        elif isinstance(module, (QuantLinear, QuantExperts)):
+            error = None if module.error is None else round(module.error, 6)
+            found[name] = {"scheme": module.scheme, "error": error}
+            if isinstance(module, QuantLinear) and module.order is not None:
+                found[name]["ordered"] = True
+    return found
+
+
+def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
+    """Hangs packed modules without weights into a model that was built on the meta device.
+
+    Raises:
+        ValueError: the configuration names modules that the model does not have or that cannot be packed.
+    """
+    if config.modules is None:
+        raise ValueError(
+            "the quantization_config in config.json has no 'modules': save the model anew by save_pretrained"
+        )
+    hung = Places(model)
+    embeddings = []
+    for name, saved in config.modules.items():
+        try:
+            shell = model.get_submodule(name)
+        except AttributeError:
+            raise ValueError(
+                f"quantization_config names the module {name!r}, which {type(model).__name__} does not have: "
+                "config.json belongs to another model or to another version of transformers"
+            ) from None
+        if saved.get("scheme") == TIED:
+            embeddings.append(shell)
+        else:
+            hung.replace(shell, _empty(name, shell, saved))
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    for shell in embeddings:
+        if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear):
+            raise ValueError("quantization_config ties an embedding to a head that is not quantized")
+        hung.replace(shell, TiedEmbedding(shell, head))
+        shell._parameters["weight"] = None
+
+
+def finish_skeleton(model: Any) -> None:
+    """Takes placeholders away and lets embeddings and heads that are tied share what was loaded."""
+    for module in model.modules():
+        if isinstance(module, QuantLinear):
+            module.__dict__.pop("weight", None)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if isinstance(embedding, TiedEmbedding):
+        embedding.share(head)
+    elif isinstance(head, QuantLinear) and model.config.get_text_config().tie_word_embeddings:
+        head.shell._parameters["weight"] = embedding.weight  # type: ignore[union-attr]  # there is one
+
+
+def forget_ties(model: Any) -> None:
+    """Drops ties of weights that are packed now from what transformers would tie."""
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tied = getattr(model, "all_tied_weights_keys", None)
+    if tied:
+        model.all_tied_weights_keys = {a: b for a, b in tied.items() if a in own and b in own}
+
+
+def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
+    """A packed module on the meta device in the place of a float one, which loses its weights."""
+    made: nn.Module
+    scheme, error = str(saved.get("scheme")), saved.get("error", 0.0)
+    if is_linear(shell):
+        weight = weight_of(shell)
+        rows, columns = weight.shape[::-1] if isinstance(shell, Conv1D) else weight.shape
+        packed = empty_panels((), rows, columns, scheme)
+        bias: Any = shell.bias
+        order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
+        made = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype, order)
+        names: tuple[str, ...] = ("weight",)
+    elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):
+        downs = layout.outer(parameter(shell, "down_proj"))
+        hidden, intermediate = downs[0].shape
+        made = QuantExperts(
+            empty_panels((len(downs),), intermediate, hidden, scheme, 2 if layout.gated else 1),
+            empty_panels((len(downs),), hidden, intermediate, scheme),
+            intermediate,
+            hidden,
+            scheme,
+            layout.activation,
+            layout.limit,
+            *layout.biases(shell),
+            error=error,
+            shell=shell,
+            float_dtype=downs[0].dtype,
+            layout=layout,
+        )
+        names = layout.weights
+    else:
+        raise ValueError(
+            f"quantization_config says that {name} is packed, but {type(shell).__name__} is no layer to pack"
+        )
+    for attribute in names:
+        shell._parameters[attribute] = None
+    if is_linear(shell):
+        made.__dict__["weight"] = placeholder(weight)
+    return made.train(shell.training)
+
+
+def placeholder(weight: torch.Tensor) -> nn.Parameter:
+    """Stands for a weight until the model is loaded: transformers initializes what it finds missing."""
+    empty = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+    empty._is_hf_initialized = True  # type: ignore[attr-defined]
+    return empty

@@ -1,0 +1,121 @@
+"""Where packed weights wait until all of them are made, beside a model that is still whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import IO
+
+import torch
+from torch import Tensor, nn
+
+_IN_MEMORY = 16 << 20
+_ROOMY = "/var/tmp"  # /tmp is made of memory on many systems
+
+
+class Spool:
+    """Holds the buffers of modules: a little in memory, the rest in a temporary file.
+
+    Without it, a model that must be able to stay as it is would need the memory of its float weights and of
+    its packed ones at the same time.  Where no file can be written, memory has to do.
+    """
+
+    def __init__(self, in_memory: int | None = _IN_MEMORY) -> None:
+        """Bytes that may stay ``in_memory`` before a file is used; None for no file."""
+        self._left = in_memory or 0
+        self._file: IO[bytes] | None = None
+        self._full = in_memory is None
+        self._held: dict[nn.Module, dict[str, list[Tensor | _Stored]]] = {}
+
+    def store(self, module: nn.Module) -> None:
+        """Takes a module's buffers; those that are on the meta device already were given to `append`."""
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if not buffer.is_meta:
+                self.append(module, name, buffer)
+                module._buffers[name] = torch.empty_like(buffer, device="meta")
+
+    def append(self, module: nn.Module, name: str, rows: Tensor) -> None:
+        """Takes the next rows of a buffer that the module has on the meta device."""
+        self._held.setdefault(module, {}).setdefault(name, []).append(self._put(rows))
+
+    def load(self, module: nn.Module) -> None:
+        """Gives a module its buffers back."""
+        for name, pieces in self._held.pop(module, {}).items():
+            empty = module._buffers[name]
+            assert empty is not None
+            module._buffers[name] = self._join(pieces, empty)
+
+    def peek(self, module: nn.Module) -> dict[str, Tensor]:
+        """A module's buffers, which stay here."""
+        found = {}
+        for name, pieces in self._held.get(module, {}).items():
+            empty = module._buffers[name]
+            assert empty is not None
+            found[name] = self._join(list(pieces), empty)
+        return found
+
+    def _join(self, pieces: list[Tensor | _Stored], empty: Tensor) -> Tensor:
+        if len(pieces) == 1 and isinstance(pieces[0], Tensor):
+            return pieces[0]
+        whole = torch.empty_like(empty, device="cpu")
+        rest = whole
+        while pieces:
+            piece = pieces.pop(0)
+            if isinstance(piece, Tensor):
+                rest[: len(piece)] = piece
+                rest = rest[len(piece) :]
+            else:
+                self._read(piece.begin, rest[: piece.rows])
+                rest = rest[piece.rows :]
+        assert not len(rest), "a buffer lacks rows"
+        return whole
+
+    def _put(self, rows: Tensor) -> Tensor | _Stored:
+        if rows.nbytes <= self._left or self._full:
+            self._left -= rows.nbytes
+            return rows
+        try:
+            if self._file is None:
+                # closed, and gone, with the spool
+                self._file = tempfile.TemporaryFile(prefix="torch_armllm-", buffering=0, dir=_folder())  # noqa: SIM115
+            return _Stored(self._write(self._file, rows), len(rows))
+        except OSError:  # a full or a read-only disk
+            self._full = True
+            return rows
+
+    @staticmethod
+    def _write(file: IO[bytes], tensor: Tensor) -> int:
+        begin = file.seek(0, 2)
+        rest = _bytes(tensor.contiguous())
+        while rest:
+            rest = rest[file.write(rest) :]
+        return begin
+
+    def _read(self, begin: int, tensor: Tensor) -> None:
+        assert self._file is not None
+        self._file.seek(begin)
+        room = _bytes(tensor)
+        while room:
+            count = self._file.readinto(room)  # type: ignore[attr-defined]  # typing knows no raw files
+            if not count:
+                raise OSError("the temporary file of the quantized weights has lost its end")
+            room = room[count:]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Rows of a buffer in the file, and where they begin."""
+
+    begin: int
+    rows: int
+
+
+def _folder() -> str | None:
+    """Where the file goes: what the environment says, or a folder that is on a disk."""
+    chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return None if chosen or not os.access(_ROOMY, os.W_OK) else _ROOMY
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,1 @@
+"""Request handlers behind the routes."""

@@ -1,0 +1,1 @@
+"""ASGI middleware: API keys, limits, connections."""

@@ -1,0 +1,92 @@
+"""Takes ranges of a process's memory out of the mappings of files, without anybody noticing."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+_MAPS = Path("/proc/self/maps")
+_PIECE = 8  # pages that are there twice at a time, for each thread
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_FAILED = ctypes.c_size_t(-1).value
+
+
+def detachable(starts: Iterable[int], page: int, maps: str | None = None) -> set[int]:
+    """Those of the pages that lie in private mappings of files, as a whole.
+
+    Args:
+        starts: addresses.
+        page: bytes of each.
+        maps: text in the format of ``/proc/self/maps``, which is read by default.
+    """
+    left = sorted(starts, reverse=True)
+    found: set[int] = set()
+    for first, last in _private_files(_MAPS.read_text() if maps is None else maps):
+        while left and left[-1] < first:
+            left.pop()
+        while left and left[-1] + page <= last:
+            found.add(left.pop())
+    return found
+
+
+def detach(starts: Iterable[int], page: int) -> None:
+    """Lets memory of the process take the place of mapped files, on huge pages where the system has them.
+
+    Contents and addresses stay, so that others may read meanwhile; but nobody may write.  Where the system
+    refuses, the mapping stays.
+
+    Args:
+        starts: addresses of pages that are `detachable`, multiples of ``page``.
+        page: bytes of a huge page.
+    """
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+        list(
+            pool.map(lambda piece: _detach(piece[0], page * len(piece), page), _pieces(sorted(starts), page))
+        )
+
+
+def _private_files(maps: str) -> Iterator[tuple[int, int]]:
+    for line in maps.splitlines():
+        addresses, access, _, _, inode, *_ = line.split()
+        if inode != "0" and access[0] == "r" and access[3] == "p":
+            first, _, last = addresses.partition("-")
+            yield int(first, 16), int(last, 16)
+
+
+def _pieces(starts: list[int], page: int) -> Iterator[list[int]]:
+    """Neighbors, so many that they are worth a mapping of their own."""
+    piece: list[int] = []
+    for start in starts:
+        if piece and (start != piece[-1] + page or len(piece) == _PIECE):
+            yield piece
+            piece = []
+        piece.append(start)
+    if piece:
+        yield piece
+
+
+def _detach(start: int, size: int, page: int) -> None:
+    system = ctypes.CDLL(None)
+    word, flags = ctypes.c_size_t, ctypes.c_int
+    system.mmap.restype = system.mremap.restype = word
+    system.mmap.argtypes = (word, word, flags, flags, ctypes.c_int, ctypes.c_long)
+    system.mremap.argtypes = (word, word, word, flags, word)
+    system.madvise.argtypes = (word, word, flags)
+    system.munmap.argtypes = (word, word)
+    access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    room = system.mmap(0, size + page, access, kind, -1, 0)
+    if room == _FAILED:
+        return
+    aligned = -(-room // page) * page  # or its pages could not be huge ones
+    system.madvise(aligned, size, mmap.MADV_HUGEPAGE)
+    ctypes.memmove(aligned, start, size)
+    moved = system.mremap(aligned, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, start)
+    if moved == _FAILED:
+        system.munmap(aligned, size)
+    system.munmap(room, aligned - room)
+    system.munmap(aligned + size, room + page - aligned)

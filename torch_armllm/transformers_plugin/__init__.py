@@ -1,0 +1,1 @@
+"""Plug-in through which transformers loads and saves quantized models."""

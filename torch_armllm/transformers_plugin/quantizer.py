@@ -1,0 +1,169 @@
+"""The quantizer that transformers finds under ``quant_method: armllm``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.base import HfQuantizer
+
+from torch_armllm._version import __version__
+from torch_armllm.quant.config import ArmInt4Config
+
+if TYPE_CHECKING:
+    from torch_armllm.checkpoint.layer_loader import LayerLoader
+    from torch_armllm.quant.report import LayerRecord, Report
+
+_UNWEIGHTED = (
+    "weights were rounded as they were read, without regard to inputs: ArmInt4Config(importance=True) "
+    "regards them, for which it loads the whole float model first"
+)
+
+# What quantizes is imported when it is needed: transformers' own registry imports this file.
+
+
+class ArmInt4Quantizer(HfQuantizer):
+    """Loads a model into packed modules: from a float checkpoint layer by layer, from a saved one as it lies.
+
+    Attributes:
+        report: what became of the model, once it is loaded; of a saved one, once it is patched.
+    """
+
+    requires_calibration = False
+    quantization_config: ArmInt4Config
+
+    def __init__(self, quantization_config: ArmInt4Config, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.report: Report | None = None
+        self._loader: LayerLoader | None = None
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Refuses any place but the CPU."""
+        places = device_map.values() if isinstance(device_map, dict) else [device_map]
+        wrong = [str(place) for place in places if str(place) not in ("None", "cpu", "auto")]
+        if wrong:
+            raise ValueError(
+                f"torch_armllm runs on the CPU; device_map asks for {', '.join(wrong)}: leave it out"
+            )
+
+    def update_device_map(self, device_map: Any) -> Any:
+        """Everything on the CPU, where nothing else is asked for."""
+        return {"": "cpu"} if device_map == "auto" else device_map
+
+    def _process_model_before_weight_loading(
+        self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        from torch_armllm.checkpoint.formats.foreign_loader import ForeignLoader
+        from torch_armllm.checkpoint.layer_loader import LayerLoader, check_files
+        from torch_armllm.quant.skeleton import build_skeleton, forget_ties
+
+        with torch.device("cpu"):
+            check_files(checkpoint_files or [])
+            if self.pre_quantized:
+                build_skeleton(model, self.quantization_config)
+                check_files(checkpoint_files or [], model)
+                forget_ties(model)
+            elif self.quantization_config.source is not None:
+                self._loader = ForeignLoader(model, self.quantization_config)
+            elif not self.quantization_config.importance:
+                self._loader = LayerLoader(model, self.quantization_config)
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
+        """Whether a weight is quantized as soon as it is read."""
+        return self._loader is not None and self._loader.wants(param_name)
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """The operation that takes such a weight."""
+        assert self._loader is not None
+        return _Take(self._loader)
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        from torch_armllm.checkpoint.layer_loader import refuse_missing
+        from torch_armllm.patching.patch import fuse
+        from torch_armllm.quant.attach import attach
+        from torch_armllm.quant.inplace import quantize_by
+        from torch_armllm.quant.report import Report
+        from torch_armllm.quant.skeleton import finish_skeleton
+
+        config = self.quantization_config
+        model.eval()
+        model.__dict__.pop("hf_quantizer", None)
+        del model.config.quantization_config  # type: ignore[union-attr]  # until it is true
+        refuse_missing(model)
+        records: list[LayerRecord] | None = None
+        read_by_layer = self._loader is not None
+        if self.pre_quantized:
+            finish_skeleton(model)
+        elif self._loader is not None:
+            records = self._loader.finish()
+            self._loader = None
+        else:
+            records = quantize_by(config.recipe, model, progress=False)
+        attach(model, config, self)
+        if config.fuse:
+            self.report = fuse(model, config.kv_cache, records)
+        elif records is not None:
+            self.report = Report(records)
+        if self.report is not None and config.source is not None:
+            self.report.notes.append(f"weights are as {config.source} stored them")
+        elif self.report is not None and read_by_layer:
+            self.report.notes.append(_UNWEIGHTED)
+        return model
+
+    def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What ``save_pretrained`` writes; parts of merged weights become tensors of their own."""
+        state = {
+            name: t
+            if t.untyped_storage().nbytes() == t.nbytes
+            else t.clone(memory_format=torch.contiguous_format)
+            for name, t in model.state_dict().items()
+        }
+        return state, {"torch_armllm": __version__}
+
+    def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        from torch_armllm.patching.patch import unpatch
+        from torch_armllm.patching.state import is_patched
+        from torch_armllm.quant.restore import restore
+
+        if is_patched(model):
+            unpatch(model)
+        restore(model)
+        return model.to(dtype)
+
+    def remove_quantization_config(self, model: nn.Module) -> None:
+        """Makes the model an ordinary one for transformers."""
+        from torch_armllm.quant.attach import detach
+
+        detach(model)
+
+    def is_serializable(self) -> bool:
+        """Whether ``save_pretrained`` may be called."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the weights can be trained."""
+        return False
+
+
+class _Take(ConversionOps):  # type: ignore[misc]
+    """Hands weights to the loader instead of to their module."""
+
+    def __init__(self, loader: LayerLoader) -> None:
+        self._loader = loader
+
+    def convert(
+        self, input_dict: dict[str, Any], *args: Any, missing_keys: set[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        left = {}
+        for name, value in input_dict.items():
+            tensor = value[0] if isinstance(value, list) else value
+            if self._loader.wants(name):
+                self._loader.take(name, tensor)
+                if missing_keys is not None:
+                    missing_keys.discard(name)
+            else:
+                left[name] = value
+        return left

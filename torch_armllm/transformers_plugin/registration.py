@@ -1,0 +1,83 @@
+"""Makes the quantizer known to transformers, as soon as transformers is there and no sooner."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from torch_armllm.hf.names import METHOD
+
+_REGISTRY = "transformers.quantizers.auto"
+
+
+def when_transformers_is_there() -> None:
+    """Registers now, or when transformers' registry is imported: importing it here would take seconds."""
+    registry = sys.modules.get(_REGISTRY)
+    if registry is not None:
+        _register(registry)
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+def _register(registry: ModuleType) -> None:
+    if METHOD in registry.AUTO_QUANTIZER_MAPPING:
+        return
+    from torch_armllm.quant.config import ArmInt4Config
+    from torch_armllm.transformers_plugin.quantizer import ArmInt4Quantizer
+
+    registry.register_quantization_config(METHOD)(ArmInt4Config)
+    registry.register_quantizer(METHOD)(ArmInt4Quantizer)
+    _explain_refusal(registry.AutoHfQuantizer, ArmInt4Config)
+
+
+def _explain_refusal(quantizers: Any, own: type) -> None:
+    """Says who reads what another tool quantized, where transformers refuses our configuration for it."""
+    merge = quantizers.merge_quantization_configs
+
+    def explained(stored: Any, given: Any = None) -> Any:
+        said = stored if isinstance(stored, dict) else stored.to_dict()
+        method = said.get("quant_method")
+        if isinstance(given, own) and method is not None and method != METHOD:
+            raise ValueError(
+                f"this checkpoint is quantized by {getattr(method, 'value', method)} already, and "
+                "from_pretrained would leave it so: torch_armllm.load(folder, ArmInt4Config(…)) reads its "
+                "integers as they are, torch_armllm.load(folder, scheme='g32i') quantizes it anew"
+            )
+        return merge(stored, given)
+
+    quantizers.merge_quantization_configs = staticmethod(explained)
+
+
+class _Watch(MetaPathFinder):
+    """Finds the registry by the other finders, once, and has it registered in after its own code ran."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _REGISTRY:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Registering(spec.loader)
+        return spec
+
+
+class _Registering(Loader):
+    """A loader that registers after the module was executed."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _register(module)
