@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 import torch_armllm
+from bench.gguf_writer import write_float
 from bench.quality.divergence import Divergence
-from bench.quality.gguf_file import write_gguf
 from bench.quality.peer import Peer, stored_bits
 from bench.quality.starts import off_grid, padded, sampled, stories
 from torch_armllm.checkpoint.load import load_tokenizer
@@ -81,8 +81,8 @@ class Comparison:
     def theirs(self, peer: Peer) -> None:
         """Has llama.cpp quantize the model and measures that."""
         plain, wide = peer.folder / "plain.gguf", peer.folder / "wide.gguf"
-        write_gguf(self.model, plain)
-        write_gguf(padded(self.model), wide)
+        write_float(plain, self.model)
+        write_float(wide, padded(self.model))
         self.line("llama.cpp, floats", 32, plain.stat().st_size, peer.logits(plain, self.tokens))
         for name, source, kind in (
             ("Q4_0", plain, "q4_0"),

@@ -5,8 +5,8 @@
       --moves FILE                          a JSON map {"move": {old path: new path}} that says in which layer
                                             each file of an older layout belongs
 
-The layers are those of the import-linter contract in pyproject.toml.  All imports count: at the top of a file,
-for typing alone, and inside functions.  An import inside a function is allowed only in the files of
+The layers are those of the import-linter contract in pyproject.toml.  All imports count: top-level ones,
+those for typing alone, and those in functions.  An import inside a function is allowed only in the files of
 `FUNCTION_LEVEL`, each with its reason.
 """
 

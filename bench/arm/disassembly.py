@@ -8,19 +8,36 @@ import subprocess
 from collections.abc import Iterable
 from functools import cache
 
-NEWEST, OLDEST = (
-    22,
-    17,
-)  # versions of LLVM: 17 is the first with models of all the cores; Debian names 19 for now
+NEWEST, OLDEST = 22, 17
+"""Versions of LLVM: 17 is the first with models of all the cores."""
+PREFERRED = 19
+"""The version that Debian 12 and 13 offer, so that figures of different machines compare."""
+
+
+def version(program: str) -> int:
+    """Return the major version of an LLVM program; 0 where it prints none."""
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    match = re.search(r"LLVM version (\d+)", printed)
+    return int(match[1]) if match else 0
 
 
 @cache
 def tool(name: str) -> str:
-    """The program's name with its version; version 19 is preferred, so that figures compare."""
-    for candidate in (f"{name}-19", *(f"{name}-{v}" for v in range(NEWEST, OLDEST - 1, -1)), name):
-        if shutil.which(candidate):
+    """Return the name under which an LLVM tool of a version that knows all the cores is installed.
+
+    Raises:
+        RuntimeError: there is none, or only an older one.
+    """
+    versions = [PREFERRED, *(v for v in range(NEWEST, OLDEST - 1, -1) if v != PREFERRED)]
+    too_old = []
+    for candidate in (*(f"{name}-{v}" for v in versions), name):
+        if shutil.which(candidate) is None:
+            continue
+        if (found := version(candidate)) >= OLDEST:
             return candidate
-    raise RuntimeError(f"no {name} (LLVM {OLDEST} or later); run bench/arm/setup.sh")
+        too_old.append(f"{candidate} is version {found}")
+    reason = f" ({', '.join(too_old)})" if too_old else ""
+    raise RuntimeError(f"no {name} of LLVM {OLDEST} or later{reason}; run bench/arm/setup.sh")
 
 
 def disassemble(opcodes: Iterable[int]) -> dict[int, str]:

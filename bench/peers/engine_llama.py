@@ -12,7 +12,7 @@ from typing import Any
 import llama_cpp as llama
 import numpy as np
 
-from bench.peers.gguf_file import write
+from bench.gguf_writer import write_random
 from bench.peers.shapes import Shape
 from bench.peers.work import Work
 
@@ -174,7 +174,7 @@ def load(engine: str, shape: Shape, threads: int, cache: Path) -> Llama:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(".new")
-        write(scratch, shape)
+        write_random(scratch, shape)
         scratch.rename(path)
     llama.llama_log_set(_errors, ctypes.c_void_p(0))
     return Llama(path, threads)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.arm.counting import Counts, Emulator, has_plugins, parse_blocks, parse_log, symbols
-from bench.arm.disassembly import branch_target, disassemble, kind, neutral
+from bench.arm.disassembly import branch_target, disassemble, kind, neutral, tool
 from bench.arm.model import Mca, Model
 from bench.records import record, table
 
@@ -116,6 +117,38 @@ def test_branches() -> None:
     assert neutral("bl\t#64") == neutral("ret") == neutral("b\t#-8") == "b ."
     assert neutral("blr\tx9") == "br\tx9"
     assert neutral("bfi\tx0, x1, #3, #5") == "bfi\tx0, x1, #3, #5"
+
+
+def fake_tool(folder: Path, name: str, version: str) -> None:
+    program = folder / name
+    program.write_text(f"#!/bin/sh\necho Debian LLVM version {version}\n")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def only_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that is all of PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tool.cache_clear()
+    yield tmp_path
+    tool.cache_clear()
+
+
+def test_tools_without_models_of_all_cores_are_refused(only_these: Path) -> None:
+    fake_tool(only_these, "llvm-mca", "14.0.6")
+    with pytest.raises(RuntimeError, match="LLVM 17 or later .*llvm-mca is version 14.*setup.sh"):
+        tool("llvm-mca")
+
+
+def test_a_newer_tool_is_preferred_to_an_older_one_of_the_plain_name(only_these: Path) -> None:
+    fake_tool(only_these, "llvm-mca", "14.0.6")
+    fake_tool(only_these, "llvm-mca-17", "17.0.6")
+    assert tool("llvm-mca") == "llvm-mca-17"
+
+
+def test_a_missing_tool_names_the_remedy(only_these: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"no llvm-mc of LLVM 17 or later; run bench/arm/setup.sh"):
+        tool("llvm-mc")
 
 
 @llvm("llvm-mc")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from bench.gguf_writer import write_float
 from bench.quality.divergence import Divergence
 from bench.quality.starts import _halves, padded
 from tests.support.models import tiny, token_ids
+from torch_armllm.checkpoint.load import load_model
 
 
 def test_zeros_that_are_appended_change_nothing() -> None:
@@ -21,6 +24,16 @@ def test_zeros_that_are_appended_change_nothing() -> None:
     assert wide.model.layers[0].self_attn.o_proj.weight.shape == (256, 256)
     with torch.no_grad():
         torch.testing.assert_close(wide(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_float_gguf_file_reads_back_as_the_model(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    model = tiny("llama", tie_word_embeddings=True)
+    write_float(tmp_path / "model.gguf", model)
+    read = load_model(str(tmp_path / "model.gguf"), torch.float32, decoded=True)
+    ids = token_ids(2, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-6)
 
 
 def test_rotary_pairs_become_halves() -> None:

@@ -1,4 +1,4 @@
-"""GGUF files of random weights, with the types that llama.cpp's own quantizer gives a ``Q4_0`` file."""
+"""GGUF files for llama.cpp: random weights as ``Q4_0``, or a model's own weights as float32."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
+from torch import Tensor
 
 from bench.peers.shapes import Shape
 
-DEVIATION = 0.02  # of the weights
+DEVIATION = 0.02
+"""Standard deviation of random weights."""
 Array = Any
 
 
-class Writer:
-    """Writes tensors of random numbers."""
+class RandomTensors:
+    """Random tensors with the types that llama.cpp's own quantizer chooses for a ``Q4_0`` file."""
 
     def __init__(self, path: Path, architecture: str) -> None:
         self.file = gguf.GGUFWriter(path, architecture)
         self.random = np.random.default_rng(0)
 
     def floats(self, name: str, *shape: int) -> None:
-        """Of float32: routers."""
+        """Add a float32 tensor, as of a router."""
         values = self.random.normal(0, DEVIATION, shape).astype(np.float32)
         self.file.add_tensor(f"{name}.weight", values)
 
     def ones(self, name: str, size: int) -> None:
-        """Of float32: norms."""
+        """Add a float32 vector of ones, as of a norm."""
         self.file.add_tensor(f"{name}.weight", np.ones(size, np.float32))
 
     def blocks(self, name: str, *shape: int, head: bool = False) -> None:
-        """Of Q4_0; heads of Q6_K, or Q8_0 where rows are no multiple of its 256."""
+        """Add a Q4_0 tensor; for a head Q6_K, or Q8_0 if rows are no multiple of Q6_K's 256."""
         kind = Type.Q4_0 if not head else Type.Q6_K if shape[-1] % 256 == 0 else Type.Q8_0
         length, size = gguf.GGML_QUANT_SIZES[kind]
         count = int(np.prod(shape)) // length
@@ -45,19 +47,18 @@ class Writer:
         self.file.add_tensor(f"{name}.weight", rows, raw_dtype=kind)
 
     def close(self) -> None:
-        self.file.write_header_to_file()
-        self.file.write_kv_data_to_file()
-        self.file.write_tensors_to_file()
-        self.file.close()
+        """Write the file."""
+        _close(self.file)
 
 
 ARCHITECTURES = {"llama": "llama", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2"}
 
 
-def write(path: Path, shape: Shape) -> None:
-    """The whole file."""
+def write_random(path: Path, shape: Shape) -> None:
+    """Write a ``Q4_0`` file of random weights of a shape."""
     c = shape.config
-    writer = Writer(path, ARCHITECTURES[c["model_type"]])
+    writer = RandomTensors(path, ARCHITECTURES[c["model_type"]])
+    writer.file.add_name("random")
     _settings(writer.file, c)
     hidden, vocabulary = c["hidden_size"], c["vocab_size"]
     tied = c["tie_word_embeddings"]
@@ -78,8 +79,54 @@ def write(path: Path, shape: Shape) -> None:
     writer.close()
 
 
+LLAMA_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def write_float(path: Path, model: Any) -> None:
+    """Write a ``LlamaForCausalLM`` with tied embeddings, in float32 and without a tokenizer."""
+    c = model.config.to_dict()
+    c["rope_theta"] = model.config.rope_parameters["rope_theta"]
+    c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    file = gguf.GGUFWriter(path, "llama")
+    _settings(file, c)
+    file.add_file_type(gguf.LlamaFileType.ALL_F32)
+    heads = {"self_attn.q_proj": c["num_attention_heads"], "self_attn.k_proj": c["num_key_value_heads"]}
+    roots = {"embed_tokens": "token_embd", "norm": "output_norm"}
+    for name, weight in model.state_dict().items():
+        parts = name.removeprefix("model.").removesuffix(".weight").split(".", 2)
+        rows = weight.float()
+        if parts[0] == "layers":
+            rows = _pairs(rows, heads[parts[2]]) if parts[2] in heads else rows
+            file.add_tensor(f"blk.{parts[1]}.{LLAMA_NAMES[parts[2]]}.weight", rows.numpy())
+        elif parts[0] in roots:
+            file.add_tensor(f"{roots[parts[0]]}.weight", rows.numpy())
+    _close(file)
+
+
+def _pairs(weight: Tensor, heads: int) -> Tensor:
+    """Interleave the two halves of each head's rows ``(N, K)``, as llama.cpp rotates them."""
+    rows, columns = weight.shape
+    return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def _close(file: gguf.GGUFWriter) -> None:
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
 def _settings(file: gguf.GGUFWriter, c: dict[str, Any]) -> None:
-    file.add_name("random")
     file.add_vocab_size(c["vocab_size"])
     file.add_tokenizer_model("none")
     file.add_block_count(c["num_hidden_layers"])
@@ -114,7 +161,7 @@ def _settings(file: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     file.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
 
 
-def _attention(writer: Writer, at: str, c: dict[str, Any]) -> None:
+def _attention(writer: RandomTensors, at: str, c: dict[str, Any]) -> None:
     hidden, dim = c["hidden_size"], c["head_dim"]
     queries, keys = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
     writer.blocks(f"{at}.attn_q", queries, hidden)
@@ -126,7 +173,7 @@ def _attention(writer: Writer, at: str, c: dict[str, Any]) -> None:
         writer.ones(f"{at}.attn_k_norm", dim)
 
 
-def _latent_attention(writer: Writer, at: str, c: dict[str, Any]) -> None:
+def _latent_attention(writer: RandomTensors, at: str, c: dict[str, Any]) -> None:
     hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
     nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
     writer.blocks(f"{at}.attn_q", heads * (nope + rope), hidden)
@@ -137,13 +184,13 @@ def _latent_attention(writer: Writer, at: str, c: dict[str, Any]) -> None:
     writer.blocks(f"{at}.attn_output", hidden, heads * value)
 
 
-def _mlp(writer: Writer, at: str, hidden: int, inner: int, suffix: str = "") -> None:
+def _mlp(writer: RandomTensors, at: str, hidden: int, inner: int, suffix: str = "") -> None:
     writer.blocks(f"{at}.ffn_gate{suffix}", inner, hidden)
     writer.blocks(f"{at}.ffn_up{suffix}", inner, hidden)
     writer.blocks(f"{at}.ffn_down{suffix}", hidden, inner)
 
 
-def _experts(writer: Writer, at: str, c: dict[str, Any], experts: int) -> None:
+def _experts(writer: RandomTensors, at: str, c: dict[str, Any], experts: int) -> None:
     hidden, inner = c["hidden_size"], c["moe_intermediate_size"]
     writer.floats(f"{at}.ffn_gate_inp", experts, hidden)
     writer.blocks(f"{at}.ffn_gate_exps", experts, inner, hidden)
