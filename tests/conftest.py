@@ -12,7 +12,7 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("ARMLLM_KEEP_PLANS", "0")
+os.environ.setdefault("ARMLLM_PLAN_CACHE", "0")
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from torch_armllm.checkpoint import load
-from torch_armllm.cli.demo_view import Columns
+from torch_armllm.cli.demo_view import SideBySide
 from torch_armllm.cli.main import main
 
 
 def test_columns_stream_the_right_side_beside_the_left(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = Columns("one two three four five", 9)
+    columns = SideBySide("one two three four five", 9)
     columns.put("aaaa bbbb ")
     assert capsys.readouterr().out == ""
     columns.put("cccc dddd")
@@ -25,7 +25,7 @@ def test_columns_stream_the_right_side_beside_the_left(capsys: pytest.CaptureFix
 
 
 def test_columns_print_the_rest_of_a_longer_left_side(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = Columns("one two three four five", 9)
+    columns = SideBySide("one two three four five", 9)
     columns.put("short")
     columns.end()
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [

@@ -30,7 +30,7 @@ def test_the_best_are_given_in_their_order() -> None:
 
 
 def test_as_many_as_are_given_is_no_choice() -> None:
-    assert not SamplingParams(n=2, best_of=2).chooses
+    assert not SamplingParams(n=2, best_of=2).selects_best
     on = engine()
     submit(on, PROMPTS, SamplingParams(n=2, best_of=2, **DRAWN))  # type: ignore[arg-type]
     assert not on.step()[0].finished

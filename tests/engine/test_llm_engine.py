@@ -191,7 +191,7 @@ def test_guesses_change_nothing_and_some_are_right(method: str) -> None:
         guessing["model"] = patched("llama")  # guesses all of them rightly
     on = engine(speculative_config=guessing)
     assert answer_ids(on, prompts(), params) == expected
-    assert on.speculation is not None and on.speculation.acceptance.accepted > 0
+    assert on.speculative_decoder is not None and on.speculative_decoder.acceptance.accepted > 0
     if method == "draft_model":
-        assert on.speculation.acceptance.rate == 1
+        assert on.speculative_decoder.acceptance.rate == 1
     assert at_rest(on)

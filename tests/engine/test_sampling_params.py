@@ -59,8 +59,8 @@ def test_takes_the_borders() -> None:
     SamplingParams(top_k=-1, top_p=1.0, min_p=1.0, temperature=0.0, logprobs=-1, prompt_logprobs=0)
     SamplingParams(presence_penalty=-2, frequency_penalty=2, max_tokens=None, min_tokens=100, seed=-(2**70))
     SamplingParams(n=3, max_tokens=5, min_tokens=5, logit_bias={0: -100, 5: 100.0}, top_k=10**9)
-    assert SamplingParams(stop="end").stop_texts == ("end",)
-    assert SamplingParams(stop=["a", "b"]).stop_texts == ("a", "b")
+    assert SamplingParams(stop="end").stop_strings == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_takes_the_borders() -> None:
 )
 def test_refuses_for_a_model(settings: dict[str, Any], prompt: list[int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        SamplingParams(**settings).check_for(97, prompt)
+        SamplingParams(**settings).check_against_model(97, prompt)
 
 
 def test_takes_what_a_model_has() -> None:
     settings = {"logit_bias": {96: 1.0}, "allowed_token_ids": [0, 96], "logprobs": 97}
-    SamplingParams(**settings).check_for(97, [0, 96])  # type: ignore[arg-type]
+    SamplingParams(**settings).check_against_model(97, [0, 96])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

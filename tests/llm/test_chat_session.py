@@ -15,7 +15,7 @@ from tests.support.stand_in import StandIn
 from torch_armllm.cli.main import main
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm import base
-from torch_armllm.llm.chat_session import Chat, Turn
+from torch_armllm.llm.chat_session import ChatSession, TurnStats
 from torch_armllm.llm.llm import LLM
 
 
@@ -47,7 +47,7 @@ def say(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> N
 
 
 def test_a_conversation_grows(llm: LLM) -> None:
-    chat = Chat(llm, SamplingParams(max_tokens=3), system="Be")
+    chat = ChatSession(llm, SamplingParams(max_tokens=3), system="Be")
     pieces = list(chat.ask("Hi"))
     assert len(pieces) == 3
     assert [m["role"] for m in chat.messages] == ["system", "user", "assistant"]
@@ -60,7 +60,7 @@ def test_a_conversation_grows(llm: LLM) -> None:
 
 
 def test_what_was_not_answered_is_forgotten(llm: LLM) -> None:
-    chat = Chat(llm, SamplingParams(max_tokens=3))
+    chat = ChatSession(llm, SamplingParams(max_tokens=3))
     llm.get_tokenizer().chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         list(chat.ask("Hi"))
@@ -68,9 +68,9 @@ def test_what_was_not_answered_is_forgotten(llm: LLM) -> None:
 
 
 def test_turns_are_told() -> None:
-    turn = Turn(prompt_tokens=40, cached_tokens=32, tokens=11, first=0.5, spent=2.0, reason="stop")
+    turn = TurnStats(prompt_tokens=40, cached_tokens=32, tokens=11, first=0.5, spent=2.0, reason="stop")
     assert str(turn) == "11 tokens, 5.0 tok/s, the first after 0.50 s; prompt 40 tokens, 32 of them cached"
-    assert str(Turn(reason="abort")) == "0 tokens; prompt 0 tokens, 0 of them cached; stopped"
+    assert str(TurnStats(reason="abort")) == "0 tokens; prompt 0 tokens, 0 of them cached; stopped"
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")

@@ -17,7 +17,7 @@ from tests.support.stand_in import StandIn
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm import base
 from torch_armllm.llm.llm import LLM
-from torch_armllm.llm.loader import default_params, engine_config
+from torch_armllm.llm.loader import default_sampling_params, engine_config
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'wrong' %}{{ raise_exception('no such role') }}{% endif %}"
@@ -185,10 +185,10 @@ def test_conversations_that_the_template_refuses(make: Callable[..., LLM]) -> No
 
 
 def test_default_params_are_the_models() -> None:
-    found = default_params(GenerationConfig(temperature=0.6, top_p=0.9, eos_token_id=2))
+    found = default_sampling_params(GenerationConfig(temperature=0.6, top_p=0.9, eos_token_id=2))
     assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == (0.6, 0.9, 0, 16)
-    assert default_params(GenerationConfig(max_new_tokens=99)).max_tokens == 99
-    assert default_params(None).temperature == 1.0
+    assert default_sampling_params(GenerationConfig(max_new_tokens=99)).max_tokens == 99
+    assert default_sampling_params(None).temperature == 1.0
 
 
 def test_settings_by_name() -> None:

@@ -21,7 +21,7 @@ from tests.support.models import tiny
 from tests.support.server_live import NAME, live
 from torch_armllm import LLM, SamplingParams
 from torch_armllm.llm.async_llm import AsyncLLM
-from torch_armllm.llm.plan_cache import constants, entry, keep
+from torch_armllm.llm.plan_cache import cache, constants, entry
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9] * 40, [3]]
@@ -29,7 +29,7 @@ PROMPTS = [[5, 6, 7], [9] * 40, [3]]
 
 @pytest.fixture(autouse=True)
 def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("ARMLLM_KEEP_PLANS", "1")
+    monkeypatch.setenv("ARMLLM_PLAN_CACHE", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return entry.folder()
 
@@ -68,7 +68,7 @@ def test_the_second_time_gives_the_same_tokens_without_a_model(family: str, tmp_
     assert tokens(second) == expected
     assert second.get_tokenizer()("a b")["input_ids"] == first.get_tokenizer()("a b")["input_ids"]
     assert second.get_default_sampling_params() == first.get_default_sampling_params()
-    intakes = [llm.llm_engine.intake.max_model_len for llm in (first, second)]
+    intakes = [llm.llm_engine.preprocessor.max_model_len for llm in (first, second)]
     assert intakes[0] == intakes[1]
     model = second.model
     assert torch_armllm.is_patched(model)
@@ -151,7 +151,7 @@ def test_few_weights_are_there_twice_while_they_are_compared(
         return made
 
     monkeypatch.setattr(constants, "make", counted)
-    monkeypatch.setattr(keep, "_COMPARED_AT_ONCE", most := 20_000)
+    monkeypatch.setattr(cache, "_COMPARED_AT_ONCE", most := 20_000)
     load(folder)
     assert len(sizes) == 4 and not plans.exists()
     damaged[0] = False
@@ -165,7 +165,7 @@ def test_nothing_is_kept_where_that_is_switched_off(
     plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved("llama", tmp_path / "model")
-    monkeypatch.setenv("ARMLLM_KEEP_PLANS", "0")
+    monkeypatch.setenv("ARMLLM_PLAN_CACHE", "0")
     assert not is_stored(load(folder))
     assert not is_stored(load(folder))
     assert not plans.exists()

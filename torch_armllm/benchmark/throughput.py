@@ -12,7 +12,7 @@ from typing import Any
 from torch_armllm.benchmark.prompt_files import Messages, read_prompt_file
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.text.chat_template import conversation_tokens
+from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.llm.llm import LLM
 
 
@@ -80,7 +80,7 @@ def read_prompts(file: Path, count: int | None, llm: LLM) -> list[Prompt]:
 def _prompt(entry: str | Messages, llm: LLM) -> Prompt:
     if isinstance(entry, str):
         return entry
-    return conversation_tokens(llm.get_tokenizer(), entry, add_generation_prompt=True)
+    return render_chat(llm.get_tokenizer(), entry, add_generation_prompt=True)
 
 
 def measure(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, progress: bool = True) -> Throughput:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("latency", help="tokens a second of prompts and of decoding")
     parser.add_argument("--model", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name")

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch_armllm.cli import Subcommands
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser(
         "report", help="what this machine reaches on the shapes of well-known models, with random weights"

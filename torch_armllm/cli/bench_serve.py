@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _KEY_VARIABLES = ("ARMLLM_API_KEY", "OPENAI_API_KEY")
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("serve", help="how long clients of a server wait, and how many it serves")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="of any OpenAI-compatible server")
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     results: list[ServingResult] = []
 
     def tell(model: str, result: ServingResult) -> None:
-        models.add(model)
+        models.add_parser(model)
         results.append(result)
         print(table(result), flush=True)
         for error, times in result.errors.items():

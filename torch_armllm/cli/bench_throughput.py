@@ -10,7 +10,7 @@ from torch_armllm.cli import Subcommands
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("throughput", help="tokens a second when many requests wait")
     parser.add_argument("--model", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name")

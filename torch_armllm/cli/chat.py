@@ -10,12 +10,12 @@ from torch_armllm.cli import Subcommands
 from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 
 if TYPE_CHECKING:
-    from torch_armllm.llm.chat_session import Chat
+    from torch_armllm.llm.chat_session import ChatSession
 
 _HELP = "/clear forgets the conversation, /exit or Ctrl-D ends; Ctrl-C stops an answer"
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("chat", help="talk to a model in the terminal")
     parser.add_argument(
@@ -38,13 +38,13 @@ def run(options: argparse.Namespace) -> None:
     """Loads the model and talks until the user has enough."""
     from dataclasses import replace
 
-    from torch_armllm.llm.chat_session import Chat
+    from torch_armllm.llm.chat_session import ChatSession
     from torch_armllm.llm.llm import LLM
 
     llm = LLM(options.model, **{"max_num_seqs": 1, **engine_arguments(options)})
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
     said = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    chat = Chat(llm, replace(llm.get_default_sampling_params(), **said), options.system)
+    chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **said), options.system)
     print(_HELP)
     while (text := _read()) is not None:
         if text == "/exit":
@@ -71,7 +71,7 @@ def _read() -> str | None:
             return None
 
 
-def _answer(chat: Chat, text: str) -> None:
+def _answer(chat: ChatSession, text: str) -> None:
     try:
         for piece in chat.ask(text):
             print(piece, end="", flush=True)
@@ -80,4 +80,4 @@ def _answer(chat: Chat, text: str) -> None:
     except ValueError as error:
         print(f"{error}; /clear begins anew")
         return
-    print(f"\n[{chat.turn}]")
+    print(f"\n[{chat.last_turn}]")

@@ -7,7 +7,7 @@ import argparse
 from torch_armllm.cli import Subcommands
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("demo", help="a model answers in bfloat16 and in INT4, side by side")
     parser.add_argument(

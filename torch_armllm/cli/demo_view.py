@@ -27,7 +27,7 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """A generated text and how fast it came."""
 
     text: str
@@ -35,12 +35,12 @@ class Answer:
     tokens_per_second: float
 
 
-class Teller(TextStreamer):
+class TimedStreamer(TextStreamer):
     """Hands each finished piece of text on and notes when the tokens came."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, on_text: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.tell = tell
+        self.on_text = on_text
         self.text = ""
         self.times: list[float] = []
 
@@ -52,16 +52,16 @@ class Teller(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Called with each piece of text that no later token can change."""
         self.text += text
-        self.tell(text)
+        self.on_text(text)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Completion:
         """What came; the speed is that of decoding, the first token left out."""
         steps = len(self.times) - 2
         spent = self.times[-1] - self.times[1] if steps > 0 else 0.0
-        return Answer(self.text, max(len(self.times) - 1, 0), steps / spent if spent > 0 else 0.0)
+        return Completion(self.text, max(len(self.times) - 1, 0), steps / spent if spent > 0 else 0.0)
 
 
-class Columns:
+class SideBySide:
     """Prints a finished text on the left and one that is still being written on the right."""
 
     def __init__(self, left: str, width: int) -> None:
@@ -129,7 +129,7 @@ def show(source: str, prompts: Sequence[str], max_new_tokens: int, quantize: str
     after = []
     for prompt, old in zip(prompts, before, strict=True):
         print(f"\n> {prompt}\n  {names[0]:<{width}} │ {names[1]}")
-        columns = Columns(old.text, width)
+        columns = SideBySide(old.text, width)
         after.append(_generate(model, tokenizer, prompt, max_new_tokens, columns.put))
         columns.end()
         speeds = [f"{answer.tokens_per_second:.1f} tokens/s" for answer in (old, after[-1])]
@@ -148,8 +148,8 @@ def _generate(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     max_new_tokens: int,
-    tell: Callable[[str], None],
-) -> Answer:
+    on_text: Callable[[str], None],
+) -> Completion:
     if tokenizer.chat_template:
         message = [{"role": "user", "content": prompt}]
         inputs = tokenizer.apply_chat_template(
@@ -157,14 +157,14 @@ def _generate(
         )
     else:
         inputs = tokenizer(prompt, return_tensors="pt")
-    teller = Teller(tokenizer, tell)
+    streamer = TimedStreamer(tokenizer, on_text)
     config = copy.deepcopy(model.generation_config)
     config.update(max_new_tokens=max_new_tokens, do_sample=False, temperature=None, top_p=None, top_k=None)
-    model.generate(**inputs, generation_config=config, streamer=teller)
-    return teller.answer()
+    model.generate(**inputs, generation_config=config, streamer=streamer)
+    return streamer.answer()
 
 
-def _speed(answers: Sequence[Answer]) -> float:
+def _speed(answers: Sequence[Completion]) -> float:
     """Tokens a second over all answers."""
     rated = [answer for answer in answers if answer.tokens_per_second > 0]
     spent = sum((answer.tokens - 1) / answer.tokens_per_second for answer in rated)

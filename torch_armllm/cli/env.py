@@ -8,7 +8,7 @@ import json
 from torch_armllm.cli import Subcommands
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("env", help="what this machine offers and what is in the way")
     parser.add_argument("--json", action="store_true", help="one JSON object")

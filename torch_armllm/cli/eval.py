@@ -14,7 +14,7 @@ _SETTINGS = (
 )
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("eval", help="accuracy of a model in several schemes, by lm-eval's tasks")
     parser.add_argument("model", help="smollm2, smollm2-moe, a folder or a hub name")

@@ -52,15 +52,20 @@ def build_parser() -> argparse.ArgumentParser:
         prog="torch-armllm", description="Fast Hugging Face language models on Arm CPUs."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    added = [demo.add(commands), chat.add(commands), serve.add(commands), quantize.add(commands)]
+    added = [
+        demo.add_parser(commands),
+        chat.add_parser(commands),
+        serve.add_parser(commands),
+        quantize.add_parser(commands),
+    ]
     bench = commands.add_parser("bench", help="measurements").add_subparsers(dest="what", required=True)
     added += [
-        bench_latency.add(bench),
-        bench_throughput.add(bench),
-        bench_serve.add(bench),
-        bench_report.add(bench),
+        bench_latency.add_parser(bench),
+        bench_throughput.add_parser(bench),
+        bench_serve.add_parser(bench),
+        bench_report.add_parser(bench),
     ]
-    added += [eval.add(commands), env.add(commands), models.add(commands)]
+    added += [eval.add_parser(commands), env.add_parser(commands), models.add_parser(commands)]
     for command in added:
         command.add_argument("--threads", type=int, help="cores to use; default: as torch decides")
     return parser

@@ -8,7 +8,7 @@ import json
 from torch_armllm.cli import Subcommands
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("models", help="what becomes of each causal language model of transformers")
     parser.add_argument(

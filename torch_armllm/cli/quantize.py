@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch_armllm.quant.report import Report
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("quantize", help="a checkpoint becomes a quantized one, layer by layer")
     parser.add_argument("model", help="smollm2, a checkpoint's folder, a GGUF file or a hub name")

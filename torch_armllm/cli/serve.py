@@ -13,7 +13,7 @@ from torch_armllm.system.gc_pause import collection_paused
 _KEY_VARIABLE = "ARMLLM_API_KEY"
 
 
-def add(commands: Subcommands) -> argparse.ArgumentParser:
+def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     """Adds the command to the command line."""
     parser = commands.add_parser("serve", help="an OpenAI-compatible server")
     parser.add_argument("model", nargs="+", help="smollm2, smollm2-moe, a folder or a hub name; or several")
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
         models = Models(settings, engine)
         for name, source in zip(names, options.model, strict=True):
             model = ModelSettings(name, source, {"progress": True}, template, options.tool_call_parser)
-            models.add(models.read(model), model)
+            models.add_parser(models.read(model), model)
         host, port = listening.getsockname()[:2]
         print(f"serving {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         asyncio.run(serve(models, listening))

@@ -12,13 +12,13 @@ from torch_armllm.engine.execution.plan_runner import ModelRunner
 from torch_armllm.engine.execution.thread_team import Team, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import longest_text
-from torch_armllm.engine.preprocess import Intake
+from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Answer
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from torch_armllm.engine.speculative.build import build_speculation
-from torch_armllm.engine.text.detokenizer import Pieces
-from torch_armllm.engine.text.stopping import AnswerText, end_tokens
+from torch_armllm.engine.speculative.build import build_speculative_decoder
+from torch_armllm.engine.text.detokenizer import TokenPieces
+from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.budget import KvMemory, shape_by_config, size_kv_memory
@@ -85,24 +85,26 @@ def build_engine(
     for advice in diagnostics.warnings(diagnostics.describe()):
         logger.warning("%s", advice)
     scheduler = Scheduler(_limits(config, max_model_len), blocks, config.scheduling_policy)
-    ends = end_tokens(tokenizer, getattr(model, "generation_config", None))
+    ends = find_eos_token_ids(tokenizer, getattr(model, "generation_config", None))
     sampler = Sampler(drawable, ends, tokenizer)
-    intake = Intake(tokenizer, max_model_len, sampler.check, config.seed)
+    preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed)
 
-    pieces = None if tokenizer is None else (Pieces(tokenizer, False), Pieces(tokenizer, True))
+    pieces = None if tokenizer is None else (TokenPieces(tokenizer, False), TokenPieces(tokenizer, True))
 
-    def begin_text(answer: Answer) -> AnswerText:
+    def begin_text(answer: Answer) -> OutputText:
         prompt = answer.request.prompt_token_ids
-        return AnswerText(tokenizer, answer.params, prompt, ends, max_model_len, pieces)
+        return OutputText(tokenizer, answer.params, prompt, ends, max_model_len, pieces)
 
-    speculation = None
+    speculative_decoder = None
     if config.speculative_config is not None and forward is not None:
         positions = blocks.num_blocks * blocks.block_size
-        speculation = build_speculation(
+        speculative_decoder = build_speculative_decoder(
             config.speculative_config, sampler, positions, config.max_num_batched_tokens
         )
     log_stats = not config.disable_log_stats
-    return LLMEngine(intake, scheduler, runner, sampler, begin_text, speculation, log_stats, trace)
+    return LLMEngine(
+        preprocessor, scheduler, runner, sampler, begin_text, speculative_decoder, log_stats, trace
+    )
 
 
 def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.execution.computed import Computed
-from torch_armllm.engine.output_builder import Assembler
+from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import RequestOutput
-from torch_armllm.engine.preprocess import Intake, Prompt
+from torch_armllm.engine.preprocess import Preprocessor, Prompt
 from torch_armllm.engine.request import Answer, Request, Status
-from torch_armllm.engine.sampling.sampler import Drawn, Sampler
+from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.scheduler import Scheduler
-from torch_armllm.engine.speculative.drafting import Speculation
+from torch_armllm.engine.speculative.drafting import SpeculativeDecoder
 from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Step
-from torch_armllm.engine.text.stopping import AnswerText
+from torch_armllm.engine.text.stopping import OutputText
 from torch_armllm.engine.trace import NO_TRACE, Trace
 
 
@@ -44,12 +44,12 @@ class LLMEngine:
     Not for several threads at once.
 
     Args:
-        intake: makes requests of prompts.
+        preprocessor: makes requests of prompts.
         scheduler: decides what a step computes.
         runner: computes it.
         sampler: draws tokens of logits.
         begin_text: makes an answer's text, which tells when it has come to its end.
-        speculation: guesses tokens ahead; None: nothing is guessed.
+        speculative_decoder: drafts tokens; None: no speculative decoding.
         log_stats: whether a line of rates is logged while requests run.
         trace: takes notes of what a step spends its time on.
 
@@ -59,27 +59,27 @@ class LLMEngine:
 
     def __init__(
         self,
-        intake: Intake,
+        preprocessor: Preprocessor,
         scheduler: Scheduler,
         runner: Runner,
         sampler: Sampler,
-        begin_text: Callable[[Answer], AnswerText],
-        speculation: Speculation | None = None,
+        begin_text: Callable[[Answer], OutputText],
+        speculative_decoder: SpeculativeDecoder | None = None,
         log_stats: bool = False,
         trace: Trace = NO_TRACE,
     ) -> None:
-        self.intake = intake
+        self.preprocessor = preprocessor
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
-        self.speculation = speculation
-        self._verify = speculation.verify if speculation is not None else sampler.verify_all
+        self.speculative_decoder = speculative_decoder
+        self._verify = speculative_decoder.verify if speculative_decoder is not None else sampler.verify_batch
         self.stats = EngineStats(self._gauges, log_stats)
         self._trace = trace
         self._begin_text = begin_text
-        self._assembler = Assembler()
+        self._output_builder = OutputBuilder()
         self._requests: dict[str, Request] = {}
-        self._texts: dict[Answer, AnswerText] = {}
+        self._texts: dict[Answer, OutputText] = {}
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
@@ -97,7 +97,7 @@ class LLMEngine:
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is running already; give every request its own name")
-        request = self.intake.request(request_id, prompt, params or SamplingParams(), priority)
+        request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
         self.scheduler.add(request)
         self._requests[request_id] = request
 
@@ -138,8 +138,8 @@ class LLMEngine:
             raise self._give_up(step, error) from error
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
-        takes_best = step.decodes and self.speculation is None and self.sampler.takes_best
-        logits, best = self.runner.compute(step, takes_best)
+        greedy_only = step.decodes and self.speculative_decoder is None and self.sampler.greedy_only
+        logits, best = self.runner.compute(step, greedy_only)
         drawn = None if best is None else self._take(step, best)
         if drawn is None:
             tokens = self._draw(step, logits)
@@ -151,8 +151,8 @@ class LLMEngine:
         self.scheduler.complete(step, drawn)
         self.scheduler.note_time(step, now - began)
         changed = self._advance(drawn, now)
-        if self.speculation is not None:
-            self.speculation.propose([a for a in drawn if a.status is Status.RUNNING])
+        if self.speculative_decoder is not None:
+            self.speculative_decoder.propose([a for a in drawn if a.status is Status.RUNNING])
         outputs = self._outputs(changed)
         self._trace.mark("finish")
         if self._trace is not NO_TRACE:
@@ -183,7 +183,7 @@ class LLMEngine:
     def _take(self, step: Step, best: array[int]) -> dict[Answer, list[int]] | None:
         """The best tokens of a step that `Step.decodes`; None where they have to be drawn by their logits."""
         answers = [answer for answer, _, _ in step.scheduled]
-        tokens = self.sampler.take(best, answers)
+        tokens = self.sampler.take_greedy(best, answers)
         self._trace.mark("sample")
         if tokens is None:
             return None
@@ -193,7 +193,7 @@ class LLMEngine:
             drawn[answer] = [token_id]
         return drawn
 
-    def _draw(self, step: Step, logits: Tensor) -> dict[Answer, list[Drawn]]:
+    def _draw(self, step: Step, logits: Tensor) -> dict[Answer, list[SampledToken]]:
         """Tokens of every answer that the step brings forward: one, and as many as were guessed rightly."""
         answers: list[Answer] = []
         counts: list[int] = []
@@ -222,7 +222,7 @@ class LLMEngine:
     def _siblings(self, answer: Answer) -> list[Answer]:
         """A request's further answers, made when its prompt is read: they draw from the same logits."""
         request = answer.request
-        return self.scheduler.fork(answer) if len(request.answers) < request.params.width else []
+        return self.scheduler.fork(answer) if len(request.answers) < request.params.num_sequences else []
 
     def _note_prompt(self, answer: Answer, start: int, logits: Tensor) -> None:
         """Keeps log-probabilities of the prompt's tokens that follow positions from ``start`` on."""
@@ -235,7 +235,7 @@ class LLMEngine:
             assert count is not None
             found += self.sampler.prompt_logprobs(rows, prompt[new.start : new.stop], count)
 
-    def _append(self, answer: Answer, drawn: Sequence[Drawn]) -> list[int]:
+    def _append(self, answer: Answer, drawn: Sequence[SampledToken]) -> list[int]:
         """Lengthens an answer's text up to its end and returns the tokens that belong to it."""
         kept = []
         for one in drawn:
@@ -274,7 +274,7 @@ class LLMEngine:
             finished = request.finished
             if finished:
                 request.metrics.finished_time = time.monotonic()
-            output = self._assembler.output(request, finished, self._texts)
+            output = self._output_builder.build(request, finished, self._texts)
             if output is not None:
                 outputs.append(output)
             if finished:
@@ -288,6 +288,6 @@ class LLMEngine:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
-        self._assembler.forget(request)
+        self._output_builder.forget(request)
         for answer in request.answers:
             self._texts.pop(answer, None)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampling_params import RequestOutputKind
-from torch_armllm.engine.text.stopping import AnswerText
+from torch_armllm.engine.text.stopping import OutputText
 
 _DELTA, _FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 
-class Reported:
+class DeltaProgress:
     """How much of an answer its outputs have held."""
 
     __slots__ = ("finished", "text", "tokens")
@@ -23,19 +23,19 @@ class Reported:
         self.finished = False
 
 
-class Assembler:
+class OutputBuilder:
     """Makes outputs of the kind that a request asked for."""
 
     def __init__(self) -> None:
-        self._reported: dict[Answer, Reported] = {}
+        self._reported: dict[Answer, DeltaProgress] = {}
 
     def forget(self, request: Request) -> None:
         """Lets go of what is kept for a request."""
         for answer in request.answers:
             self._reported.pop(answer, None)
 
-    def output(
-        self, request: Request, finished: bool, texts: Mapping[Answer, AnswerText]
+    def build(
+        self, request: Request, finished: bool, texts: Mapping[Answer, OutputText]
     ) -> RequestOutput | None:
         """A request's output after a step, or None where its kind wants none yet.
 
@@ -45,17 +45,17 @@ class Assembler:
             texts: of the answers that have begun.
         """
         params = request.params
-        kind, chooses = params.output_kind, params.best_of is not None and params.chooses
-        if not finished and (kind is _FINAL_ONLY or chooses):
+        kind, selects_best = params.output_kind, params.best_of is not None and params.selects_best
+        if not finished and (kind is _FINAL_ONLY or selects_best):
             return None
         wants_logprobs = params.logprobs is not None
         outputs = []
-        for answer in _best(request) if chooses else request.answers:
+        for answer in _best(request) if selects_best else request.answers:
             begun = texts.get(answer)
             text = "" if begun is None else begun.text
             first, shown = 0, 0
             if kind is _DELTA:
-                begin = self._begin_delta(answer, len(text))
+                begin = self._advance_delta(answer, len(text))
                 if begin is None:
                     continue
                 first, shown = begin
@@ -70,7 +70,7 @@ class Assembler:
                     answer.stop_reason,
                 )
             )
-        if chooses:
+        if selects_best:
             for index, output in enumerate(outputs):
                 output.index = index
         return RequestOutput(
@@ -84,9 +84,9 @@ class Assembler:
             request.metrics,
         )
 
-    def _begin_delta(self, answer: Answer, length: int) -> tuple[int, int] | None:
+    def _advance_delta(self, answer: Answer, length: int) -> tuple[int, int] | None:
         """How many tokens and characters were reported before; None where there are no more of them."""
-        reported = self._reported.setdefault(answer, Reported())
+        reported = self._reported.setdefault(answer, DeltaProgress())
         first, shown = reported.tokens, reported.text
         finished = answer.status is Status.FINISHED
         if first == answer.output_length and shown == length and reported.finished == finished:

@@ -20,7 +20,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _SEEDS = 2**63
 
 
-class Intake:
+class Preprocessor:
     """Makes requests of prompts, and refuses what cannot be served.
 
     Args:
@@ -42,7 +42,9 @@ class Intake:
         self.max_model_len = max_model_len
         self._seeds = random.Random(seed)
 
-    def request(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> Request:
+    def build_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
+    ) -> Request:
         """A new request.
 
         Raises:

@@ -36,7 +36,7 @@ class Request:
         params: how tokens are drawn.
         seed: `params.seed`, or one drawn at submission.
         priority: lower ones are served first; equal ones in the order in which they came.
-        answers: the first alone until the prompt is read, then `params.width`.
+        answers: the first alone until the prompt is read, then `params.num_sequences`.
     """
 
     request_id: str

@@ -104,35 +104,35 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     best_of: int | None = None
 
-    stop_texts: tuple[str, ...] = field(init=False, repr=False)
+    stop_strings: tuple[str, ...] = field(init=False, repr=False)
     """`stop` as a tuple."""
 
     def __post_init__(self) -> None:
         _check(self)
-        self.stop_texts = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        self.stop_strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def width(self) -> int:
+    def num_sequences(self) -> int:
         """Answers that are written."""
         return self.n if self.best_of is None else self.best_of
 
     @property
-    def chooses(self) -> bool:
+    def selects_best(self) -> bool:
         """Whether more answers are written than given."""
-        return self.width > self.n
+        return self.num_sequences > self.n
 
     @property
     def logprobs_needed(self) -> int | None:
         """`logprobs`, or 0 where the drawn tokens' own tell which answers are the best."""
-        return 0 if self.logprobs is None and self.chooses else self.logprobs
+        return 0 if self.logprobs is None and self.selects_best else self.logprobs
 
-    def check_for(self, vocab_size: int, prompt_token_ids: Sequence[int] = ()) -> None:
+    def check_against_model(self, vocab_size: int, prompt_token_ids: Sequence[int] = ()) -> None:
         """Checks what depends on the model: the token ids of the settings and of a prompt.
 
         Raises:
             ValueError: an id is not below ``vocab_size``, or more log-probabilities than that are wanted.
         """
-        _check_for(self, vocab_size, prompt_token_ids)
+        _check_against_model(self, vocab_size, prompt_token_ids)
 
 
 def _number(name: str, value: Any, low: float, high: float, remedy: str, above: bool = False) -> None:
@@ -189,11 +189,11 @@ def _check_filters(params: SamplingParams) -> None:
         raise ValueError(f"repetition_penalty is {params.repetition_penalty}; give at least 1e-30")
     if params.best_of is not None:
         _whole("best_of", params.best_of, params.n, f"write at least n = {params.n} answers to choose from")
-    if params.width > 1 and params.temperature < 1e-5:
-        name = "best_of" if params.chooses else "n"
+    if params.num_sequences > 1 and params.temperature < 1e-5:
+        name = "best_of" if params.selects_best else "n"
         raise ValueError(
-            f"{name} is {params.width}, but temperature {params.temperature} makes all answers the same; "
-            "raise the temperature or ask for one answer"
+            f"{name} is {params.num_sequences}, but temperature {params.temperature} makes all answers the "
+            "same; raise the temperature or ask for one answer"
         )
     if params.seed is not None and (isinstance(params.seed, bool) or not isinstance(params.seed, int)):
         raise ValueError(f"seed must be a whole number or None, but it is {params.seed!r}")
@@ -229,7 +229,9 @@ def _check(params: SamplingParams) -> None:
     _check_tokens(params)
 
 
-def _check_for(params: SamplingParams, vocab_size: int, prompt_token_ids: Sequence[int] = ()) -> None:
+def _check_against_model(
+    params: SamplingParams, vocab_size: int, prompt_token_ids: Sequence[int] = ()
+) -> None:
     """Raises ValueError where a token id is none of the model's, or more are asked for than there are."""
     last = vocab_size - 1
     if prompt_token_ids and not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) <= last:

@@ -14,14 +14,14 @@ from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.llm.base import LoadedModel
+from torch_armllm.llm.base import LLMBase
 
 T = TypeVar("T")
 
 __all__ = ["AsyncLLM", "EngineDeadError", "StepFailedError"]
 
 
-class AsyncLLM(LoadedModel):
+class AsyncLLM(LLMBase):
     """A model that serves many requests at once, each streamed to whoever asked.
 
     The engine runs in a thread of its own, which sleeps while there is nothing to do; coroutines of several

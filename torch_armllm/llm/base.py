@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.llm.cached_loader import load_or_find
+from torch_armllm.llm.cached_loader import load_with_plan_cache
 from torch_armllm.llm.loader import (
-    Loaded,
-    default_params,
+    LoadedEngine,
+    default_sampling_params,
     engine_config,
     load_engine,
     load_patched,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class LoadedModel:
+class LLMBase:
     """An engine with its tokenizer, and its model for those who ask for it.
 
     Of a folder of packed weights that was loaded before, there is no model until somebody asks.
@@ -54,7 +54,7 @@ class LoadedModel:
         options = take_options(settings)
         config = engine_config(settings)
 
-        def load() -> Loaded:
+        def load() -> LoadedEngine:
             return load_engine(
                 model,
                 tokenizer,
@@ -70,7 +70,7 @@ class LoadedModel:
             return load_patched(model, dtype, recipe, progress, config.kv_cache_dtype)
 
         asked = {"dtype": dtype, "quantization": quantization, **options}
-        loaded = load_or_find(model, tokenizer, config, asked, skip_tokenizer_init, load)
+        loaded = load_with_plan_cache(model, tokenizer, config, asked, skip_tokenizer_init, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model
         self._one_at_a_time = threading.Lock()
@@ -111,4 +111,4 @@ class LoadedModel:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config recommends."""
-        return default_params(getattr(self._model, "generation_config", None))
+        return default_sampling_params(getattr(self._model, "generation_config", None))

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.llm.loader import Loaded
-from torch_armllm.llm.plan_cache.keep import find, keep
-from torch_armllm.llm.plan_cache.key import Key, key_of
+from torch_armllm.llm.loader import LoadedEngine
+from torch_armllm.llm.plan_cache.cache import lookup, store
+from torch_armllm.llm.plan_cache.key import PlanKey, plan_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SETTING = "ARMLLM_KEEP_PLANS"
+SETTING = "ARMLLM_PLAN_CACHE"
 """Environment variable; ``0`` neither keeps plans nor looks for them."""
 
 logger = logging.getLogger(__name__)
 
 
-def load_or_find(
+def load_with_plan_cache(
     source: Any,
     tokenizer: str | PreTrainedTokenizerBase | None,
     config: EngineConfig,
     asked: Mapping[str, Any],
     skip_tokenizer_init: bool,
-    load: Callable[[], Loaded],
-) -> Loaded:
+    load: Callable[[], LoadedEngine],
+) -> LoadedEngine:
     """What ``load`` gives; of a folder of packed weights whose plan was kept, an engine without its model.
 
     Args:
@@ -41,7 +41,7 @@ def load_or_find(
         load: loads model, tokenizer and engine; if it can be kept, it is for the next time.
     """
     key = _key(source, config, asked)
-    found = None if key is None else find(key)
+    found = None if key is None else lookup(key)
     if key is None or found is None:
         loaded = load()
         if key is not None:
@@ -57,21 +57,21 @@ def load_or_find(
 
         tokenizer = load_tokenizer(tokenizer or key["folder"])
     assert not isinstance(tokenizer, str)
-    return Loaded(build_engine(model, tokenizer, config), model, tokenizer)
+    return LoadedEngine(build_engine(model, tokenizer, config), model, tokenizer)
 
 
-def _key(source: Any, config: EngineConfig, asked: Mapping[str, Any]) -> Key | None:
+def _key(source: Any, config: EngineConfig, asked: Mapping[str, Any]) -> PlanKey | None:
     if not isinstance(source, str) or os.environ.get(SETTING) == "0":
         return None
-    return key_of(
+    return plan_key(
         source, {name: repr(value) for name, value in asked.items()} | {"kv": config.kv_cache_dtype}
     )
 
 
-def _keep(key: Key, loaded: Loaded, own_tokenizer: bool) -> None:
+def _keep(key: PlanKey, loaded: LoadedEngine, own_tokenizer: bool) -> None:
     """Keeps a plan; whatever is in the way only costs the next process a capture."""
     try:
-        reason = keep(key, loaded.model, loaded.engine.runner, loaded.tokenizer if own_tokenizer else None)
+        reason = store(key, loaded.model, loaded.engine.runner, loaded.tokenizer if own_tokenizer else None)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
     if reason is not None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.engine.text.chat_template import conversation_tokens
+from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.llm.llm import LLM
 
 
 @dataclass
-class Turn:
+class TurnStats:
     """How an answer came.
 
     Attributes:
@@ -43,7 +43,7 @@ class Turn:
         )
 
 
-class Chat:
+class ChatSession:
     """Keeps the messages; the prefix cache keeps what the model has read of them.
 
     Args:
@@ -69,7 +69,7 @@ class Chat:
         self._system = system
         self._template = template or {}
         self.messages: list[dict[str, Any]] = []
-        self.turn = Turn()
+        self.turn = TurnStats()
         self.clear()
 
     def clear(self) -> None:
@@ -83,11 +83,9 @@ class Chat:
             ValueError: the conversation is too long, or the template refuses it; the question is forgotten.
         """
         began = time.perf_counter()
-        self.turn = turn = Turn(reason="abort")
+        self.turn = turn = TurnStats(reason="abort")
         asked = [*self.messages, {"role": "user", "content": text}]
-        prompt = conversation_tokens(
-            self._llm.get_tokenizer(), asked, add_generation_prompt=True, **self._template
-        )
+        prompt = render_chat(self._llm.get_tokenizer(), asked, add_generation_prompt=True, **self._template)
         written = ""
         try:
             with closing(self._llm.stream(prompt, self._params)) as outputs:

@@ -13,8 +13,8 @@ from tqdm.auto import tqdm
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
-from torch_armllm.engine.text.chat_template import conversation_tokens
-from torch_armllm.llm.base import LoadedModel
+from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.llm.base import LLMBase
 from torch_armllm.system.sigint import interrupts_held
 
 Prompts = Prompt | Sequence[Prompt]
@@ -22,7 +22,7 @@ Prompts = Prompt | Sequence[Prompt]
 Conversation = list[dict[str, Any]]
 
 
-class LLM(LoadedModel):
+class LLM(LLMBase):
     """A model that answers prompts in batches; names and defaults are vLLM's.
 
     Args:
@@ -75,7 +75,7 @@ class LLM(LoadedModel):
         Raises:
             ValueError: a prompt cannot be served (the message says which), or the lists differ in length.
         """
-        some = as_prompts(prompts)
+        some = as_prompt_list(prompts)
         params = self._params(sampling_params, len(some))
         priorities = _one_each("priority", priority, len(some), 0)
         done: dict[str, RequestOutput] = {}
@@ -134,7 +134,7 @@ class LLM(LoadedModel):
         prompts = []
         for index, conversation in enumerate(several):
             with _named("conversation", index, len(several)):
-                prompts.append(conversation_tokens(self._tokenizer, list(conversation), **options))  # type: ignore[arg-type]
+                prompts.append(render_chat(self._tokenizer, list(conversation), **options))  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(
@@ -189,7 +189,7 @@ class LLM(LoadedModel):
         return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in several]
 
 
-def as_prompts(prompts: Prompts) -> list[Prompt]:
+def as_prompt_list(prompts: Prompts) -> list[Prompt]:
     """Prompts as a list of single ones."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]

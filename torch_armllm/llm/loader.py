@@ -23,7 +23,7 @@ _QUANTIZATION = ("head", "ignore", "overrides", "method", "allow_outliers")
 """Settings of a recipe, beside its scheme."""
 
 
-class Loaded(NamedTuple):
+class LoadedEngine(NamedTuple):
     """An engine, and what it was made of: a patched model, or a `StoredModel`."""
 
     engine: LLMEngine
@@ -40,7 +40,7 @@ def load_engine(
     skip_tokenizer_init: bool = False,
     progress: bool = True,
     config: EngineConfig | None = None,
-) -> Loaded:
+) -> LoadedEngine:
     """Loads a model and its tokenizer, patches the model if it is not, and puts an engine together.
 
     Args:
@@ -61,7 +61,7 @@ def load_engine(
     source = model if isinstance(model, str) else model.name_or_path
     own_tokenizer = None if skip_tokenizer_init else _tokenizer(tokenizer, source, isinstance(model, str))
     loaded = load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
-    return Loaded(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
+    return LoadedEngine(build_engine(loaded, own_tokenizer, config), loaded, own_tokenizer)
 
 
 def load_patched(
@@ -124,7 +124,7 @@ def make_recipe(quantization: str | None, options: dict[str, Any]) -> Recipe | N
     return None
 
 
-def default_params(generation: GenerationConfig | None) -> SamplingParams:
+def default_sampling_params(generation: GenerationConfig | None) -> SamplingParams:
     """The settings that a model's makers recommend."""
     recommended = {
         name: value

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from torch_armllm.engine.text.chat_template import conversation_tokens
+from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.protocol.chat import Message
 
@@ -63,7 +63,7 @@ class Conversations:
             options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
         if {"tokenize", "chat_template", "conversation", "tokenizer"} & set(body.chat_template_kwargs or {}):
             raise ApiError(400, "chat_template_kwargs are variables of the template", "chat_template_kwargs")
-        return await self._run(lambda: conversation_tokens(self.tokenizer, messages, **options), "messages")
+        return await self._run(lambda: render_chat(self.tokenizer, messages, **options), "messages")
 
     async def of_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
         """The prompt that a text becomes."""

@@ -50,7 +50,7 @@ class Serving:
         self._users = 0
         self.settings = settings
         self.created = int(time.time())
-        self.max_model_len = engine.intake.max_model_len
+        self.max_model_len = engine.preprocessor.max_model_len
         self.vocabulary = llm.vocabulary
         self.defaults = llm.get_default_sampling_params()
         self.admission = Admission(engine.scheduler.config.max_num_seqs, settings.max_queue)

@@ -251,5 +251,5 @@ def test_an_answer_is_drawn_for_once() -> None:
     sampler = on.sampler
     request = Request("one", prompts(1)[0], GREEDY, seed=0)
     answers: list[Answer] = list(request.answers)
-    assert sampler.take(array("q", [7]), answers) == [7]
-    assert sampler.take(array("q", [-1]), answers) is None
+    assert sampler.take_greedy(array("q", [7]), answers) == [7]
+    assert sampler.take_greedy(array("q", [-1]), answers) is None

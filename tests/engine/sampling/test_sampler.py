@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.request import Answer, Request
-from torch_armllm.engine.sampling.batch import answer_seed
+from torch_armllm.engine.sampling.batch import sequence_seed
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.ops.sample import reference_probabilities, reference_sample
@@ -120,7 +120,7 @@ def test_takes_the_token_of_the_reference() -> None:
         logits = some_logits(3, seed=step)
         drawn = ids(draw(logits, answers))
         for row, made in enumerate(answers):
-            seed = answer_seed(made.request.seed, 0)
+            seed = sequence_seed(made.request.seed, 0)
             assert drawn[row] == reference_sample(logits[row], 0.9, 20, 1.0, 0.0, seed, step)
             made.token_ids.append(drawn[row])
 
@@ -176,10 +176,10 @@ def test_answers_of_a_request_differ_and_repeat() -> None:
 
 
 def test_seeds_are_spread() -> None:
-    seeds = {answer_seed(s, i) for s in range(50) for i in range(50)}
+    seeds = {sequence_seed(s, i) for s in range(50) for i in range(50)}
     assert len(seeds) == 2500
     assert all(-(2**63) <= s < 2**63 for s in seeds)
-    assert answer_seed(-1, 0) == -1 and answer_seed(2**64 + 5, 0) == 5
+    assert sequence_seed(-1, 0) == -1 and sequence_seed(2**64 + 5, 0) == 5
 
 
 def test_bad_words() -> None:

@@ -16,7 +16,7 @@ from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
-from torch_armllm.engine.speculative.drafting import Speculation
+from torch_armllm.engine.speculative.drafting import SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramIndex
 from torch_armllm.engine.speculative.rejection import accept
 from torch_armllm.engine.step import Scheduled, Step
@@ -104,17 +104,17 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], re
     count, length = 800, 3
     target, sampler = FixedLogits(0), Sampler(20)
     proposer = DraftModelProposer(FixedLogits(1), 10**4, sampler, 10**5, rejection=rejection)
-    speculation = Speculation(proposer, sampler, 2)
+    speculative_decoder = SpeculativeDecoder(proposer, sampler, 2)
     answers = [
         Request("r", [5], SamplingParams(max_tokens=length, **params), seed).answers[0]
         for seed in range(count)
     ]
     while going := [a for a in answers if a.output_length < length]:
-        speculation.propose(going)
+        speculative_decoder.propose(going)
         drafts = [len(a.draft) for a in going]
         steps = [Scheduled(a, len(a.token_ids) - 1, 1 + k) for a, k in zip(going, drafts, strict=True)]
         for a, found in zip(
-            going, speculation.verify(target.execute(Step(steps)), going, drafts), strict=True
+            going, speculative_decoder.verify(target.execute(Step(steps)), going, drafts), strict=True
         ):
             a.token_ids += [drawn.token_id for drawn in found]
     for place in range(length):
@@ -124,7 +124,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], re
         settings_ = [params.get("temperature", 1.0), params.get("top_k", 0), params.get("top_p", 1.0), 0.0]
         drawn = torch.tensor([a.output_token_ids[place] for a in answers])
         assert likely(torch.bincount(drawn, minlength=20), reference_probabilities(logits, *settings_))
-    assert speculation.acceptance.accepted > 0 or not params.get("temperature", 1.0)
+    assert speculative_decoder.acceptance.accepted > 0 or not params.get("temperature", 1.0)
 
 
 def test_more_drafts_stay_by_rejection() -> None:

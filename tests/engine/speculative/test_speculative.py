@@ -14,9 +14,9 @@ from torch_armllm.engine.execution.plan_runner import ModelRunner
 from torch_armllm.engine.request import Answer, Request, Status
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.speculative.build import build_speculation
+from torch_armllm.engine.speculative.build import build_speculative_decoder
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
-from torch_armllm.engine.speculative.drafting import Proposer, Speculation
+from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramProposer
 from torch_armllm.engine.step import Scheduled, Step
 
@@ -37,7 +37,9 @@ class Loop:
     def __init__(self, proposer: Any = None, most: int = 4) -> None:
         self.runner = ModelRunner(model(0), num_blocks=64)
         self.sampler = Sampler(VOCAB, (2,))
-        self.speculation = Speculation(proposer(self.sampler), self.sampler, most) if proposer else None
+        self.speculative_decoder = (
+            SpeculativeDecoder(proposer(self.sampler), self.sampler, most) if proposer else None
+        )
         self.blocks = list(range(64))
         self.steps = 0
 
@@ -57,10 +59,10 @@ class Loop:
             scheduled.append(Scheduled(a, a.computed, end - a.computed))
         logits = self.runner.execute(Step(scheduled))
         counts = [s.draft_count for s in scheduled]
-        if self.speculation is None:
+        if self.speculative_decoder is None:
             drawn = [[d] for d in self.sampler(logits, answers)]
         else:
-            drawn = self.speculation.verify(logits, answers, counts)
+            drawn = self.speculative_decoder.verify(logits, answers, counts)
         for a, found in zip(answers, drawn, strict=True):
             most = a.params.max_tokens
             assert most is not None and a.output_length + len(found) <= most
@@ -69,8 +71,8 @@ class Loop:
             a.draft = []
             if a.output_length == most:
                 a.status = Status.FINISHED
-        if self.speculation is not None:
-            self.speculation.propose(answers)
+        if self.speculative_decoder is not None:
+            self.speculative_decoder.propose(answers)
         self.steps += 1
 
 
@@ -129,8 +131,8 @@ def test_answers_are_those_without_drafts(method: str, params: dict[str, Any]) -
     }
     loop = Loop(proposers[method])
     assert loop.run(requests(**params), late=1) == expected
-    assert loop.speculation is not None
-    counts = loop.speculation.acceptance
+    assert loop.speculative_decoder is not None
+    counts = loop.speculative_decoder.acceptance
     assert counts.drafted > 0
     if method == "itself":  # the same numbers, so the same draws
         assert counts.rate == 1.0 and loop.steps < plain.steps / 2
@@ -142,7 +144,7 @@ def test_answers_are_those_without_drafts(method: str, params: dict[str, Any]) -
 def test_rejection_keeps_all_that_the_model_itself_drew(params: dict[str, Any]) -> None:
     loop = Loop(draft_model(0, rejection=True))
     found = loop.run(requests(**params))
-    assert loop.speculation is not None and loop.speculation.acceptance.rate == 1.0
+    assert loop.speculative_decoder is not None and loop.speculative_decoder.acceptance.rate == 1.0
     if not params["temperature"]:
         assert found == Loop().run(requests(**params))
 
@@ -150,8 +152,8 @@ def test_rejection_keeps_all_that_the_model_itself_drew(params: dict[str, Any]) 
 def test_the_draft_model_lets_go_what_it_held() -> None:
     loop = Loop(draft_model(0))
     loop.run(requests(5))
-    assert loop.speculation is not None
-    proposer = loop.speculation.proposer
+    assert loop.speculative_decoder is not None
+    proposer = loop.speculative_decoder.proposer
     assert isinstance(proposer, DraftModelProposer)
     assert proposer.propose([], []) == [] and proposer.free_blocks == 24
 
@@ -163,7 +165,7 @@ def test_answers_without_room_get_no_drafts() -> None:
     expected = Loop().run(requests(4))
     loop = Loop(make)
     assert loop.run(requests(4)) == expected
-    assert loop.speculation is not None and loop.speculation.acceptance.drafted > 0
+    assert loop.speculative_decoder is not None and loop.speculative_decoder.acceptance.drafted > 0
 
 
 def test_a_draft_model_needs_the_vocabulary() -> None:
@@ -172,25 +174,25 @@ def test_a_draft_model_needs_the_vocabulary() -> None:
 
 
 def test_no_draft_goes_beyond_the_last_token() -> None:
-    speculation = Speculation(NgramProposer(1, 2), Sampler(VOCAB), 4)
+    speculative_decoder = SpeculativeDecoder(NgramProposer(1, 2), Sampler(VOCAB), 4)
     made = Request("r", [5, 6, 5, 6], SamplingParams(max_tokens=3), 0).answers[0]
-    speculation.propose([made])
+    speculative_decoder.propose([made])
     assert made.draft == [5, 6]
     made.token_ids += [5, 6]
-    speculation.propose([made])
+    speculative_decoder.propose([made])
     assert made.draft == []
     made.status = Status.FINISHED
     made.draft = [1]
-    speculation.propose([made])
+    speculative_decoder.propose([made])
     assert made.draft == [1]
 
 
 def test_speculation_is_built_of_settings() -> None:
     sampler = Sampler(VOCAB)
-    looked_up = build_speculation({"method": "ngram", "num_speculative_tokens": 3}, sampler, 100)
+    looked_up = build_speculative_decoder({"method": "ngram", "num_speculative_tokens": 3}, sampler, 100)
     assert isinstance(looked_up.proposer, NgramProposer) and looked_up.most == 3
     settings_ = {"method": "draft_model", "model": model(0)}
-    drafted = build_speculation(settings_, sampler, 100).proposer
+    drafted = build_speculative_decoder(settings_, sampler, 100).proposer
     assert isinstance(drafted, DraftModelProposer) and drafted.free_blocks == 4
 
 
@@ -203,13 +205,13 @@ def test_drafts_are_as_long_as_they_are_right() -> None:
             return None
 
     made = Request("r", [5], SamplingParams(max_tokens=None, temperature=0.0), 0).answers[0]
-    speculation = Speculation(Always(), Sampler(VOCAB), 5)
+    speculative_decoder = SpeculativeDecoder(Always(), Sampler(VOCAB), 5)
     lengths = []
     for right in (9, 9, 9, 1, 0, 0, 9, 9):
-        speculation.propose([made])
+        speculative_decoder.propose([made])
         lengths.append(len(made.draft))
         logits = torch.zeros(len(made.draft) + 1, VOCAB)
         logits[:right, 7] = 1.0
-        (drawn,) = speculation.verify(logits, [made], [len(made.draft)])
+        (drawn,) = speculative_decoder.verify(logits, [made], [len(made.draft)])
         made.token_ids += [d.token_id for d in drawn]
     assert lengths == [2, 4, 5, 5, 2, 1, 1, 2]

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from torch_armllm.engine.text import detokenizer
-from torch_armllm.engine.text.detokenizer import Detokenizer, Pieces
+from torch_armllm.engine.text.detokenizer import Detokenizer, TokenPieces
 
 TEXTS = [
     "Plain words, and two  spaces.\n\n\tTabs too.",
@@ -92,7 +92,7 @@ def increments(
     """What comes out for each token and at the end, which is the same with known pieces."""
     made = Detokenizer(tokenizer, prompt, skip)
     found = [*(made.append(token_id) for token_id in ids), made.flush()]
-    knowing = Detokenizer(tokenizer, prompt, skip, Pieces(tokenizer, skip))
+    knowing = Detokenizer(tokenizer, prompt, skip, TokenPieces(tokenizer, skip))
     assert [*(knowing.append(token_id) for token_id in ids), knowing.flush()] == found
     return found
 
@@ -142,11 +142,11 @@ def test_a_character_is_shown_when_it_is_complete(tokenizer: PreTrainedTokenizer
 def test_tokens_of_whole_characters_are_decoded_once() -> None:
     for name, known in (("bytes", "a"), ("strip", None), ("slow", None)):
         tokenizer = _cached(name)
-        pieces = Pieces(tokenizer, True)
+        pieces = TokenPieces(tokenizer, True)
         (a,) = tokenizer.convert_tokens_to_ids(["a"])
         assert pieces[a] == known and pieces.any == (known is not None)
     tokenizer = _cached("bytes")
-    pieces = Pieces(tokenizer, True)
+    pieces = TokenPieces(tokenizer, True)
     word, half = tokenizer.convert_tokens_to_ids(["a", "ð"])
     made = Detokenizer(tokenizer, [], True, pieces)
     pieces[word] = "b"  # as it would never be: to see that it is looked up

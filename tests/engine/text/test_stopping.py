@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.text.stopping import AnswerText, Finish, end_tokens
+from torch_armllm.engine.text.stopping import Finish, OutputText, find_eos_token_ids
 
 _alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
 _words = [*_alphabet, "ab", "abc", "ÐŃ", "ĠSTOP", "ST", "OP"]
@@ -31,12 +31,12 @@ def spelled(text: str) -> list[int]:
     return [TOKENIZER.convert_tokens_to_ids(c) for word, _ in characters for c in word]
 
 
-def answer(max_model_len: int = 1000, end: tuple[int, ...] = (END, TURN), **settings: Any) -> AnswerText:
+def answer(max_model_len: int = 1000, end: tuple[int, ...] = (END, TURN), **settings: Any) -> OutputText:
     settings.setdefault("max_tokens", None)
-    return AnswerText(TOKENIZER, SamplingParams(**settings), ids("a", "b"), end, max_model_len)
+    return OutputText(TOKENIZER, SamplingParams(**settings), ids("a", "b"), end, max_model_len)
 
 
-def run(made: AnswerText, tokens: list[int]) -> tuple[list[str], Finish | None]:
+def run(made: OutputText, tokens: list[int]) -> tuple[list[str], Finish | None]:
     shown: list[str] = []
     for token in tokens:
         finish = made.append(token)
@@ -136,17 +136,17 @@ def test_nothing_ends_an_answer_before_min_tokens() -> None:
 def test_without_text() -> None:
     for made in (
         answer(detokenize=False, max_tokens=3),
-        AnswerText(None, SamplingParams(max_tokens=3), [1], (END,), 100),
+        OutputText(None, SamplingParams(max_tokens=3), [1], (END,), 100),
     ):
         assert run(made, ids("a", "b", "c")) == (["", "", ""], Finish("length"))
     assert run(answer(detokenize=False), [END])[1] == Finish("stop")
 
 
 def test_end_tokens_of_a_model() -> None:
-    assert end_tokens(TOKENIZER, GenerationConfig(eos_token_id=[TURN, END, 7])) == (END, TURN, 7)
-    assert end_tokens(TOKENIZER, GenerationConfig(eos_token_id=3)) == (END, 3)
-    assert end_tokens(TOKENIZER, None) == (END,)
-    assert end_tokens(None, GenerationConfig()) == ()
+    assert find_eos_token_ids(TOKENIZER, GenerationConfig(eos_token_id=[TURN, END, 7])) == (END, TURN, 7)
+    assert find_eos_token_ids(TOKENIZER, GenerationConfig(eos_token_id=3)) == (END, 3)
+    assert find_eos_token_ids(TOKENIZER, None) == (END,)
+    assert find_eos_token_ids(None, GenerationConfig()) == ()
 
 
 @settings(max_examples=400, deadline=None)

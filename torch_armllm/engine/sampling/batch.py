@@ -21,13 +21,13 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature < _GREEDY_BELOW
 
 
-def answer_seed(seed: int, index: int) -> int:
+def sequence_seed(seed: int, index: int) -> int:
     """The seed of one of a request's answers, as int64: a key of Philox of its own for each."""
     mixed = seed + index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     return mixed - (1 << 64) if mixed >> 63 else mixed
 
 
-def random_step(length: int, purpose: int) -> int:
+def philox_counter(length: int, purpose: int) -> int:
     """The counter of Philox for the token behind ``length`` others; those of several purposes never meet."""
     return length + (purpose << 40)
 
@@ -60,7 +60,9 @@ class SamplingBatch:
         self.top_k = torch.tensor([p.top_k for p in params], dtype=torch.int64)
         self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float32)
         self.min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32)
-        self.seeds = torch.tensor([answer_seed(a.request.seed, a.index) for a in answers], dtype=torch.int64)
+        self.seeds = torch.tensor(
+            [sequence_seed(a.request.seed, a.index) for a in answers], dtype=torch.int64
+        )
         self._steps = torch.zeros(len(params), dtype=torch.int64)
         self._penalized = [_penalized(p) for p in params]
         self._penalties: dict[str, Tensor] = {}
@@ -79,37 +81,39 @@ class SamplingBatch:
             )
             self._penalties |= {"prompt_ids": ids, "prompt_offsets": offsets}
 
-    def draw(self, logits: Tensor, aheads: Sequence[Sequence[int]] | None = None, purpose: int = 0) -> Tensor:
+    def draw(
+        self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None, purpose: int = 0
+    ) -> Tensor:
         """One token a row, int64 ``(R,)``.
 
         Args:
             logits: ``(R, V)``.
-            aheads: drafted tokens of each row that are taken for drawn; None: none.
+            prefixes: drafted tokens of each row that are taken for drawn; None: none.
             purpose: draws of different purposes are independent.
         """
-        return sample(logits, *self._settings(aheads, purpose), **self._penalty_lists(aheads))[0]
+        return sample(logits, *self._settings(prefixes, purpose), **self._penalty_lists(prefixes))[0]
 
-    def probabilities(self, logits: Tensor, aheads: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def probabilities(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
         """What `draw` draws each token with, float32 ``(R, V)``."""
         settings = (self.temperature, self.top_k, self.top_p, self.min_p)
-        return sample_probabilities(logits, *settings, **self._penalty_lists(aheads))
+        return sample_probabilities(logits, *settings, **self._penalty_lists(prefixes))
 
-    def _settings(self, aheads: Sequence[Sequence[int]] | None, purpose: int) -> tuple[Tensor, ...]:
+    def _settings(self, prefixes: Sequence[Sequence[int]] | None, purpose: int) -> tuple[Tensor, ...]:
         steps = self._steps
         if not self.greedy:  # nothing is drawn by chance otherwise
             lengths = [a.output_length for a in self.answers]
-            if aheads is not None:
-                lengths = [n + len(ahead) for n, ahead in zip(lengths, aheads, strict=True)]
-            steps = torch.tensor([random_step(n, purpose) for n in lengths], dtype=torch.int64)
+            if prefixes is not None:
+                lengths = [n + len(prefix) for n, prefix in zip(lengths, prefixes, strict=True)]
+            steps = torch.tensor([philox_counter(n, purpose) for n in lengths], dtype=torch.int64)
         return self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, steps
 
-    def _penalty_lists(self, aheads: Sequence[Sequence[int]] | None) -> dict[str, Any]:
+    def _penalty_lists(self, prefixes: Sequence[Sequence[int]] | None) -> dict[str, Any]:
         if not self._penalties:
             return {}
         none = torch.empty(0, dtype=torch.int64)
         rows = []
         for i, (answer, history) in enumerate(zip(self.answers, self._histories, strict=True)):
-            ahead = () if aheads is None else aheads[i]
-            rows.append(history.output(answer.token_ids, ahead) if self._penalized[i] else none)
+            prefix = () if prefixes is None else prefixes[i]
+            rows.append(history.output(answer.token_ids, prefix) if self._penalized[i] else none)
         ids, offsets = _lists(rows)
         return {**self._penalties, "output_ids": ids, "output_offsets": offsets}

@@ -16,19 +16,19 @@ _NEVER = float("-inf")
 class Matcher(Protocol):
     """Follows an answer through a grammar."""
 
-    def forbidden(self, answer: Answer, ahead: Sequence[int]) -> Tensor | None:
+    def forbidden(self, answer: Answer, prefix: Sequence[int]) -> Tensor | None:
         """Which tokens may not follow, bool ``(V,)``, or None where nothing will be drawn."""
         ...
 
 
-class LogitRules:
+class LogitProcessors:
     """The rules of one answer: bias, allowed ids, bad words, least length, grammar."""
 
     def __init__(
         self,
         answer: Answer,
         vocab_size: int,
-        end_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],
         tokenizer: Any,
         matcher: Matcher | None,
     ) -> None:
@@ -44,10 +44,10 @@ class LogitRules:
         if params.allowed_token_ids is not None:
             allowed = torch.tensor([t for t in params.allowed_token_ids if t < vocab_size], dtype=torch.int64)
             self.forbidden = torch.ones(vocab_size, dtype=torch.bool).index_fill_(0, allowed, False)
-        words = bad_word_ids(params.bad_words or (), tokenizer)
+        words = bad_word_token_ids(params.bad_words or (), tokenizer)
         self.bad_words = [word for word in words if max(word) < vocab_size]
         self.min_tokens = params.min_tokens
-        self.end_token_ids = sorted({*end_token_ids, *(params.stop_token_ids or ())})
+        self.eos_token_ids = sorted({*eos_token_ids, *(params.stop_token_ids or ())})
         self.matcher = matcher
         self._longest = max((len(word) for word in self.bad_words), default=0)
         self._forbids = bool(self.forbidden is not None or self.bad_words or self.min_tokens or matcher)
@@ -57,36 +57,36 @@ class LogitRules:
         """Whether there is any rule at all."""
         return self._forbids or self.bias is not None
 
-    def apply(self, row: Tensor, answer: Answer, ahead: Sequence[int]) -> None:
-        """Changes logits, float32 ``(V,)``, of the token behind ``ahead``, which follows the answer's."""
+    def apply(self, row: Tensor, answer: Answer, prefix: Sequence[int]) -> None:
+        """Changes logits, float32 ``(V,)``, of the token behind ``prefix``, which follows the answer's."""
         if self.bias is not None:
             row.index_add_(0, *self.bias)
         if not self._forbids:
             return
         if self.forbidden is not None:
             row.masked_fill_(self.forbidden, _NEVER)
-        banned = self._banned(answer, ahead)
+        banned = self._banned(answer, prefix)
         if banned:
             row.index_fill_(0, torch.tensor(banned), _NEVER)
         if self.matcher is not None:
-            forbidden = self.matcher.forbidden(answer, ahead)
+            forbidden = self.matcher.forbidden(answer, prefix)
             if forbidden is not None:
                 row.masked_fill_(forbidden, _NEVER)
 
-    def _banned(self, answer: Answer, ahead: Sequence[int]) -> list[int]:
+    def _banned(self, answer: Answer, prefix: Sequence[int]) -> list[int]:
         banned: list[int] = []
         if self.bad_words:
             begin = max(answer.prompt_length, len(answer.token_ids) - self._longest)
-            tail = [*answer.token_ids[begin:], *ahead]
+            tail = [*answer.token_ids[begin:], *prefix]
             for *before, last in self.bad_words:
                 if not before or tail[-len(before) :] == before:
                     banned.append(last)
-        if answer.output_length + len(ahead) < self.min_tokens:
-            banned += self.end_token_ids
+        if answer.output_length + len(prefix) < self.min_tokens:
+            banned += self.eos_token_ids
         return banned
 
 
-def bad_word_ids(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def bad_word_token_ids(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """The token sequences that spell ``words``, at the begin of a text and behind a space.
 
     Raises:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.outputs import Logprob, Logprobs
-from torch_armllm.engine.text.detokenizer import TokenTexts
+from torch_armllm.engine.text.detokenizer import TokenStrings
 from torch_armllm.ops.sample import top_logprobs
 
 
 def token_logprobs(
-    logits: Tensor, token_ids: Sequence[int], counts: Sequence[int], texts: TokenTexts
+    logits: Tensor, token_ids: Sequence[int], counts: Sequence[int], texts: TokenStrings
 ) -> list[Logprobs]:
     """Log-probability and rank of a token and of the best ones, a row.
 

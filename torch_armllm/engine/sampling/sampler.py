@@ -14,16 +14,16 @@ from torch import Tensor
 from torch_armllm.engine.outputs import Logprobs
 from torch_armllm.engine.request import Answer
 from torch_armllm.engine.sampling.batch import SamplingBatch
-from torch_armllm.engine.sampling.logit_processors import LogitRules, bad_word_ids
+from torch_armllm.engine.sampling.logit_processors import LogitProcessors, bad_word_token_ids
 from torch_armllm.engine.sampling.logprobs import token_logprobs
 from torch_armllm.engine.sampling.structured import StructuredOutputs
 from torch_armllm.engine.sampling.token_history import TokenHistory
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.text.detokenizer import TokenTexts
+from torch_armllm.engine.text.detokenizer import TokenStrings
 from torch_armllm.ops.sample import best_tokens
 
 
-class Drawn(NamedTuple):
+class SampledToken(NamedTuple):
     """A token that was drawn."""
 
     token_id: int
@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 class _Known(NamedTuple):
     """What is kept of an answer from step to step."""
 
-    rules: LogitRules
+    rules: LogitProcessors
     history: TokenHistory
 
 
@@ -43,29 +43,29 @@ class Sampler:
     A row's token depends on its logits, its settings and its text alone, never on the other rows.
 
     Attributes:
-        takes_best: whether the answers that were drawn for last took their most probable tokens, and nothing
+        greedy_only: whether the answers that were drawn for last took their most probable tokens, and nothing
             else.
     """
 
-    def __init__(self, vocab_size: int, end_token_ids: Sequence[int] = (), tokenizer: Any = None) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = (), tokenizer: Any = None) -> None:
         """Draws among ``vocab_size`` tokens.
 
         Args:
             vocab_size: ids from there on are never drawn: what a model has beyond its tokenizer.
-            end_token_ids: the model's own end tokens, which `min_tokens` keeps away.
+            eos_token_ids: the model's own end tokens, which `min_tokens` keeps away.
             tokenizer: transformers' tokenizer, for bad words and structured outputs; None: they are refused.
         """
         self.vocab_size = vocab_size
-        self.end_token_ids = tuple(t for t in end_token_ids if t < vocab_size)
+        self.eos_token_ids = tuple(t for t in eos_token_ids if t < vocab_size)
         self.tokenizer = tokenizer
-        self._texts = TokenTexts(tokenizer)
-        self._structured = StructuredOutputs(tokenizer, vocab_size, self.end_token_ids)
+        self._texts = TokenStrings(tokenizer)
+        self._structured = StructuredOutputs(tokenizer, vocab_size, self.eos_token_ids)
         # weak: an answer that nobody else knows any more takes what is kept of it along
         self._known: WeakKeyDictionary[Answer, _Known] = WeakKeyDictionary()
         self._batch = SamplingBatch((), ())
-        self._rules: list[tuple[int, LogitRules]] = []
+        self._rules: list[tuple[int, LogitProcessors]] = []
         self._logprobs: list[tuple[int, int]] = []
-        self.takes_best = False
+        self.greedy_only = False
 
     def check(self, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         """Refuses at submission what could not be drawn later.
@@ -75,12 +75,12 @@ class Sampler:
                 expression or grammar that cannot be followed.
             ImportError: structured outputs are asked for and llguidance is not installed.
         """
-        params.check_for(self.vocab_size, prompt_token_ids)
-        bad_word_ids(params.bad_words or (), self.tokenizer)
+        params.check_against_model(self.vocab_size, prompt_token_ids)
+        bad_word_token_ids(params.bad_words or (), self.tokenizer)
         if params.structured_outputs is not None:
             self._structured.check(params.structured_outputs)
 
-    def __call__(self, logits: Tensor, answers: Sequence[Answer]) -> list[Drawn]:
+    def __call__(self, logits: Tensor, answers: Sequence[Answer]) -> list[SampledToken]:
         """One token an answer.
 
         Args:
@@ -90,7 +90,7 @@ class Sampler:
         """
         return self._draw(logits, answers, None)
 
-    def take(self, best: array[int], answers: Sequence[Answer]) -> list[int] | None:
+    def take_greedy(self, best: array[int], answers: Sequence[Answer]) -> list[int] | None:
         """The most probable tokens, where that is what all answers take.
 
         Args:
@@ -103,9 +103,9 @@ class Sampler:
         if self._batch.answers != answers:
             self._gather(answers)
         tokens = best.tolist()
-        return tokens if self.takes_best and -1 not in tokens else None
+        return tokens if self.greedy_only and -1 not in tokens else None
 
-    def verify(self, logits: Tensor, answer: Answer) -> list[Drawn]:
+    def verify(self, logits: Tensor, answer: Answer) -> list[SampledToken]:
         """The tokens that follow an answer, as many as its draft foretold, and one more.
 
         Every token is drawn as it would be without a draft, with the same seed and step, and the draft only
@@ -115,11 +115,11 @@ class Sampler:
             logits: ``(1 + k, V)``, behind the last known token and behind each of the draft's first k.
             answer: what is verified is ``answer.draft[:k]``.
         """
-        return self.verify_all(logits, [answer], [logits.shape[0] - 1])[0]
+        return self.verify_batch(logits, [answer], [logits.shape[0] - 1])[0]
 
-    def verify_all(
+    def verify_batch(
         self, logits: Tensor, answers: Sequence[Answer], draft_counts: Sequence[int]
-    ) -> list[list[Drawn]]:
+    ) -> list[list[SampledToken]]:
         """`verify` for several answers in one go; those with no drafts get one token.
 
         Args:
@@ -130,8 +130,8 @@ class Sampler:
         if not any(draft_counts):
             return [[drawn] for drawn in self(logits, answers)]
         rows = [a for a, k in zip(answers, draft_counts, strict=True) for _ in range(k + 1)]
-        aheads = [a.draft[:i] for a, k in zip(answers, draft_counts, strict=True) for i in range(k + 1)]
-        every = self._draw(logits, rows, aheads)
+        prefixes = [a.draft[:i] for a, k in zip(answers, draft_counts, strict=True) for i in range(k + 1)]
+        every = self._draw(logits, rows, prefixes)
         found, begin = [], 0
         for answer, k in zip(answers, draft_counts, strict=True):
             agreed = 0
@@ -141,66 +141,68 @@ class Sampler:
             begin += k + 1
         return found
 
-    def draw_ahead(
-        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]], purpose: int = 0
+    def draw_after(
+        self, logits: Tensor, answers: Sequence[Answer], prefixes: list[list[int]], purpose: int = 0
     ) -> list[int]:
-        """The token that each answer would get by these logits, had it got ``aheads`` before.
+        """The token that each answer would get by these logits, had it got ``prefixes`` before.
 
         Args:
             logits: ``(R, V)``; float32 ones may be changed.
             answers: one a row.
-            aheads: tokens behind each answer's own.
+            prefixes: tokens behind each answer's own.
             purpose: draws of another one have other random numbers.
         """
-        return self._tokens(logits[:, : self.vocab_size], answers, aheads, False, purpose)
+        return self._tokens(logits[:, : self.vocab_size], answers, prefixes, False, purpose)
 
     def probabilities(
-        self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]], keep: bool = False
+        self, logits: Tensor, answers: Sequence[Answer], prefixes: list[list[int]], keep: bool = False
     ) -> Tensor:
-        """What `draw_ahead` draws each token with, by all of the answers' settings: float32 ``(R, V)``.
+        """What `draw_after` draws each token with, by all of the answers' settings: float32 ``(R, V)``.
 
         Args:
-            logits: as for `draw_ahead`.
-            answers: as for `draw_ahead`.
-            aheads: as for `draw_ahead`.
+            logits: as for `draw_after`.
+            answers: as for `draw_after`.
+            prefixes: as for `draw_after`.
             keep: leaves the logits as they are.
         """
         return self._by_rules(
-            lambda ruled: self._batch.probabilities(ruled, aheads),
-            *(logits[:, : self.vocab_size], answers, aheads, keep),
+            lambda ruled: self._batch.probabilities(ruled, prefixes),
+            *(logits[:, : self.vocab_size], answers, prefixes, keep),
         )
 
-    def logprobs_of(self, logits: Tensor, token_ids: Sequence[int], count: int | None) -> list[Drawn]:
+    def logprobs_of(self, logits: Tensor, token_ids: Sequence[int], count: int | None) -> list[SampledToken]:
         """Tokens that were drawn by these rows of logits, with as many log-probabilities as are wanted."""
         if count is None:
-            return [Drawn(token, None) for token in token_ids]
+            return [SampledToken(token, None) for token in token_ids]
         rows = logits[: len(token_ids), : self.vocab_size]
         found = token_logprobs(rows, token_ids, [count] * len(token_ids), self._texts)
-        return [Drawn(token, logprobs) for token, logprobs in zip(token_ids, found, strict=True)]
+        return [SampledToken(token, logprobs) for token, logprobs in zip(token_ids, found, strict=True)]
 
     def prompt_logprobs(self, logits: Tensor, token_ids: Sequence[int], count: int) -> list[Logprobs]:
         """Of tokens of a prompt: ``token_ids[i]`` by row i of ``logits``, that of the token before it."""
         return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids), self._texts)
 
-    def _draw(self, logits: Tensor, answers: Sequence[Answer], aheads: list[list[int]] | None) -> list[Drawn]:
+    def _draw(
+        self, logits: Tensor, answers: Sequence[Answer], prefixes: list[list[int]] | None
+    ) -> list[SampledToken]:
         if logits.shape[1] != self.vocab_size:
             logits = logits[:, : self.vocab_size]
         self._gather(answers)
         counts = self._logprobs
-        ids = self._tokens(logits, answers, aheads, keep=bool(counts))
+        ids = self._tokens(logits, answers, prefixes, keep=bool(counts))
         if not counts:
-            return [Drawn(token, None) for token in ids]
+            return [SampledToken(token, None) for token in ids]
         which = [i for i, _ in counts]
         wanted = logits if len(which) == len(ids) else logits[which]
         found = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts], self._texts)
         by_row = dict(zip(which, found, strict=True))
-        return [Drawn(token, by_row.get(row)) for row, token in enumerate(ids)]
+        return [SampledToken(token, by_row.get(row)) for row, token in enumerate(ids)]
 
     def _tokens(
         self,
         logits: Tensor,
         answers: Sequence[Answer],
-        aheads: list[list[int]] | None,
+        prefixes: list[list[int]] | None,
         keep: bool,
         purpose: int = 0,
     ) -> list[int]:
@@ -213,7 +215,7 @@ class Sampler:
             if -1 not in best:
                 return best
         drawn: list[int] = self._by_rules(
-            lambda ruled: self._batch.draw(ruled, aheads, purpose), logits, answers, aheads, keep
+            lambda ruled: self._batch.draw(ruled, prefixes, purpose), logits, answers, prefixes, keep
         ).tolist()
         return drawn
 
@@ -222,7 +224,7 @@ class Sampler:
         compute: Callable[[Tensor], Tensor],
         logits: Tensor,
         answers: Sequence[Answer],
-        aheads: list[list[int]] | None,
+        prefixes: list[list[int]] | None,
         keep: bool,
     ) -> Tensor:
         """What ``compute`` makes of the logits by the answers' rules; they stay as they are if ``keep``."""
@@ -231,7 +233,7 @@ class Sampler:
         if self._rules:
             logits = logits.to(torch.float32, copy=keep)
         for row, rules in self._rules:
-            rules.apply(logits[row], answers[row], () if aheads is None else aheads[row])
+            rules.apply(logits[row], answers[row], () if prefixes is None else prefixes[row])
         try:
             return compute(logits)
         except RuntimeError:
@@ -248,7 +250,7 @@ class Sampler:
                 name = answers[row].request.request_id
                 warnings.warn(f"the logits of request {name!r} hold no number: its answer ends", stacklevel=2)
         ended = logits.clone()
-        ended[closed, self.end_token_ids[0] if self.end_token_ids else 0] = 0.0
+        ended[closed, self.eos_token_ids[0] if self.eos_token_ids else 0] = 0.0
         return ended
 
     def _gather(self, answers: Sequence[Answer]) -> None:
@@ -261,11 +263,11 @@ class Sampler:
             (i, c) for i, a in enumerate(answers) if (c := a.params.logprobs_needed) is not None
         ]
         self._batch = SamplingBatch(answers, [k.history for k in known])
-        self.takes_best = self._batch.plain and not self._rules and not self._logprobs
+        self.greedy_only = self._batch.plain and not self._rules and not self._logprobs
 
     def _learn(self, answer: Answer) -> _Known:
         asked = answer.params.structured_outputs
         matcher = None if asked is None else self._structured.matcher(asked)
-        rules = LogitRules(answer, self.vocab_size, self.end_token_ids, self.tokenizer, matcher)
+        rules = LogitProcessors(answer, self.vocab_size, self.eos_token_ids, self.tokenizer, matcher)
         known = self._known[answer] = _Known(rules, TokenHistory(answer.request.prompt_token_ids))
         return known

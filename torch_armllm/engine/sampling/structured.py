@@ -27,13 +27,13 @@ class StructuredOutputs:
     Args:
         tokenizer: transformers' fast one.
         vocab_size: columns of the logits.
-        end_token_ids: may be drawn where the text is complete, and nowhere else.
+        eos_token_ids: may be drawn where the text is complete, and nowhere else.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._end_token_ids = list(end_token_ids)
+        self._end_token_ids = list(eos_token_ids)
         self._read: Any = None
         self._grammars: dict[str, Any] = {}
 
@@ -114,19 +114,19 @@ class GrammarMatcher:
     It follows the answer's own tokens, so that an answer may be preempted, or drafts dropped, at any time.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._matcher = matcher
         self._count = 0
         self._astray = False
         self._bits = np.zeros((tokenizer.vocab_size + 31) // 32, dtype=np.int32)
         self._forbidden = np.ones(vocab_size, dtype=np.bool_)
-        self._ends = list(end_token_ids)
+        self._ends = list(eos_token_ids)
 
-    def forbidden(self, answer: Answer, ahead: Sequence[int]) -> Tensor | None:
-        """Which tokens may not follow the answer and ``ahead``.
+    def forbidden(self, answer: Answer, prefix: Sequence[int]) -> Tensor | None:
+        """Which tokens may not follow the answer and ``prefix``.
 
         Returns:
-            bool ``(V,)``, valid until the next call; None where the grammar forbids ``ahead``, so that
+            bool ``(V,)``, valid until the next call; None where the grammar forbids ``prefix``, so that
             nothing will be drawn there.
         """
         new = answer.token_ids[answer.prompt_length + self._count :]
@@ -134,8 +134,8 @@ class GrammarMatcher:
         self._astray = self._astray or self._matcher.try_consume_tokens(new) < len(new)
         if self._astray:
             return self._only_ends()
-        taken = self._matcher.try_consume_tokens(list(ahead)) if ahead else 0
-        forbidden = self._mask() if taken == len(ahead) else None
+        taken = self._matcher.try_consume_tokens(list(prefix)) if prefix else 0
+        forbidden = self._mask() if taken == len(prefix) else None
         if taken:
             self._matcher.rollback(taken)
         return forbidden

@@ -23,15 +23,15 @@ class TokenHistory:
         """Each token of the prompt once, int64: for penalties it counts only whether it is there."""
         return torch.tensor(sorted(set(self._prompt)), dtype=torch.int64)
 
-    def output(self, token_ids: Sequence[int], ahead: Sequence[int] = ()) -> Tensor:
+    def output(self, token_ids: Sequence[int], prefix: Sequence[int] = ()) -> Tensor:
         """The answer's tokens, int64.
 
         Args:
             token_ids: of prompt and answer; those that were there before are the same.
-            ahead: drafted tokens that are taken for drawn.
+            prefix: drafted tokens that are taken for drawn.
         """
         known = len(token_ids) - self._begin
-        needed = known + len(ahead)
+        needed = known + len(prefix)
         if needed > self._output.numel():
             grown = torch.empty(2 * needed, dtype=torch.int64)
             grown[: self._count] = self._output[: self._count]
@@ -40,6 +40,6 @@ class TokenHistory:
             new = token_ids[self._begin + self._count :]
             self._output[self._count : known] = torch.tensor(new, dtype=torch.int64)
             self._count = known
-        if not ahead:
+        if not prefix:
             return self._output[:known]
-        return torch.cat([self._output[:known], torch.tensor(ahead, dtype=torch.int64)])
+        return torch.cat([self._output[:known], torch.tensor(prefix, dtype=torch.int64)])

@@ -82,7 +82,7 @@ class Scheduler:
         Raises:
             ValueError: its name is taken, or it can never be served.
         """
-        length, width = len(request.prompt_token_ids), request.params.width
+        length, width = len(request.prompt_token_ids), request.params.num_sequences
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id!r} is not finished: give the new one another name")
         if length == 0:
@@ -163,7 +163,7 @@ class Scheduler:
                 computed=answer.prompt_length,
                 status=Status.RUNNING,
             )
-            for index in range(1, request.params.width)
+            for index in range(1, request.params.num_sequences)
         ]
         request.answers += siblings
         for sibling in siblings:
@@ -321,7 +321,7 @@ class Scheduler:
 
     def _seats_of(self, answer: Answer) -> int:
         """How many answers it will become."""
-        return answer.params.width - len(answer.request.answers) + 1
+        return answer.params.num_sequences - len(answer.request.answers) + 1
 
     def _leave(self, queue: list[Answer], answer: Answer) -> None:
         """Takes an answer out of one of the two queues."""

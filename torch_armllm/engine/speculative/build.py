@@ -9,13 +9,13 @@ from torch_armllm.engine.execution.plan_runner import ModelRunner
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
-from torch_armllm.engine.speculative.drafting import Proposer, Speculation
+from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecoder
 from torch_armllm.engine.speculative.ngram import NgramProposer
 
 
-def build_speculation(
+def build_speculative_decoder(
     settings: Mapping[str, Any], sampler: Sampler, positions: int, max_num_batched_tokens: int = 512
-) -> Speculation:
+) -> SpeculativeDecoder:
     """What an engine needs for drafts; loads the draft model, if there is one.
 
     Args:
@@ -34,7 +34,7 @@ def build_speculation(
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     else:
         proposer = _draft_model(config, sampler, positions, max_num_batched_tokens)
-    return Speculation(proposer, sampler, config.num_speculative_tokens)
+    return SpeculativeDecoder(proposer, sampler, config.num_speculative_tokens)
 
 
 def _draft_model(

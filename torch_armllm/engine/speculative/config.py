@@ -18,7 +18,7 @@ class SpeculativeConfig:
 
     Attributes:
         method: ``ngram`` looks up in the text itself how it went on where it last said the same;
-            ``draft_model`` lets a smaller model of the same vocabulary answer ahead.
+            ``draft_model`` lets a smaller model of the same vocabulary answer prefix.
         num_speculative_tokens: most tokens of a draft.
         prompt_lookup_max: of ``ngram``: so many last tokens are looked up first, then fewer.
         prompt_lookup_min: of ``ngram``: the fewest that are looked up.

@@ -27,7 +27,7 @@ class Runner(Protocol):
         ...
 
 
-class DraftText:
+class DraftSequence:
     """What the draft model has read of an answer.
 
     Attributes:
@@ -104,7 +104,7 @@ class DraftModelProposer:
         self._longest = longest
         self._purpose = GUESS if rejection else 0
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._texts: dict[Answer, DraftText] = {}
+        self._texts: dict[Answer, DraftSequence] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -117,7 +117,7 @@ class DraftModelProposer:
         wanted = {a: count for a, count in zip(answers, counts, strict=True) if count > 0}
         spare, steps = self._chunk, []
         for answer, count in wanted.items():
-            text = self._texts.get(answer) or self._texts.setdefault(answer, DraftText(answer))
+            text = self._texts.get(answer) or self._texts.setdefault(answer, DraftSequence(answer))
             text.follow(answer.token_ids)
             if self._reserve(text.shadow, len(answer.token_ids) + count - 1) and spare > 0:
                 steps.append((answer, text.scheduled(spare)))
@@ -154,13 +154,13 @@ class DraftModelProposer:
         return torch.stack(found) if found else None
 
     def _draw(self, logits: Tensor, answers: Sequence[Answer]) -> list[int]:
-        aheads = [self._texts[a].guessed for a in answers]
+        prefixes = [self._texts[a].guessed for a in answers]
         if self._purpose and not all(is_greedy(a.params) for a in answers):
-            found = self._sampler.probabilities(logits, answers, aheads, keep=True)
+            found = self._sampler.probabilities(logits, answers, prefixes, keep=True)
             for answer, row in zip(answers, found, strict=True):
                 if not is_greedy(answer.params):
                     self._texts[answer].probabilities.append(row)
-        return self._sampler.draw_ahead(logits, answers, aheads, self._purpose)
+        return self._sampler.draw_after(logits, answers, prefixes, self._purpose)
 
     def _reserve(self, shadow: Answer, length: int) -> bool:
         """Takes blocks for so many positions; says whether there are enough."""

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from torch_armllm.engine.request import Answer, Status
-from torch_armllm.engine.sampling.batch import answer_seed, random_step
-from torch_armllm.engine.sampling.sampler import Drawn, Sampler
+from torch_armllm.engine.sampling.batch import philox_counter, sequence_seed
+from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
 from torch_armllm.engine.speculative.rejection import INSTEAD, STAY, accept
 from torch_armllm.ops.sample import philox_uniform
 
@@ -56,7 +56,7 @@ class Acceptance:
         return 1 + self.accepted / self.drafts if self.drafts else 1.0
 
 
-class Speculation:
+class SpeculativeDecoder:
     """Gives running answers drafts, verifies them, and counts what becomes of them.
 
     Args:
@@ -83,7 +83,7 @@ class Speculation:
 
     def verify(
         self, logits: Tensor, answers: Sequence[Answer], draft_counts: Sequence[int]
-    ) -> list[list[Drawn]]:
+    ) -> list[list[SampledToken]]:
         """The tokens that follow answers: of each draft as many as it foretold, and one more.
 
         Args:
@@ -97,7 +97,7 @@ class Speculation:
             for answer, count in zip(answers, draft_counts, strict=True)
         ]
         if all(p is None for p in proposed):
-            found = self.sampler.verify_all(logits, answers, draft_counts)
+            found = self.sampler.verify_batch(logits, answers, draft_counts)
         else:
             rows = logits.split([count + 1 for count in draft_counts])
             found = [
@@ -109,22 +109,22 @@ class Speculation:
                 self._note(answer, drafted, len(drawn) - 1)
         return found
 
-    def _one(self, logits: Tensor, answer: Answer, count: int, proposed: Tensor | None) -> list[Drawn]:
+    def _one(self, logits: Tensor, answer: Answer, count: int, proposed: Tensor | None) -> list[SampledToken]:
         if proposed is None:
-            return self.sampler.verify_all(logits, [answer], [count])[0]
+            return self.sampler.verify_batch(logits, [answer], [count])[0]
         draft, length = answer.draft[:count], answer.output_length
-        seed = answer_seed(answer.request.seed, answer.index)
-        aheads = [draft[:i] for i in range(count + 1)]
+        seed = sequence_seed(answer.request.seed, answer.index)
+        prefixes = [draft[:i] for i in range(count + 1)]
         wanted = answer.params.logprobs_needed
         kept = logits if wanted is None else logits.clone()
-        target = self.sampler.probabilities(logits[:count], [answer] * count, aheads[:count])
+        target = self.sampler.probabilities(logits[:count], [answer] * count, prefixes[:count])
 
         def uniform(place: int, instead: bool) -> float:
-            return philox_uniform(seed, random_step(length + place, INSTEAD if instead else STAY))
+            return philox_uniform(seed, philox_counter(length + place, INSTEAD if instead else STAY))
 
         stay, token = accept(draft, proposed[:count], target, uniform)
         if token is None:
-            (token,) = self.sampler.draw_ahead(logits[count:], [answer], [draft])
+            (token,) = self.sampler.draw_after(logits[count:], [answer], [draft])
         return self.sampler.logprobs_of(kept, [*draft[:stay], token], wanted)
 
     def _note(self, answer: Answer, drafted: int, accepted: int) -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def conversation_tokens(
+def render_chat(
     tokenizer: PreTrainedTokenizerBase | None, conversation: list[dict[str, Any]], **options: Any
 ) -> dict[str, Any]:
     """The prompt that a conversation becomes by a chat template.

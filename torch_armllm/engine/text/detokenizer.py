@@ -37,7 +37,7 @@ def decoder(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True
     )
 
 
-class TokenTexts:
+class TokenStrings:
     """What single tokens look like, special ones too; each is decoded once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -54,7 +54,7 @@ class TokenTexts:
         return text
 
 
-class Pieces(dict[int, str | None]):
+class TokenPieces(dict[int, str | None]):
     """The text of tokens that have the same one beside whatever others; None for the rest.
 
     Where a decoder does nothing but put bytes together, those are the tokens of whole characters.  Each is
@@ -95,7 +95,7 @@ class Detokenizer:
         tokenizer: PreTrainedTokenizerBase,
         prompt_token_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
-        pieces: Pieces | None = None,
+        pieces: TokenPieces | None = None,
     ) -> None:
         self._decode = decoder(tokenizer, skip_special_tokens)
         self._pieces = pieces if pieces is not None and pieces.any else None

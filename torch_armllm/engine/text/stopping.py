@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch_armllm.engine.outputs import FinishReason
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.text.detokenizer import Detokenizer, Pieces
+from torch_armllm.engine.text.detokenizer import Detokenizer, TokenPieces
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ class Finish(NamedTuple):
     stop_reason: int | str | None = None
 
 
-def end_tokens(
+def find_eos_token_ids(
     tokenizer: PreTrainedTokenizerBase | None, generation: GenerationConfig | None
 ) -> tuple[int, ...]:
     """A model's own end tokens: the tokenizer's first, then those of its generation config."""
@@ -33,7 +33,7 @@ def end_tokens(
     return tuple(dict.fromkeys(found))
 
 
-class AnswerText:
+class OutputText:
     """The text of one answer as its tokens come, and the check for its end.
 
     Text that may be the beginning of a stop text is held back until it is known to be none.  Without stop
@@ -43,7 +43,7 @@ class AnswerText:
         tokenizer: None gives no text; only tokens and lengths end the answer then.
         params: of the request.
         prompt_token_ids: of the request.
-        end_token_ids: the model's own; see `end_tokens`.
+        eos_token_ids: the model's own; see `find_eos_token_ids`.
         max_model_len: most tokens of prompt and answer.
         pieces: of the tokenizer, with special tokens (first) and without; see `Detokenizer`.
     """
@@ -53,15 +53,15 @@ class AnswerText:
         tokenizer: PreTrainedTokenizerBase | None,
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
-        end_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],
         max_model_len: int,
-        pieces: tuple[Pieces, Pieces] | None = None,
+        pieces: tuple[TokenPieces, TokenPieces] | None = None,
     ) -> None:
         self._params = params
-        self._stops = params.stop_texts
+        self._stops = params.stop_strings
         self._stop_ids = frozenset(params.stop_token_ids or ())
-        self._own_end = None if params.ignore_eos or not end_token_ids else end_token_ids[0]
-        self._end_ids = self._stop_ids if params.ignore_eos else self._stop_ids | frozenset(end_token_ids)
+        self._own_end = None if params.ignore_eos or not eos_token_ids else eos_token_ids[0]
+        self._end_ids = self._stop_ids if params.ignore_eos else self._stop_ids | frozenset(eos_token_ids)
         room = max_model_len - len(prompt_token_ids)
         self._most = room if params.max_tokens is None else min(room, params.max_tokens)
         self._detokenizer = None

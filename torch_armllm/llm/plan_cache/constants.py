@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.llm.plan_cache.tensor_files import Stored, read_into, stored_tensors
+from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, read_into, tensor_locations
 from torch_armllm.system.huge_pages import prefer_huge
 
 _LINE = 64
@@ -40,7 +40,7 @@ def describe(
     Returns:
         A recipe for each, and the values that no file holds; None where those would be too many.
     """
-    files = stored_tensors(folder)
+    files = tensor_locations(folder)
     held = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     named = [
         (name, t.detach())
@@ -89,7 +89,7 @@ def make(recipes: Sequence[Recipe], values: Mapping[str, Tensor], folder: Path) 
         OSError: a file cannot be read.
         KeyError: no file holds a tensor that is needed.
     """
-    files = stored_tensors(folder)
+    files = tensor_locations(folder)
     names = dict.fromkeys(recipe["name"] for recipe in recipes if "name" in recipe)
     merged = [recipe for recipe in recipes if "parts" in recipe]
     sizes = [files[name].nbytes for name in names] + [_bytes(recipe) for recipe in merged]
@@ -97,7 +97,7 @@ def make(recipes: Sequence[Recipe], values: Mapping[str, Tensor], folder: Path) 
     prefer_huge(arena)
     spaces = iter(_cut(arena, sizes))
     whole = {n: next(spaces).view(files[n].dtype).view(files[n].shape) for n in names}
-    places: list[tuple[Stored, Tensor]] = [(files[name], tensor) for name, tensor in whole.items()]
+    places: list[tuple[TensorLocation, Tensor]] = [(files[name], tensor) for name, tensor in whole.items()]
     together: list[Tensor] = []
     for recipe in merged:
         tensor = next(spaces).view(_dtype(recipe)).view(recipe["shape"])

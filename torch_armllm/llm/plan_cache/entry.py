@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torch_armllm.llm.plan_cache.key import Key, name_of
+from torch_armllm.llm.plan_cache.key import PlanKey, entry_name
 
 _MOST = 64
 """Entries that are kept, the newest."""
@@ -27,8 +27,8 @@ def folder() -> Path:
     return cache / "torch_armllm" / "plans"
 
 
-def _path(key: Key) -> Path:
-    return folder() / f"{name_of(key)}.safetensors"
+def _path(key: PlanKey) -> Path:
+    return folder() / f"{entry_name(key)}.safetensors"
 
 
 def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:
@@ -40,7 +40,7 @@ def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def write(key: Key, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write(key: PlanKey, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Keeps what was said under a key; whoever reads at the same time sees all of it or nothing."""
     folder().mkdir(parents=True, exist_ok=True)
     text = json.dumps({"key": key, **said})
@@ -57,7 +57,7 @@ def write(key: Key, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> N
         old.unlink(missing_ok=True)
 
 
-def read(key: Key) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+def read(key: PlanKey) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """What `write` kept under this key; None where there is nothing.
 
     Raises:

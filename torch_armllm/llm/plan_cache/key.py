@@ -21,10 +21,10 @@ _FORMAT = 1
 _BESIDE = ("ops", "passes")
 """Folders that lie inside the installed package, and beside it in a checkout."""
 
-Key = dict[str, Any]
+PlanKey = dict[str, Any]
 
 
-def key_of(source: str, asked: Mapping[str, Any]) -> Key | None:
+def plan_key(source: str, asked: Mapping[str, Any]) -> PlanKey | None:
     """The key of a checkpoint's plan; None where its folder holds no packed weights of this package.
 
     A plan depends on every file of the folder, on how it is asked for, on the versions and the very files of
@@ -61,7 +61,7 @@ def stamps(files: Iterable[Path]) -> list[list[Any]]:
     return [[str(f), (state := f.stat()).st_size, state.st_mtime_ns, state.st_ino] for f in files]
 
 
-def name_of(key: Key) -> str:
+def entry_name(key: PlanKey) -> str:
     """A file name for a key."""
     return _digest(key)
 

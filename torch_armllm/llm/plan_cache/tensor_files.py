@@ -27,7 +27,7 @@ _THREADS = 8
 
 
 @dataclass(frozen=True)
-class Stored:
+class TensorLocation:
     """A tensor of a file."""
 
     file: Path
@@ -41,9 +41,9 @@ class Stored:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
+def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
     """All tensors of a folder's safetensors files, by name; those of types that no plan uses are left out."""
-    found: dict[str, Stored] = {}
+    found: dict[str, TensorLocation] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -51,11 +51,11 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         for name, said in header.items():
             if name != "__metadata__" and said["dtype"] in _TYPES:
                 begin = 8 + size + said["data_offsets"][0]
-                found[name] = Stored(file, begin, tuple(said["shape"]), _TYPES[said["dtype"]])
+                found[name] = TensorLocation(file, begin, tuple(said["shape"]), _TYPES[said["dtype"]])
     return found
 
 
-def read_into(places: Iterable[tuple[Stored, Tensor]]) -> None:
+def read_into(places: Iterable[tuple[TensorLocation, Tensor]]) -> None:
     """Fills tensors with what files hold; rows may lie apart.
 
     Raises:

@@ -90,7 +90,7 @@ class Completion:
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """What the engine gives to each prompt, once the request was let in."""
         serving, body = self._serving, self._body
-        with serving.admission.admit(self._params.width * len(self._prompts)):
+        with serving.admission.admit(self._params.num_sequences * len(self._prompts)):
             prompts = [await self._tokens(prompt) for prompt in self._prompts]
             for prompt in prompts:  # before the first is answered
                 serving.check_tokens(prompt["prompt_token_ids"], "prompt")

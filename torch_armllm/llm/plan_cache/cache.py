@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
 from torch_armllm.llm.plan_cache import constants, entry
-from torch_armllm.llm.plan_cache.key import Key, stamps
+from torch_armllm.llm.plan_cache.key import PlanKey, stamps
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import StoredForward, StoredHead, StoredModel
@@ -29,13 +29,13 @@ _COMPARED_AT_ONCE = 64 << 20  # bytes
 _SHAPES = {kind.__name__: kind for kind in (CacheShape, LatentShape)}
 
 
-def keep(key: Key, model: Any, runner: Any, tokenizer: Any = None) -> str | None:
+def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str | None:
     """Keeps what an engine runs of a model that was loaded from the key's folder.
 
     What is kept is read back and compared, bit by bit, with what the model computes from.
 
     Args:
-        key: see `torch_armllm.llm.plan_cache.key.key_of`.
+        key: see `torch_armllm.llm.plan_cache.key.plan_key`.
         model: patched.
         runner: of the engine that runs it.
         tokenizer: that its folder holds.
@@ -89,7 +89,7 @@ def keep(key: Key, model: Any, runner: Any, tokenizer: Any = None) -> str | None
     return None
 
 
-def find(key: Key) -> tuple[StoredModel, type | None] | None:
+def lookup(key: PlanKey) -> tuple[StoredModel, type | None] | None:
     """A model whose plan was kept, and the class of its tokenizer if that is known; None where there is none.
 
     Whatever is wrong with an entry is logged, and there is none then.
@@ -107,7 +107,7 @@ def find(key: Key) -> tuple[StoredModel, type | None] | None:
         return None
 
 
-def _model(said: dict[str, Any], values: dict[str, Tensor], key: Key) -> StoredModel:
+def _model(said: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> StoredModel:
     tensors = constants.make(said["constants"], values, Path(key["folder"]))
     weight, *bias = tensors[-said["head"]["count"] :]
     result = said["result"]
