@@ -1,11 +1,11 @@
-"""What rounding activations to INT8, one scale a token, costs each layer by itself.
+"""Error of each layer from rounding its activations to INT8 with one scale a token.
 
     python -m bench.activations --text FILE [--model smollm2] [--tokens 256] [--worst 6]
 
-Runs the float model once on the beginning of a text.  Of every linear layer it measures the peak of a token's
-inputs over their root mean square, and the relative error of the outputs, the weights exact:
-‖(x̂ − x) Wᵀ‖ / ‖x Wᵀ‖ over all tokens, for one scale a token and, to compare, one a group of 64 inputs.
-Prints a line for each name of layers, medians over the model, and the worst layers.
+Runs the float model once on the beginning of a text.  For every linear layer it measures the peak of a
+token's inputs over their root mean square.  It also measures the relative error of the outputs with exact
+weights, ‖(x̂ − x) Wᵀ‖ / ‖x Wᵀ‖ over all tokens, for one scale a token and for one scale a group of 64
+inputs.  Prints the median over the model for each kind of layer, and the worst layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch_armllm.quant.layers import find_layers, is_linear, weight_of
 
 
 class Cost(NamedTuple):
-    """Of one layer: the median and the largest peak over RMS of a token, and the two errors."""
+    """Figures of one layer: median and largest peak over RMS of a token, and the two errors."""
 
     usual_peak: float
     largest_peak: float

@@ -1,9 +1,9 @@
-"""Decoding beside a process that keeps one core busy.
+"""Decode rate next to a process that keeps one core busy.
 
     python -m bench.busy_neighbor [--model smollm2] [--seconds 4] [--threads N]
 
-Decodes one text alone, then beside a loop that never sleeps, in turn, and prints the medians of both rates
-and their ratio.
+Decodes one sequence alone, then next to a busy loop, in turn.  Prints the medians of both rates and their
+ratio.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def main() -> None:
     engine = LLM(
         options.model, disable_log_stats=True, progress=False, threads=options.threads, max_model_len=2048
     ).llm_engine
-    alone, beside = [], []
+    alone, contended = [], []
     for _ in range(_ROUNDS):
-        rate(engine, 1.0)  # the team finds out that it is alone again
+        rate(engine, 1.0)  # lets the thread team notice that it has all cores again
         alone.append(rate(engine, options.seconds))
         neighbor = subprocess.Popen(_BUSY)
         try:
             time.sleep(0.5)
-            beside.append(rate(engine, options.seconds))
+            contended.append(rate(engine, options.seconds))
         finally:
             neighbor.kill()
             neighbor.wait()
-    one, other = statistics.median(alone), statistics.median(beside)
-    print(f"alone {one:.1f} tok/s, beside a busy process {other:.1f} tok/s: {other / one:.2f}")
+    one, other = statistics.median(alone), statistics.median(contended)
+    print(f"alone {one:.1f} tok/s, next to a busy process {other:.1f} tok/s: {other / one:.2f}")
 
 
 def rate(engine: LLMEngine, seconds: float) -> float:
-    """Tokens a second of one answer after 128 tokens."""
+    """Decode one sequence after a prompt of 128 tokens; return tokens a second."""
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     tokens, spent = 0, 0.0
     while spent < seconds:

@@ -1,9 +1,9 @@
-"""Weights that decode steps read a second, beside a plain read of memory, in turn in one process.
+"""Weight bandwidth of decode steps and bandwidth of a plain memory read, in turn in one process.
 
     python -m bench.decode_bandwidth --model FOLDER [--batch 1] [--rounds 5]
 
-FOLDER holds a model that was saved quantized.  Prints a JSON line for each round: 10⁹ bytes a second of the
-plain read and of steps (medians of 30, after 128 tokens), and their ratio.
+FOLDER holds a model that was saved quantized.  Prints a JSON line for each round: GB/s (10⁹ bytes) of the
+plain read and of decode steps (medians of 30, after 128 tokens), and their ratio.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch_armllm.llm.loader import load_engine
 
 
 def step_seconds(engine: LLMEngine, batch: int) -> float:
-    """Of a decode step of so many answers."""
+    """Return the median seconds of a decode step of ``batch`` sequences."""
     params = SamplingParams(temperature=0.0, max_tokens=33, ignore_eos=True)
     random = Random(0)
     for number in range(batch):

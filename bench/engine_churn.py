@@ -1,13 +1,13 @@
-"""Many short requests that come, go and are aborted: what an engine holds before and after.
+"""Leak check: blocks, requests and memory of an engine before and after many short requests.
 
     python -m bench.engine_churn [--model smollm2] [--requests 10000] [--preemption recompute]
 
-Runs a tenth of the requests first, so that caches and buffers have their size, then all of them: prompts of 1
-to 24 tokens, half of which begin alike, answers of 1 to 12 tokens (one in ten of 60 to 100), one request in
-eight with two answers, drawn greedily or not, by three priorities, on a cache that is too small for all that
-may run.  Every tenth request is aborted, at any moment.  Prints JSON lines: ``before`` and ``after`` with
-what is held (blocks, swap blocks, requests, resident bytes), and what happened in between.  ``--model tiny``
-is a random model of two layers.
+Runs a tenth of the requests first, so that caches and buffers reach their size, then all of them.  Prompts
+have 1 to 24 tokens, and half of them share a prefix.  Outputs have 1 to 12 tokens, one in ten 60 to 100.
+One request in eight asks for two outputs.  Requests are greedy or sampled, have three priorities, and share
+a KV cache that is too small for all of them.  Every tenth request is aborted at a random step.  Prints JSON
+lines: ``before`` and ``after`` with everything held (blocks, swap blocks, requests, resident bytes), and
+the counts in between.  ``--model tiny`` is a random model of two layers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Churn:
     """Random requests to an engine.
 
     Attributes:
-        counts: of what happened.
+        counts: steps, finished and aborted requests, and generated tokens.
     """
 
     def __init__(self, engine: LLMEngine, vocabulary: int, seed: int) -> None:
@@ -74,7 +74,7 @@ class Churn:
         return name
 
     def run(self, requests: int, at_once: int = 48) -> None:
-        """Serves so many requests, some of them at once."""
+        """Run ``requests`` requests, ``at_once`` of them at a time."""
         random, counts = self.random, self.counts
         running: set[str] = set()
         doomed: list[tuple[int, str]] = []
@@ -99,7 +99,7 @@ class Churn:
 
 
 def build(name: str, blocks: int, swap: bool) -> LLMEngine:
-    """An engine of so many blocks."""
+    """Build an engine with ``blocks`` KV blocks."""
     tiny = name == "tiny"
     model, tokenizer = (tiny_model(), None) if tiny else (load_model(name), load_tokenizer(name))
     torch_armllm.patch(model, "int4", progress=False)
@@ -118,7 +118,7 @@ def build(name: str, blocks: int, swap: bool) -> LLMEngine:
 
 
 def held(engine: LLMEngine) -> dict[str, int]:
-    """What an engine that has nothing to do holds."""
+    """Return everything that an idle engine holds."""
     gc.collect()
     release_free_memory()
     blocks = engine.scheduler.blocks

@@ -1,9 +1,9 @@
-"""A long conversation: how much of its history each turn finds in the prefix cache, and how soon it answers.
+"""Prefix-cache hits and time to first token of every turn of a long conversation.
 
     python -m bench.engine_conversation [--model smollm2] [--turns 30] [--answer 40] [--threads N]
 
-Holds the same conversation twice, with the prefix cache and without.  Prints a line a turn: tokens of the
-prompt, those that the cache held, and the time to the first token of both, in milliseconds.
+Holds the same conversation twice, with the prefix cache and without.  Prints a line a turn: prompt tokens,
+cached prompt tokens, and the TTFT of both in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--answer", type=int, default=40, help="tokens of an answer at most")
+    parser.add_argument("--answer", type=int, default=40, help="most tokens of an answer")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     cached, again = (converse(options, caching) for caching in (True, False))
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def converse(options: argparse.Namespace, caching: bool) -> list[dict[str, Any]]:
-    """The turns of a conversation."""
+    """Hold a conversation; return prompt tokens, cached tokens and TTFT of each turn."""
     llm = LLM(
         options.model,
         enable_prefix_caching=caching,

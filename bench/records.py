@@ -1,4 +1,4 @@
-"""What every benchmark reports: records, printed as tables and written as JSON.
+"""Records of all benchmarks, printed as tables and written as JSON.
 
 A record has the ``KEYS`` and those of ``FIGURES`` that apply.
 """

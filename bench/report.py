@@ -54,14 +54,14 @@ def modeled(records: Sequence[Record], per: str, rate: str, unit: str) -> str:
 
 
 def limits(records: Sequence[Record]) -> str:
-    """What the machine can do."""
+    """Return the table of the machine's limits."""
     chosen = [r for r in records if r["op"] in ("read", "multiply")]
     rows = [[r["cpu"], r["op"], r["dtype"], r["shape"], r.get("gb_s"), r.get("gops")] for r in chosen]
     return table(["machine", "limit", "type", "threads", "GB/s", "GOP/s"], rows)
 
 
 def linear(records: Sequence[Record]) -> str:
-    """GOP/s of every scheme beside the peers."""
+    """Return the table of GOP/s of every scheme and of the peers."""
     chosen = [r for r in records if r["op"] in ("int4_linear", "int8_linear") and "gops" in r]
     schemes, peers = _unique(r["dtype"] for r in chosen), _unique(r["peer"] for r in chosen)
     rows = []
@@ -74,7 +74,7 @@ def linear(records: Sequence[Record]) -> str:
 
 
 def beside(records: Sequence[Record], ops: Sequence[str], figure: str, unit: str) -> str:
-    """A figure of some ops beside the peer's."""
+    """Return the table of a figure of some ops and of the peer."""
     rows = []
     for r in records:
         if r["op"] in ops and figure in r and "peer" in r:

@@ -35,7 +35,7 @@ _WORDS_KEPT = 10_000
 
 
 class _Allocated(ctypes.Structure):
-    """What glibc's ``mallinfo2`` gives."""
+    """The structure that glibc's ``mallinfo2`` returns."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -47,7 +47,7 @@ class _Allocated(ctypes.Structure):
 
 
 def request(draw: Random, number: int) -> tuple[str, dict[str, Any]]:
-    """Where a request goes, and what it says."""
+    """Return the path and the body of a random request."""
     temperature = draw.choice([0.0, 0.8])
     body: dict[str, Any] = {
         "max_tokens": draw.randint(1, _MOST_TOKENS),
@@ -65,7 +65,7 @@ def request(draw: Random, number: int) -> tuple[str, dict[str, Any]]:
 
 
 async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], events: int) -> int:
-    """Asks, and reads so many events; gives the tokens that the server says it wrote."""
+    """Send a request, read at most ``events`` events, and return the server's count of output tokens."""
     tokens = 0
     async with client.stream("POST", path, json=body) as got:
         got.raise_for_status()
@@ -154,7 +154,7 @@ def allocated() -> int:
 
 
 def held(models: Any) -> dict[str, int]:
-    """What a server that has nothing to do holds."""
+    """Return everything that an idle server holds."""
     from torch_armllm.system.allocator import release_free_memory
 
     gc.collect()

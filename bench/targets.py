@@ -1,4 +1,4 @@
-"""What the kernels were asked to reach, figure by figure, and how the measured records stand to it."""
+"""Target figures of the kernels, and how the measured records compare with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Target:
     least: float | None = None
     most: float | None = None
     beside: str = ""
-    """What the best other kernel reaches by the same method."""
+    """The best other kernel's figure by the same method."""
     peer: str = ""
 
     def values(self, records: Sequence[Record]) -> list[float]:
@@ -46,7 +46,7 @@ class Target:
         return found
 
     def row(self, records: Sequence[Record]) -> list[Any]:
-        """What, figure, target, value, whether it is met, and the best other kernel."""
+        """Return the cells: subject, figure, target, value, met or not, and the best other kernel."""
         values = self.values(records)
         wanted = f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
         if not values:

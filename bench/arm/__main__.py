@@ -27,7 +27,7 @@ Result = tuple[Case, Machine, "Measured | str"]
 
 @dataclass
 class Measured:
-    """What one run gave."""
+    """Counts of one run, and their modeled cycles."""
 
     instructions: int
     macs: float
@@ -47,7 +47,7 @@ class Bench:
         self.functions = symbols(driver)
 
     def measure(self, case: Case, machine: Machine) -> Measured:
-        """Raises RuntimeError with the reason where it cannot."""
+        """Count and model a case; raise RuntimeError with the reason if that is impossible."""
         emulator = self.sme_emulator if machine.cpu == "sme2" else self.emulator
         if emulator is None:
             raise RuntimeError("no QEMU that knows SME2")
@@ -58,7 +58,7 @@ class Bench:
 
 
 def records_of(case: Case, machine: Machine, found: Measured) -> list[Record]:
-    """One a modeled core; one without cycles where there is no model."""
+    """Return a record for each modeled core; a record without cycles if no core is modeled."""
     made = []
     for core in machine.cores or (machine.cpu,):
         figures: dict[str, float] = {}
@@ -78,7 +78,7 @@ def records_of(case: Case, machine: Machine, found: Measured) -> list[Record]:
 
 
 def print_regions(found: Measured, most: int) -> None:
-    """Where the instructions and cycles are."""
+    """Print the regions that hold most instructions and cycles."""
     for share in found.shares[:most]:
         kinds = " ".join(f"{name} {n / share.instructions:.0%}" for name, n in share.kinds.most_common(7))
         cycles = " ".join(f"{core} {n:.0f}" for core, n in share.cycles.items())
@@ -114,7 +114,7 @@ def print_tables(results: Sequence[Result]) -> None:
 
 
 def print_failures(results: Sequence[Result]) -> None:
-    """What could not be counted, a line a reason."""
+    """Print the cases that could not be counted, a line a reason."""
     reasons: dict[str, list[str]] = {}
     for case, machine, found in results:
         if isinstance(found, str):

@@ -1,4 +1,4 @@
-"""What ``make bench-arm`` counts: every op and shape, and the variants and CPUs it is counted on."""
+"""Cases of ``make bench-arm``: every op and shape, and the variants and CPUs that run it."""
 
 from __future__ import annotations
 

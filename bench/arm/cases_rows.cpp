@@ -1,4 +1,5 @@
-// Ops that walk over rows.  `rows` × `width` elements, but for rope (those of queries and keys) and route (logits).
+// Ops that walk over rows.  `rows` × `width` elements, but for rope (those of queries and keys) and route
+// (logits).
 #include "dispatch/variants.h"
 #include "driver.h"
 #include "linear/quant_linear.h"

@@ -130,7 +130,7 @@ class Emulator:
 
 
 def has_plugins(qemu: str) -> bool:
-    """Whether this QEMU was built with TCG plugins."""
+    """Return True if this QEMU was built with TCG plugins."""
     found = subprocess.run([qemu, "-help"], capture_output=True, text=True)
     return "-plugin" in found.stdout
 

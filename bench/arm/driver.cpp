@@ -1,4 +1,5 @@
-// driver OP [variant=NAME] [key=value…]: calls the op twice and marks the second call; prints what it was worth.
+// driver OP [variant=NAME] [key=value…]: calls the op twice and marks the second call; prints what it was
+// worth.
 #include "driver.h"
 
 #include <cstdio>

@@ -28,7 +28,7 @@ SMALL = 0.005  # share of the instructions below which a region runs at the aver
 
 @dataclass
 class Region:
-    """A function, a loop, or what is left of one without its inner loops, over ``low … high``."""
+    """A function, a loop, or the rest of a loop without its inner loops, over ``low … high``."""
 
     low: int
     high: int
@@ -39,7 +39,7 @@ class Region:
 
 @dataclass
 class Share:
-    """What a modeled region contributes."""
+    """Contribution of a modeled region."""
 
     name: str
     instructions: int
@@ -49,7 +49,7 @@ class Share:
 
 
 class Mca:
-    """Runs llvm-mca, and remembers."""
+    """Cached runs of llvm-mca."""
 
     def __init__(self, cache: Path | None = None) -> None:
         self._path = cache
@@ -61,7 +61,7 @@ class Mca:
             self._path.write_text(json.dumps(self._known))
 
     def cycles(self, body: list[str], cpu: str) -> float:
-        """Of one iteration of ``body`` as an endless loop."""
+        """Return the cycles of one iteration of ``body`` in an endless loop."""
         source = "\n".join(map(neutral, body)) + "\n"
         key = hashlib.sha256(f"{cpu}\n{source}".encode()).hexdigest()[:24]
         if key not in self._known:
@@ -97,7 +97,7 @@ class Model:
         self._functions = functions
 
     def cycles(self, cpus: tuple[str, ...]) -> tuple[dict[str, float], list[Share]]:
-        """Of all that was counted, on every CPU; and the regions they come from, largest first."""
+        """Return all cycles by CPU, and the regions that they come from, largest first."""
         shares = [s for region in self._regions() for s in self._shares(region, cpus)]
         shares.sort(key=lambda s: -s.instructions)
         modeled = sum(s.instructions for s in shares if s.cycles)

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Builds the driver from the cross-built objects of the ops, and counts: see bench/arm/__main__.py for the arguments.
+# Builds the driver from the cross-built objects of the ops, and counts: see bench/arm/__main__.py for the
+# arguments.
 #
 #   bench/arm/run.sh [--variant i8mm] [--only REGEX] [--regions N]
 #   ARMLLM_ARM_BUILD=DIR   build folder (default: build/arm of the checkout), as for tests/arm/test-arm.sh

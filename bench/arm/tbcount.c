@@ -1,11 +1,12 @@
-// QEMU TCG plugin: how often every translated block ran between two marks of the guest, with its instructions.
+// QEMU TCG plugin: how often every translated block ran between two marks of the guest, with its
+// instructions.
 //
 //   qemu-aarch64 -plugin tbcount.so,out=FILE PROGRAM
 //
-// Counting starts at the guest's `hint #112` and stops at `hint #113`; both are no-ops on every Arm CPU.  When the
-// guest exits, FILE gets a line a block: `T address executions opcode…`, numbers in hexadecimal but the second.
-// One guest thread is assumed while counting.  The few prototypes of plugin API 1 (QEMU 6.0 to 8.1) are declared
-// here, so that no header of QEMU is needed.
+// Counting starts at the guest's `hint #112` and stops at `hint #113`; both are no-ops on every Arm CPU.
+// When the guest exits, FILE gets a line a block: `T address executions opcode…`, numbers in hexadecimal but
+// the second. One guest thread is assumed while counting.  The few prototypes of plugin API 1 (QEMU 6.0 to
+// 8.1) are declared here, so that no header of QEMU is needed.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

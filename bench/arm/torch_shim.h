@@ -1,6 +1,7 @@
 // A stand-in for libtorch, just large enough to call the registered ops as PyTorch would: it keeps what they
 // register, makes their tensors, and calls one by name with the defaults of its schema.  With it the ops' own
-// object files link into a static program, which an emulator starts at once and counts to the last instruction.
+// object files link into a static program, which an emulator starts at once and counts to the last
+// instruction.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -33,7 +34,8 @@ bool has_argument(const std::string& op_name, const std::string& argument);
 // A contiguous tensor, 64-byte aligned, filled with zeros.
 Tensor zeros(const std::vector<int64_t>& sizes, ScalarType type);
 
-// A call that can be made again and again: every call gets new handles, since an op consumes what it is given.
+// A call that can be made again and again: every call gets new handles, since an op consumes what it is
+// given.
 class Call {
  public:
   explicit Call(const std::string& name) : name_(name) {}
@@ -48,7 +50,8 @@ class Call {
     return optional ? with(argument, std::optional<Tensor>(value)) : with(argument, value);
   }
 
-  // Runs the op; `around` gets what it does when called, between the packing of the arguments and of the results.
+  // Runs the op; `around` gets what it does when called, between the packing of the arguments and of the
+  // results.
   std::vector<StableIValue> run(const std::function<void(const std::function<void()>&)>& around) const;
   std::vector<StableIValue> run() const {
     return run([](const std::function<void()>& body) { body(); });

@@ -1,4 +1,4 @@
-"""Times an op and says what it reached: bytes read and operations done a second, beside the milliseconds."""
+"""Fixture that times an op and reports bytes read and operations done a second."""
 
 from __future__ import annotations
 

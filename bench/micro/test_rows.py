@@ -95,7 +95,7 @@ VOCABULARY = 151_936  # Qwen3's
 
 
 def torch_sample(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """What the ops of torch take for the same: the peer."""
+    """The peer: the same by torch's own ops."""
     if top_k == 1:
         return logits.argmax(-1)
     logits = logits.float()

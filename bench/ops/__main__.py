@@ -1,4 +1,4 @@
-"""Times the ops on this machine beside PyTorch's own and beside what the machine can do at best.
+"""Times of the ops on this machine, of PyTorch's own ops, and the limits of the machine.
 
     make bench ARGS="--only linear,moe"
 

@@ -1,4 +1,4 @@
-"""paged_attention beside scaled_dot_product_attention on prompts, and beside a plain read on decode steps."""
+"""paged_attention: on prompts compared with scaled_dot_product_attention, on decode with a plain read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers with a weight of each head's own beside PyTorch's batched product, all cores."""
+"""Linear layers with one weight a head, and PyTorch's batched product, all cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""INT4 and INT8 linear layers beside PyTorch's own, one thread, N = K = 2048."""
+"""INT4 and INT8 linear layers and PyTorch's own, one thread, N = K = 2048."""
 
 from __future__ import annotations
 

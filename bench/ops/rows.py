@@ -1,4 +1,4 @@
-"""Ops that walk over rows, beside the same in PyTorch."""
+"""Ops that work on rows, and the same in PyTorch."""
 
 from __future__ import annotations
 

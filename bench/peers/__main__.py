@@ -27,13 +27,13 @@ from bench.peers.shapes import COMPARED, SHAPES
 from bench.peers.work import ALL, Work
 
 Measured = dict[tuple[str, str, str], dict[str, list[dict[str, float]]]]
-"""What each round gave, by model, work and engine, and by the way it was done."""
+"""Figures of every round, by model, work, engine and way."""
 
 SETTLE = 1.0  # seconds that a foreign process runs before
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
-    """What is asked for."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers",
         description=__doc__,
@@ -74,7 +74,7 @@ def measure(
     found: dict[str, dict[str, list[dict[str, float]]]],
     seconds: float,
 ) -> None:
-    """One round of some work by each engine; ``found``, by engine and way, takes what it gives."""
+    """Run one round of some work on each engine; add the figures to ``found``, by engine and way."""
     for name, engine in engines.items():
         known = found[name]
         try:
@@ -103,7 +103,7 @@ def interpreters(options: argparse.Namespace) -> dict[str, str]:
 
 
 def limits(threads: int) -> list[Record]:
-    """What the machine can do at best."""
+    """Return the limits of the machine."""
     from bench.ops import limits as machine
 
     return [

@@ -85,7 +85,7 @@ class Context:
                 place.request, place.pending = None, []
 
     def step(self) -> dict[str, list[int]]:
-        """A token of every answer that is being written, then prompts into what is left."""
+        """Decode a token of every running sequence, then fill the batch with prompt tokens."""
         running = [(i, place) for i, place in enumerate(self.places) if place.pending]
         running.sort(key=lambda each: len(each[1].pending) > 1)
         batch, used, wanted = self.batch, 0, []

@@ -28,11 +28,11 @@ NEEDED = {
     "vllm": ("vllm", VLLM),
     "vllm-int4": ("vllm", VLLM),
 }
-"""What an engine's interpreter must import, and the command that installs it."""
+"""Modules that an engine's interpreter must import, and the command that installs them."""
 
 
 def missing(engine: str, python: str) -> str | None:
-    """Why an engine cannot be measured, with the command that changes it; None: it can."""
+    """Return why an engine cannot be measured and the command that helps; None if it can."""
     modules, install = NEEDED[engine]
     check = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {modules.split(', ')!r})))"
     found = subprocess.run([python, "-c", check], cwd=ROOT, capture_output=True, check=False)
@@ -80,7 +80,7 @@ class EngineProcess:
         self._signal(signal.SIGSTOP)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request and waits for its answer; the process runs for no longer."""
+        """Send a request and wait for its answer; the process is stopped the rest of the time."""
         assert self.process.stdin is not None
         self._signal(signal.SIGCONT)
         try:

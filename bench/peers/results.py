@@ -15,7 +15,7 @@ and ``tpot_ms`` by round; the limits have ``limit``, ``threads`` and ``gb_s`` or
 
 OURS = "ours"
 Rounds = Mapping[tuple[str, str, str], Mapping[str, Sequence[Mapping[str, float]]]]
-"""What each round gave, by model, work and engine, and by the way it was done."""
+"""Figures of every round, by model, work, engine and way."""
 
 
 def best(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> str:

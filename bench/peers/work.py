@@ -1,4 +1,4 @@
-"""What engines are given to do, and how any of them does it.
+"""Work that the engines are compared on, and how an engine runs it.
 
 Peers run this too: it imports only Python's own.
 """
@@ -98,7 +98,7 @@ class Engine(Protocol):
         ...
 
     def start(self, name: str, prompt: list[int], new_tokens: int) -> None:
-        """Submits a request; its answer does not end early."""
+        """Submit a request whose output does not end early."""
         ...
 
     def step(self) -> dict[str, list[int]]:
@@ -116,7 +116,7 @@ _seeds = count()
 
 @contextmanager
 def _requests(engine: Engine, prompts: list[list[int]], new_tokens: int) -> Iterator[list[str]]:
-    """Requests that run, and are ended behind."""
+    """Run requests for the length of a block, and abort them after it."""
     names = [f"request-{next(_names)}" for _ in prompts]
     for name, prompt in zip(names, prompts, strict=True):
         engine.start(name, prompt, new_tokens)
@@ -147,7 +147,7 @@ def prefill(engine: Engine, tokens: int, least: float) -> dict[str, float]:
 
 
 def decode(engine: Engine, batch: int, context: int, least: float) -> dict[str, float]:
-    """Tokens a second of all sequences together, behind prompts that may be known from the last time."""
+    """Return tokens a second of all sequences together, after prompts that the prefix cache may hold."""
     done, spent = 0, 0.0
     while spent < least:
         prompts = [_random(f"decode {context} {i}", context) for i in range(batch)]

@@ -29,7 +29,7 @@ ENGINES = {
 
 
 def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
-    """What one line asks for."""
+    """Carry out the request of one line."""
     if "ways" in request:
         return {"ways": engine.ways(Work.named(request["ways"]))}
     work = Work.named(request["work"])

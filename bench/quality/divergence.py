@@ -1,4 +1,4 @@
-"""How far logits are from those of the float model, token by token."""
+"""Divergence of logits from those of the float model, token by token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Divergence:
     followed: int = 0
 
     def add(self, wanted: Tensor, got: Tensor, tokens: Tensor) -> None:
-        """Counts logits (n, V) of both models over a text of tokens (n,)."""
+        """Add the logits ``(n, V)`` of both models on a text of tokens ``(n,)``."""
         wanted, got = wanted.float().log_softmax(-1), got.float().log_softmax(-1)
         self.nats += float((wanted.exp() * (wanted - got)).sum())
         self.loss -= float(got[:-1].gather(1, tokens[1:, None]).sum())

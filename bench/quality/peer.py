@@ -18,7 +18,7 @@ _SIDE = Path(__file__).with_name("llama_side.py")
 
 @dataclass(frozen=True)
 class Peer:
-    """llama.cpp behind a Python that has llama-cpp-python.
+    """llama.cpp, run by a Python that has llama-cpp-python.
 
     Attributes:
         python: the interpreter.

@@ -1,4 +1,4 @@
-"""What big Arm servers should reach, from counted instructions: predictions, not measurements.
+"""Predicted rates of large Arm servers from counted instructions; no measurements.
 
     python -m bench.roofline [--model Llama --machine Graviton4] [--arm build/bench/arm.json] [--json]
 
@@ -29,7 +29,7 @@ WORKS = {
     "decode, 16": Work(16, 1024, 16),
     "decode, 64": Work(64, 1024, 64),
 }
-"""Decoding is behind 1024 tokens."""
+"""Context of decode steps, in tokens."""
 
 
 def records(models: Iterable[Model], machines: Iterable[Machine], figures: Figures) -> list[dict[str, Any]]:

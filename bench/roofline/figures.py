@@ -1,4 +1,4 @@
-"""What was counted and modeled of the Arm kernels: multiply-accumulates a cycle."""
+"""Counted and modeled figures of the Arm kernels: multiply-accumulates a cycle."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Attention:
 
     @property
     def bytes_a_token(self) -> int:
-        """What the cache holds of a token."""
+        """Values that the KV cache holds for a token."""
         return 2 * self.key if self.latent else 2 * self.kv_heads * (self.key + self.value)
 
 

@@ -1,6 +1,6 @@
 """Families of different structures, step by step on this machine's kernels, beside the models they were.
 
-For runs that name this file: `tests/families` has these and all others.
+For runs that name this file: `tests/model_survey` has these and all others.
 """
 
 from __future__ import annotations

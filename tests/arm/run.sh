@@ -5,10 +5,10 @@
 #   tests/arm/run.sh CPU -- python ARGS
 #   tests/arm/run.sh CPU -- PROGRAM ARGS     any other aarch64 executable
 #
-# CPU: neoverse-n1 (dot product), i8mm (every Armv8.6 NEON feature, no SVE), max, cortex-a72 (plain NEON; torch itself
-# does not run there), sve128, sve256, sve512 (that vector length), sme2 (streaming vectors of 512 bits; exits with 77
-# and the reason where no QEMU has it), or any -cpu string of QEMU.
-# ARMLLM_* variables reach the program.
+# CPU: neoverse-n1 (dot product), i8mm (every Armv8.6 NEON feature, no SVE), max, cortex-a72 (plain NEON;
+# torch itself does not run there), sve128, sve256, sve512 (that vector length), sme2 (streaming vectors of
+# 512 bits; exits with 77 and the reason where no QEMU has it), or any -cpu string of QEMU. ARMLLM_*
+# variables reach the program.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 home=${ARMLLM_ARM_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/torch-armllm-arm}
@@ -43,7 +43,8 @@ case $1 in
     [ "$1" = pytest ] && module=(-m pytest)
     shift
     cd "$site"
-    # Bytecode is kept whatever the caller's Python does: compiling all that is imported takes half a minute here.
+    # Bytecode is kept whatever the caller's Python does: compiling all that is imported takes half a minute
+    # here.
     exec "$qemu" -cpu "$cpu" -L "$home/root" -E "PYTHONPATH=$PWD:$home/site" -E PYTHONNOUSERSITE=1 -E HF_HUB_OFFLINE=1 \
       -E PYTHONDONTWRITEBYTECODE= "$python" "${module[@]}" "$@"
     ;;

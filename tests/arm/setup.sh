@@ -1,14 +1,15 @@
 #!/bin/bash
-# Prepares what `make test-arm` needs: a cross compiler, QEMU, and an arm64 Python with torch 2.10 to run under it.
+# Prepares what `make test-arm` needs: a cross compiler, QEMU, and an arm64 Python with torch 2.10 to run
+# under it.
 #
 #   tests/arm/setup.sh            idempotent; prints the folder it prepared
 #   ARMLLM_ARM_HOME=DIR           where (default: ${XDG_CACHE_HOME:-~/.cache}/torch-armllm-arm; about 1 GB)
-#   ARMLLM_ARM_SOURCES=FILE       apt sources to take arm64 packages from, where the configured ones have none (Ubuntu)
-#   ARMLLM_QEMU_SOURCES=FILE      apt sources to take a QEMU with SME2 from (default: Debian forky from the mirror that
-#                                 apt uses); where none is found, DIR/qemu.missing says why and the rest works
+#   ARMLLM_ARM_SOURCES=FILE       apt sources of arm64 packages, where the configured ones have none (Ubuntu)
+#   ARMLLM_QEMU_SOURCES=FILE      apt sources of a QEMU with SME2 (default: Debian forky from the mirror
+#                                 that apt uses); without one, DIR/qemu.missing says why and the rest works
 #
-# Debian or Ubuntu.  Missing packages are installed with apt-get, which takes root; nothing of another architecture is
-# ever installed on the machine itself: the arm64 packages are only unpacked into DIR/root.
+# Debian or Ubuntu.  Missing packages are installed with apt-get, which takes root; nothing of another
+# architecture is ever installed on the machine itself: the arm64 packages are only unpacked into DIR/root.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 home=${ARMLLM_ARM_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/torch-armllm-arm}
@@ -30,8 +31,8 @@ if [ ${#packages[@]} -gt 0 ]; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
-# A package database of its own, empty: apt then resolves and downloads an arm64 Python from the mirrors that this
-# machine already uses, without touching what is installed.
+# A package database of its own, empty: apt then resolves and downloads an arm64 Python from the mirrors that
+# this machine already uses, without touching what is installed.
 if [ ! -e "$home/root.done" ]; then
   apt=$home/apt
   rm -rf "$home/root" "$apt"

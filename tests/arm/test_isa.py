@@ -20,7 +20,7 @@ NEEDS = {
 
 
 def best_linear(machine: variants.Machine) -> str:
-    """What the linear layers should run, worked out anew."""
+    """Return the variant that linear layers should use, derived independently."""
     long = machine.sve_bits >= 256
     for name, use in (("sme2", True), ("svei8mm", long), ("i8mm", True), ("sve", long), ("dotprod", True)):
         if use and NEEDS[name] <= set(machine.features) and name in machine.variants:

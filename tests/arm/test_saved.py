@@ -1,4 +1,4 @@
-"""A checkpoint saved on one processor gives the same bits on another."""
+"""A checkpoint saved on one CPU yields the same bits on another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.arm import saved
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the machine that built this wrote; anywhere else, what this one writes."""
+    """The folder that the building machine wrote, or one that this machine writes."""
     given = os.environ.get("ARMLLM_SAVED")
     made = Path(given) if given else tmp_path_factory.mktemp("saved")
     if not given:

@@ -1,4 +1,4 @@
-"""What quantizing a folder takes, and what rounding activations costs: the measurements themselves."""
+"""The benches of quantizing a folder and of rounding activations."""
 
 from __future__ import annotations
 

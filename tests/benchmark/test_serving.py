@@ -1,4 +1,4 @@
-"""What is measured of a server whose times are known, and how its failures are told."""
+"""The serving benchmark on a server whose times are known, and its reports of failures."""
 
 from __future__ import annotations
 

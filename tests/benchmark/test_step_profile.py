@@ -1,4 +1,4 @@
-"""Where a step's time goes: the arithmetic of the profile, and a small model's."""
+"""The step profile: its arithmetic, and the profile of a small model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installed package holds, what its library needs, and that it works away from the checkout."""
+"""Files of the installed package, needs of its library, and use outside the checkout."""
 
 from __future__ import annotations
 

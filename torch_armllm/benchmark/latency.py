@@ -1,4 +1,4 @@
-"""Measuring prompts and decoding of one model, batch size by batch size."""
+"""Prefill and decode rates of one model, batch size by batch size."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Latency:
     """One measurement.
 
     Attributes:
-        batch_size, prompt_len, new_tokens, threads: what was asked for.
+        batch_size, prompt_len, new_tokens, threads: as requested.
         prefill_tok_s: prompt tokens a second, of all sequences together.
         decode_tok_s: generated tokens a second after the first, of all sequences together.
         weight_bytes: all parameters and buffers.
         step_bytes: weights that one decode step reads, an estimate for experts: routing taken as uniform.
         weight_gb_s: `step_bytes` times steps a second: the effective weight bandwidth, 10⁹ bytes a second.
-        peak_rss_bytes: most memory that the process has had, loading included.
+        peak_rss_bytes: peak resident memory of the process, loading included.
     """
 
     batch_size: int
@@ -49,7 +49,7 @@ class Latency:
 
 
 class Clock(BaseStreamer):
-    """A streamer that notes when each token came; `times[0]` is when generation began."""
+    """A streamer that records the time of each token; `times[0]` is the start of generation."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -76,7 +76,7 @@ class Clock(BaseStreamer):
 def measure(
     model: PreTrainedModel, batch_size: int, prompt_len: int, new_tokens: int, repeats: int = 2
 ) -> Latency:
-    """Generates greedily from random prompts with `model.generate` and takes the best of a few runs.
+    """Generate greedily from random prompts with `model.generate`, and return the best of a few runs.
 
     Args:
         model: any causal language model, patched or not.
@@ -131,7 +131,7 @@ def measure(
 def measure_in_turn(
     models: Mapping[str, PreTrainedModel], batch_size: int, prompt_len: int, new_tokens: int, rounds: int = 2
 ) -> dict[str, Latency]:
-    """Measures several models one after the other, round by round, so that a slow minute hits all of them.
+    """Measure several models in alternating rounds, so that a slow minute of the machine hits all of them.
 
     Args:
         models: what to measure, by name.
@@ -155,7 +155,7 @@ def _median(runs: list[Latency]) -> Latency:
 
 
 def ratios(latency: Latency, baseline: Latency) -> dict[str, float]:
-    """How many times the baseline's rates a measurement reaches."""
+    """Return the rates of a measurement divided by the baseline's."""
     return {
         "prefill_ratio": round(latency.prefill_tok_s / baseline.prefill_tok_s, 2),
         "decode_ratio": round(latency.decode_tok_s / baseline.decode_tok_s, 2),
@@ -168,7 +168,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def step_bytes(model: PreTrainedModel, tokens: int) -> int:
-    """Weights that a decode step of so many tokens reads; see `Latency`."""
+    """Return the bytes of weights that a decode step of ``tokens`` tokens reads; see `Latency`."""
     embeddings = model.get_input_embeddings()
     own = getattr(embeddings, "weight", None)
     shared = own is not None and getattr(model.get_output_embeddings(), "weight", None) is own

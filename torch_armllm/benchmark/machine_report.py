@@ -1,4 +1,4 @@
-"""What a machine reaches on the shapes of well-known models: prompts and decoding by the engine itself."""
+"""Prefill and decode rates of this machine on the shapes of well-known models."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Works:
-    """What is measured of each model.
+    """Measurements of each model.
 
     Attributes:
-        prompts: tokens of single prompts.
-        batches: answers that grow side by side.
-        context: tokens behind which they do.
-        steps: of each batch.
-        rounds: of which the median counts.
+        prompts: lengths of single prompts.
+        batches: sequences that decode together.
+        context: prompt tokens of each of them.
+        steps: decode steps of each batch.
+        rounds: repetitions; the median counts.
     """
 
     prompts: Sequence[int] = (512, 2048)
@@ -47,13 +47,13 @@ class Works:
 
 @dataclass(frozen=True)
 class Reached:
-    """One figure.
+    """Figures of one measurement.
 
     Attributes:
         model, layers: what ran.
         work: ``prompt 512`` or ``decode, 8``, as `bench.roofline` names them.
-        tok_s: of all sequences together.
-        weight_gb_s: of decoding, 10⁹ bytes of weights read a second; experts taken as evenly chosen.
+        tok_s: tokens a second of all sequences together.
+        weight_gb_s: weights read by decode steps, in 10⁹ bytes a second; routing is taken as uniform.
     """
 
     model: str
@@ -68,7 +68,7 @@ class Reached:
 
 
 def read_bandwidth() -> float:
-    """Bytes a second that all of torch's threads read from memory: the best of some rounds, it is a limit."""
+    """Return the memory bandwidth of all threads in bytes a second; as a limit, the best round counts."""
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
     times = []
     for _ in range(_ROUNDS):
@@ -85,7 +85,7 @@ def measure_shape(name: str, folder: Path, works: Works, layers: int | None = No
         name: one of `torch_armllm.benchmark.model_shapes.SHAPES`.
         folder: where its weights are, or will be written.
         works: what to measure.
-        layers: instead of all.
+        layers: number of layers, if not all.
 
     Raises:
         ValueError: the model does not fit into the free memory.
@@ -140,7 +140,7 @@ class _Clock:
         return time.perf_counter() - began
 
     def decode(self, batch: int, context: int, steps: int) -> float:
-        """Median seconds of a step that brings all answers forward by a token."""
+        """Return the median seconds of a step that decodes one token of every sequence."""
         for _ in range(batch):
             self._add(context, steps + batch)
         times = []

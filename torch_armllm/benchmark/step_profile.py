@@ -1,4 +1,4 @@
-"""Where a step of a native plan spends its time, instruction by instruction."""
+"""Time of a step of a native plan, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def profile(
 
     Args:
         model: patched.
-        batch_size: answers that take a token each.
+        batch_size: sequences that decode a token each.
         context: tokens before.
         prompt: instead, one prompt of so many tokens.
         rounds: steps that count.

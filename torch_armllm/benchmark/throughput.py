@@ -27,7 +27,7 @@ class Throughput:
         requests_s, prompt_tok_s, output_tok_s, total_tok_s: a second.
         cached_tokens: of the prompts, that the prefix cache held.
         steps: of the engine.
-        preemptions: answers that lost their blocks to others.
+        preemptions: sequences that were preempted.
     """
 
     num_requests: int
@@ -84,10 +84,10 @@ def _prompt(entry: str | Messages, llm: LLM) -> Prompt:
 
 
 def measure(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, progress: bool = True) -> Throughput:
-    """Submits all prompts at once and waits for the last answer.
+    """Submit all prompts at once and wait for the last output.
 
     Args:
-        llm: who answers.
+        llm: the engine.
         prompts: at least one.
         params: for all.
         progress: shows a bar.

@@ -21,14 +21,14 @@ _SHOWN = 300  # characters of an error
 
 @dataclass(frozen=True)
 class Target:
-    """Which server is asked, and how.
+    """Server, model and endpoint that are measured.
 
     Attributes:
         base_url: of the server, with or without ``/v1``.
         endpoint: chat or completions.
         model: one of the server's; None: its first.
         api_key: None: none is sent.
-        ignore_eos: answers are as long as they may be.
+        ignore_eos: whether outputs go on to their length limit.
         temperature: of the drawing of tokens; 0: always the most probable one.
         timeout: seconds for which nothing may come.
     """
@@ -90,7 +90,7 @@ class Client:
             raise ValueError(f"{self._target.base_url} does not tell its models; give --model") from error
 
     async def ask(self, question: Question) -> Record:
-        """Asks, and waits for the last piece of the answer; errors are in the record."""
+        """Send a request and wait for the last chunk of its output; errors go into the record."""
         record = Record(time.perf_counter())
         try:
             path = _PATHS[self._target.endpoint]

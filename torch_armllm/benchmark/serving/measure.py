@@ -14,7 +14,7 @@ from torch_armllm.benchmark.serving.results import ServingResult, summarize
 
 
 class Questions(Protocol):
-    """Where questions come from."""
+    """Source of requests."""
 
     def draw(self, count: int, seed: str) -> list[Question]:
         """So many questions."""
@@ -22,7 +22,7 @@ class Questions(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """Runs to measure.
 
     Attributes:
         num_prompts: requests at each rate.

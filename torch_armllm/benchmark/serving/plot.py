@@ -1,4 +1,4 @@
-"""How throughput is paid for: by the wait for the first token, and for each one after it."""
+"""Plot of throughput against TTFT and TPOT."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def require_matplotlib() -> None:
 
 
 def plot(results: Sequence[ServingResult], title: str, file: Path) -> None:
-    """Draws throughput against TTFT and TPOT, a point a request rate.
+    """Draw throughput against TTFT and TPOT, one point a request rate.
 
     Args:
-        results: of runs in which something was answered.
-        title: above it all.
-        file: whose suffix says the format.
+        results: results of runs with at least one completed request.
+        title: title of the figure.
+        file: where to write; its suffix selects the format.
 
     Raises:
-        ValueError: the format is none that matplotlib knows.
+        ValueError: matplotlib does not know the format.
         OSError: the file cannot be written.
     """
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def plot(results: Sequence[ServingResult], title: str, file: Path) -> None:
             axis.annotate(text, (spread.median, height), (4, 4), textcoords="offset points", fontsize=8)
         axis.set_xlabel(f"{name.upper()}, ms")
         axis.set_ylabel("output tokens a second")
-        axis.margins(0.12)  # for the rates beside the points
+        axis.margins(0.12)  # room for the labels
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""What a server is asked: random texts of a given length, or recorded prompts."""
+"""Prompts of the serving benchmark: random words of a given length, or recorded prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked, and what was seen of the answer."""
+"""Requests of the serving benchmark, and the times observed for each."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Question:
 
 @dataclass
 class Record:
-    """One request's course; times are seconds of one monotonic clock.
+    """Times of one request, in seconds of one monotonic clock.
 
     Attributes:
         started: when it was sent.
-        arrivals: when each piece of the answer came that has text in it.
-        ended: when the last piece came, with or without text.
-        prompt_tokens: as the server counts them; None: it does not say.
-        output_tokens: as the server counts them, or else the pieces with text.
-        error: why there is no answer; None: there is one.
+        arrivals: arrival of each chunk with text.
+        ended: arrival of the last chunk, with or without text.
+        prompt_tokens: the server's count; None if it reports none.
+        output_tokens: the server's count, or the number of chunks with text.
+        error: the reason of a failure; None if the request completed.
     """
 
     started: float
@@ -41,7 +41,7 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first text; to the end, if there was none."""
+        """Seconds to the first text; to the end if there was none."""
         return (self.arrivals[0] if self.arrivals else self.ended) - self.started
 
     @property
@@ -51,10 +51,10 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token but the first; None: there was only one."""
+        """Seconds for each token but the first; None if there was only one."""
         return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between two pieces with text."""
+        """Seconds between two chunks with text."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]

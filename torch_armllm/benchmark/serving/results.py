@@ -56,12 +56,12 @@ class ServingResult:
         errors: how often each one occurred.
         total_input_tokens, total_output_tokens: of the answered requests.
         request_throughput, output_throughput, total_token_throughput: of the answered requests.
-        max_output_tokens_per_s: pieces of text in the best second.
-        max_concurrent_requests: that ran at once.
-        ttft: to the first text.
-        tpot: for each token but the first, a value an answer.
-        itl: between two pieces of text, of all answers.
-        e2el: to the end.
+        max_output_tokens_per_s: chunks of text in the best second.
+        max_concurrent_requests: most requests in flight.
+        ttft: time to the first text.
+        tpot: time for each token after the first, one value a request.
+        itl: time between two chunks of text, over all requests.
+        e2el: time to the end.
     """
 
     request_rate: float
