@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_armllm.hf.names import METHOD
+from torch_armllm.transformers_plugin.torchao_messages import torchao_messages_hidden
 
 _REGISTRY = "transformers.quantizers.auto"
 
@@ -79,5 +80,6 @@ class _Registering(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
+        with torchao_messages_hidden():
+            self._loader.exec_module(module)
         _register(module)
