@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.ops.linear import unpack_int
+from torch_armllm.system.dtypes import dtype_name
 
 STEPS = 254
 """Steps of the rest within one step of the head's integers."""
@@ -48,7 +49,7 @@ def split_embedding(ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtyp
     Raises:
         RuntimeError: an id is outside the vocabulary, or shapes or dtypes do not fit.
     """
-    out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, str(dtype).removeprefix("torch."))
+    out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, dtype_name(dtype))
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.linear.quant_linear import dtype_name
+from torch_armllm.system.dtypes import dtype_name
 
 __all__ = ["int4_gated_linear", "int4_gated_linear_q"]
 

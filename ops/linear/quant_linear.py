@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.system.dtypes import dtype_name
+
 __all__ = ["int4_linear", "int4_linear_q", "int8_linear"]
 
 
@@ -85,11 +87,6 @@ def int8_linear(
     """:func:`int4_linear` with INT8 weights from :func:`pack_int8` (W8A8), one scale a row, exact."""
     result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual)
     return result
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """As the ops' schemas want it."""
-    return str(dtype).removeprefix("torch.")
 
 
 @torch.library.register_fake("armllm::int4_linear")

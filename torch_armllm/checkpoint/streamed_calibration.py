@@ -16,6 +16,7 @@ from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.base import Staged
 from torch_armllm.quant.methods.calibrated.layerwise import decoder_layers
 from torch_armllm.quant.methods.registry import make_method
+from torch_armllm.system.files import atomic_file
 
 _STATES = "calibrating-{}.pt"
 _TOKENS = "calibrating-tokens.pt"
@@ -68,8 +69,8 @@ class Hollow:
         if stage is not None and stage < self._last:
             self.method.finish(stage)
             file = self._out / _STATES.format(stage)
-            torch.save(self.method.stages.state(), file.with_suffix(".part"))
-            file.with_suffix(".part").rename(file)
+            with atomic_file(file) as scratch:
+                torch.save(self.method.stages.state(), scratch)
 
     def written(self, block: str) -> None:
         """Forgets what only the block needed; to be called when it is written."""

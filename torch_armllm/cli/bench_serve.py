@@ -72,12 +72,13 @@ def run(options: argparse.Namespace) -> None:
         from torch_armllm.benchmark.serving.measure import Plan, measure
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}: pip install 'torch_armllm[bench]'") from error
-    from torch_armllm.benchmark.serving.plot import plot, require_matplotlib
+    from torch_armllm.benchmark.serving.plot import plot
     from torch_armllm.benchmark.serving.table import table
+    from torch_armllm.system.extras import require_extra
 
     _check(options)
     if options.plot is not None:
-        require_matplotlib()
+        require_extra("matplotlib", "bench", "--plot")
     questions, count = _questions(options)
     key = options.api_key or next(filter(None, map(os.environ.get, _KEY_VARIABLES)), None)
     ignore_eos = options.prompts is None if options.ignore_eos is None else options.ignore_eos

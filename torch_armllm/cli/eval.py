@@ -57,11 +57,11 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Runs every scheme and prints one table."""
-    from torch_armllm.evaluation.require import require_lm_eval, require_matplotlib
+    from torch_armllm.system.extras import require_extra
 
-    require_lm_eval()
+    require_extra("lm_eval", "eval", "eval")
     if options.plot is not None:
-        require_matplotlib()
+        require_extra("matplotlib", "eval", "--plot")
     from torch_armllm.evaluation import table
     from torch_armllm.evaluation.results_file import Store
     from torch_armllm.evaluation.run import Options

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
-
-KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+from torch_armllm.kv_cache.dtypes import KvCacheDtype
 
 
 @dataclass

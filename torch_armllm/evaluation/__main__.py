@@ -3,9 +3,9 @@
 python -m torch_armllm.evaluation run --model armllm --model_args pretrained=DIR,scheme=g32i --tasks piqa
 """
 
-from torch_armllm.evaluation.require import require_lm_eval
+from torch_armllm.system.extras import require_extra
 
-require_lm_eval()
+require_extra("lm_eval", "eval", "evaluation")
 
 from lm_eval.__main__ import cli_evaluate  # noqa: E402
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.evaluation.spans import log_probabilities
+from torch_armllm.system.dtypes import dtype_name
 
 
 class Reference:
@@ -33,7 +34,7 @@ class Reference:
         if len(rows):
             self._file.write(rows.view(torch.uint8).numpy().data)
             self._tokens += len(rows)
-            self._dtype = str(rows.dtype).removeprefix("torch.")
+            self._dtype = dtype_name(rows.dtype)
 
     def result(self) -> dict[str, Any]:
         """Ends the file, and says what it takes to read it."""

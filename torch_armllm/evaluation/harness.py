@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from torch_armllm.evaluation.module_scorer import ModuleScorer
 from torch_armllm.evaluation.plan_scorer import PlanScorer
-from torch_armllm.evaluation.require import require_lm_eval
 from torch_armllm.evaluation.spans import Answer, Text, log_probabilities
 from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.system.extras import require_extra
 
-require_lm_eval()
+require_extra("lm_eval", "eval", "evaluation")
 
 from lm_eval.api.registry import register_model  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_armllm.evaluation.comparison import compare
 from torch_armllm.evaluation.task_results import TaskResult
+from torch_armllm.system.files import atomic_file
 
 _VERSION = 1
 
@@ -77,9 +78,8 @@ class Store:
             "table": [line.to_dict() for line in self.lines()],
             "schemes": {name: result.to_dict() for name, result in self._all().items()},
         }
-        beside = self._file.with_name(self._file.name + ".new")
-        beside.write_text(json.dumps(content), encoding="utf-8")
-        beside.replace(self._file)
+        with atomic_file(self._file) as scratch:
+            scratch.write_text(json.dumps(content), encoding="utf-8")
 
     def lines(self) -> Any:
         """The comparison of all schemes with the first one."""

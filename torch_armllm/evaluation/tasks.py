@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch_armllm.evaluation.require import require_lm_eval
+from torch_armllm.system.extras import require_extra
 
 
 def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
         ImportError: lm-eval is not installed.
         ValueError: a name fits no task, or a task's data cannot be had.
     """
-    require_lm_eval()
+    require_extra("lm_eval", "eval", "evaluation")
     from lm_eval.tasks import TaskManager
 
     for folder in include:

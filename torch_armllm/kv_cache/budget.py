@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, Shape
+from torch_armllm.system.dtypes import dtype_name
+from torch_armllm.system.files import format_bytes
 from torch_armllm.system.host import free_memory
 
 DEFAULT_SHARE = 0.25
@@ -40,10 +42,12 @@ class KvMemory:
         return self.num_blocks * self.block_size
 
     def __str__(self) -> str:
-        swap = f", and {_size(self.swap_blocks * self.block_bytes)} of swap" if self.swap_blocks else ""
+        swap = (
+            f", and {format_bytes(self.swap_blocks * self.block_bytes)} of swap" if self.swap_blocks else ""
+        )
         return (
-            f"KV cache {_size(self.num_blocks * self.block_bytes)} for {self.tokens} tokens ({self.dtype}, "
-            f"{self.block_bytes // self.block_size} bytes a token){swap}: "
+            f"KV cache {format_bytes(self.num_blocks * self.block_bytes)} for {self.tokens} tokens "
+            f"({self.dtype}, {self.block_bytes // self.block_size} bytes a token){swap}: "
             f"{self.tokens / self.max_model_len:.1f} texts of max_model_len = {self.max_model_len}"
         )
 
@@ -78,8 +82,9 @@ def size_kv_memory(
     granted, origin = _granted(memory, free)
     if granted + swap_space > free:
         raise ValueError(
-            f"kv_cache_memory = {_size(granted)} and swap_space = {_size(swap_space)} are more than the "
-            f"{_size(free)} that are free: ask for less, or for a share such as kv_cache_memory=0.5"
+            f"kv_cache_memory = {format_bytes(granted)} and swap_space = {format_bytes(swap_space)} are more "
+            f"than the {format_bytes(free)} that are free: ask for less, or for a share such as "
+            "kv_cache_memory=0.5"
         )
     blocks = granted // block_bytes
     a_text = -(-wanted // shape.block_size)
@@ -87,14 +92,14 @@ def size_kv_memory(
         fitting = blocks * shape.block_size
         if max_model_len is not None or fitting == 0:
             raise ValueError(
-                f"one text of max_model_len = {wanted} tokens needs {_size(a_text * block_bytes)} of keys "
-                f"and values ({shape.bytes_per_token} bytes a token), but they get {_size(granted)}, "
-                f"{origin}: {_remedies(shape, fitting)}"
+                f"one text of max_model_len = {wanted} tokens needs {format_bytes(a_text * block_bytes)} of "
+                f"keys and values ({shape.bytes_per_token} bytes a token), but they get "
+                f"{format_bytes(granted)}, {origin}: {_remedies(shape, fitting)}"
             )
         wanted = fitting
     if memory is None:
         blocks = min(blocks, max_num_seqs * a_text)
-    dtype = str(shape.dtype).removeprefix("torch.")
+    dtype = dtype_name(shape.dtype)
     return KvMemory(blocks, swap_space // block_bytes, shape.block_size, block_bytes, wanted, dtype)
 
 
@@ -130,13 +135,9 @@ def _remedies(shape: Shape, fitting: int) -> str:
 def _granted(memory: int | float | None, free: int) -> tuple[int, str]:
     """Bytes for keys and values, and where the number comes from."""
     if memory is None:
-        return int(DEFAULT_SHARE * free), f"a quarter of the {_size(free)} that are free"
+        return int(DEFAULT_SHARE * free), f"a quarter of the {format_bytes(free)} that are free"
     if isinstance(memory, float) and 0 < memory <= 1:
-        return int(memory * free), f"{memory:.0%} of the {_size(free)} that are free"
+        return int(memory * free), f"{memory:.0%} of the {format_bytes(free)} that are free"
     if memory <= 1:
         raise ValueError(f"kv_cache_memory is bytes, or a share 0.0 … 1.0 of the free memory, not {memory}")
     return int(memory), "as kv_cache_memory says"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

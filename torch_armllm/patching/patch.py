@@ -13,6 +13,7 @@ from torch_armllm.capture.export import Captured, CaptureError, capture
 from torch_armllm.capture.markers.indexer import dense_until, indexers_of
 from torch_armllm.capture.markers.mla import expands_latents
 from torch_armllm.hf.base_model import body_of, longest_of
+from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import LatentShape
 from torch_armllm.ops import variants
 from torch_armllm.passes import PassContext, run_passes
@@ -29,13 +30,6 @@ from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.restore import restore
 from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.huge_pages import collapse_packed
-
-_CACHES = {
-    "int8": torch.int8,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 
 
 def _check_model(model: nn.Module) -> None:
@@ -191,8 +185,7 @@ def patch(
             CPU, or quantized by other means; a weight is not finite; or an option is unknown.
     """
     _check_model(model)
-    if kv_cache is not None and kv_cache not in _CACHES:
-        raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
+    check_kv_cache_dtype(kv_cache)
     if kv_cache == "int8" and any(expands_latents(module) for module in model.modules()):
         raise ValueError(
             f"{type(model).__name__} caches latents, which are not stored as int8; "
@@ -232,7 +225,7 @@ def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) ->
     state = model.__dict__[STATE] = PatchState(body_of(model), None, is_packed(model), report)
     try:
         with torch.no_grad():
-            state.forward = _install(model, report, None if kv_cache is None else _CACHES[kv_cache])
+            state.forward = _install(model, report, None if kv_cache is None else KV_CACHE_DTYPES[kv_cache])
     except Exception as error:  # its modules still run: that is better than to lose a quantized model
         report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
         report.captured = False

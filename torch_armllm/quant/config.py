@@ -8,11 +8,11 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_armllm.hf.names import METHOD, TIED
+from torch_armllm.kv_cache.dtypes import check_kv_cache_dtype
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import scheme_named
 
 FORMAT = 1
-_CACHES = ("int8", "bfloat16", "float16", "float32")
 
 
 class ArmInt4Config(QuantizationConfigMixin):
@@ -66,8 +66,7 @@ class ArmInt4Config(QuantizationConfigMixin):
                 f"the model was saved in format {format!r} and this torch_armllm reads format {FORMAT}: "
                 "upgrade torch_armllm, or quantize the original model again"
             )
-        if kv_cache is not None and kv_cache not in _CACHES:
-            raise ValueError(f"kv_cache must be one of {', '.join(_CACHES)} or None, not {kv_cache!r}")
+        check_kv_cache_dtype(kv_cache)
         recipe = Recipe(scheme, head, ignore, overrides or {}, method, allow_outliers)
         for saved in (modules or {}).values():
             if (name := saved.get("scheme")) is not None and name != TIED:

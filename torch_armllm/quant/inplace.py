@@ -22,6 +22,7 @@ from torch_armllm.quant.replacement import Replacement, replacement
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.spill_file import Spool
 from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.dtypes import dtype_name
 
 
 @torch.no_grad()
@@ -157,6 +158,6 @@ def untouched(layer: Layer) -> LayerRecord:
     """The record of a layer that is left as it is."""
     weights = layer.weights()
     size = sum(weight.nbytes for weight in weights)
-    dtype = str(weights[0].dtype).removeprefix("torch.")
+    dtype = dtype_name(weights[0].dtype)
     count = sum(weight.numel() for weight in weights)
     return LayerRecord(layer.name, layer.kind, "torch", dtype, count, size, size, None, layer.reason)

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch_armllm.system.files import format_bytes
+
 
 @dataclass(frozen=True)
 class LayerRecord:
@@ -110,8 +112,9 @@ class Report:
             yield "a step calls   " + ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
         if self.bytes_before:
             ratio = self.bytes_before / max(self.bytes_after, 1)
-            sizes = f"{_size(self.bytes_before)} -> {_size(self.bytes_after)} ({ratio:.2f}x smaller)"
-            yield f"size           {sizes}; {100 * self.share:.1f} % of the weight bytes quantized"
+            sizes = f"{format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)}"
+            share = f"{100 * self.share:.1f} % of the weight bytes quantized"
+            yield f"size           {sizes} ({ratio:.2f}x smaller); {share}"
         if self.kv_bytes:
             expanded = f" as latents ({self.kv_bytes_expanded} expanded)" if self.kv_bytes_expanded else ""
             yield f"KV cache       {self.kv_bytes} bytes a token{expanded}"
@@ -125,10 +128,6 @@ class Report:
             yield from (f"{'':<15}{count:>4} x {name}" for name, count in _alike(names).items())
         for note in self.notes:
             yield f"note           {note}"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
 
 
 def _by_reason(layers: list[LayerRecord]) -> dict[tuple[str, str], list[str]]:
@@ -156,6 +155,6 @@ def _table(layers: list[LayerRecord]) -> Iterable[str]:
         mean = f"{sum(errors) / len(errors):9.4f}" if errors else f"{'-':>9}"
         weights = f"{sum(layer.parameters for layer in members) / 1e6:.2f} M"
         before, after = (
-            _size(sum(getattr(m, side) for m in members)) for side in ("bytes_before", "bytes_after")
+            format_bytes(sum(getattr(m, side) for m in members)) for side in ("bytes_before", "bytes_after")
         )
         yield f"{kind:<10}{len(members):>6}  {op:<14}{scheme:<10}{weights:>10}{before:>12}{after:>12}{mean}"

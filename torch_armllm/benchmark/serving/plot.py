@@ -8,18 +8,6 @@ from pathlib import Path
 from torch_armllm.benchmark.serving.results import ServingResult
 
 
-def require_matplotlib() -> None:
-    """Fails before anything is measured.
-
-    Raises:
-        ImportError: it is missing.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ImportError(f"--plot: {error}: pip install 'torch_armllm[bench]'") from error
-
-
 def plot(results: Sequence[ServingResult], title: str, file: Path) -> None:
     """Draw throughput against TTFT and TPOT, one point a request rate.
 

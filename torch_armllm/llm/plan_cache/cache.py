@@ -21,6 +21,7 @@ from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import StoredForward, StoredHead, StoredModel
 from torch_armllm.plan.program import Encoded
+from torch_armllm.system.dtypes import dtype_name
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
         "kind": type(model).__name__,
         "sources": stamps(_sources(model)),
         "program": {"integers": program.integers, "floats": program.floats, "opcodes": program.opcodes},
-        "result": {"columns": program.columns, "dtype": _name(program.dtype)},
+        "result": {"columns": program.columns, "dtype": dtype_name(program.dtype)},
         "constants": recipes,
         "head": {
             "count": len(product.tensors),
@@ -198,14 +199,10 @@ def _tokenizer_class(said: list[str] | None) -> type | None:
     return found
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _shape_said(shape: Shape) -> dict[str, Any]:
     if isinstance(shape, MixedShape):
         return {"places": [list(p) for p in shape.places], "groups": [_shape_said(g) for g in shape.groups]}
-    return {"kind": type(shape).__name__, **asdict(shape), "dtype": _name(shape.dtype)}
+    return {"kind": type(shape).__name__, **asdict(shape), "dtype": dtype_name(shape.dtype)}
 
 
 def _shape(said: dict[str, Any]) -> Any:

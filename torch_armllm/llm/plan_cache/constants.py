@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.llm.plan_cache.tensor_files import TensorLocation, read_into, tensor_locations
+from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.huge_pages import prefer_huge
 
 _LINE = 64
@@ -79,7 +80,7 @@ def _recipe(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Recipe | Non
     if not tensor.is_contiguous() or sum(other.numel() for _, other in parts) != tensor.numel():
         return None
     whole = {"parts": [{"name": name, **_view(other, tensor)} for name, other in parts]}
-    return {**whole, "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+    return {**whole, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
 
 
 def make(recipes: Sequence[Recipe], values: Mapping[str, Tensor], folder: Path) -> list[Tensor]:

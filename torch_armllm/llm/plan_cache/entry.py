@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torch_armllm.llm.plan_cache.key import PlanKey, entry_name
+from torch_armllm.system.files import atomic_file, cache_folder
 
 _MOST = 64
 """Entries that are kept, the newest."""
@@ -23,8 +22,7 @@ _MOST = 64
 
 def folder() -> Path:
     """Where entries lie: ``$XDG_CACHE_HOME/torch_armllm/plans``, ``~/.cache`` by default."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "torch_armllm" / "plans"
+    return cache_folder() / "plans"
 
 
 def _path(key: PlanKey) -> Path:
@@ -45,13 +43,8 @@ def write(key: PlanKey, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     folder().mkdir(parents=True, exist_ok=True)
     text = json.dumps({"key": key, **said})
     held = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    handle, scratch = tempfile.mkstemp(dir=folder())
-    os.close(handle)
-    try:
+    with atomic_file(_path(key), shared=True) as scratch:
         save_file(held, scratch, {"entry": text, "sha256": _digest(text, held)})
-        os.replace(scratch, _path(key))
-    finally:
-        Path(scratch).unlink(missing_ok=True)
     kept = sorted(folder().glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
     for old in kept[:-_MOST]:
         old.unlink(missing_ok=True)

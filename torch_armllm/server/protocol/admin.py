@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from torch_armllm.kv_cache.dtypes import KvCacheDtype
 from torch_armllm.server.protocol.body import Part
 
 _ENGINE = (
@@ -41,7 +42,7 @@ class LoadRequest(Part):
     max_num_seqs: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     kv_cache_memory: int | float | None = Field(default=None, gt=0)
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
     threads: int | None = Field(default=None, ge=1)
     chat_template: str | None = None
     tool_call_parser: Literal["hermes", "llama", "mistral"] | None = None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
+from torch_armllm.system.files import atomic_file
 
 
 class Kept:
@@ -47,9 +48,8 @@ class Kept:
     def finish(self, layer: str) -> None:
         """Notes that a layer is done."""
         if layer == self._name:
-            scratch = self._done.with_suffix(".part")
-            scratch.write_text(json.dumps(self._chunks))
-            scratch.rename(self._done)
+            with atomic_file(self._done) as scratch:
+                scratch.write_text(json.dumps(self._chunks))
 
     @property
     def _done(self) -> Path:
@@ -75,7 +75,6 @@ class _Looked(Rounding):
             if self._found is None:
                 self._found = self._find()
         made = self._found.rows(weight, scheme)
-        scratch = file.with_suffix(".part")
-        torch.save(asdict(made), scratch)
-        scratch.rename(file)
+        with atomic_file(file) as scratch:
+            torch.save(asdict(made), scratch)
         return made

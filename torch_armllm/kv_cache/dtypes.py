@@ -1,0 +1,23 @@
+"""Dtypes that a KV cache may have."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+"""A setting: ``auto`` is the model's own dtype."""
+
+KV_CACHE_DTYPES = {
+    "int8": torch.int8,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+def check_kv_cache_dtype(name: str | None) -> None:
+    """Raises ValueError unless ``name`` is a KV cache dtype or None (the model's own)."""
+    if name is not None and name not in KV_CACHE_DTYPES:
+        raise ValueError(f"kv_cache must be one of {', '.join(KV_CACHE_DTYPES)} or None, not {name!r}")

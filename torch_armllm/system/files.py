@@ -1,0 +1,64 @@
+"""Atomic writes of files and folders, the cache folder, and readable sizes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_file(path: Path, shared: bool = False) -> Iterator[Path]:
+    """Yields a scratch path, which replaces ``path`` when the block ends without an error.
+
+    Readers and interrupted runs find the old file or the new one, never half of it.
+
+    Args:
+        path: the file to write; its folder exists.
+        shared: several processes may write the file at once, so each gets a scratch file of its own.
+    """
+    if shared:
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        os.close(handle)
+        scratch = Path(name)
+    else:
+        scratch = path.with_name(path.name + ".part")
+    try:
+        yield scratch
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty scratch folder, which becomes ``folder`` when the block ends without an error.
+
+    If another process creates ``folder`` meanwhile, that one stays.
+    """
+    existed = folder.exists()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if existed or not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """Returns ``$XDG_CACHE_HOME/torch_armllm`` (default: ``~/.cache/torch_armllm``), which may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_armllm"
+
+
+def format_bytes(count: float) -> str:
+    """Returns a size as text, such as ``1.25 GB`` or ``98.0 MB`` (decimal units)."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
