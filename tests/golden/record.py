@@ -1,7 +1,7 @@
 """Golden values: hashes of logits, of a saved folder, of help texts and of public names.
 
-A refactoring that claims to change no behavior leaves all of them as they are.  A change that is meant to
-change one says so in the commit that records it anew:
+A refactoring that changes no behavior leaves all of them as they are.  A change that is meant to change one
+records it anew and says so in its commit:
 
     python tests/golden/record.py          prints what differs from golden.json
     python tests/golden/record.py --write  records today's values
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import io
 import json
 import os
-import subprocess
+import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -38,31 +39,25 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def logits(variant: str) -> dict[str, str]:
-    """Hashes of a prompt's logits and of decoded tokens, by family, computed in a process of the variant."""
-    environment = {**os.environ, "ARMLLM_ISA": variant, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(Path(__file__)), "--logits"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=ROOT)
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def logits_here() -> dict[str, str]:
-    """`logits` of the variant that this process has selected."""
+def logits() -> dict[str, dict[str, str]]:
+    """Hashes of a prompt's logits and of decoded tokens, by kernel variant and family."""
     import torch
 
     import torch_armllm
     from tests.support.models import tiny, token_ids
+    from torch_armllm.ops import variants
 
-    found = {}
-    for family in FAMILIES:
-        model = tiny(family)
-        torch_armllm.patch(model, "int4", progress=False)
-        ids = token_ids(length=PROMPT)
-        with torch.no_grad():
-            prompt = model(ids).logits
-            tokens = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
-        found[family] = digest(prompt.numpy().tobytes() + tokens.numpy().tobytes())
+    found: dict[str, dict[str, str]] = {}
+    ids = token_ids(length=PROMPT)
+    for variant in VARIANTS:
+        with variants.use(variant), torch.no_grad():
+            for family in FAMILIES:
+                model = tiny(family)
+                torch_armllm.patch(model, "int4", progress=False)
+                prompt = model(ids).logits
+                tokens = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+                hashed = digest(prompt.numpy().tobytes() + tokens.numpy().tobytes())
+                found.setdefault(variant, {})[family] = hashed
     return found
 
 
@@ -110,10 +105,26 @@ def public_names() -> list[str]:
     return sorted(torch_armllm.__all__)
 
 
+def environment() -> dict[str, str]:
+    """Everything beyond this checkout on which the values depend.
+
+    Weights are searched with regard to the float model's activations, whose bits are those of the CPU's own
+    matrix products in torch.
+    """
+    from torch_armllm.system.host import cpu_name
+
+    return {
+        "cpu": cpu_name(),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+    }
+
+
 def values() -> dict[str, Any]:
     """All golden values of this checkout."""
     return {
-        "logits": {variant: logits(variant) for variant in VARIANTS},
+        "environment": environment(),
+        "logits": logits(),
         "saved folder": saved_folder(),
         "help": help_texts(),
         "public names": public_names(),
@@ -122,9 +133,6 @@ def values() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Compares, or records with ``--write``; returns 1 where something differs."""
-    if arguments == ["--logits"]:
-        print(json.dumps(logits_here()))
-        return 0
     found = values()
     if arguments == ["--write"]:
         FILE.write_text(json.dumps(found, indent=1) + "\n")
