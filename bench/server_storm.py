@@ -153,20 +153,20 @@ def allocated() -> int:
     return int(found.used + found.mapped)
 
 
-def held(models: Any) -> dict[str, int]:
+def held(registry: Any) -> dict[str, int]:
     """Return everything that an idle server holds."""
     from torch_armllm.system.allocator import release_free_memory
 
     gc.collect()
     release_free_memory()
-    serving = models.find(None)
-    engine = serving.llm.llm_engine
+    served = registry.find(None)
+    engine = served.llm.llm_engine
     blocks = engine.scheduler.blocks
     return {
         "blocks": blocks.num_blocks - blocks.free,
         "unfinished": int(engine.has_unfinished_requests()),
-        "answers": serving.admission.held,
-        "in_use": int(not serving.unused.is_set()),
+        "answers": served.admission.num_admitted,
+        "in_use": int(not served.idle.is_set()),
         "tasks": len(asyncio.all_tasks()),
         "sockets": sockets(),
         "objects": len(gc.get_objects()),
@@ -179,23 +179,23 @@ def held(models: Any) -> dict[str, int]:
 async def serve(options: argparse.Namespace) -> None:
     """Serves, has two storms come, and prints what is held after each."""
     from torch_armllm.server.app import build_app
-    from torch_armllm.server.model_registry import Models
+    from torch_armllm.server.model_registry import ModelRegistry
     from torch_armllm.server.run import listen, make_server
     from torch_armllm.server.settings import ModelSettings, ServerSettings
 
     settings = ServerSettings()
-    models = Models(settings)
+    registry = ModelRegistry(settings)
     engine = {"kv_cache_memory": options.cache_mb << 20, "disable_log_stats": True}
     model = ModelSettings("model", options.model, engine)
-    models.add(models.read(model), model)
-    for tensor in models.find(None).llm.llm_engine.runner.cache:
+    registry.register(registry.load_llm(model), model)
+    for tensor in registry.find(None).llm.llm_engine.runner.cache:
         if tensor is not None:
             tensor.zero_()  # blocks take memory when they are first written
-    tokenizer = models.find(None).llm.get_tokenizer()
+    tokenizer = registry.find(None).llm.get_tokenizer()
     for number in range(2 * _WORDS_KEPT):
         tokenizer(f"word {number:x}")
     with listen("127.0.0.1", 0, settings.write_timeout) as listening:
-        server = make_server(build_app(models), settings)
+        server = make_server(build_app(registry), settings)
         serving = asyncio.ensure_future(server.serve([listening]))
         for name in ("before", "after"):
             began = time.perf_counter()
@@ -217,11 +217,12 @@ async def serve(options: argparse.Namespace) -> None:
             seconds = round(time.perf_counter() - began, 1)
             await asyncio.sleep(1)  # what clients left behind is noticed
             print(
-                json.dumps({name: held(models), "requests": options.requests, "seconds": seconds}), flush=True
+                json.dumps({name: held(registry), "requests": options.requests, "seconds": seconds}),
+                flush=True,
             )
         server.should_exit = True
         await serving
-    models.close()
+    registry.close()
 
 
 def main() -> None:

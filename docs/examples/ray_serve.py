@@ -42,13 +42,13 @@ def replicas(
 
         torch.set_num_threads(cores)
         from torch_armllm.server.app import build_app
-        from torch_armllm.server.models import Models
+        from torch_armllm.server.model_registry import ModelRegistry
         from torch_armllm.server.settings import ModelSettings, ServerSettings
 
-        models = Models(ServerSettings(max_queue=2 * running), {"max_num_seqs": running, **engine})
+        registry = ModelRegistry(ServerSettings(max_queue=2 * running), {"max_num_seqs": running, **engine})
         served = ModelSettings(model, model)
-        models.add(models.read(served), served)
-        return build_app(models)
+        registry.register(registry.load_llm(served), served)
+        return build_app(registry)
 
     @serve.deployment(
         name="model",

@@ -24,4 +24,4 @@ def test_an_engine_that_ended_is_told(tiny_checkpoint: Path) -> None:
         asked = httpx.post(f"{server.base}/v1/chat/completions", json=CHAT, headers=keys)
         assert asked.status_code == 503
         assert asked.json()["error"]["code"] == "engine_dead"
-        assert not server.serving.admission.held
+        assert not server.served.admission.num_admitted

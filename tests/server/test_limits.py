@@ -78,9 +78,9 @@ def test_urgent_requests_go_before_others(tiny_llm: AsyncLLM) -> None:
 
     with live(tiny_llm) as server, slowed(tiny_llm, 0.02), ThreadPoolExecutor(18) as clients:
         asked = [clients.submit(ask, server, "first", max_tokens=60, ignore_eos=True) for _ in range(16)]
-        until(lambda: server.serving.admission.held == 16)
+        until(lambda: server.served.admission.num_admitted == 16)
         asked.append(clients.submit(ask, server, "later", priority=1, max_tokens=60, ignore_eos=True))
-        until(lambda: server.serving.admission.held == 17)
+        until(lambda: server.served.admission.num_admitted == 17)
         asked.append(clients.submit(ask, server, "urgent", priority=-1))
         for answer in asked:
             answer.result()
@@ -89,9 +89,11 @@ def test_urgent_requests_go_before_others(tiny_llm: AsyncLLM) -> None:
 
 def test_the_client_tries_again_where_the_queue_is_full(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm) as server:
-        admission = server.serving.admission
-        admission.held += 10**6
-        timer = threading.Timer(0.5, lambda: setattr(admission, "held", admission.held - 10**6))
+        admission = server.served.admission
+        admission.num_admitted += 10**6
+        timer = threading.Timer(
+            0.5, lambda: setattr(admission, "num_admitted", admission.num_admitted - 10**6)
+        )
         timer.start()
         client = OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=2)
         messages: Any = HELLO["messages"]
@@ -217,7 +219,7 @@ def test_readers_that_take_nothing(tiny_llm: AsyncLLM) -> None:
         stuck.connect(("127.0.0.1", server.port))
         content = json.dumps(body).encode()
         stuck.sendall(head(len(content)) + content)
-        until(lambda: bool(server.serving.admission.held))
+        until(lambda: bool(server.served.admission.num_admitted))
         until(lambda: server.connections == 0, 30)
         until(lambda: server.idle)
         stuck.close()

@@ -24,7 +24,7 @@ from tests.support.server_live import NAME, Live, live, slowed, until
 from tests.support.tiny_server import tokenizer
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.async_llm import AsyncLLM
-from torch_armllm.server.model_registry import Models
+from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 KEY = {"Authorization": "Bearer k"}
@@ -112,11 +112,11 @@ def test_a_model_is_replaced_while_it_answers(
 ) -> None:
     """What it was asked before it finishes itself; who asks later has the new one."""
     assert load(several, tiny_checkpoint, "chat").status_code == 200
-    served = several.models.find("chat")
+    served = several.registry.find("chat")
     old, new = ask(several, "chat", max_tokens=200), None
     with slowed(served.llm, 0.02), ThreadPoolExecutor(1) as clients:  # four seconds
         asked = clients.submit(ask, several, "chat", max_tokens=200)
-        until(lambda: served.admission.held == 1)
+        until(lambda: served.admission.num_admitted == 1)
         assert load(several, other_checkpoint, "chat").status_code == 200
         assert not asked.done()
         new = ask(several, "chat", max_tokens=200)
@@ -134,11 +134,11 @@ def test_nothing_is_left_of_a_model(several: Live, other_checkpoint: Path) -> No
     assert ask(several, "other") and unload(several, "other").status_code == 200
     before = threads()
     assert load(several, other_checkpoint, "other").status_code == 200
-    model = weakref.ref(several.models.find("other").llm.model)
+    model = weakref.ref(several.registry.find("other").llm.model)
     ask(several, "other")
-    with slowed(several.models.find("other").llm, 0.02), ThreadPoolExecutor(2) as clients:
+    with slowed(several.registry.find("other").llm, 0.02), ThreadPoolExecutor(2) as clients:
         asked = clients.submit(ask, several, "other", max_tokens=100)
-        until(lambda: several.models.find("other").admission.held == 1)
+        until(lambda: several.registry.find("other").admission.num_admitted == 1)
         going = clients.submit(unload, several, "other")
         until(lambda: names(several) == [NAME])
         assert not going.done()  # it waits for the answer
@@ -151,18 +151,18 @@ def test_nothing_is_left_of_a_model(several: Live, other_checkpoint: Path) -> No
 
 def test_their_steps_are_tracks_of_one_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
-    models = Models(ServerSettings(), {**ENGINE, "trace": str(file)})
+    registry = ModelRegistry(ServerSettings(), {**ENGINE, "trace": str(file)})
     for name in ("a", "b"):
         model = ModelSettings(name, str(tiny_checkpoint))
-        models.add(models.read(model), model)
+        registry.register(registry.load_llm(model), model)
 
     async def answers() -> None:
         for name in ("a", "b", "a"):
-            generating = models.find(name).generate({"prompt": "hello"}, SamplingParams(max_tokens=3), name)
+            generating = registry.find(name).generate({"prompt": "hello"}, SamplingParams(max_tokens=3), name)
             assert [output async for output in generating]
 
     asyncio.run(answers())
-    models.close()
+    registry.close()
     events = json.loads(file.read_text())
     named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     steps = [named[event["tid"]] for event in events if event["name"] == "step"]

@@ -9,8 +9,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.support.server_live import NAME, Live
-from torch_armllm.server.tools.choice import READERS, parser_of
-from torch_armllm.server.tools.reader import CallPiece, Heard, Reader
+from torch_armllm.server.tools.choice import TOOL_PARSERS, detect_parser
+from torch_armllm.server.tools.parser import OutputDelta, ToolCallDelta, ToolParser
 
 CALLS = {
     "hermes": [
@@ -47,7 +47,7 @@ NO_CALLS = {
 }
 
 
-def read(reader: Reader, text: str, size: int) -> tuple[str, list[CallPiece]]:
+def read(reader: ToolParser, text: str, size: int) -> tuple[str, list[ToolCallDelta]]:
     heard = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)]
     heard.append(reader.finish())
     return "".join(h.content for h in heard), [call for h in heard for call in h.calls]
@@ -56,7 +56,7 @@ def read(reader: Reader, text: str, size: int) -> tuple[str, list[CallPiece]]:
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in CALLS.items() for t in texts])
 def test_a_call(name: str, text: str, size: int) -> None:
-    content, (call,) = read(READERS[name](), text, size)
+    content, (call,) = read(TOOL_PARSERS[name](), text, size)
     assert content.strip() == ("" if name == "llama" else "Let me see.")
     assert (call.name, call.index, json.loads(call.arguments)) == ("f", 0, {"a": "é<x>"})
     assert len(call.id or "") == 9
@@ -65,7 +65,7 @@ def test_a_call(name: str, text: str, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("name", list(TWO))
 def test_two_calls(name: str, size: int) -> None:
-    content, calls = read(READERS[name](), TWO[name], size)
+    content, calls = read(TOOL_PARSERS[name](), TWO[name], size)
     assert content == ""
     assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "f", "{}"), (1, "g", "{}")]
     assert calls[0].id != calls[1].id
@@ -74,20 +74,20 @@ def test_two_calls(name: str, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 1000])
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in NO_CALLS.items() for t in texts])
 def test_what_is_no_call_is_text(name: str, text: str, size: int) -> None:
-    assert read(READERS[name](), text, size) == (text, [])
+    assert read(TOOL_PARSERS[name](), text, size) == (text, [])
 
 
 def test_text_is_not_held_back_without_need() -> None:
-    assert READERS["hermes"]().feed("a < b") == Heard("a < b")
-    assert READERS["hermes"]().feed("a <tool") == Heard("a")
-    assert READERS["llama"]().feed("hello") == Heard("hello")
+    assert TOOL_PARSERS["hermes"]().feed("a < b") == OutputDelta("a < b")
+    assert TOOL_PARSERS["hermes"]().feed("a <tool") == OutputDelta("a")
+    assert TOOL_PARSERS["llama"]().feed("hello") == OutputDelta("hello")
 
 
 def test_templates_tell_how_calls_are_written() -> None:
-    assert parser_of("{{ '[TOOL_CALLS]' }}") == "mistral"
-    assert parser_of("<tool_call>") == "hermes"
-    assert parser_of('{"name": function name, "parameters": {}}') == "llama"
-    assert parser_of("") == "hermes"
+    assert detect_parser("{{ '[TOOL_CALLS]' }}") == "mistral"
+    assert detect_parser("<tool_call>") == "hermes"
+    assert detect_parser('{"name": function name, "parameters": {}}') == "llama"
+    assert detect_parser("") == "hermes"
 
 
 WEATHER: Any = {
@@ -204,9 +204,7 @@ def test_choices_that_cannot_be(client: OpenAI) -> None:
 
 
 def test_answers_of_a_form(client: OpenAI, server: Live) -> None:
-    spaces = server.serving.conversations.tokenizer(" \t\n\r")[
-        "input_ids"
-    ]  # a random model goes on with them
+    spaces = server.served.prompts.tokenizer(" \t\n\r")["input_ids"]  # a random model goes on with them
     schema = WEATHER["function"]["parameters"]
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     got = client.chat.completions.create(

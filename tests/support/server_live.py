@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.app import build_app
-from torch_armllm.server.model_registry import Models
+from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.run import listen, make_server
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
@@ -28,15 +28,15 @@ class Live:
         models: all of them.
     """
 
-    def __init__(self, llm: AsyncLLM, model: ModelSettings, models: Models) -> None:
-        self.llm, self.models = llm, models
-        settings = models.settings
+    def __init__(self, llm: AsyncLLM, model: ModelSettings, registry: ModelRegistry) -> None:
+        self.llm, self.registry = llm, registry
+        settings = registry.settings
         self._socket = listen("127.0.0.1", 0, settings.write_timeout)
         self.port: int = self._socket.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
-        models.add(llm, model)
-        self.serving = models.find(model.name)
-        self._server = make_server(build_app(models), settings)
+        registry.register(llm, model)
+        self.served = registry.find(model.name)
+        self._server = make_server(build_app(registry), settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         until(lambda: self._server.started)
@@ -58,7 +58,7 @@ class Live:
         """Whether nothing is left of any request."""
         engine = self.llm.llm_engine
         blocks = engine.scheduler.blocks
-        return not (engine.has_unfinished_requests() or self.serving.admission.held or blocks.usage)
+        return not (engine.has_unfinished_requests() or self.served.admission.num_admitted or blocks.usage)
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -70,8 +70,8 @@ class Live:
 def live(
     llm: AsyncLLM, name: str = NAME, engine: dict[str, Any] | None = None, **settings: Any
 ) -> Iterator[Live]:
-    models = Models(ServerSettings(**{"drain_timeout": 2.0, **settings}), engine)
-    server = Live(llm, ModelSettings(name), models)
+    registry = ModelRegistry(ServerSettings(**{"drain_timeout": 2.0, **settings}), engine)
+    server = Live(llm, ModelSettings(name), registry)
     try:
         yield server
     finally:

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
     with collection_paused():
         try:
-            from torch_armllm.server.model_registry import Models
+            from torch_armllm.server.model_registry import ModelRegistry
             from torch_armllm.server.run import allow_many_connections, listen, serve
         except ModuleNotFoundError as error:
             raise ImportError(f"{error}: pip install 'torch_armllm[serve]'") from error
@@ -86,13 +86,13 @@ def run(options: argparse.Namespace) -> None:
 
     with listening:
         allow_many_connections()
-        models = Models(settings, engine)
+        registry = ModelRegistry(settings, engine)
         for name, source in zip(names, options.model, strict=True):
             model = ModelSettings(name, source, {"progress": True}, template, options.tool_call_parser)
-            models.add_parser(models.read(model), model)
+            registry.register(registry.load_llm(model), model)
         host, port = listening.getsockname()[:2]
         print(f"serving {', '.join(names)} at http://{host}:{port}/v1", flush=True)
-        asyncio.run(serve(models, listening))
+        asyncio.run(serve(registry, listening))
 
 
 def _names(options: argparse.Namespace) -> list[str]:

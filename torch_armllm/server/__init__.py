@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server over `AsyncLLM`; needs the extra ``serve``."""
+"""An OpenAI-compatible server on `AsyncLLM`; requires the extra ``serve``."""

@@ -1,4 +1,4 @@
-"""The application: routes, and what stands before all of them."""
+"""The FastAPI application: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware.auth import Authentication
 from torch_armllm.server.middleware.limits import BodyLimit
-from torch_armllm.server.model_registry import Leases, Models
+from torch_armllm.server.model_registry import ModelLeases, ModelRegistry
 from torch_armllm.server.routes import admin, embeddings, generation, health, models, page, tokens
 
 
-def build_app(served: Models) -> FastAPI:
-    """An application that serves models; whoever runs it closes them.
+def build_app(registry: ModelRegistry) -> FastAPI:
+    """Builds the application that serves the models of a registry.
+
+    The caller closes the registry.
 
     Args:
-        served: what answers.
+        registry: the models; they may be loaded and unloaded while the application runs.
     """
-    settings = served.settings
+    settings = registry.settings
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         yield
-        for serving in served:
-            serving.conversations.close()
+        for served in registry:
+            served.prompts.close()
 
     app = FastAPI(
         title="torch_armllm",
         version=__version__,
-        docs_url=None,  # these pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's documentation pages load scripts from a CDN
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.models = served
+    app.state.registry = registry
     for group in (page, models, generation, embeddings, tokens, admin, health):
         app.include_router(group.router)
     add_error_handlers(app)
-    app.add_middleware(Leases)
-    app.add_middleware(BodyLimit, most=settings.max_request_bytes, seconds=settings.read_timeout)
+    app.add_middleware(ModelLeases)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes, timeout=settings.read_timeout)
     if settings.api_keys:
         app.add_middleware(Authentication, keys=settings.api_keys)
     if settings.allowed_origins:

@@ -1,4 +1,4 @@
-"""The models of a server, which come and go while it runs."""
+"""The served models, which can be loaded and unloaded while the server runs."""
 
 from __future__ import annotations
 
@@ -14,52 +14,53 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from torch_armllm.engine.trace import TraceFile
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.metrics import Metrics
-from torch_armllm.server.served_model import Serving
+from torch_armllm.server.metrics import ServerMetrics
+from torch_armllm.server.served_model import ServedModel
 from torch_armllm.server.settings import ModelSettings, ServerSettings
-from torch_armllm.server.worker_thread import in_own_thread
+from torch_armllm.server.worker_thread import run_in_worker_thread
 from torch_armllm.system.allocator import release_free_memory
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_HELD = "torch_armllm.models"
+_LEASED = "torch_armllm.leased_models"
+"""Key of an ASGI scope's list of leased models."""
 
 
-class Models:
-    """Those that can be asked, by name, and those that finish what they were asked before.
+class ModelRegistry:
+    """The served models by name, and removed ones that still finish their requests.
 
     Args:
-        settings: of the server.
-        engine: arguments of `torch_armllm.LLM` for models that do not say otherwise; with ``trace``, the
-            steps of all models are tracks of one file.
+        settings: settings of the server.
+        engine: default arguments of `torch_armllm.LLM` for all models.  With ``trace``, the steps of all
+            models are tracks of one file.
 
     Attributes:
-        metrics: of all.
+        metrics: metrics of all models.
     """
 
     def __init__(self, settings: ServerSettings, engine: Mapping[str, Any] | None = None) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = ServerMetrics()
         self._engine = dict(engine or {})
-        place = self._engine.pop("trace", None)
-        self._trace = TraceFile(place) if place else None
-        self._served: dict[str, Serving] = {}
-        self._leaving: list[Serving] = []
-        self._one_at_a_time = asyncio.Lock()
+        trace_path = self._engine.pop("trace", None)
+        self._trace = TraceFile(trace_path) if trace_path else None
+        self._served: dict[str, ServedModel] = {}
+        self._draining: list[ServedModel] = []
+        self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def __iter__(self) -> Iterator[Serving]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
 
     @property
-    def held(self) -> int:
-        """Answers that are being made."""
-        return sum(serving.admission.held for serving in [*self, *self._leaving])
+    def num_active(self) -> int:
+        """Sequences of all requests that have not ended."""
+        return sum(served.admission.num_admitted for served in [*self, *self._draining])
 
-    def find(self, name: str | None) -> Serving:
-        """A model by its name; none: the one that is there for the longest time.
+    def find(self, name: str | None) -> ServedModel:
+        """Returns a model by its name; None: the model that was loaded first.
 
         Raises:
             ApiError: there is no such model.
@@ -67,92 +68,90 @@ class Models:
         if name is None and self._served:
             return next(iter(self))
         if name not in self._served:
-            own = ", ".join(map(repr, self._served)) or "none"
-            what = "a model" if name is None else f"the model {name[:200]!r}"
-            raise ApiError(404, f"{what} is not here; this server has {own}", "model", "model_not_found")
+            available = ", ".join(map(repr, self._served)) or "none"
+            message = "no model is loaded" if name is None else f"the model {name[:200]!r} does not exist"
+            raise ApiError(404, f"{message}; available models: {available}", "model", "model_not_found")
         return self._served[name]
 
-    def read(self, model: ModelSettings) -> AsyncLLM:
-        """Loads a model.  It does not count yet: see `add`.
-
-        Args:
-            model: which, and how.
+    def load_llm(self, model: ModelSettings) -> AsyncLLM:
+        """Loads a model without serving it; see `register`.
 
         Raises:
             ValueError: a setting does not fit the model or the memory.
-            OSError: there is no such checkpoint.
+            OSError: the checkpoint does not exist.
         """
         trace = self._trace.track(model.name) if self._trace else None
-        promised = sum(map(_promised, [*self, *self._leaving]))
+        promised = sum(map(_kv_bytes, [*self, *self._draining]))
         engine = {"progress": False, "trace": trace, **self._engine, **model.engine}
         return AsyncLLM(model.source, promised_memory=promised, **engine)
 
-    def add(self, llm: AsyncLLM, model: ModelSettings) -> Serving | None:
-        """Serves a model from now on, and gives the one that had its name before."""
-        before = self._served.get(model.name)
-        self._served[model.name] = Serving(llm, model, self.settings, self.metrics)
-        return before
+    def register(self, llm: AsyncLLM, model: ModelSettings) -> ServedModel | None:
+        """Starts to serve a model, and returns the previous model of that name."""
+        previous = self._served.get(model.name)
+        self._served[model.name] = ServedModel(llm, model, self.settings, self.metrics)
+        return previous
 
-    async def load(self, model: ModelSettings) -> Serving:
-        """Loads a model while others answer, one at a time; one of the same name finishes what it was asked.
+    async def load(self, model: ModelSettings) -> ServedModel:
+        """Loads and serves a model; the previous model of that name finishes its requests first.
 
-        What was begun is done, whether or not somebody waits for it.
+        Models are loaded one at a time, while the others keep serving.  Loading completes even if the caller
+        is cancelled.
 
         Raises:
             ValueError: a setting does not fit the model or the memory.
-            OSError: there is no such checkpoint.
+            OSError: the checkpoint does not exist.
         """
-        return await self._surely(self._load(model))
+        return await self._run_shielded(self._load(model))
 
     async def unload(self, name: str) -> None:
-        """Takes a model away: at once from those that can be asked, and its memory when it has answered.
+        """Stops serving a model at once, and frees its memory when its requests have finished.
 
         Raises:
             ApiError: there is no such model.
         """
         self.find(name)
-        await self._surely(self._let_go(self._served.pop(name)))
+        await self._run_shielded(self._drain_and_close(self._served.pop(name)))
 
     def close(self) -> None:
-        """Ends all models; requests that run get an error."""
-        for serving in [*self, *self._leaving]:
-            serving.close()
+        """Shuts down all models; running requests fail."""
+        for served in [*self, *self._draining]:
+            served.close()
 
-    async def _load(self, model: ModelSettings) -> Serving:
-        async with self._one_at_a_time:
-            llm = await in_own_thread(self.read, model)
-            if (before := self.add(llm, model)) is not None:
-                self._begin(self._let_go(before))
+    async def _load(self, model: ModelSettings) -> ServedModel:
+        async with self._load_lock:
+            llm = await run_in_worker_thread(self.load_llm, model)
+            if (previous := self.register(llm, model)) is not None:
+                self._start_task(self._drain_and_close(previous))
             logger.info("serving %s", model.name)
             return self._served[model.name]
 
-    async def _let_go(self, serving: Serving) -> None:
-        """Waits for a model's last answer, then frees its memory."""
-        name = serving.name
-        self._leaving.append(serving)
-        await serving.unused.wait()
-        await in_own_thread(serving.close)
-        self._leaving.remove(serving)
-        serving.metrics.close()
-        del serving
-        await in_own_thread(_free)
-        logger.info("%s is gone", name)
+    async def _drain_and_close(self, served: ServedModel) -> None:
+        """Waits for a model's last request, then frees its memory."""
+        name = served.name
+        self._draining.append(served)
+        await served.idle.wait()
+        await run_in_worker_thread(served.close)
+        self._draining.remove(served)
+        served.metrics.close()
+        del served
+        await run_in_worker_thread(_free_memory)
+        logger.info("unloaded %s", name)
 
-    async def _surely(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self._begin(work))
+    async def _run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._start_task(work))
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
 
-class Leases:
-    """Holds the models that a request asks for until its response was sent to the end.
+class ModelLeases:
+    """ASGI middleware that releases a request's models after its response was sent.
 
     Args:
-        app: what answers.
+        app: the application; it leases models with `lease_model`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -160,39 +159,39 @@ class Leases:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        held: list[Serving] = []
-        scope[_HELD] = held
+        leased: list[ServedModel] = []
+        scope[_LEASED] = leased
         try:
             await self._app(scope, receive, send)
         finally:
-            for serving in held:
-                serving.release()
+            for served in leased:
+                served.release()
 
 
-def models_of(request: Request) -> Models:
-    """The models that a request's server has."""
-    models: Models = request.app.state.models
-    return models
+def registry_of(request: Request) -> ModelRegistry:
+    """Returns the model registry of a request's server."""
+    registry: ModelRegistry = request.app.state.registry
+    return registry
 
 
-def serving_of(request: Request, name: str | None) -> Serving:
-    """The model that a request asks for, which stays until the request was answered.
+def lease_model(request: Request, name: str | None) -> ServedModel:
+    """Returns the model that a request names, and keeps it loaded until the response was sent.
 
     Raises:
         ApiError: there is no such model.
     """
-    serving = models_of(request).find(name)
-    serving.hold()
-    request.scope[_HELD].append(serving)
-    return serving
+    served = registry_of(request).find(name)
+    served.acquire()
+    request.scope[_LEASED].append(served)
+    return served
 
 
-def _promised(serving: Serving) -> int:
-    """Bytes of a model's keys and values."""
-    cache = getattr(serving.llm.llm_engine.runner, "cache", ())
+def _kv_bytes(served: ServedModel) -> int:
+    """Returns the bytes of a model's KV cache."""
+    cache = getattr(served.llm.llm_engine.runner, "cache", ())
     return sum(tensor.nbytes for tensor in cache if tensor is not None)
 
 
-def _free() -> None:
+def _free_memory() -> None:
     gc.collect()
     release_free_memory()

@@ -1,4 +1,4 @@
-"""Prompts of texts and of messages."""
+"""Prompts: texts and chat messages as token ids."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_RESERVED = {"tokenize", "chat_template", "conversation", "tokenizer"}
 
-class Conversation(Protocol):
-    """What a client says of a conversation."""
+
+class ChatTemplateInput(Protocol):
+    """The fields of a request that a chat template reads."""
 
     messages: Any
     add_generation_prompt: bool
@@ -27,58 +29,66 @@ class Conversation(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
-class Conversations:
-    """What the tokenizer and its chat template make of requests, in a thread of its own.
+class PromptBuilder:
+    """Tokenizes texts and chat messages in a thread of its own.
 
     Args:
-        tokenizer: of the model.
-        chat_template: instead of its own.
+        tokenizer: the model's tokenizer.
+        chat_template: replaces the tokenizer's own template.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> None:
         self.tokenizer = tokenizer
         self.template = str(chat_template or tokenizer.chat_template or "")
-        self._given = {} if chat_template is None else {"chat_template": chat_template}
+        self._template_option = {} if chat_template is None else {"chat_template": chat_template}
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
 
-    async def of_messages(self, body: Conversation, tools: Sequence[Any] | None = None) -> dict[str, Any]:
-        """The prompt that a conversation becomes.
+    async def from_messages(
+        self, body: ChatTemplateInput, tools: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Builds the prompt of a conversation.
 
         Args:
-            body: what the client says.
-            tools: described to the model.
+            body: the request.
+            tools: tools that the template describes to the model.
 
         Raises:
-            ApiError: there is no template, or it refuses the conversation.
+            ApiError: there is no template, or it rejects the messages.
         """
         knows_developer = "developer" in self.template
         messages = [_message(message, knows_developer) for message in body.messages]
         options: dict[str, Any] = {
             **(body.chat_template_kwargs or {}),
-            **self._given,
+            **self._template_option,
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
         }
         if tools:
             options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
-        if {"tokenize", "chat_template", "conversation", "tokenizer"} & set(body.chat_template_kwargs or {}):
-            raise ApiError(400, "chat_template_kwargs are variables of the template", "chat_template_kwargs")
+        if reserved := _RESERVED & set(body.chat_template_kwargs or {}):
+            text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
+            raise ApiError(400, text, "chat_template_kwargs")
         return await self._run(lambda: render_chat(self.tokenizer, messages, **options), "messages")
 
-    async def of_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
-        """The prompt that a text becomes."""
+    async def from_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
+        """Builds the prompt of a text."""
 
         def tokens() -> dict[str, Any]:
-            found = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-            return {"prompt": text, "prompt_token_ids": list(found)}
+            ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            return {"prompt": text, "prompt_token_ids": list(ids)}
 
         return await self._run(tokens, "prompt")
 
-    async def text_of(self, tokens: list[int]) -> str:
-        """The text of tokens, special ones included."""
-        most = max(self.tokenizer.get_vocab().values())
-        if max(tokens, default=0) > most:
-            raise ApiError(400, f"the tokenizer's ids end at {most}", "tokens")
+    async def decode(self, tokens: list[int]) -> str:
+        """Returns the text of token ids, special tokens included.
+
+        Raises:
+            ApiError: a token id is unknown.
+        """
+        last = max(self.tokenizer.get_vocab().values())
+        if max(tokens, default=0) > last:
+            message = f"token id {max(tokens)} is out of range: the tokenizer's ids end at {last}"
+            raise ApiError(400, message, "tokens")
         return await self._run(lambda: str(self.tokenizer.decode(tokens)), "tokens")
 
     def close(self) -> None:
@@ -93,36 +103,38 @@ class Conversations:
 
 
 def _message(message: Message, knows_developer: bool) -> dict[str, Any]:
-    """A message as templates expect it."""
-    made: dict[str, Any] = {"role": message.role, "content": _text(message)}
+    """Converts a message to the form that chat templates expect."""
+    converted: dict[str, Any] = {"role": message.role, "content": _text(message)}
     if message.role == "developer" and not knows_developer:
-        made["role"] = "system"
+        converted["role"] = "system"
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
-            made[name] = value
+            converted[name] = value
     if message.tool_calls:
-        made["tool_calls"] = [
+        converted["tool_calls"] = [
             {
                 **call.model_dump(exclude_none=True),
                 "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
             }
             for call in message.tool_calls
         ]
-    return made
+    return converted
 
 
 def _text(message: Message) -> str:
     if isinstance(message.content, list):
         other = next((part.type for part in message.content if part.type != "text"), None)
         if other is not None:
-            raise ApiError(400, f"this model reads texts alone, no {other[:50]}", "messages")
+            raise ApiError(400, f"content type {other[:50]!r} is not supported; send text only", "messages")
         return "\n".join(part.text or "" for part in message.content)
     return message.content or ""
 
 
 def _arguments(text: str) -> Any:
-    """Arguments of an earlier call: templates want the object, clients have its JSON."""
+    """Parses the arguments of an earlier call: templates expect an object, clients send JSON."""
     try:
         return json.loads(text or "{}")
     except ValueError as error:
-        raise ApiError(400, f"a call's arguments are no JSON: {error}", "messages") from error
+        raise ApiError(
+            400, f"the arguments of a tool call are not valid JSON: {error}", "messages"
+        ) from error

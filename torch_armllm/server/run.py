@@ -1,4 +1,4 @@
-"""Running the server: sockets, signals and the end."""
+"""Running the server: socket, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from torch_armllm.server.app import build_app
 from torch_armllm.server.middleware.connections import Connection
-from torch_armllm.server.model_registry import Models
+from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -26,27 +26,27 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-    """Ends when it is told to; see `make_server`."""
+    """A uvicorn server that leaves signals to `serve`; see `make_server`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are `serve`'s."""
+        """Captures nothing: `serve` handles the signals."""
         yield
 
 
 def listen(host: str, port: int, write_timeout: float) -> socket.socket:
-    """A socket that listens.
+    """Returns a bound socket.
 
     Args:
         host: an address of this machine.
-        port: 0: any that is free.
-        write_timeout: seconds after which the system drops connections whose peers take nothing.
+        port: TCP port; 0: any free port.
+        write_timeout: seconds after which the system drops a connection whose peer acknowledges nothing.
 
     Raises:
-        OSError: the address is taken, or none of this machine's.
+        OSError: the address is in use, or not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends at once (TCP_NODELAY) only where the protocol is named: others' answers wait for 40 ms.
+    # asyncio sets TCP_NODELAY only if the protocol is named; without it responses are delayed by 40 ms
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,7 +60,7 @@ def listen(host: str, port: int, write_timeout: float) -> socket.socket:
 
 
 def make_server(app: FastAPI, settings: ServerSettings) -> Server:
-    """What runs an application; setting its ``should_exit`` lets running requests finish, then ends it."""
+    """Returns a server for an application; set its ``should_exit`` to shut it down gracefully."""
     config = uvicorn.Config(
         app,
         http=Connection,
@@ -75,35 +75,38 @@ def make_server(app: FastAPI, settings: ServerSettings) -> Server:
     return Server(config)
 
 
-async def serve(models: Models, listening: socket.socket) -> None:
-    """Serves until a signal comes: the first lets running requests finish, a second ends at once.
+async def serve(registry: ModelRegistry, listening: socket.socket) -> None:
+    """Serves until a signal arrives: the first lets running requests finish, the second exits at once.
 
     Args:
-        models: what answers; they are closed at the end.
-        listening: see `listen`.
+        registry: the served models; closed at the end.
+        listening: a socket; see `listen`.
     """
-    server = make_server(build_app(models), models.settings)
+    server = make_server(build_app(registry), registry.settings)
 
-    def end(number: int) -> None:
+    def shut_down(number: int) -> None:
         if server.should_exit:
-            logger.warning("ended before all requests were answered")
+            logger.warning("exiting before all requests have finished")
             os._exit(128 + number)
-        logger.info("ending: %d answers are being finished; a second signal ends at once", models.held)
+        logger.info(
+            "shutting down: %d sequences are still running; a second signal exits at once",
+            registry.num_active,
+        )
         server.should_exit = True
 
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
-        loop.add_signal_handler(number, end, number)
+        loop.add_signal_handler(number, shut_down, number)
     try:
         await server.serve([listening])
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        models.close()
+        registry.close()
 
 
 def allow_many_connections() -> None:
-    """Lets this process open as many files as the system allows: each connection is one."""
+    """Raises this process's limit of open files to the system's maximum: each connection is a file."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

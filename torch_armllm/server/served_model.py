@@ -1,4 +1,4 @@
-"""A model that is served."""
+"""A served model: an engine with its prompts, limits and metrics."""
 
 from __future__ import annotations
 
@@ -12,116 +12,121 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
 from torch_armllm.server.errors import ApiError, bad_request
-from torch_armllm.server.metrics import Metrics, Watch
+from torch_armllm.server.metrics import RequestMetrics, ServerMetrics
 from torch_armllm.server.middleware.limits import Admission
-from torch_armllm.server.prompts import Conversations
+from torch_armllm.server.prompts import PromptBuilder
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 
-class Serving:
-    """One model behind the routes.
+class ServedModel:
+    """One model of the server.
 
     Args:
-        llm: what answers.
-        model: what was decided on for it.
-        settings: of the server.
-        metrics: of the server.
+        llm: the engine.
+        model_settings: the model's settings.
+        settings: settings of the server.
+        metrics: metrics of the server.
 
     Attributes:
-        admission: counts what is being answered.
-        conversations: makes prompts of texts and messages.
-        created: when it was loaded, in seconds since 1970.
-        max_model_len: most tokens of a prompt and its answer.
-        metrics: of its requests.
-        name: as clients ask for it.
-        unused: whether no request holds it.
-        vocabulary: how many tokens it has.
+        admission: counts running and waiting sequences.
+        created: time of loading, in seconds since 1970.
+        idle: set while no request holds the model.
+        max_model_len: most tokens of a prompt and its output together.
+        metrics: metrics of this model.
+        name: the model's name in requests.
+        prompts: tokenizes texts and chat messages.
+        vocab_size: number of token ids.
     """
 
     def __init__(
-        self, llm: AsyncLLM, model: ModelSettings, settings: ServerSettings, metrics: Metrics
+        self, llm: AsyncLLM, model_settings: ModelSettings, settings: ServerSettings, metrics: ServerMetrics
     ) -> None:
         engine = llm.llm_engine
         self.llm = llm
-        self.model = model
-        self.name = model.name
-        self.unused = asyncio.Event()
-        self.unused.set()
-        self._users = 0
+        self.model_settings = model_settings
+        self.name = model_settings.name
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._num_requests = 0
         self.settings = settings
         self.created = int(time.time())
         self.max_model_len = engine.preprocessor.max_model_len
-        self.vocabulary = llm.vocabulary
+        self.vocab_size = llm.vocabulary
         self.defaults = llm.get_default_sampling_params()
         self.admission = Admission(engine.scheduler.config.max_num_seqs, settings.max_queue)
-        self.conversations = Conversations(llm.get_tokenizer(), model.chat_template)
-        self.metrics = metrics.of(model.name, engine.stats)
+        self.prompts = PromptBuilder(llm.get_tokenizer(), model_settings.chat_template)
+        self.metrics = metrics.for_model(model_settings.name, engine.stats)
 
-    def hold(self) -> None:
-        """Keeps it for a request; see `release`."""
-        self._users += 1
-        self.unused.clear()
+    def acquire(self) -> None:
+        """Keeps the model loaded for a request; see `release`."""
+        self._num_requests += 1
+        self.idle.clear()
 
     def release(self) -> None:
-        """A request was answered to the end."""
-        self._users -= 1
-        assert self._users >= 0
-        if not self._users:
-            self.unused.set()
+        """Ends a request's hold on the model."""
+        self._num_requests -= 1
+        assert self._num_requests >= 0
+        if not self._num_requests:
+            self.idle.set()
 
-    def check_tokens(self, tokens: Sequence[int], param: str, answered: bool = True) -> None:
-        """Raises ApiError where a text cannot be read.
+    def check_tokens(self, tokens: Sequence[int], param: str, generates: bool = True) -> None:
+        """Checks the number of tokens and their ids.
 
         Args:
-            tokens: of the text.
-            param: of the request, where the text stands.
-            answered: whether there has to be room for a token behind it.
+            tokens: token ids of an input.
+            param: the request field that holds the input.
+            generates: True if at least one output token must fit after the input.
+
+        Raises:
+            ApiError: the input is empty or too long, or contains an unknown token id.
         """
-        most = self.max_model_len - answered
+        most = self.max_model_len - generates
         if not 0 < len(tokens) <= most:
             raise ApiError(
                 400,
-                f"a text may have 1 to {most} tokens here (max_model_len is {self.max_model_len}); "
-                f"this one has {len(tokens)}",
+                f"this input has {len(tokens)} tokens; it must have 1 to {most} tokens "
+                f"(max_model_len is {self.max_model_len})",
                 param,
             )
-        if max(tokens) >= self.vocabulary:
-            raise ApiError(400, f"the model's token ids end at {self.vocabulary - 1}", param)
+        if max(tokens) >= self.vocab_size:
+            message = f"token id {max(tokens)} is out of range: the model's ids end at {self.vocab_size - 1}"
+            raise ApiError(400, message, param)
 
     async def generate(
         self, prompt: dict[str, Any], params: SamplingParams, request_id: str, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
-        """A request's outputs; closing the generator ends the request.
+        """Yields a request's outputs; closing the generator aborts the request.
 
         Raises:
-            ApiError: it cannot be served, took too long, or the engine does not run.
+            ApiError: the request is invalid or took too long, or the engine is dead.
         """
-        late = asyncio.Event()
+        timed_out = asyncio.Event()
         seconds = self.settings.request_timeout
-        timer = asyncio.get_running_loop().call_later(seconds, self._end_late, request_id, late)
-        watch = Watch(self.metrics, params)
+        timer = asyncio.get_running_loop().call_later(seconds, self._abort_late, request_id, timed_out)
+        request_metrics = RequestMetrics(self.metrics, params)
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
                 async for output in outputs:
-                    watch.see(output)
-                    if late.is_set() and output.finished:
-                        raise ApiError(504, f"the answer took more than {seconds:g} seconds", code="timeout")
+                    request_metrics.record(output)
+                    if timed_out.is_set() and output.finished:
+                        message = f"the request took more than {seconds:g} seconds; lower max_tokens"
+                        raise ApiError(504, message, code="timeout")
                     yield output
         except (ValueError, ImportError) as error:
             raise bad_request(error) from error
         except StepFailedError as error:
             raise ApiError(500, str(error), code="step_failed") from error
         except EngineDeadError as error:
-            raise ApiError(503, "the engine does not run any more", code="engine_dead") from error
+            raise ApiError(503, "the engine is dead; restart the server", code="engine_dead") from error
         finally:
             timer.cancel()
-            watch.close()
+            request_metrics.close()
 
-    def _end_late(self, request_id: str, late: asyncio.Event) -> None:
-        late.set()
+    def _abort_late(self, request_id: str, timed_out: asyncio.Event) -> None:
+        timed_out.set()
         self._aborting = asyncio.ensure_future(self.llm.abort(request_id))
 
     def close(self) -> None:
-        """Ends the engine and its threads; requests that run get an error."""
-        self.conversations.close()
+        """Shuts down the engine and its threads; running requests fail."""
+        self.prompts.close()
         self.llm.shutdown()

@@ -1,4 +1,4 @@
-"""What whoever runs the server decides."""
+"""Operator-facing settings of the server and of its models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Settings of one of a server's models.
+    """Settings of one served model.
 
     Attributes:
-        name: as clients ask for it.
-        source: what it is loaded from; see `torch_armllm.LLM`.
+        name: the model's name in requests.
+        source: the checkpoint to load; see `torch_armllm.LLM`.
         engine: further arguments of `torch_armllm.LLM`.
-        chat_template: instead of the tokenizer's own.
-        tool_parser: ``hermes``, ``llama``, ``mistral``, or None: told by the chat template.
+        chat_template: replaces the tokenizer's own template.
+        tool_parser: ``hermes``, ``llama`` or ``mistral``; None: detected from the chat template.
     """
 
     name: str
@@ -31,15 +31,15 @@ class ServerSettings:
     """Settings of a server.
 
     Attributes:
-        api_keys: any of these opens all routes; none: nothing is asked for.
-        max_request_bytes: of a request's body.
-        max_queue: answers that may wait for their turn, beside those that run.
-        max_tokens: most tokens of an answer, whatever a client asks for; None: what the model allows.
-        request_timeout: seconds that an answer may take.
-        read_timeout: seconds within which a request must have arrived, and that a silent connection lasts.
-        write_timeout: seconds for which a client may leave unread what was sent.
-        drain_timeout: seconds that running requests have when the server is asked to end.
-        allowed_origins: of pages in browsers (CORS); none: of no others.
+        api_keys: accepted API keys; if empty, no key is required.
+        max_request_bytes: largest request body.
+        max_queue: sequences that may wait, in addition to those that run.
+        max_tokens: upper limit of every request's output tokens; None: the model's own limit.
+        request_timeout: seconds that a request may take.
+        read_timeout: seconds within which a request must arrive, and for which an idle connection is kept.
+        write_timeout: seconds for which sent data may stay unacknowledged by the client.
+        drain_timeout: seconds that running requests have to finish when the server shuts down.
+        allowed_origins: origins of web pages that may call the server (CORS); if empty, only its own.
     """
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)

@@ -1,4 +1,4 @@
-"""Work that takes long, beside a loop of events."""
+"""Long-running work outside of the event loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def in_own_thread(work: Callable[..., T], *args: Any) -> T:
-    """Works while others are answered, in a thread whose end ends those that computed for it."""
+async def run_in_worker_thread(work: Callable[..., T], *args: Any) -> T:
+    """Runs a function in a new thread while the event loop goes on.
+
+    The thread ends with the work, and the compute threads that it started end with it.
+    """
     pool = ThreadPoolExecutor(1, "armllm-work")
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)

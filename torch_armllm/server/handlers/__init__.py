@@ -1,1 +1,1 @@
-"""Request handlers behind the routes."""
+"""Request handlers: the work that the routes delegate."""

@@ -1,4 +1,4 @@
-"""Vectors of texts, from the model's hidden states."""
+"""Text embeddings from the model's hidden states."""
 
 from __future__ import annotations
 
@@ -11,67 +11,69 @@ from torch_armllm.hf.base_model import body_of
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
-from torch_armllm.server.served_model import Serving
-from torch_armllm.server.worker_thread import in_own_thread
+from torch_armllm.server.served_model import ServedModel
+from torch_armllm.server.worker_thread import run_in_worker_thread
 from torch_armllm.system.exclusive import TURNS
 
-_PIECE = 256
-"""Tokens that are read between two steps of the engine: running answers wait no longer than for these."""
+_CHUNK_TOKENS = 256
+"""Tokens computed between two engine steps; bounds the delay of running sequences."""
 
 
-async def embed(serving: Serving, tokens: list[int], body: EmbeddingRequest) -> Tensor:
-    """The vector of a text, float32 ``(hidden,)`` or ``(dimensions,)``.
+async def embed(served: ServedModel, tokens: list[int], body: EmbeddingRequest) -> Tensor:
+    """Returns the embedding of a text, float32 ``(hidden,)`` or ``(dimensions,)``.
 
     Args:
-        serving: the model.
-        tokens: of the text.
-        body: says how hidden states become a vector.
+        served: the model.
+        tokens: token ids of the text.
+        body: the request; defines how hidden states are pooled.
 
     Raises:
-        ApiError: the text is empty or too long, or has unknown tokens; or the model has fewer dimensions.
+        ApiError: the text is empty or too long, or has unknown token ids, or the model has fewer dimensions
+            than requested.
     """
-    serving.check_tokens(tokens, "input", answered=False)
-    model = await in_own_thread(lambda: serving.llm.model)  # which may have to be loaded first
-    reading = _Reading(model, tokens)
-    while not reading.finished:
-        await serving.llm.between_steps(reading.read_on)
-    vector = reading.last if body.pooling == "last" else reading.total / len(tokens)
+    served.check_tokens(tokens, "input", generates=False)
+    model = await run_in_worker_thread(lambda: served.llm.model)  # may load the model first
+    prefill = _ChunkedPrefill(model, tokens)
+    while not prefill.finished:
+        await served.llm.between_steps(prefill.compute_chunk)
+    vector = prefill.last if body.pooling == "last" else prefill.total / len(tokens)
     if body.dimensions is not None:
         if body.dimensions > len(vector):
-            raise ApiError(400, f"the model's vectors have {len(vector)} dimensions", "dimensions")
+            text = f"dimensions is {body.dimensions}; the model's embeddings have {len(vector)}"
+            raise ApiError(400, text, "dimensions")
         vector = vector[: body.dimensions]
     return torch.nn.functional.normalize(vector, dim=0) if body.normalize else vector
 
 
-class _Reading:
-    """Reads a text in pieces, apart from the engine's own blocks.
+class _ChunkedPrefill:
+    """Computes hidden states of a text in chunks, with a cache separate from the engine's blocks.
 
     Attributes:
-        finished: whether all tokens were read.
+        finished: True when all tokens were computed.
         total: sum of all tokens' hidden states, float32 ``(hidden,)``.
-        last: the last token's.
+        last: hidden state of the last token, float32 ``(hidden,)``.
     """
 
     def __init__(self, model: Any, tokens: list[int]) -> None:
         self.finished = False
         self.total = self.last = torch.zeros(())
-        self._body = body_of(model)
-        # A recurrent state does not go on from the middle in every model.
-        self._size = _PIECE if patched_forward(model) is not None else len(tokens)
+        self._base = body_of(model)
+        # Not every model can continue a recurrent state from the middle of a text.
+        self._chunk = _CHUNK_TOKENS if patched_forward(model) is not None else len(tokens)
         self._tokens = tokens
         self._begin = 0
         self._cache: Any = None
 
     @torch.no_grad()
-    def read_on(self) -> None:
-        """Reads the next piece."""
-        end = self._begin + self._size
+    def compute_chunk(self) -> None:
+        """Computes the next chunk."""
+        end = self._begin + self._chunk
         ids = torch.tensor([self._tokens[self._begin : end]])
-        whole = len(self._tokens) <= self._size
+        single = len(self._tokens) <= self._chunk
         with TURNS.together():
-            out = self._body(input_ids=ids, past_key_values=self._cache, use_cache=not whole)
+            out = self._base(input_ids=ids, past_key_values=self._cache, use_cache=not single)
         hidden = out.last_hidden_state[0].float()
-        self._cache = None if whole else out.past_key_values
+        self._cache = None if single else out.past_key_values
         self.total = self.total + hidden.sum(0)
         self.last = hidden[-1].clone()
         self._begin = end

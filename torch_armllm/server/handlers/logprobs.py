@@ -1,4 +1,4 @@
-"""Log-probabilities, in the layouts of both routes."""
+"""Log-probabilities in the formats of the chat and completions routes."""
 
 from __future__ import annotations
 
@@ -10,76 +10,83 @@ from torch_armllm.engine.outputs import Logprobs
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_LEAST = -9999.0  # JSON has no infinity
+_MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
-class TokenTexts:
-    """What single tokens look like."""
+class TokenDecoder:
+    """Decodes single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, token: int) -> str:
-        """A token's own text."""
+        """Returns a token's own text."""
         return str(self._tokenizer.decode([token]))
 
 
 def chat_logprobs(
-    tokens: Sequence[int], found: Sequence[Logprobs] | None, count: int, texts: TokenTexts
+    tokens: Sequence[int], logprobs: Sequence[Logprobs] | None, top: int, decode: TokenDecoder
 ) -> dict[str, Any] | None:
-    """Log-probabilities of a chat's answer.
+    """Returns log-probabilities in the format of the chat route.
 
     Args:
-        tokens: that were drawn.
-        found: at each of them; None: nobody asked.
-        count: how many of the best are told.
-        texts: of tokens.
+        tokens: the sampled token ids.
+        logprobs: log-probabilities at each of them; None if not requested.
+        top: number of most likely tokens to list at each position.
+        decode: decodes single tokens.
     """
-    if found is None:
+    if logprobs is None:
         return None
     content = []
-    for token, here in zip(tokens, found, strict=False):
-        best = sorted(here, key=lambda other: here[other].rank)[:count]
-        one = _one(texts(token), here[token].logprob)
-        content.append({**one, "top_logprobs": [_one(texts(b), here[b].logprob) for b in best]})
+    for token, candidates in zip(tokens, logprobs, strict=False):
+        best = sorted(candidates, key=lambda other: candidates[other].rank)[:top]
+        entry = _entry(decode(token), candidates[token].logprob)
+        content.append(
+            {**entry, "top_logprobs": [_entry(decode(b), candidates[b].logprob) for b in best]},
+        )
     return {"content": content, "refusal": None}
 
 
-def _one(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode(errors="replace"))}
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {
+        "token": text,
+        "logprob": max(logprob, _MIN_LOGPROB),
+        "bytes": list(text.encode(errors="replace")),
+    }
 
 
 class CompletionLogprobs:
-    """Log-probabilities of a completion, piece by piece: it counts characters.
+    """Formats log-probabilities of a streamed completion; counts characters for ``text_offset``.
 
     Args:
-        count: how many of the best are told.
-        texts: of tokens.
+        top: number of most likely tokens to list at each position.
+        decode: decodes single tokens.
     """
 
-    def __init__(self, count: int, texts: TokenTexts) -> None:
-        self._count = count
-        self._texts = texts
+    def __init__(self, top: int, decode: TokenDecoder) -> None:
+        self._top = top
+        self._decode = decode
         self._offset = 0
 
-    def __call__(self, tokens: Sequence[int], found: Sequence[Logprobs | None]) -> dict[str, Any]:
-        """The next tokens'."""
-        shown: dict[str, list[Any]] = {
+    def __call__(self, tokens: Sequence[int], logprobs: Sequence[Logprobs | None]) -> dict[str, Any]:
+        """Returns log-probabilities of the next tokens in the format of the completions route."""
+        result: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
             "top_logprobs": [],
             "text_offset": [],
         }
-        for token, here in zip(tokens, found, strict=False):
-            text = self._texts(token)
-            shown["tokens"].append(text)
-            shown["text_offset"].append(self._offset)
+        for token, candidates in zip(tokens, logprobs, strict=False):
+            text = self._decode(token)
+            result["tokens"].append(text)
+            result["text_offset"].append(self._offset)
             self._offset += len(text)
-            shown["token_logprobs"].append(None if here is None else max(here[token].logprob, _LEAST))
-            shown["top_logprobs"].append(None if here is None else self._best(token, here))
-        return shown
+            logprob = None if candidates is None else max(candidates[token].logprob, _MIN_LOGPROB)
+            result["token_logprobs"].append(logprob)
+            result["top_logprobs"].append(None if candidates is None else self._best(token, candidates))
+        return result
 
-    def _best(self, token: int, here: Logprobs) -> dict[str, float]:
-        best = sorted(here, key=lambda other: here[other].rank)[: self._count]
-        kept = dict.fromkeys([*best, token])
-        return {self._texts(other): max(here[other].logprob, _LEAST) for other in kept}
+    def _best(self, token: int, candidates: Logprobs) -> dict[str, float]:
+        best = sorted(candidates, key=lambda other: candidates[other].rank)[: self._top]
+        listed = dict.fromkeys([*best, token])
+        return {self._decode(other): max(candidates[other].logprob, _MIN_LOGPROB) for other in listed}

@@ -1,4 +1,4 @@
-"""Several streams of outputs as one."""
+"""Merging of several output streams into one."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch_armllm.engine.outputs import RequestOutput
 Outputs = AsyncGenerator[RequestOutput, None]
 
 
-async def merged(several: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Outputs as they come, each with the number of its stream; closing it ends all.
+async def merge_streams(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Yields outputs as they arrive, each with the index of its stream.
 
-    What goes wrong in one ends all, and is raised.
+    Closing the generator closes all streams.  An error in one stream closes all, and is raised.
     """
-    waiting = {asyncio.ensure_future(_next(outputs)): place for place, outputs in enumerate(several)}
+    pending = {asyncio.ensure_future(_next(outputs)): index for index, outputs in enumerate(streams)}
     try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=waiting.__getitem__):
-                place = waiting[task]
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=pending.__getitem__):
+                index = pending[task]
                 if (output := task.result()) is not None:
-                    yield place, output
-                    waiting[asyncio.ensure_future(_next(several[place]))] = place
-                del waiting[task]
+                    yield index, output
+                    pending[asyncio.ensure_future(_next(streams[index]))] = index
+                del pending[task]
     finally:
-        for task in waiting:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for outputs in several:
+        await asyncio.gather(*pending, return_exceptions=True)
+        for outputs in streams:
             await outputs.aclose()
 
 

@@ -1,4 +1,4 @@
-"""From what clients say to what the engine is asked for."""
+"""Conversion of request fields to `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -12,83 +12,83 @@ from torch_armllm.engine.sampling_params import (
     StructuredOutputsParams,
 )
 from torch_armllm.server.errors import ApiError, bad_request
-from torch_armllm.server.protocol.sampling import ResponseFormat, Sampling
+from torch_armllm.server.protocol.sampling import ResponseFormat, SamplingRequest
 
 
 def sampling_params(
-    body: Sampling,
+    body: SamplingRequest,
     defaults: SamplingParams,
     max_tokens: int | None,
-    cap: int | None,
+    server_max_tokens: int | None,
     **more: Any,
 ) -> SamplingParams:
-    """Settings of a request.
+    """Returns the sampling parameters of a request.
 
     Args:
-        body: what the client says.
-        defaults: for what it does not say.
-        max_tokens: most tokens of an answer, by the client; None: as many as the model allows.
-        cap: the same, by the server.
-        more: settings that go by other names in different routes.
+        body: the request.
+        defaults: values of the parameters that the request leaves out.
+        max_tokens: the request's limit of output tokens; None: as many as the model allows.
+        server_max_tokens: the server's limit of output tokens; None: no limit.
+        more: parameters whose field names differ between routes.
 
     Raises:
-        ApiError: a setting is out of its range or contradicts another.
+        ApiError: a parameter is out of range or contradicts another.
     """
-    limits = [limit for limit in (max_tokens, cap) if limit is not None]
+    limits = [limit for limit in (max_tokens, server_max_tokens) if limit is not None]
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    said = body.said()
-    said["max_tokens"] = min(limits, default=None)
-    said["logit_bias"] = _bias(body.logit_bias)
-    said["structured_outputs"] = structured(body)
-    said.update({name: value for name, value in more.items() if value is not None})
+    settings = body.explicit_settings()
+    settings["max_tokens"] = min(limits, default=None)
+    settings["logit_bias"] = _parse_logit_bias(body.logit_bias)
+    settings["structured_outputs"] = structured_outputs(body)
+    settings.update({name: value for name, value in more.items() if value is not None})
     try:
-        return replace(defaults, output_kind=kind, **said)
+        return replace(defaults, output_kind=kind, **settings)
     except ValueError as error:
         raise bad_request(error) from error
 
 
-def structured(body: Sampling) -> StructuredOutputsParams | None:
-    """What answers must match, if anything.
+def structured_outputs(body: SamplingRequest) -> StructuredOutputsParams | None:
+    """Returns the constraint on the output; None if there is none.
 
     Raises:
-        ApiError: it says nothing, or two things at once.
+        ApiError: the constraint is empty, or given twice.
     """
-    format_ = body.response_format
-    by_format = _by_format(format_) if format_ is not None else None
+    response_format = body.response_format
+    from_format = _from_response_format(response_format) if response_format is not None else None
     if body.structured_outputs is None:
-        return by_format
-    if by_format is not None:
+        return from_format
+    if from_format is not None:
         raise ApiError(400, "give response_format or structured_outputs, not both", "response_format")
-    given = body.structured_outputs
+    constraint = body.structured_outputs
     try:
         return StructuredOutputsParams(
-            json=given.json_,
-            regex=given.regex,
-            choice=given.choice,
-            grammar=given.grammar,
-            json_object=given.json_object,
+            json=constraint.json_,
+            regex=constraint.regex,
+            choice=constraint.choice,
+            grammar=constraint.grammar,
+            json_object=constraint.json_object,
         )
     except ValueError as error:
         raise bad_request(error, "structured_outputs") from error
 
 
-def _by_format(wanted: ResponseFormat) -> StructuredOutputsParams | None:
-    if wanted.type == "text":
+def _from_response_format(response_format: ResponseFormat) -> StructuredOutputsParams | None:
+    if response_format.type == "text":
         return None
-    if wanted.type == "json_object":
+    if response_format.type == "json_object":
         return StructuredOutputsParams(json_object=True)
-    if wanted.type != "json_schema":
-        text = f"response_format.type is {wanted.type[:50]!r}; give text, json_object or json_schema"
+    if response_format.type != "json_schema":
+        text = f"response_format.type is {response_format.type[:50]!r}; give text, json_object or json_schema"
         raise ApiError(400, text, "response_format.type")
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+    if response_format.json_schema is None or response_format.json_schema.schema_ is None:
         raise ApiError(400, "json_schema needs a schema", "response_format.json_schema.schema")
-    return StructuredOutputsParams(json=wanted.json_schema.schema_)
+    return StructuredOutputsParams(json=response_format.json_schema.schema_)
 
 
-def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    if not given:
+def _parse_logit_bias(logit_bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    if not logit_bias:
         return None
-    wrong = next((token for token in given if not token.isascii() or not token.isdigit()), None)
-    if wrong is not None or any(len(token) > 10 for token in given):
-        raise ApiError(400, 'logit_bias takes token ids, such as {"42": -100}', "logit_bias")
-    return {int(token): bias for token, bias in given.items()}
+    invalid = next((token for token in logit_bias if not token.isascii() or not token.isdigit()), None)
+    if invalid is not None or any(len(token) > 10 for token in logit_bias):
+        raise ApiError(400, 'logit_bias maps token ids to biases, such as {"42": -100}', "logit_bias")
+    return {int(token): bias for token, bias in logit_bias.items()}

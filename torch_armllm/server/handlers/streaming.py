@@ -1,4 +1,4 @@
-"""Answers on their way to clients, who may leave at any time."""
+"""Streaming responses as server-sent events, cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from torch_armllm.server.errors import ApiError, ClientGone, unexpected
+from torch_armllm.server.errors import ApiError, ClientDisconnected, unexpected
 
 T = TypeVar("T")
 Event = dict[str, Any]
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_LAST = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Does some work, and drops it when the client goes away.
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits a coroutine, and cancels it when the client disconnects.
 
     Args:
-        receive: of ASGI, after the request was read.
-        work: for the client.
+        receive: the ASGI receive function, after the request body was read.
+        work: the coroutine.
 
     Raises:
-        ClientGone: it went away.
+        ClientDisconnected: the client disconnected first.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(receive))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientGone
+            raise ClientDisconnected
         return working.result()
     finally:
-        for task in (working, leaving):
+        for task in (working, disconnect):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(working, disconnect, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; ends what makes them when the client goes away."""
+    """A response of server-sent events; closes their generator when the client disconnects."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         self._events = events
@@ -58,18 +58,20 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         async with aclosing(self._events):
-            with suppress(ClientGone, OSError):
-                await unless_gone(receive, self.stream_response(send))
+            with suppress(ClientDisconnected, OSError):
+                await cancel_on_disconnect(receive, self.stream_response(send))
 
 
-async def stream(receive: Receive, events: AsyncGenerator[Event, None]) -> EventStream:
-    """A stream of events, begun when the first one is there: what fails before is an ordinary error.
+async def event_stream(receive: Receive, events: AsyncGenerator[Event, None]) -> EventStream:
+    """Returns a stream of events that starts with the first event.
+
+    An error before the first event is raised, and becomes an ordinary error response.
 
     Args:
-        receive: of ASGI.
-        events: what is sent; at least one.
+        receive: the ASGI receive function.
+        events: the events to send; at least one.
     """
-    first = await unless_gone(receive, _next(events))
+    first = await cancel_on_disconnect(receive, _next(events))
     return EventStream(_encoded(first, events))
 
 
@@ -83,12 +85,12 @@ async def _encoded(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGe
         try:
             async for event in events:
                 yield _encode(event)
-                await asyncio.sleep(0)  # where many wait, others have their turn, and who left is noticed
+                await asyncio.sleep(0)  # lets other streams proceed, and notices disconnected clients
         except ApiError as error:
             yield _encode(error.to_dict())
         except Exception as error:
             yield _encode(unexpected(error).to_dict())
-        yield _LAST
+        yield _DONE
 
 
 def _encode(event: Event) -> bytes:

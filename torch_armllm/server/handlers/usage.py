@@ -1,4 +1,4 @@
-"""What a request used."""
+"""Token usage of a request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch_armllm.engine.outputs import RequestOutput
 
 
 class Usage:
-    """Counts tokens of a request's prompts and answers."""
+    """Counts the prompt tokens and the output tokens of a request."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, tuple[int, int]] = {}
         self._completion = 0
 
     def add(self, output: RequestOutput) -> None:
-        """Counts what an output holds: everything once, or what is new each time."""
+        """Counts an output: a delta, or the whole output once."""
         self._prompts[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
-        self._completion += sum(len(answer.token_ids) for answer in output.outputs)
+        self._completion += sum(len(completion.token_ids) for completion in output.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """OpenAI's layout."""
+        """Returns the usage in OpenAI's format."""
         prompt = sum(count for count, _ in self._prompts.values())
         cached = sum(count for _, count in self._prompts.values())
         return {

@@ -1,1 +1,1 @@
-"""ASGI middleware: API keys, limits, connections."""
+"""ASGI middleware: authentication, limits, connections."""

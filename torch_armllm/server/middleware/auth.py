@@ -1,4 +1,4 @@
-"""Who may use the server."""
+"""API-key authentication."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from torch_armllm.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/", "/health"})
-"""Answered without a key: the page asks for one itself, and holds nothing that is secret."""
+"""Paths that need no key; the page prompts for a key itself, and contains no secret."""
 
 
 class Authentication:
-    """Lets requests through that bring a key, and those to open paths.
+    """ASGI middleware that requires an API key for all but the open paths.
 
     Args:
-        app: what is protected.
-        keys: any of them will do.
-        open_paths: need none.
+        app: the protected application.
+        keys: the accepted keys.
+        open_paths: paths that need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: Collection[str] = OPEN_PATHS) -> None:
@@ -32,26 +32,27 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
-            given = Headers(scope=scope).get("authorization", "").encode("latin-1")  # as it came
-            scheme, _, key = given.partition(b" ")
-            if scheme.lower() != b"bearer" or not self._is_known(key.strip()):
+            # latin-1 restores the bytes that were sent
+            header = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            scheme, _, key = header.partition(b" ")
+            if scheme.lower() != b"bearer" or not self._is_valid(key.strip()):
                 await _refusal(bool(key)).response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _is_known(self, key: bytes) -> bool:
-        """Takes the same time whatever the key and its length, and however many there are."""
+    def _is_valid(self, key: bytes) -> bool:
+        """True if the key is accepted; takes the same time for every key, whatever its length."""
         digest = _digest(key)
-        known = False
-        for own in self._digests:
-            known |= hmac.compare_digest(own, digest)
-        return known
+        valid = False
+        for accepted in self._digests:
+            valid |= hmac.compare_digest(accepted, digest)
+        return valid
 
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _refusal(given: bool) -> ApiError:
-    text = "this API key is not known" if given else "give an API key: Authorization: Bearer KEY"
+def _refusal(has_key: bool) -> ApiError:
+    text = "the API key is not valid" if has_key else "an API key is required: send Authorization: Bearer KEY"
     return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

@@ -1,4 +1,4 @@
-"""Connections of clients."""
+"""Client connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where no request comes, or only the beginning of one."""
+    """An HTTP connection that is closed if no complete request header arrives in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""

@@ -1,4 +1,4 @@
-"""How much clients may ask for."""
+"""Limits on request bodies and on the number of admitted requests."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ RETRY_AFTER = 2
 
 
 class BodyLimit:
-    """Refuses bodies that are too large or take too long.
+    """ASGI middleware that refuses request bodies that are too large or arrive too slowly.
 
     Args:
-        app: what reads them.
-        most: bytes.
-        seconds: from the first byte to the last.
+        app: the application that reads the bodies.
+        max_bytes: largest body.
+        timeout: seconds from the first byte to the last.
     """
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float) -> None:
         self._app = app
-        self._most = most
-        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -36,26 +36,26 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdigit() and int(length) > self._most:
+        if length.isdigit() and int(length) > self._max_bytes:
             await self._too_large().response()(scope, receive, send)
             return
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._seconds
-        read = 0
-        whole = False
+        deadline = loop.time() + self._timeout
+        received = 0
+        complete = False
 
         async def limited() -> Message:
-            nonlocal read, whole
-            if whole:
+            nonlocal received, complete
+            if complete:
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), deadline - loop.time())
             except asyncio.TimeoutError:
-                text = f"the request did not arrive within {self._seconds:g} seconds"
+                text = f"the request body did not arrive within {self._timeout:g} seconds"
                 raise HTTPException(408, text, {"Connection": "close"}) from None
-            whole = not message.get("more_body", False)
-            read += len(message.get("body", b""))
-            if read > self._most:
+            complete = not message.get("more_body", False)
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
                 error = self._too_large()
                 raise HTTPException(error.status, error.message, error.headers)
             return message
@@ -63,37 +63,37 @@ class BodyLimit:
         await self._app(scope, limited, send)
 
     def _too_large(self) -> ApiError:
-        text = f"a request may have {self._most} bytes at most"
+        text = f"the request body is too large: at most {self._max_bytes} bytes are accepted"
         return ApiError(413, text, headers={"Connection": "close"})
 
 
 class Admission:
-    """Counts the answers that are being made, and refuses more where too many wait.
+    """Counts the sequences of all admitted requests, and refuses requests when the queue is full.
 
     Args:
-        seats: answers that are made at once.
-        queue: answers that may wait.
+        max_running: sequences that the engine runs at once (``max_num_seqs``).
+        max_queued: sequences that may wait in addition.
 
     Attributes:
-        held: answers of all requests that were let in and have not ended.
+        num_admitted: sequences of all requests that were admitted and have not ended.
     """
 
-    def __init__(self, seats: int, queue: int) -> None:
-        self._most = seats + queue
-        self.held = 0
+    def __init__(self, max_running: int, max_queued: int) -> None:
+        self._limit = max_running + max_queued
+        self.num_admitted = 0
 
     @contextmanager
-    def admit(self, answers: int) -> Iterator[None]:
-        """Lets a request in for as long as the block lasts.
+    def admit(self, sequences: int) -> Iterator[None]:
+        """Admits a request of several sequences for the duration of the block.
 
         Raises:
-            ApiError: too many wait.
+            ApiError: the queue is full.
         """
-        if self.held >= self._most:
+        if self.num_admitted >= self._limit:
             headers = {"Retry-After": str(RETRY_AFTER)}
             raise ApiError(429, "too many requests are waiting; try again later", None, "queue_full", headers)
-        self.held += answers
+        self.num_admitted += sequences
         try:
             yield
         finally:
-            self.held -= answers
+            self.num_admitted -= sequences

@@ -1,1 +1,1 @@
-"""What clients send: OpenAI's fields, and vLLM's beside them."""
+"""Request schemas: OpenAI's fields and vLLM's extensions."""

@@ -1,4 +1,4 @@
-"""What a model is loaded by."""
+"""Request schema of `/v1/admin/models`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from torch_armllm.kv_cache.dtypes import KvCacheDtype
-from torch_armllm.server.protocol.body import Part
+from torch_armllm.server.protocol.body import RequestPart
 
-_ENGINE = (
+_ENGINE_FIELDS = (
     "dtype",
     "max_model_len",
     "max_num_seqs",
@@ -20,16 +20,16 @@ _ENGINE = (
 )
 
 
-class LoadRequest(Part):
-    """A model that is to be served; what is not said is as the server was started with.
+class LoadRequest(RequestPart):
+    """A request to load and serve a model; fields that are left out default to the server's own options.
 
     Attributes:
-        model: smollm2, a folder of the server's machine or a hub name.
-        name: as clients will ask for it; none: as `model`.
+        model: smollm2, a folder on the server's machine, or a Hugging Face Hub name.
+        name: the model's name in requests; None: the value of `model`.
         quantization: ``int4``, another scheme, or ``none``.
-        chat_template: instead of the tokenizer's own.
-        tool_call_parser: None: told by the chat template.
-        kv_cache_memory: bytes, or a part of what is free.
+        chat_template: replaces the tokenizer's own template.
+        tool_call_parser: name of the tool parser; None: detected from the chat template.
+        kv_cache_memory: bytes, or a fraction of the free memory.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -47,9 +47,9 @@ class LoadRequest(Part):
     chat_template: str | None = None
     tool_call_parser: Literal["hermes", "llama", "mistral"] | None = None
 
-    def engine(self) -> dict[str, Any]:
-        """Arguments of `torch_armllm.LLM` that are said."""
-        said = {name: value for name in _ENGINE if (value := getattr(self, name)) is not None}
+    def engine_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `torch_armllm.LLM` that the request sets."""
+        arguments = {name: value for name in _ENGINE_FIELDS if (value := getattr(self, name)) is not None}
         if self.quantization is not None:
-            said["quantization"] = None if self.quantization == "none" else self.quantization
-        return said
+            arguments["quantization"] = None if self.quantization == "none" else self.quantization
+        return arguments

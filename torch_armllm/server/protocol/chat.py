@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""Request schema of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from torch_armllm.server.protocol.body import Part, Schema
-from torch_armllm.server.protocol.sampling import Sampling
+from torch_armllm.server.protocol.body import RequestPart, Schema
+from torch_armllm.server.protocol.sampling import SamplingRequest
 
 
-class ContentPart(Part):
-    """A part of a message; only texts are understood."""
+class ContentPart(RequestPart):
+    """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
 
 
-class CalledFunction(Part):
-    """A function that the model called, with its arguments as JSON."""
+class CalledFunction(RequestPart):
+    """A called function, with its arguments as JSON."""
 
     name: str
     arguments: str = ""
 
 
-class ToolCall(Part):
-    """A call that an earlier answer made."""
+class ToolCall(RequestPart):
+    """A tool call of an earlier assistant message."""
 
     id: str | None = None
     type: str = "function"
     function: CalledFunction
 
 
-class Message(Part):
+class Message(RequestPart):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -42,7 +42,7 @@ class Message(Part):
     tool_call_id: str | None = None
 
 
-class Function(Part):
+class Function(RequestPart):
     """A function that the model may call."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -51,34 +51,34 @@ class Function(Part):
     strict: bool | None = None
 
 
-class Tool(Part):
+class Tool(RequestPart):
     """A tool that the model may use."""
 
     type: Literal["function"] = "function"
     function: Function
 
 
-class ChosenFunction(Part):
+class ChosenFunction(RequestPart):
     """A function by its name."""
 
     name: str
 
 
-class ChosenTool(Part):
-    """The tool that the model has to use."""
+class ChosenTool(RequestPart):
+    """The tool that the model must call."""
 
     type: Literal["function"] = "function"
     function: ChosenFunction
 
 
-class ChatRequest(Sampling):
-    """A conversation that is to be continued.
+class ChatRequest(SamplingRequest):
+    """A chat completion request.
 
     Attributes:
-        logprobs: whether the tokens' log-probabilities are told.
-        top_logprobs: and those of so many best ones at each place.
-        continue_final_message: leaves the last message open.
-        chat_template_kwargs: further variables of the template.
+        logprobs: True to return the log-probabilities of the output tokens.
+        top_logprobs: number of most likely tokens to list at each position.
+        continue_final_message: True to continue the last message instead of starting a new one.
+        chat_template_kwargs: further variables of the chat template.
     """
 
     messages: Annotated[list[Message], Field(min_length=1)]

@@ -1,4 +1,4 @@
-"""`/v1/completions`."""
+"""Request schema of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import Annotated
 
 from pydantic import Field
 
-from torch_armllm.server.protocol.body import MOST_CHOICES, MOST_PROMPTS, TokenIds
-from torch_armllm.server.protocol.sampling import Sampling
+from torch_armllm.server.protocol.body import MAX_CHOICES, MAX_PROMPTS, TokenIds
+from torch_armllm.server.protocol.sampling import SamplingRequest
 
 Prompts = (
     str
     | TokenIds
-    | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS)]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
 )
 
 
-class CompletionRequest(Sampling):
-    """Texts that are to be continued.
+class CompletionRequest(SamplingRequest):
+    """A completion request.
 
     Attributes:
-        prompt: a text, its tokens, or several of either.
-        logprobs: so many best tokens' log-probabilities are told at each place, and the drawn one's.
-        echo: gives the prompt back before its continuation.
-        suffix: what follows; no model here writes towards one.
-        best_of: answers that are written, of which the `n` best are given; not where they are streamed.
+        prompt: a text, a list of token ids, or a list of either.
+        logprobs: number of most likely tokens to list at each position, in addition to the sampled token.
+        echo: True to return the prompt before its continuation.
+        suffix: text after the completion; not supported.
+        best_of: number of generated outputs, of which the `n` best are returned; not for streams.
     """
 
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     suffix: str | None = None
-    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

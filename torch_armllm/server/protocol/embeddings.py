@@ -1,4 +1,4 @@
-"""`/v1/embeddings`."""
+"""Request schema of `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from torch_armllm.server.protocol.body import Body
+from torch_armllm.server.protocol.body import RequestBody
 from torch_armllm.server.protocol.completions import Prompts
 
 
-class EmbeddingRequest(Body):
-    """Texts whose vectors are wanted.
+class EmbeddingRequest(RequestBody):
+    """An embedding request.
 
     Attributes:
-        input: a text, its tokens, or several of either.
-        encoding_format: lists of numbers, or float32 in base64.
-        dimensions: only so many first ones, made to length one again.
-        pooling: the mean of all tokens' hidden states, or the last one's.
-        normalize: whether vectors have length one.
+        input: a text, a list of token ids, or a list of either.
+        encoding_format: ``float``: lists of numbers; ``base64``: float32 in base64.
+        dimensions: number of leading dimensions to return; `normalize` applies after the cut.
+        pooling: ``mean`` of all tokens' hidden states, or the ``last`` token's.
+        normalize: True to scale embeddings to length one.
     """
 
     input: Prompts

@@ -1,4 +1,4 @@
-"""How tokens are drawn, as clients say it."""
+"""Sampling fields that all generating requests share."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from torch_armllm.server.protocol.body import MOST_CHOICES, Body, Part, Schema, TokenId
+from torch_armllm.server.protocol.body import MAX_CHOICES, RequestBody, RequestPart, Schema, TokenId
 
 _Text = Annotated[str, Field(min_length=1)]
 _Texts = Annotated[list[_Text], Field(max_length=64)]
 
 
-class StreamOptions(Part):
-    """What a stream tells besides the answer."""
+class StreamOptions(RequestPart):
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
-class JsonSchema(Part):
-    """A schema of answers, in OpenAI's wrapping."""
+class JsonSchema(RequestPart):
+    """A JSON schema of the output, in OpenAI's format."""
 
     name: str | None = None
     description: str | None = None
@@ -27,15 +27,15 @@ class JsonSchema(Part):
     strict: bool | None = None
 
 
-class ResponseFormat(Part):
-    """The form of answers: ``text``, ``json_object`` or ``json_schema``."""
+class ResponseFormat(RequestPart):
+    """Format of the output: ``text``, ``json_object`` or ``json_schema``."""
 
     type: str
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(Part):
-    """What answers must match; see `StructuredOutputsParams`."""
+class StructuredOutputs(RequestPart):
+    """A constraint on the output; see `StructuredOutputsParams`."""
 
     json_: str | Schema | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -44,10 +44,10 @@ class StructuredOutputs(Part):
     json_object: bool | None = None
 
 
-class Sampling(Body):
-    """Settings of a request that draws tokens; see `SamplingParams` for their meaning."""
+class SamplingRequest(RequestBody):
+    """Base of requests that generate tokens; `SamplingParams` documents the fields."""
 
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -74,15 +74,15 @@ class Sampling(Body):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with what was used."""
+        """True if a stream ends with the token usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def said(self) -> dict[str, Any]:
-        """The settings that have a value, of those that `SamplingParams` has by the same name."""
-        return {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+    def explicit_settings(self) -> dict[str, Any]:
+        """Returns the fields that are set and have the same name in `SamplingParams`."""
+        return {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not None}
 
 
-_SAME = (
+_SHARED_FIELDS = (
     "n",
     "temperature",
     "top_p",

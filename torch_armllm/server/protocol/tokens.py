@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`."""
+"""Request schemas of `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from torch_armllm.server.protocol.body import Body, TokenId
+from torch_armllm.server.protocol.body import RequestBody, TokenId
 from torch_armllm.server.protocol.chat import Message, Tool
 
 
-class TokenizeRequest(Body):
-    """A text, or a conversation, whose tokens are wanted.
+class TokenizeRequest(RequestBody):
+    """A request to tokenize a text or a conversation.
 
     Attributes:
-        return_token_strs: whether each token's own text is told, too.
+        return_token_strs: True to return each token's text, too.
     """
 
     prompt: str | None = None
@@ -27,7 +27,7 @@ class TokenizeRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(Body):
-    """Tokens whose text is wanted."""
+class DetokenizeRequest(RequestBody):
+    """A request for the text of token ids."""
 
     tokens: list[TokenId]

@@ -1,1 +1,1 @@
-"""The routes, a file a group."""
+"""HTTP routes, one file per group."""

@@ -1,4 +1,4 @@
-"""Texts to vectors."""
+"""Route of text embeddings."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from torch_armllm.server.handlers.completions import several_prompts
+from torch_armllm.server.handlers.completions import split_prompts
 from torch_armllm.server.handlers.embeddings import embed
-from torch_armllm.server.handlers.streaming import unless_gone
-from torch_armllm.server.model_registry import serving_of
+from torch_armllm.server.handlers.streaming import cancel_on_disconnect
+from torch_armllm.server.model_registry import lease_model
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
-from torch_armllm.server.served_model import Serving
+from torch_armllm.server.served_model import ServedModel
 
 router = APIRouter()
 
 
 @router.post("/v1/embeddings", response_model=None)
 async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:
-    """Vectors of texts."""
-    return JSONResponse(await unless_gone(request.receive, _answer(serving_of(request, body.model), body)))
+    """Returns the embeddings of texts."""
+    served = lease_model(request, body.model)
+    return JSONResponse(await cancel_on_disconnect(request.receive, _embed_all(served, body)))
 
 
-async def _answer(serving: Serving, body: EmbeddingRequest) -> dict[str, Any]:
-    prompts = several_prompts(body.input)
+async def _embed_all(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
+    prompts = split_prompts(body.input)
     data: list[dict[str, Any]] = []
-    count = 0
-    with serving.admission.admit(len(prompts)):
+    num_tokens = 0
+    with served.admission.admit(len(prompts)):
         for index, prompt in enumerate(prompts):
             if isinstance(prompt, str):
-                prompt = (await serving.conversations.of_text(prompt))["prompt_token_ids"]
-            vector = await embed(serving, prompt, body)
-            count += len(prompt)
-            data.append({"object": "embedding", "index": index, "embedding": _shown(vector, body)})
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return {"object": "list", "data": data, "model": serving.name, "usage": usage}
+                prompt = (await served.prompts.from_text(prompt))["prompt_token_ids"]
+            vector = await embed(served, prompt, body)
+            num_tokens += len(prompt)
+            data.append({"object": "embedding", "index": index, "embedding": _encode(vector, body)})
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return {"object": "list", "data": data, "model": served.name, "usage": usage}
 
 
-def _shown(vector: Tensor, body: EmbeddingRequest) -> str | list[float]:
+def _encode(vector: Tensor, body: EmbeddingRequest) -> str | list[float]:
     if body.encoding_format == "base64":
         return base64.b64encode(vector.numpy().tobytes()).decode()
     numbers: list[float] = vector.tolist()

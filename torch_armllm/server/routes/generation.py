@@ -1,4 +1,4 @@
-"""Answers to conversations and continuations of texts."""
+"""Routes of chat completions and text completions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from torch_armllm.server.handlers.chat import Chat
-from torch_armllm.server.handlers.completions import Completion
-from torch_armllm.server.handlers.streaming import stream, unless_gone
-from torch_armllm.server.model_registry import serving_of
+from torch_armllm.server.handlers.chat import ChatHandler
+from torch_armllm.server.handlers.completions import CompletionHandler
+from torch_armllm.server.handlers.streaming import cancel_on_disconnect, event_stream
+from torch_armllm.server.model_registry import lease_model
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.protocol.completions import CompletionRequest
 
@@ -18,17 +18,18 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions", response_model=None)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
-    """Continues a conversation."""
-    return await _respond(request, Chat(serving_of(request, body.model), body), bool(body.stream))
+    """Generates the next message of a conversation."""
+    return await _respond(request, ChatHandler(lease_model(request, body.model), body), bool(body.stream))
 
 
 @router.post("/v1/completions", response_model=None)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Continues texts."""
-    return await _respond(request, Completion(serving_of(request, body.model), body), bool(body.stream))
+    handler = CompletionHandler(lease_model(request, body.model), body)
+    return await _respond(request, handler, bool(body.stream))
 
 
-async def _respond(request: Request, asked: Chat | Completion, streamed: bool) -> Response:
-    if streamed:
-        return await stream(request.receive, asked.events())
-    return JSONResponse(await unless_gone(request.receive, asked.answer()))
+async def _respond(request: Request, handler: ChatHandler | CompletionHandler, stream: bool) -> Response:
+    if stream:
+        return await event_stream(request.receive, handler.events())
+    return JSONResponse(await cancel_on_disconnect(request.receive, handler.complete()))

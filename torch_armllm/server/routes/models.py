@@ -1,4 +1,4 @@
-"""Which models there are."""
+"""Routes that list the served models."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from torch_armllm.server.model_registry import models_of
-from torch_armllm.server.served_model import Serving
+from torch_armllm.server.model_registry import registry_of
+from torch_armllm.server.served_model import ServedModel
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """All of them."""
-    return {"object": "list", "data": [card(serving) for serving in models_of(request)]}
+    """Lists all models."""
+    return {"object": "list", "data": [model_card(served) for served in registry_of(request)]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
-    """One by its name."""
-    return card(models_of(request).find(name))
+    """Returns a model by its name."""
+    return model_card(registry_of(request).find(name))
 
 
-def card(serving: Serving) -> dict[str, Any]:
-    """What clients are told of a model."""
+def model_card(served: ServedModel) -> dict[str, Any]:
+    """Returns a model's entry in OpenAI's format."""
     return {
-        "id": serving.name,
+        "id": served.name,
         "object": "model",
-        "created": serving.created,
+        "created": served.created,
         "owned_by": "torch_armllm",
-        "root": serving.model.source or serving.name,
+        "root": served.model_settings.source or served.name,
         "parent": None,
-        "max_model_len": serving.max_model_len,
+        "max_model_len": served.max_model_len,
     }

@@ -1,4 +1,4 @@
-"""A page to chat on."""
+"""Route of the chat page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGE = Path(__file__).parent.parent / "page.html"
 
 @router.get("/", include_in_schema=False, response_model=None)
 async def page() -> Response:
-    """The page, which may do nothing but run its own script and talk to this server."""
+    """Returns the page, with a policy that permits only its own script and requests to this server."""
     text, policy = _page()
     headers = {
         "Content-Security-Policy": policy,
@@ -32,14 +32,14 @@ async def page() -> Response:
 @cache
 def _page() -> tuple[bytes, str]:
     text = _PAGE.read_bytes()
-    own = {tag: f"'sha256-{_digest(text, tag)}'" for tag in ("script", "style")}
+    sources = {tag: f"'sha256-{_digest(text, tag)}'" for tag in ("script", "style")}
     policy = (
-        f"default-src 'none'; script-src {own['script']}; style-src {own['style']}; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return text, policy
 
 
 def _digest(text: bytes, tag: str) -> str:
-    (inside,) = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), text, re.DOTALL)
-    return base64.b64encode(hashlib.sha256(inside).digest()).decode()
+    (content,) = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), text, re.DOTALL)
+    return base64.b64encode(hashlib.sha256(content).digest()).decode()

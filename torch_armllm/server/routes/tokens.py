@@ -1,4 +1,4 @@
-"""Texts to tokens and back."""
+"""Routes that tokenize and detokenize."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.model_registry import serving_of
+from torch_armllm.server.model_registry import lease_model
 from torch_armllm.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()
@@ -15,20 +15,20 @@ router = APIRouter()
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
-    """The tokens of a text or a conversation."""
-    serving = serving_of(request, body.model)
-    conversations = serving.conversations
+    """Returns the token ids of a text or a conversation."""
+    served = lease_model(request, body.model)
+    prompts = served.prompts
     if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "give a prompt or messages, one of them", "prompt")
+        raise ApiError(400, "give either prompt or messages", "prompt")
     if body.prompt is not None:
-        prompt = await conversations.of_text(body.prompt, body.add_special_tokens)
+        prompt = await prompts.from_text(body.prompt, body.add_special_tokens)
     else:
-        prompt = await conversations.of_messages(body, body.tools)
+        prompt = await prompts.from_messages(body, body.tools)
     tokens = prompt["prompt_token_ids"]
-    strings = conversations.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+    strings = prompts.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
     return {
         "count": len(tokens),
-        "max_model_len": serving.max_model_len,
+        "max_model_len": served.max_model_len,
         "tokens": tokens,
         "token_strs": strings,
     }
@@ -36,6 +36,6 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, str]:
-    """The text of tokens."""
-    serving = serving_of(request, body.model)
-    return {"prompt": await serving.conversations.text_of(body.tokens)}
+    """Returns the text of token ids."""
+    served = lease_model(request, body.model)
+    return {"prompt": await served.prompts.decode(body.tokens)}

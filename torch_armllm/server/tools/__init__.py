@@ -1,1 +1,1 @@
-"""Calls of tools in answers: how models write them, and how clients get them."""
+"""Tool calling: parsing model outputs into calls, and constraining outputs to calls."""

@@ -1,4 +1,4 @@
-"""Which tools a request may call, and how its answers are read."""
+"""Tool choice: the tools that a request may call, and the parser of its outputs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch_armllm.engine.sampling_params import StructuredOutputsParams
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, ChosenTool, Tool
 from torch_armllm.server.tools.forced import (
-    NamedReader,
-    RequiredReader,
+    NamedToolParser,
+    RequiredToolParser,
     arguments_schema,
     calls_schema,
 )
-from torch_armllm.server.tools.hermes import HermesReader
-from torch_armllm.server.tools.llama import LlamaReader
-from torch_armllm.server.tools.mistral import MistralReader
-from torch_armllm.server.tools.reader import PlainReader, Reader
+from torch_armllm.server.tools.hermes import HermesToolParser
+from torch_armllm.server.tools.llama import LlamaToolParser
+from torch_armllm.server.tools.mistral import MistralToolParser
+from torch_armllm.server.tools.parser import PlainTextParser, ToolParser
 
-READERS: Mapping[str, Callable[[], Reader]] = {
-    "hermes": HermesReader,
-    "llama": LlamaReader,
-    "mistral": MistralReader,
+TOOL_PARSERS: Mapping[str, Callable[[], ToolParser]] = {
+    "hermes": HermesToolParser,
+    "llama": LlamaToolParser,
+    "mistral": MistralToolParser,
 }
-_SIGNS = {
+_TEMPLATE_MARKERS = {
     "[TOOL_CALLS]": "mistral",
     "<tool_call>": "hermes",
     "<|python_tag|>": "llama",
@@ -35,58 +35,64 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How a request uses tools.
+    """A request's use of tools.
 
     Attributes:
-        tools: described to the model.
-        reader: makes what reads an answer.
-        settings: of `SamplingParams`, that make the model call, or keep the marks of calls in the text.
-        finish_reason: of answers that call.
-        several: whether an answer may hold more than one call.
+        tools: tools that the chat template describes to the model.
+        make_parser: creates the parser of an output.
+        settings: fields of `SamplingParams` that force a call, or keep the markers of calls in the text.
+        finish_reason: finish reason of outputs with calls.
+        parallel: True if an output may hold several calls.
     """
 
     tools: list[Tool] = field(default_factory=list)
-    reader: Callable[[], Reader] = PlainReader
+    make_parser: Callable[[], ToolParser] = PlainTextParser
     settings: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = "tool_calls"
-    several: bool = True
+    parallel: bool = True
 
 
 def tool_use(body: ChatRequest, template: str, parser: str | None) -> ToolUse:
-    """How a request uses tools.
+    """Returns a request's use of tools.
 
     Args:
-        body: what the client says.
-        template: of the model's conversations; tells how it writes calls.
-        parser: a name of `READERS`, instead of what the template tells.
+        body: the request.
+        template: the chat template; identifies the model's format of calls.
+        parser: a name of `TOOL_PARSERS`; None: detected from the template.
 
     Raises:
-        ApiError: the tools and their choice contradict each other, or the request has another form in mind.
+        ApiError: tools, tool_choice and response_format contradict each other.
     """
     tools, choice = body.tools or [], body.tool_choice
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice demands a tool, but there are no tools", "tool_choice")
+            raise ApiError(400, "tool_choice requires a tool, but tools is empty; give tools", "tool_choice")
         return ToolUse()
-    several = body.parallel_tool_calls is not False
+    parallel = body.parallel_tool_calls is not False
     if choice == "none":
         return ToolUse()
     if choice in (None, "auto"):
-        name = parser or parser_of(template)
-        return ToolUse(tools, READERS[name], {"skip_special_tokens": False}, several=several)
+        name = parser or detect_parser(template)
+        return ToolUse(tools, TOOL_PARSERS[name], {"skip_special_tokens": False}, parallel=parallel)
     if body.response_format is not None and body.response_format.type != "text":
-        raise ApiError(400, "an answer that has to be a call can have no response_format", "response_format")
+        raise ApiError(
+            400,
+            "response_format cannot be combined with a required tool call; leave out one of them",
+            "response_format",
+        )
     if isinstance(choice, ChosenTool):
         chosen = next((tool for tool in tools if tool.function.name == choice.function.name), None)
         if chosen is None:
-            raise ApiError(400, f"there is no tool {choice.function.name[:200]!r}", "tool_choice")
+            raise ApiError(
+                400, f"tool_choice names {choice.function.name[:200]!r}, which is not in tools", "tool_choice"
+            )
         name = chosen.function.name
         settings = {"structured_outputs": StructuredOutputsParams(json=arguments_schema(chosen))}
-        return ToolUse(tools, lambda: NamedReader(name), settings, "stop")
-    settings = {"structured_outputs": StructuredOutputsParams(json=calls_schema(tools, several))}
-    return ToolUse(tools, RequiredReader, settings)
+        return ToolUse(tools, lambda: NamedToolParser(name), settings, "stop")
+    settings = {"structured_outputs": StructuredOutputsParams(json=calls_schema(tools, parallel))}
+    return ToolUse(tools, RequiredToolParser, settings)
 
 
-def parser_of(template: str) -> str:
-    """How a model with this template writes calls; ``hermes`` where nothing tells."""
-    return next((name for sign, name in _SIGNS.items() if sign in template), "hermes")
+def detect_parser(template: str) -> str:
+    """Returns the name of the tool parser that fits a chat template; ``hermes`` by default."""
+    return next((name for marker, name in _TEMPLATE_MARKERS.items() if marker in template), "hermes")

@@ -1,4 +1,4 @@
-"""Calls that a client demands: the answer is made to match their schema, so that every model can do it."""
+"""Required tool calls: structured output forces the call's schema, so that every model can call."""
 
 from __future__ import annotations
 
@@ -6,32 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_armllm.server.protocol.chat import Tool
-from torch_armllm.server.tools.reader import (
-    CallPiece,
-    Heard,
-    Numbering,
-    as_call,
-    call_id,
-    json_values,
+from torch_armllm.server.tools.parser import (
+    CallBuilder,
+    OutputDelta,
+    ToolCallDelta,
+    new_call_id,
+    parse_call,
+    parse_json_values,
 )
 
 _ANYTHING = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-"""Programs read calls; and small models may write spaces without end."""
+"""No free whitespace: calls are for programs, and small models may generate spaces without end."""
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """Of a tool's arguments."""
+    """Returns the JSON schema of a tool's arguments."""
     return {**(tool.function.parameters or _ANYTHING), **_COMPACT}
 
 
-def calls_schema(tools: Sequence[Tool], several: bool) -> dict[str, Any]:
-    """Of an answer that calls at least one of some tools."""
+def calls_schema(tools: Sequence[Tool], parallel: bool) -> dict[str, Any]:
+    """Returns the JSON schema of an output that calls at least one of the tools.
+
+    Args:
+        tools: the callable tools.
+        parallel: True if the output may hold several calls.
+    """
     definitions: dict[str, Any] = {}
     calls = []
     for tool in tools:
         parameters = dict(tool.function.parameters or _ANYTHING)
-        for key in ("$defs", "definitions"):  # references to them start at the top of the schema
+        for key in ("$defs", "definitions"):  # JSON pointers to them start at the schema's root
             definitions.setdefault(key, {}).update(parameters.pop(key, None) or {})
         name = {"type": "string", "enum": [tool.function.name]}
         calls.append(
@@ -43,51 +48,55 @@ def calls_schema(tools: Sequence[Tool], several: bool) -> dict[str, Any]:
             }
         )
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not several:
+    if not parallel:
         schema["maxItems"] = 1
-    return {**schema, **_COMPACT, **{key: found for key, found in definitions.items() if found}}
+    return {**schema, **_COMPACT, **{key: value for key, value in definitions.items() if value}}
 
 
-class NamedReader:
-    """Reads the arguments of one call whose name is known; see `Reader`."""
+class NamedToolParser:
+    """A `ToolParser` of the arguments of one call whose name is known."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._begun = False
+        self._started = False
 
-    def feed(self, text: str) -> Heard:
-        """See `Reader`."""
+    def feed(self, text: str) -> OutputDelta:
+        """See `ToolParser`."""
         if not text:
-            return Heard()
-        if self._begun:
-            return Heard(calls=[CallPiece(0, text)])
-        self._begun = True
-        return Heard(calls=[CallPiece(0, text, self._name, call_id())])
+            return OutputDelta()
+        if self._started:
+            return OutputDelta(calls=[ToolCallDelta(0, text)])
+        self._started = True
+        return OutputDelta(calls=[ToolCallDelta(0, text, self._name, new_call_id())])
 
-    def finish(self) -> Heard:
-        """See `Reader`."""
-        return Heard() if self._begun else Heard(calls=[CallPiece(0, "", self._name, call_id())])
+    def finish(self) -> OutputDelta:
+        """See `ToolParser`."""
+        return (
+            OutputDelta()
+            if self._started
+            else OutputDelta(calls=[ToolCallDelta(0, "", self._name, new_call_id())])
+        )
 
 
-class RequiredReader:
-    """Reads a list of calls; see `Reader`."""
+class RequiredToolParser:
+    """A `ToolParser` of a JSON list of calls."""
 
     def __init__(self) -> None:
         self._text = ""
 
-    def feed(self, text: str) -> Heard:
-        """See `Reader`."""
+    def feed(self, text: str) -> OutputDelta:
+        """See `ToolParser`."""
         self._text += text
-        return Heard()
+        return OutputDelta()
 
-    def finish(self) -> Heard:
-        """See `Reader`: a list that was cut off is text."""
+    def finish(self) -> OutputDelta:
+        """See `ToolParser`; a truncated list becomes content."""
         try:
-            values = [value for found in json_values(self._text) for value in found]
+            values = [value for calls in parse_json_values(self._text) for value in calls]
         except (ValueError, TypeError):
-            return Heard(self._text)
-        calls = [call for call in map(as_call, values) if call is not None]
+            return OutputDelta(self._text)
+        calls = [call for call in map(parse_call, values) if call is not None]
         if not calls or len(calls) < len(values):
-            return Heard(self._text)
-        numbering = Numbering()
-        return Heard(calls=[numbering.call(*call) for call in calls])
+            return OutputDelta(self._text)
+        builder = CallBuilder()
+        return OutputDelta(calls=[builder.build(*call) for call in calls])

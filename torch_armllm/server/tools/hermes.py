@@ -1,63 +1,69 @@
-"""Calls as Hermes and Qwen models write them: ``<tool_call>{"name": …, "arguments": …}</tool_call>``."""
+"""Tool parser of Hermes and Qwen models: ``<tool_call>{"name": …, "arguments": …}</tool_call>``."""
 
 from __future__ import annotations
 
-from torch_armllm.server.tools.reader import Heard, Numbering, as_call, held, json_values
+from torch_armllm.server.tools.parser import (
+    CallBuilder,
+    OutputDelta,
+    parse_call,
+    parse_json_values,
+    partial_marker_length,
+)
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class HermesReader:
-    """See `Reader`; what stands between the marks and is no call is text.
+class HermesToolParser:
+    """A `ToolParser`; text between the markers that is no call becomes content.
 
-    Spaces are held back until it is known whether a call follows, to which they belong.
+    Whitespace is held back until it is known whether a call follows, because it then belongs to the call.
     """
 
     def __init__(self) -> None:
         self._text = ""
         self._inside = False
-        self._numbering = Numbering()
-        self._called = False
+        self._builder = CallBuilder()
+        self._has_calls = False
 
-    def feed(self, text: str) -> Heard:
-        """See `Reader`."""
+    def feed(self, text: str) -> OutputDelta:
+        """See `ToolParser`."""
         self._text += text
-        heard = Heard()
-        while (place := self._text.find(END if self._inside else BEGIN)) >= 0:
-            before = self._text[:place]
-            self._text = self._text[place + len(END if self._inside else BEGIN) :]
+        delta = OutputDelta()
+        while (position := self._text.find(END if self._inside else BEGIN)) >= 0:
+            before = self._text[:position]
+            self._text = self._text[position + len(END if self._inside else BEGIN) :]
             if self._inside:
-                self._call(before, END, heard)
+                self._add_calls(before, END, delta)
             else:
-                self._say(before.rstrip(), heard)
+                self._add_content(before.rstrip(), delta)
             self._inside = not self._inside
         if not self._inside:
-            certain = self._text[: len(self._text) - held(self._text, BEGIN)].rstrip()
-            self._say(certain, heard)
-            self._text = self._text[len(certain) :]
-        return heard
+            content = self._text[: len(self._text) - partial_marker_length(self._text, BEGIN)].rstrip()
+            self._add_content(content, delta)
+            self._text = self._text[len(content) :]
+        return delta
 
-    def finish(self) -> Heard:
-        """See `Reader`: a model may leave the last mark out."""
-        heard = Heard()
+    def finish(self) -> OutputDelta:
+        """See `ToolParser`; the last end marker may be missing."""
+        delta = OutputDelta()
         if self._inside:
-            self._call(self._text, "", heard)
+            self._add_calls(self._text, "", delta)
         else:
-            self._say(self._text.rstrip() if self._called else self._text, heard)
+            self._add_content(self._text.rstrip() if self._has_calls else self._text, delta)
         self._text = ""
-        return heard
+        return delta
 
-    def _call(self, text: str, end: str, heard: Heard) -> None:
+    def _add_calls(self, text: str, end: str, delta: OutputDelta) -> None:
         try:
-            found = [as_call(value) for value in json_values(text)]
+            values = [parse_call(value) for value in parse_json_values(text)]
         except ValueError:
-            found = [None]
-        calls = [call for call in found if call is not None]
-        if not calls or len(calls) < len(found):
-            heard.content += BEGIN + text + end
+            values = [None]
+        calls = [call for call in values if call is not None]
+        if not calls or len(calls) < len(values):
+            delta.content += BEGIN + text + end
             return
-        self._called = True
-        heard.calls += [self._numbering.call(*call) for call in calls]
+        self._has_calls = True
+        delta.calls += [self._builder.build(*call) for call in calls]
 
-    def _say(self, text: str, heard: Heard) -> None:
-        heard.content += text.lstrip() if self._called and not text.strip() else text
+    def _add_content(self, text: str, delta: OutputDelta) -> None:
+        delta.content += text.lstrip() if self._has_calls and not text.strip() else text

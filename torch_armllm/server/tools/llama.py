@@ -1,40 +1,40 @@
-"""Calls as Llama models write them: the whole answer is ``{"name": …, "parameters": …}``, one or several."""
+"""Tool parser of Llama models: the whole output is one or more ``{"name": …, "parameters": …}``."""
 
 from __future__ import annotations
 
-from torch_armllm.server.tools.reader import Heard, Numbering, as_call, json_values
+from torch_armllm.server.tools.parser import CallBuilder, OutputDelta, parse_call, parse_json_values
 
 TAG = "<|python_tag|>"
 
 
-class LlamaReader:
-    """See `Reader`; an answer that begins with a brace or the tag is held back until its end."""
+class LlamaToolParser:
+    """A `ToolParser` that holds back an output that begins with a brace or the tag until its end."""
 
     def __init__(self) -> None:
         self._text = ""
         self._plain = False
 
-    def feed(self, text: str) -> Heard:
-        """See `Reader`."""
+    def feed(self, text: str) -> OutputDelta:
+        """See `ToolParser`."""
         if self._plain:
-            return Heard(text)
+            return OutputDelta(text)
         self._text += text
         begin = self._text.lstrip()
         if not begin or begin.startswith(("{", TAG)) or TAG.startswith(begin):
-            return Heard()
+            return OutputDelta()
         self._plain = True
-        return Heard(self._text)
+        return OutputDelta(self._text)
 
-    def finish(self) -> Heard:
-        """See `Reader`."""
+    def finish(self) -> OutputDelta:
+        """See `ToolParser`."""
         if self._plain:
-            return Heard()
-        numbering = Numbering()
+            return OutputDelta()
+        builder = CallBuilder()
         try:
-            values = list(json_values(self._text.strip().removeprefix(TAG)))
+            values = list(parse_json_values(self._text.strip().removeprefix(TAG)))
         except ValueError:
-            return Heard(self._text)
-        calls = [call for call in map(as_call, values) if call is not None]
+            return OutputDelta(self._text)
+        calls = [call for call in map(parse_call, values) if call is not None]
         if not calls or len(calls) < len(values):
-            return Heard(self._text)
-        return Heard(calls=[numbering.call(*call) for call in calls])
+            return OutputDelta(self._text)
+        return OutputDelta(calls=[builder.build(*call) for call in calls])
