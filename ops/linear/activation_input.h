@@ -12,14 +12,14 @@ namespace armllm {
 
 // Moves a quantized row into its chunks.
 inline void place_row(const int8_t* row, int64_t groups, int8_t* values, int64_t chunk_stride,
-                      int32_t* offsets) {
+                      int32_t* group_sums) {
   for (int64_t g = 0; g < groups; ++g, row += kGroup) {
     for (int64_t c = 0; c < kGroup / 8; ++c)
       std::memcpy(values + (g * kGroup / 8 + c) * chunk_stride, row + c * 8, 8);
-    if (offsets == nullptr) continue;
+    if (group_sums == nullptr) continue;
     int32_t sum = 0;
     for (int64_t k = 0; k < kGroup; ++k) sum += row[k];
-    offsets[g] = -8 * sum;
+    group_sums[g] = -8 * sum;
   }
 }
 
@@ -33,14 +33,14 @@ inline const void* normalized_row(const NormArgs& norm, int64_t row) {
 
 inline void input_tile(const LinearKernels& kernels, const Activations& q, const Rows& x,
                        const LinearInput& input, int64_t tokens, int64_t in_features, int64_t index) {
-  quantize_tile(q, tokens, index, [&](int64_t t, int8_t* values, int64_t chunk_stride, int32_t* offsets) {
+  quantize_tile(q, tokens, index, [&](int64_t t, int8_t* values, int64_t chunk_stride, int32_t* group_sums) {
     if (input.values != nullptr) {
-      place_row(input.values + t * input.value_stride, q.groups, values, chunk_stride, offsets);
+      place_row(input.values + t * input.value_stride, q.groups, values, chunk_stride, group_sums);
       return input.scales[t];
     }
     const void* row = input.norm == nullptr ? x.row(t) : normalized_row(*input.norm, t);
     return kernels.quantize(row, input.norm == nullptr ? x.type : input.norm->x.type, in_features, q.groups,
-                            values, chunk_stride, offsets);
+                            values, chunk_stride, group_sums);
   });
 }
 

@@ -15,17 +15,16 @@ constexpr int64_t kMostGemvTokens = 16;  // no variant's gemv_tokens is larger
 //   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8.   Rows past the last are zero.
 struct Activations {
   int8_t* values = nullptr;
-  float* scales = nullptr;  // one a token; NaN where the row held a NaN or an infinity
-  int32_t* group_offsets =
-      nullptr;  // [tokens][row_groups()]: −8 · Σ values of the group; nullptr if not needed
+  float* scales = nullptr;        // one a token; NaN where the row held a NaN or an infinity
+  int32_t* group_sums = nullptr;  // [tokens][row_groups()]: −8 · Σ values of the group; nullptr if not needed
   int64_t groups = 0;
   int64_t block = 1;
-  int64_t others = 0;  // groups of every row beyond those of this view
+  int64_t skipped_groups = 0;  // groups of every row beyond those of this view
   // What comes next, for gemm to fetch while it computes: its own operands are in the cache.
-  const uint8_t* ahead = nullptr;
-  int64_t ahead_bytes = 0;
+  const uint8_t* prefetch = nullptr;
+  int64_t prefetch_bytes = 0;
 
-  int64_t row_groups() const { return groups + others; }
+  int64_t row_groups() const { return groups + skipped_groups; }
   int64_t row_bytes() const { return row_groups() * kGroup; }
 };
 
@@ -36,9 +35,9 @@ struct LinearKernels {
 
   // Quantizes one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127.  Chunks of 8 bytes lie
   // `chunk_stride` bytes apart.  Writes groups·32 values (zeros past n).  amax below 1e-30 gives scale 0 and
-  // zeros; a NaN or infinity gives scale NaN and zeros.  group_offsets may be nullptr.
+  // zeros; a NaN or infinity gives scale NaN and zeros.  group_sums may be nullptr.
   float (*quantize)(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
-                    int32_t* group_offsets);
+                    int32_t* group_sums);
 
   // 1 … kGemvTokens tokens against one panel, straight from the packed weights.  Activations::block is
   // gemv_block_of(); first_token is a multiple of it:
@@ -47,15 +46,15 @@ struct LinearKernels {
                float* out);
 
   // Unpacks gemm_panels panels (fewer at the end: `panels`) to what the variant multiplies, INT8 in its own order.
-  // `offsets` gets what gemm has to know besides, such as what it adds to each row's sum: 16 int32 a panel.  Float
+  // `row_info` gets what gemm has to know besides, such as what it adds to each row's sum: 16 int32 a panel.  Float
   // group scales are folded (kFoldOne); `row_scales` gets the 16 row scales of each panel.
   // `w` holds gemm_panels · groups · gemm_group_bytes bytes.  Missing panels need not be written.
   void (*unpack)(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-                 int32_t* offsets, float* row_scales);
+                 int32_t* row_info, float* row_scales);
 
   // out[t · out_stride + 16·p + r] = float(Σ_k) · row_scale for up to gemm_tokens tokens × `panels` panels.
   // first_token is a multiple of gemm_block.
-  void (*gemm)(const int8_t* w, const int32_t* offsets, const float* row_scales, int panels,
+  void (*gemm)(const int8_t* w, const int32_t* row_info, const float* row_scales, int panels,
                const Activations& x, int64_t first_token, int tokens, float* out, int64_t out_stride);
 
   // y[n] = acc[n] · x_scale (+ bias[n]) (+ residual[n]), each step rounded to float32, then to the output type.

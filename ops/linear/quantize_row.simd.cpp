@@ -25,13 +25,13 @@ inline float magnitude(int32_t word, const f16*) {
 
 template <typename T>
 float quantize_row(const T* x, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
-                   int32_t* group_offsets) {
+                   int32_t* group_sums) {
   const float amax = magnitude(largest_magnitude(x, n), x);
   const bool finite = amax < __builtin_inff();
   if (!(finite && amax >= kSmallestAmax)) {
     for (int64_t c = 0; c < groups * 4; ++c) std::memset(q + c * chunk_stride, 0, 8);
-    if (group_offsets != nullptr)
-      for (int64_t g = 0; g < groups; ++g) group_offsets[g] = 0;
+    if (group_sums != nullptr)
+      for (int64_t g = 0; g < groups; ++g) group_sums[g] = 0;
     return finite ? 0.0f : __builtin_nanf("");
   }
   const F32 inverse = set1(127.0f / amax);
@@ -45,7 +45,7 @@ float quantize_row(const T* x, int64_t n, int64_t groups, int8_t* q, int64_t chu
       store_halves(chunk, chunk + chunk_stride, a);
       store_halves(chunk + 2 * chunk_stride, chunk + 3 * chunk_stride, b);
     }
-    if (group_offsets != nullptr) group_offsets[g] = -8 * reduce_add_i8(a, b);
+    if (group_sums != nullptr) group_sums[g] = -8 * reduce_add_i8(a, b);
   };
   const int64_t whole = n / kGroup;
   for (int64_t g = 0; g < whole; ++g) put(g, load(x + g * kGroup), load(x + g * kGroup + kLanes));
@@ -95,14 +95,14 @@ void finish_row(const float* acc, int64_t n, float x_scale, const void* bias, DT
 }  // namespace
 
 float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
-                      int32_t* group_offsets) {
+                      int32_t* group_sums) {
   switch (type) {
     case DType::bf16:
-      return quantize_row(static_cast<const bf16*>(x), n, groups, q, chunk_stride, group_offsets);
+      return quantize_row(static_cast<const bf16*>(x), n, groups, q, chunk_stride, group_sums);
     case DType::f16:
-      return quantize_row(static_cast<const f16*>(x), n, groups, q, chunk_stride, group_offsets);
+      return quantize_row(static_cast<const f16*>(x), n, groups, q, chunk_stride, group_sums);
     default:
-      return quantize_row(static_cast<const float*>(x), n, groups, q, chunk_stride, group_offsets);
+      return quantize_row(static_cast<const float*>(x), n, groups, q, chunk_stride, group_sums);
   }
 }
 

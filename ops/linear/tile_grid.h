@@ -29,16 +29,16 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
   x.values = reinterpret_cast<int8_t*>(p);
   p += round_up(rows * x.groups * kGroup, 64);
   x.scales = reinterpret_cast<float*>(p);
-  if (gemv || has_middles(scheme)) x.group_offsets = reinterpret_cast<int32_t*>(p + round_up(rows * 4, 64));
+  if (gemv || has_middles(scheme)) x.group_sums = reinterpret_cast<int32_t*>(p + round_up(rows * 4, 64));
   return x;
 }
 
 // Rows that one quantizing tile takes; the last one takes the padding rows as well.
 inline int64_t quantize_step(const Activations& x, int64_t tokens) {
-  return tokens <= kMostGemvTokens && x.group_offsets ? 1 : round_up(8, x.block);
+  return tokens <= kMostGemvTokens && x.group_sums ? 1 : round_up(8, x.block);
 }
 
-// Calls quantize(token, values, chunk_stride, group_offsets) → scale for every token of a tile.
+// Calls quantize(token, values, chunk_stride, group_sums) → scale for every token of a tile.
 template <typename Quantize>
 void quantize_tile(const Activations& q, int64_t tokens, int64_t index, const Quantize& quantize) {
   const int64_t step = quantize_step(q, tokens), bytes = q.groups * kGroup;
@@ -47,8 +47,8 @@ void quantize_tile(const Activations& q, int64_t tokens, int64_t index, const Qu
   for (int64_t t = begin; t < end; ++t) {
     int8_t* values = q.values + t / q.block * q.block * bytes + t % q.block * 8;
     if (t < tokens) {
-      int32_t* offsets = q.group_offsets ? q.group_offsets + t * q.groups : nullptr;
-      q.scales[t] = quantize(t, values, q.block * 8, offsets);
+      int32_t* group_sums = q.group_sums ? q.group_sums + t * q.groups : nullptr;
+      q.scales[t] = quantize(t, values, q.block * 8, group_sums);
     } else {
       for (int64_t c = 0; c < q.groups * 4; ++c) std::memset(values + c * q.block * 8, 0, 8);
     }
@@ -109,9 +109,9 @@ struct Parts {
     if (count == 1) return x;
     Activations some = x;
     some.groups = groups_of(part);
-    some.others = groups - some.groups;
+    some.skipped_groups = groups - some.groups;
     some.values += part * step * kGroup * x.block;
-    if (x.group_offsets != nullptr) some.group_offsets += part * step;
+    if (x.group_sums != nullptr) some.group_sums += part * step;
     return some;
   }
 };
@@ -175,8 +175,8 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
   char* memory = thread_memory(wide * x.groups * group_bytes + parts.count * stride * 8 +
                                most * stride * (parts.count == 1 ? 4 : 8));
   int8_t* values = reinterpret_cast<int8_t*>(memory);
-  int32_t* offsets = reinterpret_cast<int32_t*>(memory + wide * x.groups * group_bytes);
-  float* scales = reinterpret_cast<float*>(offsets + parts.count * stride);
+  int32_t* row_info = reinterpret_cast<int32_t*>(memory + wide * x.groups * group_bytes);
+  float* scales = reinterpret_cast<float*>(row_info + parts.count * stride);
   float* acc = scales + parts.count * stride;
   float* more = acc + most * stride;  // of parts but the first
   const auto part_values = [&](int64_t part, int64_t p) {
@@ -193,20 +193,20 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
         const uint8_t* part[64];
         const int64_t some = std::min(step, count - p), at = i * stride + p * kPanel;
         for (int64_t n = 0; n < some; ++n) part[n] = parts.of(here + (p + n) * panel_stride, i);
-        kernels.unpack(parts.scheme, part, int(some), parts.groups_of(i), part_values(i, p), offsets + at,
+        kernels.unpack(parts.scheme, part, int(some), parts.groups_of(i), part_values(i, p), row_info + at,
                        scales + at);
       }
-    now.ahead = here + count * panel_stride;
-    now.ahead_bytes = std::min(wide, panels - first - count) * panel_stride;
+    now.prefetch = here + count * panel_stride;
+    now.prefetch_bytes = std::min(wide, panels - first - count) * panel_stride;
     for (int64_t t = begin; t < end; t += most) {
       const int64_t tokens = std::min(most, end - t);
       for (int64_t i = 0; i < parts.count; ++i) {
         Activations some = parts.of(now, i);
         for (int64_t p = 0; p < count; p += step) {
           const int64_t at = i * stride + p * kPanel;
-          kernels.gemm(part_values(i, p), offsets + at, scales + at, int(std::min(step, count - p)), some, t,
+          kernels.gemm(part_values(i, p), row_info + at, scales + at, int(std::min(step, count - p)), some, t,
                        int(tokens), (i == 0 ? acc : more) + p * kPanel, stride);
-          some.ahead_bytes = now.ahead_bytes = 0;
+          some.prefetch_bytes = now.prefetch_bytes = 0;
         }
         if (i != 0) kernels.add(acc, more, tokens * stride);
       }

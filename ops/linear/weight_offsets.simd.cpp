@@ -9,13 +9,13 @@ constexpr int kColumns = 16;  // whose sums of activations wait in memory
 constexpr int kChains = 4;    // of additions, for they take several cycles each
 
 // Σ x of scale groups first … first + columns − 1.
-inline void sum_columns(const int32_t* offsets, int64_t groups, int64_t step, int64_t first, int64_t columns,
-                        float* x) {
-  for (int64_t c = 0; step == 1 && c < columns; ++c) x[c] = float(offsets[first + c]) * -0.125f;
+inline void sum_columns(const int32_t* group_sums, int64_t groups, int64_t step, int64_t first,
+                        int64_t columns, float* x) {
+  for (int64_t c = 0; step == 1 && c < columns; ++c) x[c] = float(group_sums[first + c]) * -0.125f;
   for (int64_t c = 0; step != 1 && c < columns; ++c) {
     const int64_t begin = (first + c) * step, end = begin + step < groups ? begin + step : groups;
     int32_t sum = 0;
-    for (int64_t g = begin; g < end; ++g) sum += offsets[g];
+    for (int64_t g = begin; g < end; ++g) sum += group_sums[g];
     x[c] = float(sum) * -0.125f;
   }
 }
@@ -29,12 +29,12 @@ void linear_add_middles(Scheme scheme, const uint8_t* panel, const Activations& 
   const float* middles = reinterpret_cast<const float*>(panel + layout.middles);
   float sums[kColumns];
   for (int t = 0; t < tokens; ++t, out += out_stride) {
-    const int32_t* offsets = x.group_offsets + (first_token + t) * x.row_groups();
+    const int32_t* group_sums = x.group_sums + (first_token + t) * x.row_groups();
     F32 total[kChains] = {zero(), zero(), zero(), zero()};
     for (int64_t first = 0; first < layout.scale_groups; first += kColumns) {
       const int64_t left = layout.scale_groups - first, columns = left < kColumns ? left : kColumns;
       const float* from = middles + first * kPanel;
-      sum_columns(offsets, x.groups, step, first, columns, sums);
+      sum_columns(group_sums, x.groups, step, first, columns, sums);
       int64_t c = 0;
       for (; c + kChains <= columns; c += kChains)
 #pragma GCC unroll 4

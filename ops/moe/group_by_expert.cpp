@@ -52,7 +52,7 @@ class Carver {
     q.sums = has_middles(scheme);
     q.values = take<int8_t>(rows * q.row_bytes());
     q.scales = take<float>(rows);
-    q.group_offsets = take<int32_t>(rows * q.groups);
+    q.group_sums = take<int32_t>(rows * q.groups);
     return q;
   }
   int64_t used() const { return used_; }

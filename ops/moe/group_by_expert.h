@@ -25,15 +25,14 @@ struct Grouping {
 struct QuantRows {
   int8_t* values;
   float* scales;
-  int32_t* group_offsets;
+  int32_t* group_sums;
   int64_t groups;
-  bool sums;  // group_offsets are wanted by many rows, too
+  bool sums;  // group_sums are wanted by many rows, too
 
   int64_t row_bytes() const { return groups * kGroup; }
   Activations of(const ExpertRows& e) const {
     return {values + e.first_row * row_bytes(), scales + e.first_row,
-            sums || e.rows <= kMostGemvTokens ? group_offsets + e.first_row * groups : nullptr, groups,
-            e.block};
+            sums || e.rows <= kMostGemvTokens ? group_sums + e.first_row * groups : nullptr, groups, e.block};
   }
 };
 

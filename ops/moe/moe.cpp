@@ -45,9 +45,9 @@ void zero_row(const Activations& x, int64_t m) {
 void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
   const int64_t groups = m.hidden.groups;
   int8_t* values = reinterpret_cast<int8_t*>(thread_memory(groups * (kGroup + 4)));
-  int32_t* offsets = reinterpret_cast<int32_t*>(values + groups * kGroup);
+  int32_t* group_sums = reinterpret_cast<int32_t*>(values + groups * kGroup);
   const float scale =
-      variant().linear->quantize(a.x.row(token), a.x.type, a.hidden, groups, values, 8, offsets);
+      variant().linear->quantize(a.x.row(token), a.x.type, a.hidden, groups, values, 8, group_sums);
   for (int64_t j = 0; j < a.top_k; ++j) {
     const int64_t row = m.pair_row[token * a.top_k + j];
     if (row < 0) continue;
@@ -55,8 +55,8 @@ void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
     const Activations x = m.hidden.of(e);
     put_row(x, row - e.first_row, values);
     x.scales[row - e.first_row] = a.weigh_input ? scale * a.weights[token * a.top_k + j] : scale;
-    if (x.group_offsets != nullptr)
-      std::memcpy(x.group_offsets + (row - e.first_row) * groups, offsets, groups * 4);
+    if (x.group_sums != nullptr)
+      std::memcpy(x.group_sums + (row - e.first_row) * groups, group_sums, groups * 4);
   }
 }
 
@@ -70,9 +70,9 @@ void requantize_row(const MoeArgs& a, const MoeMemory& m, int64_t row) {
   const Activations x = m.intermediate.of(e);
   const int64_t i = row - e.first_row;
   if (i >= e.rows) return zero_row(x, i);
-  int32_t* offsets = x.group_offsets == nullptr ? nullptr : x.group_offsets + i * x.groups;
+  int32_t* group_sums = x.group_sums == nullptr ? nullptr : x.group_sums + i * x.groups;
   x.scales[i] = variant().linear->quantize(m.gated + row * m.gated_stride, DType::f32, a.intermediate,
-                                           x.groups, row_values(x, i), x.block * 8, offsets);
+                                           x.groups, row_values(x, i), x.block * 8, group_sums);
 }
 
 const ExpertRows& expert_of_tile(const MoeMemory& m, int64_t ExpertRows::* first, int64_t index) {

@@ -22,17 +22,17 @@ void test_quantize(const LinearKernels& tested, const LinearKernels& truth, cons
           if (kind == 4)
             for (int64_t i = 0; i < n; ++i) x.set(i, float(random.below(9)) - 4.0f + 0.5f * float(i % 2));
           std::vector<int8_t> q[2];
-          std::vector<int32_t> offsets[2];
+          std::vector<int32_t> group_sums[2];
           float scale[2];
           for (int i = 0; i < 2; ++i) {
             q[i].assign(size_t(groups * 4 * stride), 0x77);
-            offsets[i].assign(size_t(groups), -1);
+            group_sums[i].assign(size_t(groups), -1);
             scale[i] = (i ? truth : tested)
-                           .quantize(x.data(), type, n, groups, q[i].data(), stride, offsets[i].data());
+                           .quantize(x.data(), type, n, groups, q[i].data(), stride, group_sums[i].data());
           }
           const bool scales =
               std::memcmp(&scale[0], &scale[1], 4) == 0 || (scale[0] != scale[0] && scale[1] != scale[1]);
-          report.expect(scales && q[0] == q[1] && offsets[0] == offsets[1],
+          report.expect(scales && q[0] == q[1] && group_sums[0] == group_sums[1],
                         text("%s quantize type %d n %ld kind %d stride %ld", name, int(type), long(n), kind,
                              long(stride)));
         }
@@ -130,11 +130,11 @@ std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
     const int count = int(std::min<int64_t>(kernels.gemm_panels, int64_t(panels.size()) - p));
     for (int i = 0; i < count; ++i) pointers[i] = panels[size_t(p + i)].data();
     std::vector<int8_t> w(size_t(kernels.gemm_panels * rows.groups * kernels.gemm_group_bytes));
-    std::vector<int32_t> offsets(size_t(kernels.gemm_panels * kPanel));
+    std::vector<int32_t> row_info(size_t(kernels.gemm_panels * kPanel));
     std::vector<float> scales(size_t(kernels.gemm_panels * kPanel));
-    kernels.unpack(scheme, pointers, count, rows.groups, w.data(), offsets.data(), scales.data());
+    kernels.unpack(scheme, pointers, count, rows.groups, w.data(), row_info.data(), scales.data());
     for (int64_t t = 0; t < tokens; t += kernels.gemm_tokens)
-      kernels.gemm(w.data(), offsets.data(), scales.data(), count, x, first + t,
+      kernels.gemm(w.data(), row_info.data(), scales.data(), count, x, first + t,
                    int(std::min<int64_t>(kernels.gemm_tokens, tokens - t)),
                    &out[size_t(t * stride + p * kPanel)], stride);
   }
@@ -205,7 +205,7 @@ void test_add_middles(const LinearKernels& tested, const LinearKernels& truth, c
         for (int64_t c = 0; c < kStride; ++c) {
           double expected = 0.5, size = 1.0;
           for (int64_t g = 0; c < kPanel && g < groups; ++g) {
-            const double term = -0.125 * rows.offsets[size_t((kFirst + t) * groups + g)] *
+            const double term = -0.125 * rows.group_sums[size_t((kFirst + t) * groups + g)] *
                                 middles[size_t(g / step * kPanel + c)];
             expected += term;
             size += std::fabs(term);

@@ -50,20 +50,20 @@ inline std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool ext
 
 struct QuantisedRows {
   std::vector<int8_t> values;  // row-major
-  std::vector<int32_t> offsets;
+  std::vector<int32_t> group_sums;
   std::vector<int8_t> blocked;
   int64_t tokens, groups;
 
   QuantisedRows(int64_t tokens, int64_t groups, bool extreme, Random& random)
       : values(size_t(tokens * groups * kGroup)),
-        offsets(size_t(tokens * groups)),
+        group_sums(size_t(tokens * groups)),
         tokens(tokens),
         groups(groups) {
     for (int8_t& v : values) v = extreme ? int8_t(127) : int8_t(random.below(255) - 127);
     for (int64_t i = 0; i < tokens * groups; ++i) {
       int32_t sum = 0;
       for (int64_t k = 0; k < kGroup; ++k) sum += values[size_t(i * kGroup + k)];
-      offsets[size_t(i)] = -8 * sum;
+      group_sums[size_t(i)] = -8 * sum;
     }
   }
   Activations in_blocks(int64_t block) {
@@ -73,7 +73,7 @@ struct QuantisedRows {
       for (int64_t k = 0; k < bytes; ++k)
         blocked[size_t(t / block * block * bytes + k / 8 * block * 8 + t % block * 8 + k % 8)] =
             values[size_t(t * bytes + k)];
-    return {blocked.data(), nullptr, offsets.data(), groups, block};
+    return {blocked.data(), nullptr, group_sums.data(), groups, block};
   }
 };
 

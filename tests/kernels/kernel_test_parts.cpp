@@ -58,10 +58,10 @@ struct Product {
     std::vector<const uint8_t*> pointers;
     for (int64_t p = 0; p < count; ++p) pointers.push_back(&panels[size_t((panel + p) * stride)]);
     std::vector<int8_t> w(size_t(kernels.gemm_panels * x.groups * kernels.gemm_group_bytes));
-    std::vector<int32_t> offsets(size_t(kernels.gemm_panels * kPanel));
+    std::vector<int32_t> row_info(size_t(kernels.gemm_panels * kPanel));
     std::vector<float> scales(size_t(kernels.gemm_panels * kPanel));
-    kernels.unpack(scheme, pointers.data(), int(count), x.groups, w.data(), offsets.data(), scales.data());
-    kernels.gemm(w.data(), offsets.data(), scales.data(), int(count), x, first, int(tokens),
+    kernels.unpack(scheme, pointers.data(), int(count), x.groups, w.data(), row_info.data(), scales.data());
+    kernels.gemm(w.data(), row_info.data(), scales.data(), int(count), x, first, int(tokens),
                  out + first * out_stride + panel * kPanel, out_stride);
   }
 };
@@ -76,15 +76,15 @@ void test_gemm_parts(const LinearKernels& kernels, const char* name, Report& rep
       const std::vector<uint8_t> w = panels_of(scheme, groups, panels, stride, random);
       QuantisedRows rows(tokens, groups, false, random);
       Product product{kernels, scheme, w, stride, rows.in_blocks(block)};
-      product.x.group_offsets = nullptr;
+      product.x.group_sums = nullptr;
       std::vector<float> whole(size_t(tokens * columns)), parts;
       for (int64_t t = 0; t < tokens; t += kernels.gemm_tokens)
         product.run(0, panels, t, std::min(kernels.gemm_tokens, tokens - t), whole.data(), columns);
       for (int round = 0; round < kRounds; ++round) {
         parts.assign(whole.size(), -7.0f);
         // Fetching what comes next changes no bit.
-        product.x.ahead = round % 2 ? w.data() : nullptr;
-        product.x.ahead_bytes = round % 2 ? int64_t(w.size()) : 0;
+        product.x.prefetch = round % 2 ? w.data() : nullptr;
+        product.x.prefetch_bytes = round % 2 ? int64_t(w.size()) : 0;
         for (int64_t p = 0; p < panels;) {
           const int64_t count = round == 0 ? 1 : 1 + random.below(panels - p);
           for (int64_t t = 0; t < tokens;) {
@@ -116,7 +116,7 @@ void test_tiles(const LinearKernels& kernels, const char* name, Report& report) 
       QuantisedRows rows(first + tokens, groups, false, random);
       Activations x = rows.in_blocks(block);
       x.values += first * groups * kGroup;
-      x.group_offsets = gemv ? x.group_offsets + first * groups : nullptr;
+      x.group_sums = gemv ? x.group_sums + first * groups : nullptr;
       std::vector<float> whole(size_t(tokens * columns)), parts;
       std::vector<int> written;
       for (int round = 0; round <= 2 * kRounds; ++round) {

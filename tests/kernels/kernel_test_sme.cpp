@@ -24,10 +24,10 @@ void test_za_is_saved(const Variant& tested, Report& report) {
   std::vector<uint8_t> panel(size_t(panel_layout(Scheme::row, k).bytes), 0x11);
   std::vector<int8_t> values(size_t(kernels.gemm_block * k), 1);
   std::vector<int8_t> w(size_t(kernels.gemm_panels * kPanel * k));
-  std::vector<int32_t> offsets(size_t(kernels.gemm_panels * kPanel));
-  std::vector<float> scales(offsets.size()), out(size_t(kPanel), 0.0f);
+  std::vector<int32_t> row_info(size_t(kernels.gemm_panels * kPanel));
+  std::vector<float> scales(row_info.size()), out(size_t(kPanel), 0.0f);
   const uint8_t* pointer = panel.data();
-  kernels.unpack(Scheme::row, &pointer, 1, groups, w.data(), offsets.data(), scales.data());
+  kernels.unpack(Scheme::row, &pointer, 1, groups, w.data(), row_info.data(), scales.data());
   const Activations x{values.data(), nullptr, nullptr, groups, kernels.gemm_block};
 
   asm volatile(
@@ -44,7 +44,7 @@ void test_za_is_saved(const Variant& tested, Report& report) {
       :
       : "r"(za.data()), "r"(bytes), "r"(&save)
       : "x10", "x12", "cc", "memory");
-  kernels.gemm(w.data(), offsets.data(), scales.data(), 1, x, 0, 1, out.data(), kPanel);
+  kernels.gemm(w.data(), row_info.data(), scales.data(), 1, x, 0, 1, out.data(), kPanel);
   uint64_t left;
   asm volatile("mrs %0, S3_3_C13_C0_5" : "=r"(left));
   report.expect(left == 0, "TPIDR2_EL0 is null once ZA is saved");

@@ -12,7 +12,7 @@ namespace armllm::ARMLLM_VARIANT {
 
 // LinearKernels::quantize and LinearKernels::finish (quantize_row.simd.cpp)
 float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
-                      int32_t* group_offsets);
+                      int32_t* group_sums);
 void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                    const void* residual, void* y, DType type);
 

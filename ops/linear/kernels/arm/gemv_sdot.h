@@ -52,7 +52,7 @@ ARMLLM_INLINE int16x8_t spread16(const int32_t* p) {
 // g32i.  A group's sum is at most 32 · 8 · 127 = 32512 in size and thus fits 16 bits.
 template <int kCount>
 ARMLLM_IN_WRITTEN_ORDER void sdot_multiplied(const uint8_t* panel, const PanelLayout& layout,
-                                             const int8_t* const* x, const int32_t* const* offsets,
+                                             const int8_t* const* x, const int32_t* const* group_sums,
                                              float* out) {
   const uint8_t* lines = panel + layout.values;
   const uint8_t* multipliers = panel + layout.multipliers;
@@ -68,7 +68,7 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_multiplied(const uint8_t* panel, const PanelLa
       const int32x4_t high0 = dots.high_sum16(t, 0), high1 = dots.high_sum16(t, 1);
       const int16x8_t low = vuzp1q_s16(vreinterpretq_s16_s32(low0), vreinterpretq_s16_s32(low1));
       const int16x8_t high = vshrn_high_n_s32(vshrn_n_s32(high0, 4), high1, 4);
-      const int16x8_t l = vaddq_s16(vsubq_s16(low, low_before[t]), spread16(offsets[t] + g));
+      const int16x8_t l = vaddq_s16(vsubq_s16(low, low_before[t]), spread16(group_sums[t] + g));
       const int16x8_t h = vsubq_s16(high, high_before[t]);
       low_before[t] = low;
       high_before[t] = high;
@@ -95,7 +95,7 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_multiplied(const uint8_t* panel, const PanelLa
 }
 
 // Adds −z · Σ x to the sums of low nibbles and to 16 times those of high ones, which hold u − 8.
-// `offset` is −8 · Σ x; without zero points, z = 8.
+// `correction` is −8 · Σ x; without zero points, z = 8.
 struct ZeroPoints {
   int32x4_t of_row[4];
 
@@ -104,23 +104,23 @@ struct ZeroPoints {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) of_row[i] = widen4(rows, 4 * i);
   }
-  ARMLLM_INLINE int32x4_t low(int32x4_t sum, int i, int32_t offset) const {
-    return vmlaq_n_s32(sum, of_row[i], offset / 8);
+  ARMLLM_INLINE int32x4_t low(int32x4_t sum, int i, int32_t correction) const {
+    return vmlaq_n_s32(sum, of_row[i], correction / 8);
   }
-  ARMLLM_INLINE int32x4_t high16(int32x4_t sum, int i, int32_t offset) const {
-    return vmlaq_n_s32(sum, vsubq_s32(of_row[2 + i], vdupq_n_s32(8)), 2 * offset);
+  ARMLLM_INLINE int32x4_t high16(int32x4_t sum, int i, int32_t correction) const {
+    return vmlaq_n_s32(sum, vsubq_s32(of_row[2 + i], vdupq_n_s32(8)), 2 * correction);
   }
 };
 
 // row, rowz
 template <int kCount>
 ARMLLM_IN_WRITTEN_ORDER void sdot_row(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
-                                      const int32_t* const* offsets, float* out) {
+                                      const int32_t* const* group_sums, float* out) {
   Dots<kCount> dots;
-  int32_t offset[kCount] = {};
+  int32_t correction[kCount] = {};
   for (int64_t g = 0; g < layout.groups; ++g) {
     dots.add_group(panel + layout.values + 256 * g, x, kGroup * g);
-    for (int t = 0; t < kCount; ++t) offset[t] += offsets[t][g];
+    for (int t = 0; t < kCount; ++t) correction[t] += group_sums[t][g];
   }
   const float* scales = panel_scales(panel);
   for (int t = 0; t < kCount; ++t)
@@ -128,10 +128,10 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_row(const uint8_t* panel, const PanelLayout& l
       int32x4_t low = dots.low_sum(t, i), high = vshrq_n_s32(dots.high_sum16(t, i), 4);
       if (has_zero_points(layout.scheme)) {
         const ZeroPoints zeros(panel + layout.zero_points);
-        low = zeros.low(low, i, offset[t]);
-        high = vmlaq_n_s32(high, vsubq_s32(zeros.of_row[2 + i], vdupq_n_s32(8)), offset[t] / 8);
+        low = zeros.low(low, i, correction[t]);
+        high = vmlaq_n_s32(high, vsubq_s32(zeros.of_row[2 + i], vdupq_n_s32(8)), correction[t] / 8);
       } else {
-        low = vaddq_s32(low, vdupq_n_s32(offset[t]));
+        low = vaddq_s32(low, vdupq_n_s32(correction[t]));
       }
       store_scaled(out + t * kPanel + 4 * i, low, scales + 4 * i);
       store_scaled(out + t * kPanel + 8 + 4 * i, high, scales + 8 + 4 * i);
@@ -141,7 +141,8 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_row(const uint8_t* panel, const PanelLayout& l
 // Float group scales: total = total + s · float(sum) for each scale.
 template <int kCount, bool kZeros>
 ARMLLM_IN_WRITTEN_ORDER void sdot_scaled(const uint8_t* panel, const PanelLayout& layout,
-                                         const int8_t* const* x, const int32_t* const* offsets, float* out) {
+                                         const int8_t* const* x, const int32_t* const* group_sums,
+                                         float* out) {
   const bool halves = has_bf16_scales(layout.scheme);
   const int64_t scale_bytes = kPanel * (halves ? 2 : 4), step = groups_per_scale(layout.scheme);
   const uint8_t* scales = panel + layout.scales;
@@ -151,11 +152,11 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_scaled(const uint8_t* panel, const PanelLayout
   int32x4_t before[kCount][4] = {};
   float32x4_t total[kCount][4] = {};
   for (int64_t g = 0; g < layout.groups; scales += scale_bytes, zero_points += 8) {
-    int32_t offset[kCount] = {};
+    int32_t correction[kCount] = {};
     const int64_t end = g + step < layout.groups ? g + step : layout.groups;
     for (; g < end; ++g, lines += 256) {
       dots.add_group(lines, x, kGroup * g);
-      for (int t = 0; t < kCount; ++t) offset[t] += offsets[t][g];
+      for (int t = 0; t < kCount; ++t) correction[t] += group_sums[t][g];
     }
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
@@ -169,10 +170,10 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_scaled(const uint8_t* panel, const PanelLayout
         before[t][2 + i] = high;
         if constexpr (kZeros) {
           const ZeroPoints zeros(zero_points);
-          l = zeros.low(l, i, offset[t]);
-          h = zeros.high16(h, i, offset[t]);
+          l = zeros.low(l, i, correction[t]);
+          h = zeros.high16(h, i, correction[t]);
         } else {
-          l = vaddq_s32(l, vdupq_n_s32(offset[t]));
+          l = vaddq_s32(l, vdupq_n_s32(correction[t]));
         }
         total[t][i] = vaddq_f32(total[t][i], vmulq_f32(low_scale, vcvtq_f32_s32(l)));
         total[t][2 + i] = vaddq_f32(total[t][2 + i], vmulq_f32(high_scale, vcvtq_n_f32_s32(h, 4)));
@@ -225,20 +226,20 @@ template <int kCount>
 void sdot_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   const int8_t* values[kCount];
-  const int32_t* offsets[kCount];
+  const int32_t* group_sums[kCount];
   for (int t = 0; t < kCount; ++t) {
     values[t] = token_values(x, first + t);
-    offsets[t] = x.group_offsets + (first + t) * x.row_groups();
+    group_sums[t] = x.group_sums + (first + t) * x.row_groups();
   }
   if (scheme == Scheme::g32i) {  // one by one: two at a time take more registers than there are
     for (int t = 0; t < kCount; ++t)
-      sdot_multiplied<1>(panel, layout, values + t, offsets + t, out + t * kPanel);
+      sdot_multiplied<1>(panel, layout, values + t, group_sums + t, out + t * kPanel);
     return;
   }
   if (scheme == Scheme::i8) return sdot_int8<kCount, 4>(panel, layout, values, 0, out);
-  if (!has_float_groups(scheme)) return sdot_row<kCount>(panel, layout, values, offsets, out);
-  if (has_zero_points(scheme)) return sdot_scaled<kCount, true>(panel, layout, values, offsets, out);
-  sdot_scaled<kCount, false>(panel, layout, values, offsets, out);
+  if (!has_float_groups(scheme)) return sdot_row<kCount>(panel, layout, values, group_sums, out);
+  if (has_zero_points(scheme)) return sdot_scaled<kCount, true>(panel, layout, values, group_sums, out);
+  sdot_scaled<kCount, false>(panel, layout, values, group_sums, out);
 }
 
 }  // namespace

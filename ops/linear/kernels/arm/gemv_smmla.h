@@ -49,9 +49,9 @@ ARMLLM_INLINE int32x4_t zero_products(uint8x16_t zeros, int row, int bias, int32
 template <int kPairs, int kVectors>
 ARMLLM_IN_WRITTEN_ORDER void smmla_row(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x,
                                        float* out) {
-  int32_t offset[2 * kPairs] = {};
+  int32_t correction[2 * kPairs] = {};
   for (int t = 0; t < 2 * kPairs; ++t)
-    for (int64_t g = 0; g < layout.groups; ++g) offset[t] += x.offsets_of(t)[g];
+    for (int64_t g = 0; g < layout.groups; ++g) correction[t] += x.group_sums_of(t)[g];
   const uint8x16_t zeros =
       has_zero_points(layout.scheme) ? row_nibbles(panel + layout.zero_points) : vdupq_n_u8(8);
   for (int first = 0; first < 4; first += kVectors) {
@@ -70,7 +70,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_row(const uint8_t* panel, const PanelLayout& 
         int32x4_t low[2], high[2];
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {
-          const int32_t a = offset[2 * p], b = offset[2 * p + 1];
+          const int32_t a = correction[2 * p], b = correction[2 * p + 1];
           low[v] = vaddq_s32(sums.low[p][i + v], zero_products(zeros, row + 2 * v, 0, a, b));
           high[v] = vaddq_s32(vshrq_n_s32(sums.high16(p, i + v), 4),
                               zero_products(zeros, row + 8 + 2 * v, 8, a, b));
@@ -96,9 +96,9 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayou
   constexpr int kVectors = kPairs <= 2 ? 2 : 1;
   const bool halves = has_bf16_scales(layout.scheme);
   const int64_t scale_bytes = kPanel * (halves ? 2 : 4), step = groups_per_scale(layout.scheme);
-  const int32_t* offsets[2 * kPairs];
+  const int32_t* group_sums[2 * kPairs];
 #pragma GCC unroll 8
-  for (int t = 0; t < 2 * kPairs; ++t) offsets[t] = x.offsets_of(t);
+  for (int t = 0; t < 2 * kPairs; ++t) group_sums[t] = x.group_sums_of(t);
   for (int first = 0; first < 4; first += kVectors) {
     const uint8_t* scales = panel + layout.scales;
     const uint8_t* lines = panel + layout.values + 16 * first;
@@ -106,13 +106,13 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayou
     float32x4_t low_total[kPairs][kVectors] = {}, high_total[kPairs][kVectors] = {};
     int64_t g = 0;
     for (int64_t column = 0; column < layout.scale_groups; ++column, scales += scale_bytes) {
-      int32_t offset[2 * kPairs] = {};
+      int32_t correction[2 * kPairs] = {};
       const int64_t end = g + step < layout.groups ? g + step : layout.groups;
       Products<kPairs, kVectors> sums;
       for (; g < end; ++g, lines += 256) {
         sums.add_group(lines, values + 64 * kPairs * g);
 #pragma GCC unroll 8
-        for (int t = 0; t < 2 * kPairs; ++t) offset[t] += offsets[t][g];
+        for (int t = 0; t < 2 * kPairs; ++t) correction[t] += group_sums[t][g];
       }
       const uint8x16_t zeros = kZeros ? row_nibbles(panel + layout.zero_points + 8 * column) : vdupq_n_u8(8);
 #pragma GCC unroll 2
@@ -122,7 +122,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayou
         const float32x4_t high_scale = scale_pair(scales, halves, row + 8);
 #pragma GCC unroll 4
         for (int p = 0; p < kPairs; ++p) {
-          const int32_t a = offset[2 * p], b = offset[2 * p + 1];
+          const int32_t a = correction[2 * p], b = correction[2 * p + 1];
           int32x4_t low = sums.low[p][v], high = sums.high16(p, v);
           if constexpr (kZeros) {
             low = vaddq_s32(low, zero_products(zeros, row, 0, a, b));

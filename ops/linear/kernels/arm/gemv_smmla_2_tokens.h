@@ -6,14 +6,14 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Σ over groups of m[row] · offset[token] for rows 0 … 7: what low nibbles, which hold q + 8, are too much.
-// Offsets go in as their two bytes.
+// Σ over groups of m[row] · group_sum[token] for rows 0 … 7: what low nibbles, which hold q + 8, are too much.
+// Group sums go in as their two bytes.
 template <int kPairs>
-struct MultipliedOffsets {
+struct GroupSumProducts {
   int32x4_t upper[kPairs][4] = {};
   uint32x4_t lower[kPairs][4] = {};
 
-  // Eight groups; `from` are their offsets, token by token.
+  // Eight groups; `from` are their group sums, token by token.
   ARMLLM_INLINE void add(const uint8_t* multipliers, const int32_t* const* from) {
     uint8x16_t m[4], fours[4], rows[4];
 #pragma GCC unroll 4
@@ -50,15 +50,15 @@ struct MultipliedOffsets {
 };
 
 template <int kPairs>
-ARMLLM_IN_WRITTEN_ORDER void multiplied_offsets(const uint8_t* multipliers, int64_t groups,
+ARMLLM_IN_WRITTEN_ORDER void group_sum_products(const uint8_t* multipliers, int64_t groups,
                                                 const TokenPairs& x, int32x4_t (*sums)[4]) {
-  MultipliedOffsets<kPairs> offsets;
+  GroupSumProducts<kPairs> products;
   int64_t g = 0;
   const int32_t* from[2 * kPairs];
 #pragma GCC unroll 4
-  for (int t = 0; t < 2 * kPairs; ++t) from[t] = x.offsets_of(t);
+  for (int t = 0; t < 2 * kPairs; ++t) from[t] = x.group_sums_of(t);
   for (; g + 8 <= groups; g += 8, multipliers += 64) {
-    offsets.add(multipliers, from);
+    products.add(multipliers, from);
 #pragma GCC unroll 4
     for (int t = 0; t < 2 * kPairs; ++t) from[t] += 8;
   }
@@ -69,13 +69,14 @@ ARMLLM_IN_WRITTEN_ORDER void multiplied_offsets(const uint8_t* multipliers, int6
       for (int64_t i = 0; i < groups - g; ++i) last[t][i] = from[t][i];
       from[t] = last[t];
     }
-    offsets.add(multipliers, from);
+    products.add(multipliers, from);
   }
 #pragma GCC unroll 2
   for (int p = 0; p < kPairs; ++p)
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v)
-      sums[p][v] = vaddq_s32(vshlq_n_s32(offsets.upper[p][v], 8), vreinterpretq_s32_u32(offsets.lower[p][v]));
+      sums[p][v] =
+          vaddq_s32(vshlq_n_s32(products.upper[p][v], 8), vreinterpretq_s32_u32(products.lower[p][v]));
 }
 
 // The sums of a pass over 4 low and 4 high rows: index 2·pair + vector.
@@ -174,7 +175,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_multiplied(const uint8_t* panel, const PanelL
 template <int kPairs>
 void smmla_multiplied(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x, float* out) {
   int32x4_t low_start[kPairs][4];
-  multiplied_offsets<kPairs>(panel + layout.multipliers, layout.groups, x, low_start);
+  group_sum_products<kPairs>(panel + layout.multipliers, layout.groups, x, low_start);
   smmla_multiplied<kPairs, 0>(panel, layout, x, low_start, out);
   smmla_multiplied<kPairs, 2>(panel, layout, x, low_start, out);
 }

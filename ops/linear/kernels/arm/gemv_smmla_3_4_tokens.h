@@ -11,16 +11,16 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Low nibbles hold q + 8: with u = m − 1 as it is stored, they are too much by Σ (u + 1) · offset.  Offsets are taken
+// Low nibbles hold q + 8: with u = m − 1 as it is stored, they are too much by Σ (u + 1) · group_sum.  Group sums are taken
 // as their two bytes.  One segment; the same for all panels.
-struct OffsetDigits {
+struct GroupSumBytes {
   alignas(16) int8_t of[kSegment / 8][2][2][16];  // [8 groups][pair of tokens][high, low][token][group]
-  int32x4_t sums[2];                              // Σ offset of a pair: a a b b
+  int32x4_t sums[2];                              // Σ group_sum of a pair: a a b b
 
   void set(const TokenPairs& x, int64_t begin, int64_t groups) {
     const int64_t whole = groups / 8;
     for (int p = 0; p < 2; ++p) {
-      const int32_t* from[2] = {x.offsets_of(2 * p) + begin, x.offsets_of(2 * p + 1) + begin};
+      const int32_t* from[2] = {x.group_sums_of(2 * p) + begin, x.group_sums_of(2 * p + 1) + begin};
       int32x4_t sum[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
       for (int64_t i = 0; i < whole; ++i, from[0] += 8, from[1] += 8) put(from[0], from[1], of[i][p], sum);
       if (groups % 8 != 0) {
@@ -61,9 +61,9 @@ constexpr RowLanes row_lanes() {
 }
 constexpr RowLanes kRowLanes = row_lanes();
 
-// out[pair of tokens][pair of low rows] = Σ (u + 1) · offset.  `multipliers` are read 64 bytes at a time.
-ARMLLM_INLINE void multiply_offsets(const uint8_t* multipliers, int64_t groups, const OffsetDigits& digits,
-                                    int32x4_t (*out)[4]) {
+// out[pair of tokens][pair of low rows] = Σ (u + 1) · group_sum.  `multipliers` are read 64 bytes at a time.
+ARMLLM_INLINE void multiply_group_sums(const uint8_t* multipliers, int64_t groups,
+                                       const GroupSumBytes& digits, int32x4_t (*out)[4]) {
   const int8_t* from = digits.of[0][0][0];
   int64_t eights = ceil_div(groups, 8);
 // v0 … v7 sums of high bytes, v8 … v15 of low ones
@@ -285,10 +285,10 @@ FourTotals four_tokens_in_segments(const uint8_t* panel, const PanelLayout& layo
   for (int64_t begin = 0; begin < layout.groups; begin += kSegment) {
     const int64_t left = layout.groups - begin, groups = left < kSegment ? left : kSegment;
     const uint8_t* multipliers = panel + layout.multipliers + 8 * begin;
-    OffsetDigits digits;
+    GroupSumBytes digits;
     int32x4_t start[2][4];
     digits.set(x, begin, groups);
-    multiply_offsets(multipliers, groups, digits, start);
+    multiply_group_sums(multipliers, groups, digits, start);
     const FourTotals some = four_tokens<kFirst>(panel + layout.values + 256 * begin + 16 * kFirst,
                                                 multipliers, x.values + 128 * begin, groups, start[0]);
     for (int p = 0; p < 2; ++p)
@@ -305,7 +305,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_four(const uint8_t* panel, int64_t panel_stri
                                         const PanelLayout& layout, const TokenPairs& x, float* out) {
   const int64_t groups = layout.groups, multipliers = layout.multipliers, values = layout.values;
   const bool one_segment = groups <= kSegment;
-  OffsetDigits digits;
+  GroupSumBytes digits;
   if (one_segment) digits.set(x, 0, groups);
   float* rows[4];
 #pragma GCC unroll 4
@@ -314,7 +314,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_four(const uint8_t* panel, int64_t panel_stri
     const float* scales = panel_scales(panel);
     if (one_segment) {
       int32x4_t start[2][4];
-      multiply_offsets(panel + multipliers, groups, digits, start);
+      multiply_group_sums(panel + multipliers, groups, digits, start);
       store_four<0, true>(four_tokens<0>(panel + values, panel + multipliers, x.values, groups, start[0]),
                           scales, rows);
       store_four<2, true>(

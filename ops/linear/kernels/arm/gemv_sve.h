@@ -52,27 +52,27 @@ ARMLLM_INLINE void add_multiplied(svint32_t& low, svint32_t& high, svint32_t a, 
   high = svmla_s32_x(all, high, high_sum(a, b), svreinterpret_s32(svtbl_u8(second, rows)));
 }
 
-// The sums of a row with one scale: less its zero point (8 without) times the sum of x, of which `offset` holds −8
+// The sums of a row with one scale: less its zero point (8 without) times the sum of x, of which `correction` holds −8
 // times as much.
 ARMLLM_INLINE void add_zero_points(svint32_t& low, svint32_t& high, svint32_t a, svint32_t b,
-                                   svint32_t offset, svuint8_t first, svuint8_t second, svuint8_t rows) {
+                                   svint32_t correction, svuint8_t first, svuint8_t second, svuint8_t rows) {
   const svbool_t all = svptrue_b32();
-  const svint32_t less = svasr_n_s32_x(all, offset, 3);
+  const svint32_t less = svasr_n_s32_x(all, correction, 3);
   const svint32_t z8 = svsub_n_s32_x(all, svreinterpret_s32(svtbl_u8(second, rows)), 8);
   low = svmla_s32_x(all, b, less, svreinterpret_s32(svtbl_u8(first, rows)));
   high = svmla_s32_x(all, high_sum(a, b), less, z8);
 }
 
-inline int32_t offset_of_row(const int32_t* offsets, int64_t groups) {
+inline int32_t row_correction(const int32_t* group_sums, int64_t groups) {
   int32_t sum = 0;
-  for (int64_t g = 0; g < groups; ++g) sum += offsets[g];
+  for (int64_t g = 0; g < groups; ++g) sum += group_sums[g];
   return sum;
 }
 
 // V vectors a line, N tokens, of which `tokens` are stored.
 template <Scheme kScheme, int V, int N>
 void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
-                  const int32_t* const* offsets, int tokens, float* out) {
+                  const int32_t* const* group_sums, int tokens, float* out) {
   static_assert(V * N <= kSlots);
   constexpr bool kMultiplied = kScheme == Scheme::g32i;
   const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
@@ -82,7 +82,7 @@ void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t*
   ARMLLM_EACH(ARMLLM_BEGIN)
   for (int64_t g = 0; g < layout.groups; ++g, values += 4 * kLine) {
 #define ARMLLM_OFFSET(s) \
-  if constexpr (kMultiplied && s < V * N) a##s = b##s = in_one_half(offsets[s / V][g]);
+  if constexpr (kMultiplied && s < V * N) a##s = b##s = in_one_half(group_sums[s / V][g]);
     ARMLLM_EACH(ARMLLM_OFFSET)
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
@@ -103,10 +103,10 @@ void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t*
     const svuint8_t stored =
         has_zero_points(kScheme) ? broadcast8(panel + layout.zero_points) : svdup_n_u8(0x88);
     const svuint8_t first = low_nibbles(stored), second = high_nibbles(stored);
-#define ARMLLM_ZERO(s)                                                                                      \
-  if constexpr (s < V * N)                                                                                  \
-    add_zero_points(low##s, high##s, a##s, b##s, in_one_half(offset_of_row(offsets[s / V], layout.groups)), \
-                    first, second, rows##s);
+#define ARMLLM_ZERO(s)                           \
+  if constexpr (s < V * N)                       \
+    add_zero_points(low##s, high##s, a##s, b##s, \
+                    in_one_half(row_correction(group_sums[s / V], layout.groups)), first, second, rows##s);
     ARMLLM_EACH(ARMLLM_ZERO)
   }
   const float* scales = panel_scales(panel);
@@ -156,13 +156,13 @@ template <Scheme kScheme, int V, int N>
 int gemv_some(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
               int tokens, float* out) {
   const int8_t* values[N];
-  const int32_t* offsets[N];
+  const int32_t* group_sums[N];
   for (int t = 0; t < N; ++t) {
     const int64_t token = first + (t < tokens ? t : tokens - 1);
     values[t] = token_values(x, token);
-    offsets[t] = x.group_offsets + token * x.row_groups();
+    group_sums[t] = x.group_sums + token * x.row_groups();
   }
-  gemv_nibbles<kScheme, V, N>(panel, layout, values, offsets, tokens, out);
+  gemv_nibbles<kScheme, V, N>(panel, layout, values, group_sums, tokens, out);
   return N;
 }
 

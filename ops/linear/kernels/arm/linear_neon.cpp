@@ -32,7 +32,7 @@ ARMLLM_INLINE int16x8_t add_across(const int16x8_t* r) {
 
 // Σ u·x over one group for each of 8 rows, u = 0 … 15 (low nibbles) or −8 … 7 (high ones), modulo 2^16.
 template <bool kHigh>
-ARMLLM_INLINE int16x8_t group_sums(const uint8_t* group, const int8_t* x) {
+ARMLLM_INLINE int16x8_t dot_group_smull(const uint8_t* group, const int8_t* x) {
   int16x8_t rows[8];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
@@ -55,19 +55,19 @@ enum class Sums { multiplied, whole, scaled };  // g32i; row and rowz; float gro
 // A group's sum of q·x with q = −8 … 7 is at most 32512 in size: exact in 16 bits.
 template <Sums kSums>
 ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
-                                          const int32_t* offsets, float* out) {
+                                          const int32_t* group_sums, float* out) {
   const bool zeros = has_zero_points(layout.scheme), halves = has_bf16_scales(layout.scheme);
   const int64_t step = kSums == Sums::scaled ? groups_per_scale(layout.scheme) : layout.groups;
   const float* scales = panel_scales(panel);
   int32x4_t total[4] = {};
   float32x4_t scaled[4] = {};
-  int32_t offset = 0;
+  int32_t correction = 0;
   int64_t left = step, column = 0;
   for (int64_t g = 0; g < layout.groups; ++g) {
     const uint8_t* group = panel + layout.values + 256 * g;
     const int16x8_t sums[2] = {
-        vaddq_s16(group_sums<false>(group, x + kGroup * g), vdupq_n_s16(int16_t(offsets[g]))),
-        group_sums<true>(group, x + kGroup * g)};
+        vaddq_s16(dot_group_smull<false>(group, x + kGroup * g), vdupq_n_s16(int16_t(group_sums[g]))),
+        dot_group_smull<true>(group, x + kGroup * g)};
     if constexpr (kSums == Sums::multiplied) {
       const uint8x16_t rows = vaddq_u8(row_nibbles(panel + layout.multipliers + 8 * g), vdupq_n_u8(1));
       const int16x8_t m[2] = {vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(rows))),
@@ -82,12 +82,12 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayou
       total[2 * h] = vaddw_s16(total[2 * h], vget_low_s16(sums[h]));
       total[2 * h + 1] = vaddw_high_s16(total[2 * h + 1], sums[h]);
     }
-    offset += offsets[g];
+    correction += group_sums[g];
     if (--left != 0 && g + 1 != layout.groups) continue;
     if (zeros) {  // q is 8 more than the sums took it for, less the zero point
       const uint8x16_t rows = row_nibbles(panel + layout.zero_points + 8 * column);
       for (int i = 0; i < 4; ++i)
-        total[i] = vmlaq_n_s32(total[i], vsubq_s32(widen4(rows, 4 * i), vdupq_n_s32(8)), offset / 8);
+        total[i] = vmlaq_n_s32(total[i], vsubq_s32(widen4(rows, 4 * i), vdupq_n_s32(8)), correction / 8);
     }
     if constexpr (kSums == Sums::scaled) {
       const uint8_t* of_group = panel + layout.scales + column * kPanel * (halves ? 2 : 4);
@@ -97,7 +97,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayou
         total[i] = vdupq_n_s32(0);
       }
     }
-    offset = 0;
+    correction = 0;
     left = step;
     ++column;
   }
@@ -152,13 +152,13 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
       gemv_int8(panel, layout, values, out);
       continue;
     }
-    const int32_t* offsets = x.group_offsets + (first_token + t) * x.row_groups();
+    const int32_t* group_sums = x.group_sums + (first_token + t) * x.row_groups();
     if (scheme == Scheme::g32i) {
-      gemv_nibbles<Sums::multiplied>(panel, layout, values, offsets, out);
+      gemv_nibbles<Sums::multiplied>(panel, layout, values, group_sums, out);
     } else if (has_float_groups(scheme)) {
-      gemv_nibbles<Sums::scaled>(panel, layout, values, offsets, out);
+      gemv_nibbles<Sums::scaled>(panel, layout, values, group_sums, out);
     } else {
-      gemv_nibbles<Sums::whole>(panel, layout, values, offsets, out);
+      gemv_nibbles<Sums::whole>(panel, layout, values, group_sums, out);
     }
   }
 }

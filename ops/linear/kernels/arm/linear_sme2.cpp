@@ -171,24 +171,24 @@ struct HalfOrder {
 
 template <int kStepBytes>
 void unpack_tiles(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-                  int32_t* offsets, float* row_scales) {
+                  int32_t* row_info, float* row_scales) {
   constexpr int kTilePanels = kStepBytes / 8 / int(kPanel);
   for (int p = 0; p < panels; ++p)
     armllm::sme2::unpack<HalfOrder<kStepBytes>>(
         scheme, panel + p, 1, groups,
-        w + p / kTilePanels * kTilePanels * groups * 512 + p % kTilePanels * kPanel * 4, offsets + p * kPanel,
-        row_scales + p * kPanel);
+        w + p / kTilePanels * kTilePanels * groups * 512 + p % kTilePanels * kPanel * 4,
+        row_info + p * kPanel, row_scales + p * kPanel);
 }
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-            int32_t* offsets, float* row_scales) {
+            int32_t* row_info, float* row_scales) {
   switch (stream_bytes()) {
     case 16:
-      return unpack_tiles<128>(scheme, panel, panels, groups, w, offsets, row_scales);
+      return unpack_tiles<128>(scheme, panel, panels, groups, w, row_info, row_scales);
     case 32:
-      return unpack_tiles<256>(scheme, panel, panels, groups, w, offsets, row_scales);
+      return unpack_tiles<256>(scheme, panel, panels, groups, w, row_info, row_scales);
     default:
-      return unpack_tiles<512>(scheme, panel, panels, groups, w, offsets, row_scales);
+      return unpack_tiles<512>(scheme, panel, panels, groups, w, row_info, row_scales);
   }
 }
 

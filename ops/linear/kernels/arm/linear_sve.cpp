@@ -45,8 +45,8 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* sca
 }
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-            int32_t* offsets, float* row_scales) {
-  unpack_tiles(scheme, panel, panels, groups, tile_rows(), w, offsets, row_scales);
+            int32_t* row_info, float* row_scales) {
+  unpack_tiles(scheme, panel, panels, groups, tile_rows(), w, row_info, row_scales);
 }
 
 void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,

@@ -102,8 +102,8 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-            int32_t* offsets, float* row_scales) {
-  i8mm::linear.unpack(scheme, panel, panels, groups, w, offsets, row_scales);
+            int32_t* row_info, float* row_scales) {
+  i8mm::linear.unpack(scheme, panel, panels, groups, w, row_info, row_scales);
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,

@@ -117,13 +117,13 @@ inline void unpack_int8(const uint8_t* panel, const PanelLayout& layout, const T
 
 // LinearKernels::unpack to tiles of `tile_rows`, a multiple of the rows of a vector and a divisor of the panel's.
 inline void unpack_tiles(Scheme scheme, const uint8_t* const* panels, int count, int64_t groups,
-                         int64_t tile_rows, int8_t* w, int32_t* offsets, float* row_scales) {
+                         int64_t tile_rows, int8_t* w, int32_t* row_info, float* row_scales) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);
   const TileOrder order{tile_rows, groups * 4};
   const int64_t vectors = vectors_a_line(), step = groups_per_scale(scheme);
-  for (int p = 0; p < count; ++p, w += groups * 512, row_scales += kPanel, offsets += kPanel) {
+  for (int p = 0; p < count; ++p, w += groups * 512, row_scales += kPanel, row_info += kPanel) {
     const uint8_t* panel = panels[p];
-    for (int r = 0; r < kPanel; ++r) offsets[r] = 0;
+    for (int r = 0; r < kPanel; ++r) row_info[r] = 0;
     for (int r = 0; r < kPanel; ++r) row_scales[r] = panel_scales(panel)[r];
     if (scheme == Scheme::i8) {
       unpack_int8(panel, layout, order, w);

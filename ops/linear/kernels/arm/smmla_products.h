@@ -56,21 +56,21 @@ struct Columns {
 // What a call works on.
 struct TokenPairs {
   const int8_t* values;
-  const int32_t* offsets;  // −8 · Σ x, token by token
+  const int32_t* group_sums;  // −8 · Σ x, token by token
   int64_t row_groups;
   int tokens;
   int64_t stride;  // floats from one token's results to the next's
 
   ARMLLM_INLINE TokenPairs(const Activations& x, int64_t first, int count, int64_t out_stride)
       : values(x.values + first * x.row_bytes()),
-        offsets(x.group_offsets + first * x.row_groups()),
+        group_sums(x.group_sums + first * x.row_groups()),
         row_groups(x.row_groups()),
         tokens(count),
         stride(out_stride) {}
 
   // An odd last token stands in for the missing one.
-  ARMLLM_INLINE const int32_t* offsets_of(int token) const {
-    return offsets + (token < tokens ? token : tokens - 1) * row_groups;
+  ARMLLM_INLINE const int32_t* group_sums_of(int token) const {
+    return group_sums + (token < tokens ? token : tokens - 1) * row_groups;
   }
   float* second(float* out, int pair) const {
     return 2 * pair + 1 < tokens ? out + (2 * pair + 1) * stride : nullptr;

@@ -35,13 +35,13 @@ void unpack_int8(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
     }
 }
 
-// LinearKernels::unpack.  Signed dot products need no correction: the offsets are zero, and no gemm reads them.
+// LinearKernels::unpack.  Signed dot products need no correction: row_info is zero and unread.
 template <typename Order>
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-            int32_t* offsets, float* row_scales) {
+            int32_t* row_info, float* row_scales) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);
-  for (int p = 0; p < panels; ++p, w += groups * 512, row_scales += kPanel, offsets += kPanel) {
-    for (int r = 0; r < kPanel; ++r) offsets[r] = 0;
+  for (int p = 0; p < panels; ++p, w += groups * 512, row_scales += kPanel, row_info += kPanel) {
+    for (int r = 0; r < kPanel; ++r) row_info[r] = 0;
     for (int r = 0; r < kPanel; ++r) row_scales[r] = panel_scales(panel[p])[r];
     if (scheme == Scheme::g32i) {
       unpack_exact<Order, Scheme::g32i>(panel[p], layout, w);

@@ -14,13 +14,13 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   const int64_t groups = x.groups, row_bytes = x.row_bytes(), row_groups = x.row_groups(),
                 step = groups_per_scale(layout.scheme);
   const int8_t* values = x.values + first_token * row_bytes;
-  const int32_t* offsets = x.group_offsets + first_token * row_groups;
+  const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
   PanelStream<4, T == 1 ? Fetch::by_cpu : Fetch::long_steps> stream(panel, layout);
   __m256i total[2][2][T];  // [h][low, high]
   __m256 total_f[2][T];
-  int32_t offset[T] = {};  // since the last scale
+  int32_t correction[T] = {};  // since the last scale
 #pragma GCC unroll 4
   for (int h = 0; h < 2; ++h) {
 #pragma GCC unroll 4
@@ -34,15 +34,16 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
     const int8_t* xg = values + g * kGroup;
     stream.group();
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) offset[t] += offsets[t * row_groups + g];
+    for (int t = 0; t < T; ++t) correction[t] += group_sums[t * row_groups + g];
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
-      // A 16-bit lane sums 8 products u·x, and one of a row's four takes the whole group's offset: at most 32512 in
+      // A 16-bit lane sums 8 products u·x, and one of a row's four takes the whole group's correction: at most 32512 in
       // the end, whatever wraps on the way.
       __m256i low_acc[T], high_acc[T];
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t)
-        low_acc[t] = high_acc[t] = _mm256_set1_epi64x(zero_points ? 0 : offsets[t * row_groups + g] & 0xffff);
+        low_acc[t] = high_acc[t] =
+            _mm256_set1_epi64x(zero_points ? 0 : group_sums[t * row_groups + g] & 0xffff);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
         const __m256i half = load(w + j * 64 + h * 32), low = low_rows(half), high = high_rows(half);
@@ -77,13 +78,13 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
         for (int t = 0; t < T; ++t) {
           __m256i sum = row_sums(total[h][0][t], total[h][1][t]);
           if (zero_points)
-            sum = _mm256_add_epi32(sum, zero_term(panel + layout.zero_points + column * 8, h, offset[t]));
+            sum = _mm256_add_epi32(sum, zero_term(panel + layout.zero_points + column * 8, h, correction[t]));
           total_f[h][t] = _mm256_add_ps(total_f[h][t], _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum)));
           total[h][0][t] = total[h][1][t] = _mm256_setzero_si256();
         }
       }
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) offset[t] = 0;
+      for (int t = 0; t < T; ++t) correction[t] = 0;
     }
   }
 #pragma GCC unroll 4
@@ -93,7 +94,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
       if constexpr (kind != Sum::groups) {
         __m256i sum = row_sums(total[h][0][t], total[h][1][t]);
         if (kind == Sum::row && zero_points)
-          sum = _mm256_add_epi32(sum, zero_term(panel + layout.zero_points, h, offset[t]));
+          sum = _mm256_add_epi32(sum, zero_term(panel + layout.zero_points, h, correction[t]));
         total_f[h][t] = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), row_floats(panel_scales(panel) + 4 * h));
       }
       store_rows(out + t * kPanel + 4 * h, total_f[h][t]);

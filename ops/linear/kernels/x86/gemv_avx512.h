@@ -14,29 +14,29 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
   const int64_t groups = x.groups, row_bytes = x.row_bytes(), step = groups_per_scale(layout.scheme);
   const int8_t* values = x.values + first_token * row_bytes;
   const int64_t row_groups = x.row_groups();
-  const int32_t* offsets = x.group_offsets + first_token * row_groups;
+  const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
-  // The offset of a symmetric scheme belongs to one of the two lanes of each row.
-  const __mmask16 offset_lanes = zero_points ? 0 : 0x5555;
+  // The correction of a symmetric scheme belongs to one of the two lanes of each row.
+  const __mmask16 correction_lanes = zero_points ? 0 : 0x5555;
   const __m512i ones = _mm512_set1_epi16(1);
   PanelStream<4, F> stream(panel, layout);
   __m512i total[T];
   __m512 total_f[T];
-  int32_t offset[T];  // since the last scale
+  int32_t correction[T];  // since the last scale
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     total[t] = _mm512_setzero_si512();
     total_f[t] = _mm512_setzero_ps();
-    offset[t] = 0;
+    correction[t] = 0;
   }
   int64_t left = step;  // groups of this scale
   for (int64_t g = 0; g < groups; ++g) {
     __m512i low_acc[T], high_acc[T];
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
-      low_acc[t] = high_acc[t] = _mm512_maskz_set1_epi32(offset_lanes, offsets[t * row_groups + g]);
-      if constexpr (!multiplied) offset[t] += offsets[t * row_groups + g];
+      low_acc[t] = high_acc[t] = _mm512_maskz_set1_epi32(correction_lanes, group_sums[t * row_groups + g]);
+      if constexpr (!multiplied) correction[t] += group_sums[t * row_groups + g];
     }
     const int8_t* xg = values + g * kGroup;
     stream.group();
@@ -50,7 +50,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
         dot(high_acc[t], high, eight);
       }
     }
-    // Half a group's sum is at most 16·15·127 in size, or 32·8·127 with the offset: it fits 16 bits.
+    // Half a group's sum is at most 16·15·127 in size, or 32·8·127 with the correction: it fits 16 bits.
     __m512i factor = ones;
     if constexpr (multiplied)
       factor = _mm512_add_epi16(lane_nibbles(panel + layout.multipliers + g * 8), ones);
@@ -68,10 +68,10 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
         // −z · Σ x; |Σ x| of 128 values fits 16 bits
-        if (zero_points) total[t] = _mm512_dpwssd_epi32(total[t], zero, _mm512_set1_epi32(offset[t] / 8));
+        if (zero_points) total[t] = _mm512_dpwssd_epi32(total[t], zero, _mm512_set1_epi32(correction[t] / 8));
         total_f[t] = _mm512_add_ps(total_f[t], _mm512_mul_ps(scale, _mm512_cvtepi32_ps(total[t])));
         total[t] = _mm512_setzero_si512();
-        offset[t] = 0;
+        correction[t] = 0;
       }
     }
   }
@@ -100,7 +100,7 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int64_t groups = x.groups, row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
   const int64_t row_groups = x.row_groups();
-  const int32_t* offsets = x.group_offsets + first_token * row_groups;
+  const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   PanelStream<4, F> stream(panel, layout);
   __m512i low_acc[T], high_acc[T];
@@ -125,10 +125,10 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
   const __m512 scales = _mm512_loadu_ps(panel_scales(panel));
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
-    int32_t offset = 0;  // −8·Σ x
-    for (int64_t g = 0; g < groups; ++g) offset += offsets[t * row_groups + g];
+    int32_t correction = 0;  // −8·Σ x
+    for (int64_t g = 0; g < groups; ++g) correction += group_sums[t * row_groups + g];
     const __m512i sum = _mm512_add_epi32(add_halves(low_acc[t], high_acc[t]),
-                                         _mm512_mullo_epi32(zero, _mm512_set1_epi32(offset / 8)));
+                                         _mm512_mullo_epi32(zero, _mm512_set1_epi32(correction / 8)));
     _mm512_storeu_ps(out + t * kPanel, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scales));
   }
 }
@@ -139,22 +139,22 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   const int64_t groups = x.groups, row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
   const int64_t row_groups = x.row_groups();
-  const int32_t* offsets = x.group_offsets + first_token * row_groups;
+  const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
   PanelStream<8, F> stream(panel, layout);
   __m512i even[T], odd[T];  // two chains each
-  int32_t offset[T];
+  int32_t correction[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     even[t] = odd[t] = _mm512_setzero_si512();
-    offset[t] = 0;
+    correction[t] = 0;
   }
   for (int64_t g = 0; g < groups; ++g) {
     const int8_t* xg = values + g * kGroup;
     stream.group();
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) offset[t] += offsets[t * row_groups + g];
+    for (int t = 0; t < T; ++t) correction[t] += group_sums[t * row_groups + g];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j, w += 128) {
       const __m512i first = _mm512_xor_si512(load(w), flip), second = _mm512_xor_si512(load(w + 64), flip);
@@ -169,7 +169,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     const __m512i sum =
-        _mm512_add_epi32(_mm512_add_epi32(even[t], odd[t]), _mm512_set1_epi32(16 * offset[t]));
+        _mm512_add_epi32(_mm512_add_epi32(even[t], odd[t]), _mm512_set1_epi32(16 * correction[t]));
     _mm512_storeu_ps(out + t * kPanel, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scales));
   }
 }

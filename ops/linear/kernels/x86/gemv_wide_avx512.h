@@ -42,16 +42,16 @@ struct WideInt8 {
   static ARMLLM_INLINE __m512i rows(__m512i sums) { return sums; }
 };
 
-// T tokens of one block; `offsets` holds −128 · Σ x of each.
+// T tokens of one block; `corrections` holds −128 · Σ x of each.
 template <typename Weights, int T>
-void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, const int32_t* offsets,
-                     int tokens, float* out, int64_t out_stride) {
+void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
+                     const int32_t* corrections, int tokens, float* out, int64_t out_stride) {
   constexpr int kStep = Weights::kLines * 16;  // of eight k
   const uint8_t* w = panel + layout.values;
   const uint8_t* multipliers = panel + layout.multipliers;
   __m512i acc[T];
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(offsets[t]);
+  for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(corrections[t]);
   PanelStream<Weights::kLines, Fetch::long_steps> stream(panel, layout);
   Weights weights;
   for (int64_t g = 0; g < layout.groups; ++g, multipliers += 8) {
@@ -78,15 +78,15 @@ void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8
 template <typename Weights, int T>
 void gemv_wide_tokens(const uint8_t* panel, int64_t panel_stride, int64_t panels, const PanelLayout& layout,
                       const Activations& x, int tokens, float* out, int64_t out_stride) {
-  int32_t offsets[T] = {};
+  int32_t corrections[T] = {};
   for (int t = 0; t < tokens; ++t) {
-    const int32_t* groups = x.group_offsets + t * x.row_groups();
+    const int32_t* group_sums = x.group_sums + t * x.row_groups();
     int32_t sum = 0;  // −8 · Σ x
-    for (int64_t g = 0; g < x.groups; ++g) sum += groups[g];
-    offsets[t] = 16 * sum;
+    for (int64_t g = 0; g < x.groups; ++g) sum += group_sums[g];
+    corrections[t] = 16 * sum;
   }
   for (int64_t p = 0; p < panels; ++p, panel += panel_stride, out += kPanel)
-    gemv_wide_panel<Weights, T>(panel, layout, x.values, offsets, tokens, out, out_stride);
+    gemv_wide_panel<Weights, T>(panel, layout, x.values, corrections, tokens, out, out_stride);
 }
 
 template <typename Weights>

@@ -55,7 +55,7 @@ struct LastGroup {
 // 16 T tokens at most × P panels; `out` gets those that there are.
 template <int T, int P>
 void gemm_tiles(const int8_t* w, const Activations& x, const int8_t* values, const float* row_scales,
-                int tokens, Ahead& ahead, float* out, int64_t out_stride) {
+                int tokens, Prefetcher& prefetcher, float* out, int64_t out_stride) {
   const int64_t stride = x.row_bytes(), panel_bytes = x.groups * kGroup * kPanel;
   ARMLLM_TILE_ZERO(0);
   if constexpr (P == 2) ARMLLM_TILE_ZERO(1);
@@ -63,7 +63,7 @@ void gemm_tiles(const int8_t* w, const Activations& x, const int8_t* values, con
   if constexpr (T == 2 && P == 2) ARMLLM_TILE_ZERO(3);
   const int8_t* lines = w;
   for (int64_t g = 0; g + 2 <= x.groups; g += 2, values += kDepth, lines += kDepth * kPanel) {
-    ahead.group();
+    prefetcher.group();
     step<T, P>(values, stride, kTile * stride, lines, panel_bytes);
   }
   if (x.groups % 2 != 0) {
@@ -85,7 +85,7 @@ void gemm_tiles(const int8_t* w, const Activations& x, const int8_t* values, con
 
 void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
-  Ahead ahead(x, w);
+  Prefetcher prefetcher(x, w);
   int configured = 0;
   for (int t = 0; t < tokens; t += 2 * kTile) {
     const int left = tokens - t < 2 * kTile ? tokens - t : 2 * kTile;
@@ -96,7 +96,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
     for (int p = 0; p < panels; p += 2) {
       const auto multiply = left > kTile ? (panels - p > 1 ? gemm_tiles<2, 2> : gemm_tiles<2, 1>)
                                          : (panels - p > 1 ? gemm_tiles<1, 2> : gemm_tiles<1, 1>);
-      multiply(w + p * x.groups * kGroup * kPanel, x, values, row_scales + p * kPanel, left, ahead,
+      multiply(w + p * x.groups * kGroup * kPanel, x, values, row_scales + p * kPanel, left, prefetcher,
                out + t * out_stride + p * kPanel, out_stride);
     }
   }

@@ -136,9 +136,9 @@ void unpack_words(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
 }
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
-            int32_t* offsets, float* row_scales) {
+            int32_t* row_info, float* row_scales) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);
-  offsets[0] = form_of(scheme);
+  row_info[0] = form_of(scheme);
   for (int p = 0; p < panels; ++p) {
     __builtin_memcpy(row_scales + p * kPanel, panel[p], kPanel * sizeof(float));
     if (form_of(scheme) == kNibbles) {
@@ -153,7 +153,7 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
 // token and group.
 struct Prepared {
   alignas(32) int8_t words[kSegment * kBlock * kGroup * 2];
-  alignas(32) int32_t offsets[kSegment][kBlock];
+  alignas(32) int32_t group_sums[kSegment][kBlock];
 };
 
 void widen(const int8_t* x, int64_t groups, Prepared& to) {
@@ -170,20 +170,20 @@ void sum_groups(const int8_t* x, int64_t groups, Prepared& to) {
     sum = _mm256_madd_epi16(sum, minus8);
     sum = _mm256_hadd_epi32(sum, sum);  // tokens 0, 1 and 2, 3
     const __m256i words = _mm256_and_si256(sum, _mm256_set1_epi32(0xffff));
-    _mm_store_si128(reinterpret_cast<__m128i*>(to.offsets[g]),
+    _mm_store_si128(reinterpret_cast<__m128i*>(to.group_sums[g]),
                     _mm_unpacklo_epi64(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
 }
 
 using Sums = __m256i[kBlock][2];  // of rows 0 … 7 and 8 … 15
 
-// A word sums 16 products u·x of a row, and one of a row's two takes the whole group's offset: at most 32512 in the end,
+// A word sums 16 products u·x of a row, and one of a row's two takes the whole group's correction: at most 32512 in the end,
 // whatever wraps on the way.
 void add_nibbles(const int8_t* w, const int8_t* x, int64_t groups, const Prepared& prepared, Sums& sums) {
   for (int64_t g = 0; g < groups; ++g, w += kNibbleBytes, x += kBlock * kGroup) {
     __m256i acc[kBlock][2];
 #pragma GCC unroll 4
-    for (int t = 0; t < kBlock; ++t) acc[t][0] = acc[t][1] = _mm256_set1_epi32(prepared.offsets[g][t]);
+    for (int t = 0; t < kBlock; ++t) acc[t][0] = acc[t][1] = _mm256_set1_epi32(prepared.group_sums[g][t]);
 #pragma GCC unroll 8
     for (int step = 0; step < 8; ++step) {
       const __m256i w0 = load(w + step * 64), w1 = load(w + step * 64 + 32);
@@ -225,9 +225,9 @@ void add_products(const int8_t* w, int64_t groups, const Prepared& prepared, Sum
   for (int t = 0; t < kBlock; ++t) sums[t][0] = acc[t][0], sums[t][1] = acc[t][1];
 }
 
-void gemm(const int8_t* w, const int32_t* offsets, const float* row_scales, int panels, const Activations& x,
+void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int panels, const Activations& x,
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
-  const Form form = static_cast<Form>(offsets[0]);
+  const Form form = static_cast<Form>(row_info[0]);
   const int64_t group_bytes = form == kNibbles ? kNibbleBytes : kWordBytes;
   Prepared prepared;
   Sums sums[kTokens / kBlock][kPanels];

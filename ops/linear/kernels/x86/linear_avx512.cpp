@@ -2,7 +2,7 @@
 //
 // VPDPBUSD multiplies unsigned by signed bytes.  The weights are the unsigned side: nibbles are stored as q + 8, and
 // INT8 weights are taken as w + 128.  What that adds to a sum depends on the activations alone, is an integer, and is
-// taken away again: per group by Activations::group_offsets (gemv), per token by Σ x (gemm).
+// taken away again: per group by Activations::group_sums (gemv), per token by Σ x (gemm).
 #include "linear/kernels/x86/gemv_avx512.h"
 #include "linear/kernels/x86/gemv_wide_avx512.h"
 #include "linear/kernels/x86/unpack_avx512.h"
@@ -27,7 +27,7 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
 }
 
 // −128 · Σ x of each of a block's tokens.
-void token_offsets(const int8_t* x, int64_t chunks, int32_t* offsets) {
+void token_corrections(const int8_t* x, int64_t chunks, int32_t* corrections) {
   const __m512i ones = _mm512_set1_epi8(1);
   __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
   for (int64_t c = 0; c < chunks; c += 2) {  // groups have four chunks
@@ -36,19 +36,19 @@ void token_offsets(const int8_t* x, int64_t chunks, int32_t* offsets) {
   }
   alignas(64) int32_t halves[16];
   _mm512_store_si512(halves, _mm512_add_epi32(sums[0], sums[1]));
-  for (int t = 0; t < kBlock; ++t) offsets[t] = -128 * (halves[2 * t] + halves[2 * t + 1]);
+  for (int t = 0; t < kBlock; ++t) corrections[t] = -128 * (halves[2 * t] + halves[2 * t + 1]);
 }
 
 // T ≤ kBlock tokens × P panels in registers.
 template <int T, int P>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* offsets,
-               const float* row_scales, int tokens, Ahead& ahead, float* out, int64_t out_stride) {
+void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* corrections,
+               const float* row_scales, int tokens, Prefetcher& prefetcher, float* out, int64_t out_stride) {
   __m512i acc[T][P];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t)
 #pragma GCC unroll 3
-    for (int p = 0; p < P; ++p) acc[t][p] = _mm512_set1_epi32(offsets[t]);
-  Ahead fetch = ahead;
+    for (int p = 0; p < P; ++p) acc[t][p] = _mm512_set1_epi32(corrections[t]);
+  Prefetcher fetch = prefetcher;
   for (int64_t g = 0; g < groups; ++g) {
     fetch.group();
 #pragma GCC unroll 8
@@ -69,7 +69,7 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* 
     w += 8 * P * 64;
     x += 4 * kBlock * 8;
   }
-  ahead = fetch;
+  prefetcher = fetch;
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     if (t >= tokens) break;
@@ -83,43 +83,44 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* 
 
 template <int P>
 void gemm_panels(const int8_t* w, const float* row_scales, const Activations& x, int64_t first_token,
-                 int tokens, const int32_t* offsets, Ahead& ahead, float* out, int64_t out_stride) {
+                 int tokens, const int32_t* corrections, Prefetcher& prefetcher, float* out,
+                 int64_t out_stride) {
   for (int t = 0; t < tokens; t += kBlock) {
     const int8_t* values = x.values + (first_token + t) * x.row_bytes();
     const int left = tokens - t;
     float* to = out + t * out_stride;
     // Experts have few rows: a last block is often ragged.
     if (left > 6) {
-      gemm_tile<8, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+      gemm_tile<8, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
     } else if (left > 4) {
-      gemm_tile<6, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+      gemm_tile<6, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
     } else if (left > 2) {
-      gemm_tile<4, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+      gemm_tile<4, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
     } else {
-      gemm_tile<2, P>(w, values, x.groups, offsets + t, row_scales, left, ahead, to, out_stride);
+      gemm_tile<2, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
     }
   }
 }
 
 void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
-  int32_t offsets[kTokens];
+  int32_t corrections[kTokens];
   for (int t = 0; t < tokens; t += kBlock)
-    token_offsets(x.values + (first_token + t) * x.row_bytes(), x.groups * 4, offsets + t);
-  Ahead ahead(x, w);
+    token_corrections(x.values + (first_token + t) * x.row_bytes(), x.groups * 4, corrections + t);
+  Prefetcher prefetcher(x, w);
   for (int p = 0; p < panels; p += kWide) {
     const int8_t* group = w + p * x.groups * 512;
     const float* scales = row_scales + p * kPanel;
     float* to = out + p * kPanel;
     switch (panels - p) {
       case 1:
-        gemm_panels<1>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
+        gemm_panels<1>(group, scales, x, first_token, tokens, corrections, prefetcher, to, out_stride);
         break;
       case 2:
-        gemm_panels<2>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
+        gemm_panels<2>(group, scales, x, first_token, tokens, corrections, prefetcher, to, out_stride);
         break;
       default:
-        gemm_panels<kWide>(group, scales, x, first_token, tokens, offsets, ahead, to, out_stride);
+        gemm_panels<kWide>(group, scales, x, first_token, tokens, corrections, prefetcher, to, out_stride);
     }
   }
 }

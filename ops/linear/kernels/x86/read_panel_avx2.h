@@ -68,10 +68,10 @@ ARMLLM_INLINE void store_rows(float* out, __m256 v) {
 }
 
 // −z · Σ x of the rows of row_sums().
-ARMLLM_INLINE __m256i zero_term(const uint8_t* zero_points, int h, int32_t offset) {
+ARMLLM_INLINE __m256i zero_term(const uint8_t* zero_points, int h, int32_t correction) {
   __m256i low, high;
   row_nibbles(zero_points + 4 * h, &low, &high);
-  const __m256i minus = _mm256_set1_epi32(offset / 8), words = _mm256_set1_epi64x(0xffff);
+  const __m256i minus = _mm256_set1_epi32(correction / 8), words = _mm256_set1_epi64x(0xffff);
   return row_sums(_mm256_mullo_epi32(_mm256_and_si256(low, words), minus),
                   _mm256_mullo_epi32(_mm256_and_si256(high, words), minus));
 }

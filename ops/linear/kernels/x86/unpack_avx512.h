@@ -114,11 +114,12 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w, in
 }
 
 // Fetches four lines a group until it is at the end, where it stays: a branch would cost the tiles registers.
-struct Ahead {
+struct Prefetcher {
   const uint8_t *at, *end;
 
-  Ahead(const Activations& x, const void* cached)
-      : at(x.ahead_bytes > 0 ? x.ahead : static_cast<const uint8_t*>(cached)), end(at + x.ahead_bytes) {}
+  Prefetcher(const Activations& x, const void* cached)
+      : at(x.prefetch_bytes > 0 ? x.prefetch : static_cast<const uint8_t*>(cached)),
+        end(at + x.prefetch_bytes) {}
   ARMLLM_INLINE void group() {
     __builtin_prefetch(at, 0, 2);
     __builtin_prefetch(at + 64, 0, 2);
