@@ -16,7 +16,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("dense_heads_linear(Tensor x, Tensor weight) -> Tensor");
   // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
   m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None, "
-        "Tensor? middles=None) -> Tensor");
+        "Tensor? offsets=None) -> Tensor");
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
   m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
   // moe

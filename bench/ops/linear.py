@@ -32,7 +32,7 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         multipliers = torch.randint(1, 17, (rows, groups), dtype=torch.uint8)
         return linear.pack_int4(q, multipliers, torch.rand(rows))
     scales = torch.rand(rows, groups)
-    if linear.has_middles(scheme):
+    if linear.has_offsets(scheme):
         return linear.pack_int4(q, None, scales, scheme, None, torch.rand(rows, groups))
     if scheme.endswith("z"):
         zeros = torch.randint(0, 16, (rows, groups), dtype=torch.uint8)

@@ -46,7 +46,7 @@ struct Source {
   const uint8_t* multipliers;  // g32i only
   const uint8_t* zero_points;
   const void* scales;  // f32 or bf16
-  const float* middles;
+  const float* offsets;
   int64_t rows, in_features;
 };
 
@@ -56,10 +56,10 @@ bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r
   const int8_t* q = s.q + row * s.in_features;
   uint8_t* values = panel + layout.values;
   bool fits = true;
-  for (int64_t c = 0; has_middles(layout.scheme) && c < columns; ++c) {
-    const float middle = s.middles[row * columns + c];
-    std::memcpy(panel + layout.middles + (c * kPanel + r) * 4, &middle, 4);
-    fits &= std::isfinite(middle);
+  for (int64_t c = 0; has_offsets(layout.scheme) && c < columns; ++c) {
+    const float offset = s.offsets[row * columns + c];
+    std::memcpy(panel + layout.offsets + (c * kPanel + r) * 4, &offset, 4);
+    fits &= std::isfinite(offset);
   }
   if (is_int8(layout.scheme)) {
     const int64_t span = step ? step * kGroup : layout.groups * kGroup;
@@ -161,7 +161,7 @@ void unpack_panel(const PanelLayout& layout, const uint8_t* panel, int64_t rows,
       const int64_t column = step ? k / kGroup / step : 0;
       const float value = (is_int8(layout.scheme) ? int8_value : int4_value)(layout, panel, column, r, k);
       out[r * in_features + k] =
-          has_middles(layout.scheme) ? value + float_at(panel + layout.middles, column, r) : value;
+          has_offsets(layout.scheme) ? value + float_at(panel + layout.offsets, column, r) : value;
     }
   }
 }
@@ -185,7 +185,7 @@ const char* unit_of(Scheme scheme) {
 
 // q is (N, K), or (E, N, K) for experts.
 Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Tensor& scales, Scheme scheme,
-            const std::optional<Tensor>& zeros, const std::optional<Tensor>& middles) {
+            const std::optional<Tensor>& zeros, const std::optional<Tensor>& offsets) {
   STD_TORCH_CHECK(q.scalar_type() == ScalarType::Char && (q.dim() == 2 || q.dim() == 3),
                   "q must be int8 of shape (N, K), or (E, N, K) for experts");
   if (has_bf16_scales(scheme)) {
@@ -198,15 +198,15 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
                   "multipliers are for scheme g32i, and only for it");
   STD_TORCH_CHECK(zeros.has_value() == has_zero_points(scheme),
                   "zeros are for schemes with a 'z' (rowz, g32z, …), and only for them");
-  STD_TORCH_CHECK(middles.has_value() == has_middles(scheme),
-                  "middles are for schemes with an 'm' (g32m, …), and only for them");
+  STD_TORCH_CHECK(offsets.has_value() == has_offsets(scheme),
+                  "offsets are for schemes with an 'm' (g32m, …), and only for them");
   const int64_t rows = q.size(q.dim() - 2), in_features = last_size(q);
   STD_TORCH_CHECK(rows >= 1 && in_features >= 1, "q must have at least one row and one column");
   const PanelLayout layout = panel_layout(scheme, in_features);
   const int64_t columns = has_float_groups(scheme) ? layout.scale_groups : 0;
   check_sizes(scales, q, columns, "scales", unit_of(scheme));
   const Tensor values = contiguous(q), dense_scales = contiguous(scales);
-  std::optional<Tensor> factors, zero_points, centers;
+  std::optional<Tensor> factors, zero_points, weight_offsets;
   if (multipliers.has_value()) {
     STD_TORCH_CHECK(multipliers->scalar_type() == ScalarType::Byte, "multipliers must be uint8");
     check_sizes(*multipliers, q, layout.groups, "multipliers", "32");
@@ -217,10 +217,10 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
     check_sizes(*zeros, q, columns, "zeros", unit_of(scheme));
     zero_points = contiguous(*zeros);
   }
-  if (middles.has_value()) {
-    STD_TORCH_CHECK(middles->scalar_type() == ScalarType::Float, "middles must be float32");
-    check_sizes(*middles, q, columns, "middles", unit_of(scheme));
-    centers = contiguous(*middles);
+  if (offsets.has_value()) {
+    STD_TORCH_CHECK(offsets->scalar_type() == ScalarType::Float, "offsets must be float32");
+    check_sizes(*offsets, q, columns, "offsets", unit_of(scheme));
+    weight_offsets = contiguous(*offsets);
   }
   const int64_t experts = q.dim() == 3 ? q.size(0) : 1, panels = ceil_div(rows, kPanel);
   std::vector<int64_t> sizes{panels, layout.bytes};
@@ -231,7 +231,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       factors.has_value() ? static_cast<const uint8_t*>(factors->data_ptr()) : nullptr,
       zero_points.has_value() ? static_cast<const uint8_t*>(zero_points->data_ptr()) : nullptr,
       dense_scales.data_ptr(),
-      centers.has_value() ? static_cast<const float*>(centers->data_ptr()) : nullptr,
+      weight_offsets.has_value() ? static_cast<const float*>(weight_offsets->data_ptr()) : nullptr,
       rows,
       in_features};
   uint8_t* out = static_cast<uint8_t*>(packed.data_ptr());
@@ -245,7 +245,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       s.scales = static_cast<const char*>(s.scales) + before * scale_bytes;
       if (s.multipliers != nullptr) s.multipliers += before * layout.groups;
       if (s.zero_points != nullptr) s.zero_points += before * layout.scale_groups;
-      if (s.middles != nullptr) s.middles += before * layout.scale_groups;
+      if (s.offsets != nullptr) s.offsets += before * layout.scale_groups;
       if (!pack_panel(s, layout, i % panels * kPanel, out + i * layout.bytes)) fits.store(false);
     }
   });
@@ -253,16 +253,16 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
     STD_TORCH_CHECK(fits.load(), "q and zeros must lie in 0..15 and group scales must be finite");
   } else {
     STD_TORCH_CHECK(fits.load(),
-                    "q must lie in -8..7, multipliers in 1..16, and group scales and middles must be finite");
+                    "q must lie in -8..7, multipliers in 1..16, and group scales and offsets must be finite");
   }
   return packed;
 }
 
 Tensor pack_int4(Tensor q, std::optional<Tensor> multipliers, Tensor scales, std::string scheme,
-                 std::optional<Tensor> zeros, std::optional<Tensor> middles) {
+                 std::optional<Tensor> zeros, std::optional<Tensor> offsets) {
   const Scheme kind = scheme_of(scheme);
   STD_TORCH_CHECK(kind != Scheme::i8, "scheme 'i8' is INT8: use pack_int8");
-  return pack(q, multipliers, scales, kind, zeros, middles);
+  return pack(q, multipliers, scales, kind, zeros, offsets);
 }
 
 Tensor pack_int8(Tensor q, Tensor scales) {

@@ -34,7 +34,7 @@ def pack_int4(
     scales: Tensor,
     scheme: str = "g32i",
     zeros: Tensor | None = None,
-    middles: Tensor | None = None,
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Packs plain INT4 weights, or INT8 ones with group scales, into panels.
 
@@ -47,8 +47,8 @@ def pack_int4(
         scheme: as in :func:`int4_linear`.
         zeros: uint8 in 0..15 and of the shape of ``scales``, for schemes with zero points, else ``None``: the
             weight is ``scale · (q - zero)``.
-        middles: float32 of the shape of ``scales``, for schemes with an ``m``, else ``None``: the weight is
-            ``scale · q + middle``.
+        offsets: float32 of the shape of ``scales``, for schemes with an ``m``, else ``None``: the weight is
+            ``scale · q + offset``.
 
     Returns:
         uint8 ``(..., ceil(N / 16), panel_bytes)``.
@@ -56,7 +56,7 @@ def pack_int4(
     Raises:
         RuntimeError: a value, shape or dtype does not fit the scheme.
     """
-    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros, middles)
+    result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
     return result
 
 
@@ -79,7 +79,7 @@ def _pack_int4_fake(
     scales: Tensor,
     scheme: str,
     zeros: Tensor | None = None,
-    middles: Tensor | None = None,
+    offsets: Tensor | None = None,
 ) -> Tensor:
     layout = panel_layout(scheme, int(q.shape[-1]))
     return q.new_empty((*q.shape[:-2], panel_count(q.shape[-2]), layout.bytes), dtype=torch.uint8)

@@ -50,7 +50,7 @@ class PanelLayout:
         groups: groups of 32 columns.
         span: columns of a float group scale; 0 where a row has one scale.
         scale_groups: scales a row.
-        scales, middles, multipliers, zero_points, values: where each section begins, whether the scheme has
+        scales, offsets, multipliers, zero_points, values: where each section begins, whether the scheme has
             it or not; of INT8 with group scales, ``scales`` and ``values`` are the groups' panels.
         bytes: of the whole panel.
     """
@@ -59,7 +59,7 @@ class PanelLayout:
     span: int
     scale_groups: int
     scales: int
-    middles: int
+    offsets: int
     multipliers: int
     zero_points: int
     values: int
@@ -87,8 +87,8 @@ def has_bf16_scales(scheme: str) -> bool:
     return SCHEMES[scheme] & 16 != 0
 
 
-def has_middles(scheme: str) -> bool:
-    """Whether every group has a float that its values are off by: ``scale · q + middle``."""
+def has_offsets(scheme: str) -> bool:
+    """Whether every group has a float that its values are off by: ``scale · q + offset``."""
     return SCHEMES[scheme] & 32 != 0
 
 
@@ -107,20 +107,20 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
     groups = -(-in_features // GROUP)
     scale_groups = -(-groups * GROUP // span) if span else 1
     if is_int8(scheme) and span:
-        start = scale_groups * PANEL * 4 if has_middles(scheme) else 0
+        start = scale_groups * PANEL * 4 if has_offsets(scheme) else 0
         total = start + scale_groups * PANEL * 4 + groups * 512
         return PanelLayout(groups, span, scale_groups, start, 0, start, start, start, total)
-    sections = middles = at = PANEL * 4
+    sections = offsets = at = PANEL * 4
     if span:
-        at = sections = middles = at + _lines(scale_groups * PANEL * (2 if has_bf16_scales(scheme) else 4))
-    if has_middles(scheme):
+        at = sections = offsets = at + _lines(scale_groups * PANEL * (2 if has_bf16_scales(scheme) else 4))
+    if has_offsets(scheme):
         at = sections = at + scale_groups * PANEL * 4
     if scheme == "g32i":
         at += _lines(groups * 8)
     if has_zero_points(scheme):
         at += _lines(scale_groups * 8)
     total = at + groups * (512 if scheme == "i8" else 256)
-    return PanelLayout(groups, span, scale_groups, PANEL * 4, middles, sections, sections, at, total)
+    return PanelLayout(groups, span, scale_groups, PANEL * 4, offsets, sections, sections, at, total)
 
 
 def panel_count(out_features: int) -> int:
@@ -186,10 +186,10 @@ def unpack_scales(weight: Tensor, out_features: int, in_features: int, scheme: s
     return rows if layout.span else rows[:, 0].contiguous()
 
 
-def unpack_middles(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """The middles of schemes that have them: float32 ``(out_features, scales a row)``."""
+def unpack_offsets(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
+    """The offsets of schemes that have them: float32 ``(out_features, scales a row)``."""
     layout = panel_layout(scheme, in_features)
-    return _float_section(weight, layout.middles, layout, out_features)
+    return _float_section(weight, layout.offsets, layout, out_features)
 
 
 def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:

@@ -5,13 +5,13 @@
 //
 //   row scales    16 × f32; of the float-group schemes: max over the row of |q · s_group| / 127
 //   group scales  S × 16 × f32, or bf16 where the scheme ends in `b`    (float-group schemes)
-//   middles       S × 16 × f32    (schemes with `m`)
+//   offsets       S × 16 × f32    (schemes with `m`)
 //   multipliers   G × 8 bytes, byte b of a group: low nibble m[b] − 1, high nibble m[b + 8] − 1    (g32i)
 //   zero points   S × 8 bytes, byte b: low nibble z[b], high nibble z[b + 8]    (schemes with `z`)
 //   values        G × 256 bytes of nibbles, or G × 512 bytes of int8 (i8)
 //
 // G = ceil(K / 32) groups.  S is the number of scales a row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1 for `rowz`.
-// INT8 with group scales (int8g32 …) is middles, if any, and then S panels of scheme i8, one a scale: row scales that
+// INT8 with group scales (int8g32 …) is offsets, if any, and then S panels of scheme i8, one a scale: row scales that
 // are those of the group, and its values.
 //
 //   scheme   w                            q           its sum over k
@@ -20,10 +20,10 @@
 //   rowz     s_row · (q − z_row)          0 … 15      exact integers
 //   g32 …    s_group · q                  −8 … 7      gemv: exact in a group, total = total + s · float(sum) in the
 //   g32z …   s_group · (q − z_group)      0 … 15        order of the groups; gemm: folded to INT8, see kFoldOne
-//   g32m …   s_group · q + c_group        −8 … 7      as g32, and then the middles c by the sums of x, float in gemm too
+//   g32m …   s_group · q + c_group        −8 … 7      as g32, and then the offsets c by the sums of x, float in gemm too
 //   i8       s_row · q                    −128 … 127  exact integers
 //   int8g32  s_group · q                  −128 … 127  exact in a group, float sums of groups in their order everywhere
-//   int8g32m s_group · q + c_group        −128 … 127  the same, and then the middles
+//   int8g32m s_group · q + c_group        −128 … 127  the same, and then the offsets
 //
 // Nibbles: a byte holds two rows at the same k, and 16 bytes hold 2 rows × 8 k, an operand of SMMLA.  Line j of 4 of
 // a group, byte 8·r + i (r = 0 … 7, i = 0 … 7), k = 8·j + i:
@@ -43,7 +43,7 @@ namespace armllm {
 constexpr int64_t kPanel = 16;  // output rows a panel
 constexpr int64_t kGroup = 32;  // values of k a group: the unit of the layout, whatever a scale covers
 
-// Bits 0 … 2: the kind of scales.  Bit 3: zero points.  Bit 4: bf16 group scales.  Bit 5: middles.  Bit 6: INT8 values.
+// Bits 0 … 2: the kind of scales.  Bit 3: zero points.  Bit 4: bf16 group scales.  Bit 5: offsets.  Bit 6: INT8 values.
 enum class Scheme : int32_t {
   g32i = 0,
   row = 1,
@@ -99,7 +99,7 @@ constexpr SchemeName kSchemeNames[] = {
 static constexpr Scheme base_of(Scheme s) { return static_cast<Scheme>(static_cast<int32_t>(s) & 7); }
 static constexpr bool has_zero_points(Scheme s) { return (static_cast<int32_t>(s) & 8) != 0; }
 static constexpr bool has_bf16_scales(Scheme s) { return (static_cast<int32_t>(s) & 16) != 0; }
-static constexpr bool has_middles(Scheme s) { return (static_cast<int32_t>(s) & 32) != 0; }
+static constexpr bool has_offsets(Scheme s) { return (static_cast<int32_t>(s) & 32) != 0; }
 static constexpr bool has_int8_groups(Scheme s) { return (static_cast<int32_t>(s) & 64) != 0; }
 static constexpr bool is_int8(Scheme s) { return s == Scheme::i8 || has_int8_groups(s); }
 
@@ -114,7 +114,7 @@ struct PanelLayout {
   int64_t groups;        // G
   int64_t scale_groups;  // S; 1 where a row has one scale
   int64_t scales;        // byte offset of the group scales (float-group schemes)
-  int64_t middles;       // byte offset (schemes with middles)
+  int64_t offsets;       // byte offset (schemes with offsets)
   int64_t multipliers;   // byte offset (g32i)
   int64_t zero_points;   // byte offset (schemes with zero points)
   int64_t values;        // byte offset of the nibbles or int8 lines, or of the panels of INT8 groups
@@ -128,14 +128,14 @@ static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   const int64_t groups = ceil_div(in_features, kGroup), step = groups_per_scale(scheme);
   PanelLayout p{scheme, groups, step ? ceil_div(groups, step) : 1, kPanel * 4, 0, 0, 0, 0, 0};
   if (has_int8_groups(scheme)) {
-    p.scales = p.values = has_middles(scheme) ? p.scale_groups * kPanel * 4 : 0;
+    p.scales = p.values = has_offsets(scheme) ? p.scale_groups * kPanel * 4 : 0;
     p.bytes = p.values + p.scale_groups * kPanel * 4 + groups * 512;
     return p;
   }
   int64_t at = p.scales;
   if (step) at += round_up(p.scale_groups * kPanel * (has_bf16_scales(scheme) ? 2 : 4), 64);
-  p.middles = at;
-  if (has_middles(scheme)) at += p.scale_groups * kPanel * 4;
+  p.offsets = at;
+  if (has_offsets(scheme)) at += p.scale_groups * kPanel * 4;
   p.multipliers = p.zero_points = at;
   if (scheme == Scheme::g32i) at += round_up(groups * 8, 64);
   if (has_zero_points(scheme)) at += round_up(p.scale_groups * 8, 64);

@@ -61,8 +61,8 @@ struct LinearKernels {
   void (*finish)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                  const void* residual, void* y, DType type);
 
-  // out[t · out_stride + r] += Σ c_group[r] · Σ x of the group: what gemv and gemm leave out of schemes with middles.
-  void (*add_middles)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
+  // out[t · out_stride + r] += Σ c_group[r] · Σ x of the group: what gemv and gemm leave out of schemes with offsets.
+  void (*add_offsets)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
                       int tokens, float* out, int64_t out_stride);
 
   // sums[i] += more[i]

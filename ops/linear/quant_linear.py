@@ -27,7 +27,7 @@ def int4_linear(
         out_features: N; the last panel may be partly empty.
         scheme: exact: ``g32i`` (integer group multipliers), ``row`` (one scale a row), ``rowz`` (and a zero
             point).  Float scales for groups of 32, 64 or 128: ``g32``, ``g64``, ``g128``; ``z`` appended
-            means zero points, then ``b`` bfloat16 scales; ``m`` appended means a float middle a group, and
+            means zero points, then ``b`` bfloat16 scales; ``m`` appended means a float offset a group, and
             ``int8`` before such a name (``int8g32``, ``int8g128m``) INT8 values.
         bias: ``(N,)``, any of the float types.
         residual: shape of the result, dtype of ``x``.

@@ -78,17 +78,17 @@ def reference_int4_linear(
     q, scale = quantize_activations(x)
     values, scales = packed_layout.unpack_groups(weight, out_features, in_features, scheme)
     w64 = (values.to(torch.float64) * scales.to(torch.float64)[..., None]).flatten(1)[:, :in_features]
-    total = torch.matmul(q.to(torch.float64), w64.t()) + _middle_sums(q, weight, out_features, scheme)
+    total = torch.matmul(q.to(torch.float64), w64.t()) + _offset_sums(q, weight, out_features, scheme)
     return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
 
 
-def _middle_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
-    """What the middles of groups add to the sums of int8 activations ``(..., K)``: float64 ``(..., N)``."""
-    if not packed_layout.has_middles(scheme):
+def _offset_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
+    """What the offsets of groups add to the sums of int8 activations ``(..., K)``: float64 ``(..., N)``."""
+    if not packed_layout.has_offsets(scheme):
         return torch.zeros((), dtype=torch.float64)
     in_features = q.shape[-1]
-    middles = packed_layout.unpack_middles(weight, out_features, in_features, scheme).to(torch.float64)
-    spread = middles.repeat_interleave(packed_layout.group_span(scheme), 1)[:, :in_features]
+    offsets = packed_layout.unpack_offsets(weight, out_features, in_features, scheme).to(torch.float64)
+    spread = offsets.repeat_interleave(packed_layout.group_span(scheme), 1)[:, :in_features]
     return torch.matmul(q.to(torch.float64), spread.t())
 
 
@@ -105,11 +105,11 @@ def reference_folded_linear(
     w, row_scale = packed_layout.fold_scales(
         *packed_layout.unpack_groups(weight, out_features, in_features, scheme)
     )
-    if not packed_layout.has_middles(scheme):
+    if not packed_layout.has_offsets(scheme):
         return reference_int_linear(x, w[:, :in_features], row_scale, bias, residual)
     q, scale = quantize_activations(x)
     total = torch.matmul(q.to(torch.float64), w[:, :in_features].to(torch.float64).t()) * row_scale
-    total = total + _middle_sums(q, weight, out_features, scheme)
+    total = total + _offset_sums(q, weight, out_features, scheme)
     return finish(total.to(torch.float32), scale, x.dtype, bias, residual)
 
 

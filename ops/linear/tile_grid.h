@@ -29,7 +29,7 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
   x.values = reinterpret_cast<int8_t*>(p);
   p += round_up(rows * x.groups * kGroup, 64);
   x.scales = reinterpret_cast<float*>(p);
-  if (gemv || has_middles(scheme)) x.group_sums = reinterpret_cast<int32_t*>(p + round_up(rows * 4, 64));
+  if (gemv || has_offsets(scheme)) x.group_sums = reinterpret_cast<int32_t*>(p + round_up(rows * 4, 64));
   return x;
 }
 
@@ -143,7 +143,7 @@ inline void multiply_few(const LinearKernels& kernels, Scheme scheme, const uint
         }
         for (int64_t t = 0; t < count; ++t) std::memcpy(out + t * width, spare + t * kPanel, kPanel * 4);
       }
-      if (has_middles(scheme)) kernels.add_middles(scheme, panel, x, first, count, out, width);
+      if (has_offsets(scheme)) kernels.add_offsets(scheme, panel, x, first, count, out, width);
     }
   }
 }
@@ -210,8 +210,8 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
         }
         if (i != 0) kernels.add(acc, more, tokens * stride);
       }
-      for (int64_t p = 0; has_middles(scheme) && p < count; ++p)
-        kernels.add_middles(scheme, here + p * panel_stride, x, t, int(tokens), acc + p * kPanel, stride);
+      for (int64_t p = 0; has_offsets(scheme) && p < count; ++p)
+        kernels.add_offsets(scheme, here + p * panel_stride, x, t, int(tokens), acc + p * kPanel, stride);
       for (int64_t n = 0; n < tokens; ++n) finish(t + n, first_panel + first, count, acc + n * stride);
     }
   }

@@ -1,4 +1,4 @@
-// What float groups add to a row: the middles of groups by the sums of activations, and one group's result to the others'.
+// What float groups add to a row: the offsets of groups by the sums of activations, and one group's result to the others'.
 #include "linear/kernels/common.h"
 #include "simd/simd.h"
 
@@ -22,18 +22,18 @@ inline void sum_columns(const int32_t* group_sums, int64_t groups, int64_t step,
 
 }  // namespace
 
-void linear_add_middles(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
+void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
                         int tokens, float* out, int64_t out_stride) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   const int64_t step = groups_per_scale(scheme);
-  const float* middles = reinterpret_cast<const float*>(panel + layout.middles);
+  const float* offsets = reinterpret_cast<const float*>(panel + layout.offsets);
   float sums[kColumns];
   for (int t = 0; t < tokens; ++t, out += out_stride) {
     const int32_t* group_sums = x.group_sums + (first_token + t) * x.row_groups();
     F32 total[kChains] = {zero(), zero(), zero(), zero()};
     for (int64_t first = 0; first < layout.scale_groups; first += kColumns) {
       const int64_t left = layout.scale_groups - first, columns = left < kColumns ? left : kColumns;
-      const float* from = middles + first * kPanel;
+      const float* from = offsets + first * kPanel;
       sum_columns(group_sums, x.groups, step, first, columns, sums);
       int64_t c = 0;
       for (; c + kChains <= columns; c += kChains)

@@ -49,7 +49,7 @@ class Carver {
   QuantRows take_rows(int64_t rows, int64_t features, Scheme scheme) {
     QuantRows q{};
     q.groups = ceil_div(features, kGroup);
-    q.sums = has_middles(scheme);
+    q.sums = has_offsets(scheme);
     q.values = take<int8_t>(rows * q.row_bytes());
     q.scales = take<float>(rows);
     q.group_sums = take<int32_t>(rows * q.groups);

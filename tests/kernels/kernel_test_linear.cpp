@@ -1,4 +1,4 @@
-// quantize, gemv, unpack + gemm, finish and add_middles, for every scheme.
+// quantize, gemv, unpack + gemm, finish and add_offsets, for every scheme.
 #include "kernel_test_panels.h"
 
 namespace armllm_test {
@@ -179,18 +179,18 @@ void test_finish(const LinearKernels& tested, const LinearKernels& truth, const 
 }
 
 // Against the sums in double, and to the bit against the truth's.
-void test_add_middles(const LinearKernels& tested, const LinearKernels& truth, const char* name,
+void test_add_offsets(const LinearKernels& tested, const LinearKernels& truth, const char* name,
                       Report& report) {
   Random random(6);
   for (const auto& [scheme, scheme_name] : kSchemeNames) {
-    if (!has_middles(scheme)) continue;
+    if (!has_offsets(scheme)) continue;
     const int64_t step = groups_per_scale(scheme);
     for (int64_t groups : {1, 3, 4, 5, 17, 66}) {
       const PanelLayout layout = panel_layout(scheme, groups * kGroup);
       std::vector<uint8_t> panel(size_t(layout.bytes));
-      std::vector<float> middles(size_t(layout.scale_groups * kPanel));
-      for (float& middle : middles) middle = random.uniform(-0.1f, 0.1f);
-      std::memcpy(&panel[size_t(layout.middles)], middles.data(), middles.size() * 4);
+      std::vector<float> offsets(size_t(layout.scale_groups * kPanel));
+      for (float& offset : offsets) offset = random.uniform(-0.1f, 0.1f);
+      std::memcpy(&panel[size_t(layout.offsets)], offsets.data(), offsets.size() * 4);
       constexpr int kFirst = 1, kTokens = 3;
       constexpr int64_t kStride = kPanel + 5;
       QuantisedRows rows(kFirst + kTokens, groups, false, random);
@@ -198,7 +198,7 @@ void test_add_middles(const LinearKernels& tested, const LinearKernels& truth, c
       std::vector<float> out[2];
       for (int i = 0; i < 2; ++i) {
         out[i].assign(size_t(kTokens * kStride), 0.5f);
-        (i ? truth : tested).add_middles(scheme, panel.data(), x, kFirst, kTokens, out[i].data(), kStride);
+        (i ? truth : tested).add_offsets(scheme, panel.data(), x, kFirst, kTokens, out[i].data(), kStride);
       }
       bool close = same_floats(out[0], out[1]);
       for (int64_t t = 0; t < kTokens; ++t)
@@ -206,13 +206,13 @@ void test_add_middles(const LinearKernels& tested, const LinearKernels& truth, c
           double expected = 0.5, size = 1.0;
           for (int64_t g = 0; c < kPanel && g < groups; ++g) {
             const double term = -0.125 * rows.group_sums[size_t((kFirst + t) * groups + g)] *
-                                middles[size_t(g / step * kPanel + c)];
+                                offsets[size_t(g / step * kPanel + c)];
             expected += term;
             size += std::fabs(term);
           }
           close &= std::fabs(out[0][size_t(t * kStride + c)] - expected) <= 1e-6 * size;
         }
-      report.expect(close, text("%s add_middles scheme %s groups %ld", name, scheme_name, long(groups)));
+      report.expect(close, text("%s add_offsets scheme %s groups %ld", name, scheme_name, long(groups)));
     }
   }
 }
@@ -226,7 +226,7 @@ void test_linear(const Variant& tested, const Variant& truth, Report& report) {
   test_gemv_wide(*tested.linear, tested.name, report);
   test_gemm(*tested.linear, *truth.linear, tested.name, report);
   test_finish(*tested.linear, *truth.linear, tested.name, report);
-  test_add_middles(*tested.linear, *truth.linear, tested.name, report);
+  test_add_offsets(*tested.linear, *truth.linear, tested.name, report);
 }
 
 }  // namespace armllm_test

@@ -135,7 +135,7 @@ def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> Non
             assert error(got, exact) < (2e-2 if may_fold else rounding)
             if folded is None:
                 continue
-            if linear.has_middles(scheme):
+            if linear.has_offsets(scheme):
                 assert error(got, folded) < rounding
             else:
                 assert same_bits(got, folded)
@@ -175,10 +175,10 @@ def test_extreme_int8_groups(scheme: str, tokens: int) -> None:
     columns, span = 256, linear.group_span(scheme)
     q = torch.full((16, columns), -128, dtype=torch.int8)
     scales = torch.tensor([1.0, -1.0]).repeat(16, columns // span // 2)
-    middles = torch.full_like(scales, 3.0) if linear.has_middles(scheme) else None
-    weight = linear.pack_int4(q, None, scales, scheme, None, middles)
+    offsets = torch.full_like(scales, 3.0) if linear.has_offsets(scheme) else None
+    weight = linear.pack_int4(q, None, scales, scheme, None, offsets)
     x = torch.full((tokens, columns), 127.0)
-    expected = torch.full((tokens, 16), 3.0 * columns * 127 if middles is not None else 0.0)
+    expected = torch.full((tokens, 16), 3.0 * columns * 127 if offsets is not None else 0.0)
     for variant in VARIANTS:
         with variants.use(variant):
             assert torch.equal(run(x, weight, 16, scheme), expected), variant

@@ -30,20 +30,20 @@ def plain(rows: int, columns: int, scheme: str, *leading: int) -> Plain:
     shape = (*leading, rows, -(-columns // span)) if span else (*leading, rows)
     zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if linear.has_zero_points(scheme) else None
     scales = torch.rand(shape) + 0.1
-    middles = torch.randn(shape) if linear.has_middles(scheme) else None
-    return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros, middles
+    offsets = torch.randn(shape) if linear.has_offsets(scheme) else None
+    return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros, offsets
 
 
 def pack(parts: Plain, scheme: str) -> Tensor:
-    q, multipliers, scales, zeros, middles = parts
+    q, multipliers, scales, zeros, offsets = parts
     if scheme == "i8":
         return linear.pack_int8(q, scales)
-    return linear.pack_int4(q, multipliers, scales, scheme, zeros, middles)
+    return linear.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
 
 
 def dequantized(parts: Plain, scheme: str) -> Tensor:
     """The weight by its definition."""
-    q, multipliers, scales, zeros, middles = parts
+    q, multipliers, scales, zeros, offsets = parts
     columns = q.shape[-1]
 
     def spread(t: Tensor, span: int) -> Tensor:
@@ -54,7 +54,7 @@ def dequantized(parts: Plain, scheme: str) -> Tensor:
     if multipliers is not None:
         values = values * spread(multipliers, 32)
     values = values * spread(scales, span)
-    return values if middles is None else values + spread(middles, span)
+    return values if offsets is None else values + spread(offsets, span)
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
@@ -62,7 +62,7 @@ def dequantized(parts: Plain, scheme: str) -> Tensor:
 def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) -> None:
     torch.manual_seed(rows + columns)
     parts = plain(rows, columns, scheme)
-    q, multipliers, scales, zeros, middles = parts
+    q, multipliers, scales, zeros, offsets = parts
     weight = pack(parts, scheme)
     expected = dequantized(parts, scheme)
     assert weight.shape == (linear.panel_count(rows), linear.panel_layout(scheme, columns).bytes)
@@ -74,8 +74,8 @@ def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) ->
     if zeros is not None:
         back = packed_layout.unpack_zero_points(weight, rows, columns, scheme)
         assert torch.equal(back.view(zeros.shape), zeros)
-    if middles is not None:
-        assert torch.equal(packed_layout.unpack_middles(weight, rows, columns, scheme), middles)
+    if offsets is not None:
+        assert torch.equal(packed_layout.unpack_offsets(weight, rows, columns, scheme), offsets)
         expected = dequantized((q, multipliers, scales, zeros, None), scheme)
     if scheme in linear.EXACT:
         w, row_scale = linear.unpack_int(weight, rows, columns, scheme)
@@ -134,10 +134,10 @@ def test_experts_are_packed_one_by_one() -> None:
         parts = plain(20, 170, scheme, 3)
         together = pack(parts, scheme)
         for e in range(3):
-            q, multipliers, scales, zeros, middles = (None if part is None else part[e] for part in parts)
+            q, multipliers, scales, zeros, offsets = (None if part is None else part[e] for part in parts)
             assert q is not None
             assert scales is not None
-            assert torch.equal(together[e], pack((q, multipliers, scales, zeros, middles), scheme))
+            assert torch.equal(together[e], pack((q, multipliers, scales, zeros, offsets), scheme))
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
@@ -145,7 +145,7 @@ def test_padding_is_zero(scheme: str) -> None:
     weight = pack(plain(5, 7, scheme), scheme)
     whole = linear.unpack_weight(weight, 16, 32, scheme)
     assert not whole[5:].any()
-    if not linear.has_middles(scheme):  # which belong to the activations' zeros there
+    if not linear.has_offsets(scheme):  # which belong to the activations' zeros there
         assert not whole[:, 7:].any()
 
 

@@ -27,12 +27,12 @@ def packed(experts: int, rows: int, columns: int, scheme: str, random: torch.Gen
         groups = (experts, rows, -(-columns // 32))
         multipliers = torch.randint(1, 17, groups, generator=random, dtype=torch.uint8)
     zeros = torch.randint(6, 10, shape, generator=random, dtype=torch.uint8) if zero_points else None
-    middles = None
-    if linear.has_middles(scheme):
-        middles = torch.randn(shape, generator=random) / columns**0.5 / 4
+    offsets = None
+    if linear.has_offsets(scheme):
+        offsets = torch.randn(shape, generator=random) / columns**0.5 / 4
     if linear.has_bf16_scales(scheme):
         scales = scales.bfloat16()
-    return linear.pack_int4(q, multipliers, scales, scheme, zeros, middles)
+    return linear.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
 
 
 @dataclass

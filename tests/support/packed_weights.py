@@ -21,13 +21,13 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
         return linear.pack_int4(q, multipliers, torch.rand(rows) / 30, scheme)
     shape = (rows, -(-columns // span)) if span else (rows,)
     scales = torch.rand(shape) / 5
-    middles = torch.randn(shape) if linear.has_middles(scheme) else None
+    offsets = torch.randn(shape) if linear.has_offsets(scheme) else None
     if linear.is_int8(scheme):
         q = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
-        return linear.pack_int4(q, None, scales / 16, scheme, None, middles)
+        return linear.pack_int4(q, None, scales / 16, scheme, None, offsets)
     zeros = torch.randint(0, 16, shape, dtype=torch.uint8) if zero_points else None
     return linear.pack_int4(
-        q, None, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, scheme, zeros, middles
+        q, None, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, scheme, zeros, offsets
     )
 
 

@@ -27,7 +27,7 @@ def pack(quantized: Quantized) -> Tensor:
         quantized.scales,
         quantized.scheme,
         quantized.zeros,
-        quantized.middles,
+        quantized.offsets,
     )
 
 

@@ -16,8 +16,8 @@ float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8
 void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                    const void* residual, void* y, DType type);
 
-// LinearKernels::add_middles and LinearKernels::add (weight_offsets.simd.cpp)
-void linear_add_middles(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
+// LinearKernels::add_offsets and LinearKernels::add (weight_offsets.simd.cpp)
+void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
                         int tokens, float* out, int64_t out_stride);
 void linear_add(float* sums, const float* more, int64_t n);
 

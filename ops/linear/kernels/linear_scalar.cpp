@@ -40,6 +40,6 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
 
 extern const LinearKernels linear;
 const LinearKernels linear = {
-    1, kTokens, 1, linear_quantize, linear_gemv, unpack, gemm, linear_finish, linear_add_middles, linear_add};
+    1, kTokens, 1, linear_quantize, linear_gemv, unpack, gemm, linear_finish, linear_add_offsets, linear_add};
 
 }  // namespace armllm::scalar

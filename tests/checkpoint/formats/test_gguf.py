@@ -56,7 +56,7 @@ def test_blocks_are_held_exactly(kind: str) -> None:
     found = exact(kind, torch.from_numpy(raw))
     expected = torch.from_numpy(gguf.dequantize(raw, KINDS[kind]))
     assert found.scheme == SCHEME_OF[kind]
-    # a middle is m + 8 · d or m + 16 · d, which float32 may round
+    # an offset is m + 8 · d or m + 16 · d, which float32 may round
     assert torch.allclose(SCHEMES[found.scheme].dequantize(found), expected, rtol=1e-6, atol=1e-5)
 
 

@@ -270,6 +270,6 @@ def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch
     assert lost[-1] > 0
 
 
-def test_float_middles_are_refused() -> None:
-    with pytest.raises(ValueError, match="float middles"):
+def test_gptq_refuses_schemes_with_float_offsets() -> None:
+    with pytest.raises(ValueError, match="float offsets"):
         Compensated(torch.eye(64), 16).rows(torch.randn(16, 64), scheme_named("g32m"))

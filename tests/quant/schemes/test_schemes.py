@@ -50,7 +50,7 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
         assert int(found.zeros.max()) <= 15
     else:
         assert found.zeros is None
-    assert (found.middles is not None) == name.endswith("m")
+    assert (found.offsets is not None) == name.endswith("m")
     if name == "g32i":
         assert found.multipliers is not None
         assert found.multipliers.shape == (rows, groups)

@@ -111,7 +111,7 @@ def integers(
     return Integers(_int4(q, scales, zeros, span), order)
 
 
-def with_middles(found: Integers, middles: Tensor) -> Integers:
+def with_offsets(found: Integers, offsets: Tensor) -> Integers:
     """Integers of 4 bits whose groups have floats (N, S) that are added to what they stand for.
 
     Raises:
@@ -121,13 +121,13 @@ def with_middles(found: Integers, middles: Tensor) -> Integers:
     span = scheme_named(quantized.scheme).span
     if not span or quantized.scheme == WIDE:
         raise ValueError(
-            f"floats are added to {middles.shape[1]} groups of {quantized.q.shape[1]} columns: groups of "
+            f"floats are added to {offsets.shape[1]} groups of {quantized.q.shape[1]} columns: groups of "
             f"multiples of {min(SPANS)} can have them"
         )
-    times = -(-quantized.scales.shape[1] // middles.shape[1])
-    added = _repeated(middles, times, quantized.q.shape[1], span).float()
+    times = -(-quantized.scales.shape[1] // offsets.shape[1])
+    added = _repeated(offsets, times, quantized.q.shape[1], span).float()
     scales = quantized.scales.float()
-    return Integers(Quantized(f"g{span}m", quantized.q, scales, middles=added), found.order)
+    return Integers(Quantized(f"g{span}m", quantized.q, scales, offsets=added), found.order)
 
 
 def _int4(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantized:
@@ -156,7 +156,7 @@ def _int8(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantiz
     scales = scales.float().contiguous()
     if zeros is None:
         return Quantized(f"int8g{span}", q.contiguous(), scales)
-    return Quantized(f"int8g{span}m", q.contiguous(), scales, middles=-(scales * zeros))
+    return Quantized(f"int8g{span}m", q.contiguous(), scales, offsets=-(scales * zeros))
 
 
 def _repeated(values: Tensor, times: int, columns: int, span: int) -> Tensor:

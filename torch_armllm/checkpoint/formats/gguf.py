@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from torch_armllm.checkpoint.formats.base import Foreign
-from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, exact, with_no_middles
+from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, exact, with_zero_offsets
 from torch_armllm.checkpoint.formats.gguf_config import read_config
 from torch_armllm.checkpoint.formats.integer_weight import PART, Integers, Lazy, Rows, stacked
 from torch_armllm.checkpoint.formats.requantized import Rounded
@@ -202,7 +202,7 @@ class Reading:
         if kind in EXACT and SCHEME_OF[kind] == scheme:
             weight = self._file.integers(name)
         elif kind in EXACT and f"{SCHEME_OF[kind]}m" == scheme:
-            weight = Integers(with_no_middles(self._file.integers(name).quantized))
+            weight = Integers(with_zero_offsets(self._file.integers(name).quantized))
         else:
             weight = self._round(name, scheme, kind)
         order = self._order(name, weight.shape[-2])

@@ -1,4 +1,4 @@
-"""GGUF's blocks of weights as the integers, scales and middles that our schemes hold exactly.
+"""GGUF's blocks of weights as the integers, scales and offsets that our schemes hold exactly.
 
 A tensor comes as bytes (rows, blocks · block size), as the ``gguf`` package maps it.  Layouts are those of
 ggml's ``ggml-common.h``: a block begins with its float16 scales, nibbles lie 16 or 32 values apart.
@@ -31,14 +31,14 @@ def _fifth_bits(blocks: Tensor) -> Tensor:
     return bits.flatten(-2) << 4
 
 
-def _made(scheme: str, q: Tensor, scales: Tensor, middles: Tensor | None = None) -> Quantized:
+def _made(scheme: str, q: Tensor, scales: Tensor, offsets: Tensor | None = None) -> Quantized:
     """From (rows, groups, 32) and (rows, groups)."""
     rows = q.shape[0]
     return Quantized(
         scheme,
         q.reshape(rows, -1).contiguous(),
         scales.reshape(rows, -1).contiguous(),
-        middles=None if middles is None else middles.reshape(rows, -1).contiguous(),
+        offsets=None if offsets is None else offsets.reshape(rows, -1).contiguous(),
     )
 
 
@@ -75,11 +75,11 @@ def _six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scales, minimums
 
 
-def _k_floats(blocks: Tensor, middle: int) -> tuple[Tensor, Tensor]:
-    """Scales and middles of the groups of a super-block with six-bit scales."""
+def _k_floats(blocks: Tensor, center: int) -> tuple[Tensor, Tensor]:
+    """Scales and offsets of the groups of a super-block with six-bit scales."""
     scales, minimums = _six_bit_scales(blocks[..., 4:16])
     step = _half(blocks, 0) * scales.float()
-    return step, middle * step - _half(blocks, 2) * minimums.float()
+    return step, center * step - _half(blocks, 2) * minimums.float()
 
 
 def _pairs_of_groups(blocks: Tensor) -> Tensor:
@@ -120,9 +120,9 @@ SCHEME_OF = {
 }
 
 
-def with_no_middles(quantized: Quantized) -> Quantized:
-    """The same weight in the scheme that has middles: they are 0."""
-    return replace(quantized, scheme=f"{quantized.scheme}m", middles=torch.zeros_like(quantized.scales))
+def with_zero_offsets(quantized: Quantized) -> Quantized:
+    """The same weight in the scheme that has offsets: they are 0."""
+    return replace(quantized, scheme=f"{quantized.scheme}m", offsets=torch.zeros_like(quantized.scales))
 
 
 def exact(kind: str, data: Tensor) -> Quantized:

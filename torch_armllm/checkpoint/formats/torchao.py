@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedConfig
 
 from torch_armllm.checkpoint.formats.base import Foreign, without_quantization
-from torch_armllm.checkpoint.formats.bit_unpacking import integers, with_middles
+from torch_armllm.checkpoint.formats.bit_unpacking import integers, with_offsets
 from torch_armllm.checkpoint.formats.integer_weight import Integers, Lazy
 from torch_armllm.checkpoint.formats.requantized import Rounded
 from torch_armllm.checkpoint.formats.tensor_files import open_tensors, weight_files
@@ -149,10 +149,10 @@ def _int4(data: Mapping[str, Any], parts: Mapping[str, Tensor], rounded: Rounded
     q = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).to(torch.int8)
     q = torch.where(q > 7, q - 16, q)
     found = integers(q, parts["scale"].t(), None, int(data["block_size"][-1]), rounded)
-    middles = parts["zero_point"].t()
-    if not bool(middles.any()):
+    offsets = parts["zero_point"].t()
+    if not bool(offsets.any()):
         return found
-    return with_middles(found, middles)
+    return with_offsets(found, offsets)
 
 
 def _plain(

@@ -31,7 +31,7 @@ class Quantized:
         scales: float32 (N,), or float32 or bfloat16 (N, S) with one a group of columns.
         multipliers: uint8 (N, G) in 1…16, for ``g32i`` alone.
         zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
-        middles: float32 of the shape of ``scales``, for schemes that have them.
+        offsets: float32 of the shape of ``scales``, for schemes that have them.
     """
 
     scheme: str
@@ -39,7 +39,7 @@ class Quantized:
     scales: Tensor
     multipliers: Tensor | None = None
     zeros: Tensor | None = None
-    middles: Tensor | None = None
+    offsets: Tensor | None = None
 
 
 class Rounding(ABC):
@@ -83,7 +83,7 @@ class Scheme(ABC):
         if quantized.multipliers is not None:
             value *= quantized.multipliers.float().repeat_interleave(GROUP, dim=1)[:, :columns]
         value *= self._spread(quantized.scales, columns)
-        return value if quantized.middles is None else value + self._spread(quantized.middles, columns)
+        return value if quantized.offsets is None else value + self._spread(quantized.offsets, columns)
 
     def _spread(self, scales: Tensor, columns: int) -> Tensor:
         """One value a row or a group, for every column."""

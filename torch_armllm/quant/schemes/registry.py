@@ -130,8 +130,8 @@ class Int8(Scheme):
         return Quantized(self.name, q.to(torch.int8), scale)
 
 
-class Middle(Symmetric):
-    """``w = s · q + c`` with a float middle c for every ``span`` columns: GGUF's Q4_1, torchao's INT4."""
+class Offset(Symmetric):
+    """``w = s · q + c`` with a float offset c for every ``span`` columns: GGUF's Q4_1, torchao's INT4."""
 
     lowest, highest = -8, 7
 
@@ -144,23 +144,23 @@ class Middle(Symmetric):
         value, importance = _regroup(weight, importance, self.span)
         low, high = value.amin(dim=2), value.amax(dim=2)
         half = 0.5 * (self.lowest + self.highest)
-        best, best_q, best_middle = low, value, high
+        best, best_q, best_offset = low, value, high
         least = torch.full_like(low, math.inf)
         for factor in self.shrink if search else (1.0,):
             scale = (high - low) * (factor / (self.highest - self.lowest))
             scale = torch.where(scale > 1e-30, scale, torch.ones_like(scale))
-            middle = torch.where(high > low, 0.5 * (high + low) - half * scale, low)
-            q = ((value - middle[..., None]) / scale[..., None]).round_().clamp_(self.lowest, self.highest)
-            error = (q * scale[..., None]).add_(middle[..., None]).sub_(value)
+            offset = torch.where(high > low, 0.5 * (high + low) - half * scale, low)
+            q = ((value - offset[..., None]) / scale[..., None]).round_().clamp_(self.lowest, self.highest)
+            error = (q * scale[..., None]).add_(offset[..., None]).sub_(value)
             if importance is not None:
                 error.mul_(importance.sqrt())
             size = torch.linalg.vector_norm(error, dim=-1)
             better = size < least
             least = torch.where(better, size, least)
-            best, best_middle = torch.where(better, scale, best), torch.where(better, middle, best_middle)
+            best, best_offset = torch.where(better, scale, best), torch.where(better, offset, best_offset)
             best_q = torch.where(better[..., None], q, best_q)
         q = best_q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8)
-        return Quantized(self.name, q, best, middles=best_middle)
+        return Quantized(self.name, q, best, offsets=best_offset)
 
 
 class Int8Groups(Scheme):
@@ -182,7 +182,7 @@ class Int8Groups(Scheme):
         return Quantized(self.name, q.flatten(1)[:, : weight.shape[1] * GROUP].to(torch.int8), scale)
 
 
-class Int8Middle(Middle):
+class Int8Offset(Offset):
     """``w = s · q + c`` with q in −128…127: GGUF's Q5_1 and Q5_K."""
 
     lowest, highest = -128, 127
@@ -203,9 +203,9 @@ _HANDLERS: tuple[Scheme, ...] = (
     *(Asymmetric(f"g{span}z", span) for span in (32, 64, 128)),
     *(Symmetric(f"g{span}b", span, True) for span in (32, 64, 128)),
     *(Asymmetric(f"g{span}zb", span, True) for span in (32, 64, 128)),
-    *(Middle(f"g{span}m", span) for span in (32, 64, 128)),
+    *(Offset(f"g{span}m", span) for span in (32, 64, 128)),
     *(Int8Groups(span) for span in (32, 64, 128)),
-    *(Int8Middle(f"int8g{span}m", span) for span in (32, 64, 128)),
+    *(Int8Offset(f"int8g{span}m", span) for span in (32, 64, 128)),
 )
 SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in _HANDLERS}
 

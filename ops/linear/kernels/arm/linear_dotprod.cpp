@@ -154,6 +154,6 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 
 extern const LinearKernels linear;
 const LinearKernels linear = {kTokens,           kCallTokens, kCallPanels,   linear_quantize,    gemv,
-                              unpack<QuadOrder>, gemm,        linear_finish, linear_add_middles, linear_add};
+                              unpack<QuadOrder>, gemm,        linear_finish, linear_add_offsets, linear_add};
 
 }  // namespace armllm::dotprod

@@ -207,6 +207,6 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 extern const LinearKernels linear;
 const LinearKernels linear = {
     1,    kCallTokens,   kCallPanels,        linear_quantize, gemv, unpack<RowOrder>,
-    gemm, linear_finish, linear_add_middles, linear_add};
+    gemm, linear_finish, linear_add_offsets, linear_add};
 
 }  // namespace armllm::neon

@@ -221,7 +221,7 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
 
 extern const LinearKernels linear;
 const LinearKernels linear = {kBlock, kCallTokens, kCallPanels,     linear_quantize,    gemv,
-                              unpack, gemm,        linear_finish,   linear_add_middles, linear_add,
+                              unpack, gemm,        linear_finish,   linear_add_offsets, linear_add,
                               true,   kGemvTokens, kPanel * kGroup, gemv_panels};
 
 }  // namespace armllm::sme2

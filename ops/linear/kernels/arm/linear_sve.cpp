@@ -75,6 +75,6 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 
 extern const LinearKernels linear;
 const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,   linear_quantize,    gemv,
-                              unpack,  gemm,        linear_finish, linear_add_middles, linear_add};
+                              unpack,  gemm,        linear_finish, linear_add_offsets, linear_add};
 
 }  // namespace armllm::sve

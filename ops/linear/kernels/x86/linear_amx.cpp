@@ -134,7 +134,7 @@ const LinearKernels linear = {
     unpack,
     gemm,
     linear_finish,
-    linear_add_middles,
+    linear_add_offsets,
     linear_add,
     false,
     kMostGemvTokens,

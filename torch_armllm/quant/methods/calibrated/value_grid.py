@@ -81,10 +81,10 @@ def grid_of(found: Quantized) -> Grid:
     """The grid on which a weight was quantized.
 
     Raises:
-        ValueError: its scheme has middles, which integers cannot make up for.
+        ValueError: its scheme has offsets, which integers cannot make up for.
     """
-    if found.middles is not None:
-        raise ValueError(f"gptq cannot round to {found.scheme!r}: its groups have float middles; use mse")
+    if found.offsets is not None:
+        raise ValueError(f"gptq cannot round to {found.scheme!r}: its groups have float offsets; use mse")
     columns = found.q.shape[1]
     span = scheme_named(found.scheme).span or GROUP
     groups = -(-columns // span)
