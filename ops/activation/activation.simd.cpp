@@ -40,7 +40,8 @@ inline void with_function(Activation kind, float limit, Run run) {
       return run([high, low](F32 g, F32 u) ARMLLM_INLINE {
         g = min(high, g);
         u = max(low, min(high, u));
-        return times_sigmoid<accuracy>((u + set1(1.0f)) * from_floor(g), from_floor(g * set1(1.702f)));
+        return times_sigmoid<accuracy>((u + set1(1.0f)) * clamp_exp_floor(g),
+                                       clamp_exp_floor(g * set1(1.702f)));
       });
     }
     case Activation::silu_clamped: {

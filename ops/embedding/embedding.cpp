@@ -38,8 +38,8 @@ void SplitEmbedding::tile(int, int64_t index) {
       whole[k] = float(q[k / 4 * kLineBytes + k % 4] * kRestSteps + rest[k]);
     float scale;
     std::memcpy(&scale, panel + 4 * row, sizeof(scale));
-    variant().linear->finish(whole, a.width, scale / kRestSteps, nullptr, DType::f32, nullptr, a.out.row(t),
-                             a.out.type);
+    variant().linear->epilogue(whole, a.width, scale / kRestSteps, nullptr, DType::f32, nullptr, a.out.row(t),
+                               a.out.type);
   }
 }
 

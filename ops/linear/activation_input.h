@@ -11,8 +11,8 @@
 namespace armllm {
 
 // Moves a quantized row into its chunks.
-inline void place_row(const int8_t* row, int64_t groups, int8_t* values, int64_t chunk_stride,
-                      int32_t* group_sums) {
+inline void scatter_row(const int8_t* row, int64_t groups, int8_t* values, int64_t chunk_stride,
+                        int32_t* group_sums) {
   for (int64_t g = 0; g < groups; ++g, row += kGroup) {
     for (int64_t c = 0; c < kGroup / 8; ++c)
       std::memcpy(values + (g * kGroup / 8 + c) * chunk_stride, row + c * 8, 8);
@@ -31,11 +31,12 @@ inline const void* normalized_row(const NormArgs& norm, int64_t row) {
   return one.out.data;
 }
 
-inline void input_tile(const LinearKernels& kernels, const Activations& q, const Rows& x,
-                       const LinearInput& input, int64_t tokens, int64_t in_features, int64_t index) {
+inline void quantize_input_tile(const LinearKernels& kernels, const Activations& q, const Rows& x,
+                                const LinearInput& input, int64_t tokens, int64_t in_features,
+                                int64_t index) {
   quantize_tile(q, tokens, index, [&](int64_t t, int8_t* values, int64_t chunk_stride, int32_t* group_sums) {
     if (input.values != nullptr) {
-      place_row(input.values + t * input.value_stride, q.groups, values, chunk_stride, group_sums);
+      scatter_row(input.values + t * input.value_stride, q.groups, values, chunk_stride, group_sums);
       return input.scales[t];
     }
     const void* row = input.norm == nullptr ? x.row(t) : normalized_row(*input.norm, t);

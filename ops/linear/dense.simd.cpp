@@ -74,8 +74,8 @@ void accumulate_block(Tile& tile, int tokens, int outputs, const W* const* weigh
 }
 
 template <typename W>
-void sum_products(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
-                  int outputs, Products& out) {
+void dense_fma(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
+               int outputs, Products& out) {
   Tile tile;
   for (auto& row : tile.sums)
     for (auto& sum : row) store(sum, zero());
@@ -103,25 +103,25 @@ void write(const Products& products, const float* bias, int tokens, int outputs,
                   outputs);
 }
 
-void multiply(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output, int outputs,
-              Products& out) {
+void dense_by_type(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
+                   int outputs, Products& out) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   if (args.x.type == DType::bf16 && args.weight.type == DType::bf16)
-    return sum_bf16_products(args, first_token, tokens, first_output, outputs, out);
+    return dense_bf16_bfmmla(args, first_token, tokens, first_output, outputs, out);
 #endif
   switch (args.weight.type) {
     case DType::f32:
-      return sum_products<float>(args, first_token, tokens, first_output, outputs, out);
+      return dense_fma<float>(args, first_token, tokens, first_output, outputs, out);
     case DType::bf16:
-      return sum_products<bf16>(args, first_token, tokens, first_output, outputs, out);
+      return dense_fma<bf16>(args, first_token, tokens, first_output, outputs, out);
     case DType::f16:
-      return sum_products<f16>(args, first_token, tokens, first_output, outputs, out);
+      return dense_fma<f16>(args, first_token, tokens, first_output, outputs, out);
   }
 }
 
 void tile(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output, int outputs) {
   Products products = {};
-  multiply(args, first_token, tokens, first_output, outputs, products);
+  dense_by_type(args, first_token, tokens, first_output, outputs, products);
   float bias[kDenseOutputs] = {};
   if (args.bias != nullptr) {
     const Rows row{const_cast<void*>(args.bias), args.out_features, args.bias_type};

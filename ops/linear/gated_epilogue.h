@@ -26,8 +26,8 @@ struct GatedEpilogue {
 };
 
 // One row of `panels` alternating gate and up panels, the first of them panel `panel` of the weight.
-inline void finish_gated(const GatedEpilogue& e, const float* acc, int64_t panel, int64_t panels,
-                         float x_scale, int64_t row) {
+inline void apply_gated_epilogue(const GatedEpilogue& e, const float* acc, int64_t panel, int64_t panels,
+                                 float x_scale, int64_t row) {
   const int64_t first = panel / 2 * kPanel;
   GatedPanels p;
   p.acc = acc;

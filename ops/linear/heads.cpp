@@ -50,8 +50,8 @@ void QuantHeads::tile(int phase, int64_t index) {
   multiply_tile(kernels, grid_of(a), Scheme::i8, a.weight + head * a.head_stride, a.panel_stride, x,
                 index % tiles, [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
                   const int64_t first = panel * kPanel, n = std::min(panels * kPanel, a.out_features - first);
-                  kernels.finish(acc, n, x.scales[token], nullptr, DType::f32, nullptr, out.at(token, first),
-                                 out.type);
+                  kernels.epilogue(acc, n, x.scales[token], nullptr, DType::f32, nullptr,
+                                   out.at(token, first), out.type);
                 });
 }
 

@@ -41,13 +41,13 @@ void QuantLinear::tile(int phase, int64_t index) {
   const LinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_in(a.scratch, a.tokens, a.in_features, a.scheme, kernels);
-  if (phase == 0) return input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
+  if (phase == 0) return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
   multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
                 [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
                   const int64_t first = panel * kPanel, n = std::min(panels * kPanel, a.out_features - first);
-                  kernels.finish(acc, n, x.scales[token], bias_at(a.bias, a.bias_type, first), a.bias_type,
-                                 a.residual ? a.residual.at(token, first) : nullptr, a.out.at(token, first),
-                                 a.out.type);
+                  kernels.epilogue(acc, n, x.scales[token], bias_at(a.bias, a.bias_type, first), a.bias_type,
+                                   a.residual ? a.residual.at(token, first) : nullptr, a.out.at(token, first),
+                                   a.out.type);
                 });
 }
 
@@ -64,12 +64,12 @@ void QuantGatedLinear::tile(int phase, int64_t index) {
   const GatedLinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_in(a.scratch, a.tokens, a.in_features, a.scheme, kernels);
-  if (phase == 0) return input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
+  if (phase == 0) return quantize_input_tile(kernels, x, a.x, a.input, a.tokens, a.in_features, index);
   const GatedEpilogue epilogue{a.gate_bias, a.up_bias,      a.bias_type, a.activation,
                                kLimit,      a.out_features, a.out};
   multiply_tile(kernels, grid_of(a), a.scheme, a.weight, a.panel_stride, x, index,
                 [&](int64_t token, int64_t panel, int64_t panels, const float* acc) {
-                  finish_gated(epilogue, acc, panel, panels, x.scales[token], token);
+                  apply_gated_epilogue(epilogue, acc, panel, panels, x.scales[token], token);
                 });
 }
 

@@ -7,8 +7,8 @@
 
 namespace armllm {
 
-constexpr int kGemvTokens = 8;           // most tokens of one call of gemv
-constexpr int64_t kMostGemvTokens = 16;  // no variant's gemv_tokens is larger
+constexpr int kGemvTokens = 8;          // most tokens of one call of gemv
+constexpr int64_t kMaxGemvTokens = 16;  // no variant's gemv_tokens is larger
 
 // Quantized activations of one call.  `values` is row-major (one row of `groups`·32 bytes a token) when
 // block = 1; with block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
@@ -58,15 +58,15 @@ struct LinearKernels {
                const Activations& x, int64_t first_token, int tokens, float* out, int64_t out_stride);
 
   // y[n] = acc[n] · x_scale (+ bias[n]) (+ residual[n]), each step rounded to float32, then to the output type.
-  void (*finish)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
-                 const void* residual, void* y, DType type);
+  void (*epilogue)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
+                   const void* residual, void* y, DType type);
 
   // out[t · out_stride + r] += Σ c_group[r] · Σ x of the group: what gemv and gemm leave out of schemes with offsets.
   void (*add_offsets)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
                       int tokens, float* out, int64_t out_stride);
 
   // sums[i] += more[i]
-  void (*add)(float* sums, const float* more, int64_t n);
+  void (*accumulate)(float* sums, const float* more, int64_t n);
 
   bool gemv_interleaves = false;  // what gemv wants of Activations::block, see gemv_block_of()
 

@@ -70,7 +70,7 @@ inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
 
 // y[i] = add(acc[i] · x_scale, i, lanes)
 template <typename T, typename Add>
-ARMLLM_INLINE inline void finish_with(const float* acc, int64_t n, float x_scale, T* y, Add add) {
+ARMLLM_INLINE inline void map_row(const float* acc, int64_t n, float x_scale, T* y, Add add) {
   const F32 scale = set1(x_scale);
   for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE {
     store_lanes(y + i, add(load_lanes(acc + i, lanes) * scale, i, lanes), lanes);
@@ -78,15 +78,15 @@ ARMLLM_INLINE inline void finish_with(const float* acc, int64_t n, float x_scale
 }
 
 template <typename T>
-void finish_row(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
-                const T* residual, T* y) {
+void epilogue_row(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
+                  const T* residual, T* y) {
   if (bias == nullptr && residual == nullptr)
-    return finish_with(acc, n, x_scale, y, [](F32 v, int64_t, int) ARMLLM_INLINE { return v; });
+    return map_row(acc, n, x_scale, y, [](F32 v, int64_t, int) ARMLLM_INLINE { return v; });
   if (bias == nullptr)
-    return finish_with(acc, n, x_scale, y, [=](F32 v, int64_t i, int lanes) ARMLLM_INLINE {
+    return map_row(acc, n, x_scale, y, [=](F32 v, int64_t i, int lanes) ARMLLM_INLINE {
       return v + load_lanes(residual + i, lanes);
     });
-  finish_with(acc, n, x_scale, y, [=](F32 v, int64_t i, int lanes) ARMLLM_INLINE {
+  map_row(acc, n, x_scale, y, [=](F32 v, int64_t i, int lanes) ARMLLM_INLINE {
     v = v + load_as(bias, bias_type, i, lanes);
     return residual == nullptr ? v : v + load_lanes(residual + i, lanes);
   });
@@ -106,18 +106,18 @@ float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8
   }
 }
 
-void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
-                   const void* residual, void* y, DType type) {
+void linear_epilogue(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
+                     const void* residual, void* y, DType type) {
   switch (type) {
     case DType::bf16:
-      return finish_row(acc, n, x_scale, bias, bias_type, static_cast<const bf16*>(residual),
-                        static_cast<bf16*>(y));
+      return epilogue_row(acc, n, x_scale, bias, bias_type, static_cast<const bf16*>(residual),
+                          static_cast<bf16*>(y));
     case DType::f16:
-      return finish_row(acc, n, x_scale, bias, bias_type, static_cast<const f16*>(residual),
-                        static_cast<f16*>(y));
+      return epilogue_row(acc, n, x_scale, bias, bias_type, static_cast<const f16*>(residual),
+                          static_cast<f16*>(y));
     default:
-      return finish_row(acc, n, x_scale, bias, bias_type, static_cast<const float*>(residual),
-                        static_cast<float*>(y));
+      return epilogue_row(acc, n, x_scale, bias, bias_type, static_cast<const float*>(residual),
+                          static_cast<float*>(y));
   }
 }
 

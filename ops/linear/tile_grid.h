@@ -35,7 +35,7 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
 
 // Rows that one quantizing tile takes; the last one takes the padding rows as well.
 inline int64_t quantize_step(const Activations& x, int64_t tokens) {
-  return tokens <= kMostGemvTokens && x.group_sums ? 1 : round_up(8, x.block);
+  return tokens <= kMaxGemvTokens && x.group_sums ? 1 : round_up(8, x.block);
 }
 
 // Calls quantize(token, values, chunk_stride, group_sums) → scale for every token of a tile.
@@ -61,18 +61,18 @@ struct TileGrid {
 
   static TileGrid plan(const LinearKernels& kernels, int64_t panels, int64_t panel_bytes, int64_t tokens,
                        int64_t pair) {
-    constexpr int64_t kTilesPerThread = 4;       // lets threads that were held up be overtaken
-    constexpr int64_t kMostGemvBytes = 1 << 20;  // enough to hide what taking a tile costs
-    constexpr int64_t kFewestTokens = 64;        // unpacking is a few per cent of a tile of so many tokens
+    constexpr int64_t kTilesPerThread = 4;      // lets threads that were held up be overtaken
+    constexpr int64_t kMaxGemvBytes = 1 << 20;  // enough to hide what taking a tile costs
+    constexpr int64_t kMinTokens = 64;          // unpacking is a few per cent of a tile of so many tokens
     TileGrid grid{panels, 1, tokens, tokens};
     const int64_t threads = team_size(), wanted = threads == 1 ? 1 : threads * kTilesPerThread;
     if (tokens <= kernels.gemv_tokens) {
-      const int64_t most = std::max<int64_t>(kMostGemvBytes / panel_bytes, 1);
+      const int64_t most = std::max<int64_t>(kMaxGemvBytes / panel_bytes, 1);
       grid.panel_step = round_up(std::clamp<int64_t>(panels / (threads * kTilesPerThread), 1, most), pair);
       return grid;
     }
     const int64_t narrow = round_up(kernels.gemm_panels, pair), columns = ceil_div(panels, narrow);
-    const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kFewestTokens));
+    const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kMinTokens));
     grid.token_step = round_up(ceil_div(tokens, chunks), kernels.gemm_block);
     // Few tokens and many threads: narrower tiles are slower ones, but idle threads are slower still.  Wide ones fetch
     // their next weights while they compute.
@@ -88,12 +88,13 @@ struct TileGrid {
 
 // What the kernels multiply at a time: whole panels, or of INT8 with group scales one group after the other, each a
 // panel of scheme i8 with scales of its own.  The groups' results are added in their order, whatever the batch.
-struct Parts {
+struct PanelParts {
   Scheme scheme;
   int64_t count, step, groups;  // step: groups of 32 a part
   int64_t first, bytes;         // where a panel's first part lies, and how far apart they are
 
-  Parts(Scheme whole, int64_t all) : scheme(whole), count(1), step(all), groups(all), first(0), bytes(0) {
+  PanelParts(Scheme whole, int64_t all)
+      : scheme(whole), count(1), step(all), groups(all), first(0), bytes(0) {
     if (!has_int8_groups(whole)) return;
     const PanelLayout layout = panel_layout(whole, all * kGroup);
     scheme = Scheme::i8;
@@ -104,8 +105,8 @@ struct Parts {
   }
 
   int64_t groups_of(int64_t part) const { return std::min(step, groups - part * step); }
-  const uint8_t* of(const uint8_t* panel, int64_t part) const { return panel + first + part * bytes; }
-  Activations of(const Activations& x, int64_t part) const {
+  const uint8_t* panel_part(const uint8_t* panel, int64_t part) const { return panel + first + part * bytes; }
+  Activations activations_part(const Activations& x, int64_t part) const {
     if (count == 1) return x;
     Activations some = x;
     some.groups = groups_of(part);
@@ -117,12 +118,12 @@ struct Parts {
 };
 
 // Few tokens, straight from the packed panels: rows[t · panels · 16 + …].  `spare` holds two results of gemv.
-inline void multiply_few(const LinearKernels& kernels, Scheme scheme, const uint8_t* panel,
-                         int64_t panel_stride, int64_t panels, const Activations& x, int64_t tokens,
-                         float* spare, float* rows) {
+inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, const uint8_t* panel,
+                                int64_t panel_stride, int64_t panels, const Activations& x, int64_t tokens,
+                                float* spare, float* rows) {
   if (is_gemv_wide(kernels, scheme, tokens))
     return kernels.gemv_wide(scheme, panel, panel_stride, panels, x, int(tokens), rows, panels * kPanel);
-  const Parts parts(scheme, x.groups);
+  const PanelParts parts(scheme, x.groups);
   const int64_t calls = ceil_div(tokens, kGemvTokens), most = ceil_div(tokens, calls),
                 width = panels * kPanel;
   for (int64_t first = 0; first < tokens; first += most) {
@@ -138,8 +139,9 @@ inline void multiply_few(const LinearKernels& kernels, Scheme scheme, const uint
       if (kernels.gemv_panels == nullptr || parts.scheme != scheme) {
         for (int64_t i = 0; i < parts.count; ++i) {
           float* sums = i == 0 ? spare : spare + kGemvTokens * kPanel;
-          kernels.gemv(parts.scheme, parts.of(panel, i), parts.of(x, i), first, count, sums);
-          if (i != 0) kernels.add(spare, sums, count * kPanel);
+          kernels.gemv(parts.scheme, parts.panel_part(panel, i), parts.activations_part(x, i), first, count,
+                       sums);
+          if (i != 0) kernels.accumulate(spare, sums, count * kPanel);
         }
         for (int64_t t = 0; t < count; ++t) std::memcpy(out + t * width, spare + t * kPanel, kPanel * 4);
       }
@@ -162,13 +164,13 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
     constexpr int64_t kSpare = 2 * kGemvTokens * kPanel;
     float* spare = reinterpret_cast<float*>(thread_memory((grid.tokens * panels * kPanel + kSpare) * 4));
     float* rows = spare + kSpare;
-    multiply_few(kernels, scheme, panel, panel_stride, panels, x, grid.tokens, spare, rows);
+    multiply_few_tokens(kernels, scheme, panel, panel_stride, panels, x, grid.tokens, spare, rows);
     for (int64_t t = 0; t < grid.tokens; ++t) finish(t, first_panel, panels, rows + t * panels * kPanel);
     return;
   }
 
   constexpr int64_t kPartTokens = 32;  // whose results stay in the first-level cache from part to part
-  const Parts parts(scheme, x.groups);
+  const PanelParts parts(scheme, x.groups);
   const int64_t most = parts.count == 1 ? kernels.gemm_tokens : std::min(kPartTokens, kernels.gemm_tokens);
   const int64_t step = kernels.gemm_panels, group_bytes = kernels.gemm_group_bytes;
   const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // gate and up stay together
@@ -192,7 +194,7 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
       for (int64_t p = 0; p < count; p += step) {
         const uint8_t* part[64];
         const int64_t some = std::min(step, count - p), at = i * stride + p * kPanel;
-        for (int64_t n = 0; n < some; ++n) part[n] = parts.of(here + (p + n) * panel_stride, i);
+        for (int64_t n = 0; n < some; ++n) part[n] = parts.panel_part(here + (p + n) * panel_stride, i);
         kernels.unpack(parts.scheme, part, int(some), parts.groups_of(i), part_values(i, p), row_info + at,
                        scales + at);
       }
@@ -201,14 +203,14 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
     for (int64_t t = begin; t < end; t += most) {
       const int64_t tokens = std::min(most, end - t);
       for (int64_t i = 0; i < parts.count; ++i) {
-        Activations some = parts.of(now, i);
+        Activations some = parts.activations_part(now, i);
         for (int64_t p = 0; p < count; p += step) {
           const int64_t at = i * stride + p * kPanel;
           kernels.gemm(part_values(i, p), row_info + at, scales + at, int(std::min(step, count - p)), some, t,
                        int(tokens), (i == 0 ? acc : more) + p * kPanel, stride);
           some.prefetch_bytes = now.prefetch_bytes = 0;
         }
-        if (i != 0) kernels.add(acc, more, tokens * stride);
+        if (i != 0) kernels.accumulate(acc, more, tokens * stride);
       }
       for (int64_t p = 0; has_offsets(scheme) && p < count; ++p)
         kernels.add_offsets(scheme, here + p * panel_stride, x, t, int(tokens), acc + p * kPanel, stride);

@@ -46,7 +46,7 @@ void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& 
   }
 }
 
-void linear_add(float* sums, const float* more, int64_t n) {
+void linear_accumulate(float* sums, const float* more, int64_t n) {
   for (int64_t i = 0; i < n; i += kPanel) store(sums + i, load(sums + i) + load(more + i));
 }
 

@@ -32,7 +32,7 @@ struct QuantRows {
   int64_t row_bytes() const { return groups * kGroup; }
   Activations of(const ExpertRows& e) const {
     return {values + e.first_row * row_bytes(), scales + e.first_row,
-            sums || e.rows <= kMostGemvTokens ? group_sums + e.first_row * groups : nullptr, groups, e.block};
+            sums || e.rows <= kMaxGemvTokens ? group_sums + e.first_row * groups : nullptr, groups, e.block};
   }
 };
 

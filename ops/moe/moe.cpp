@@ -90,7 +90,7 @@ void finish_ungated(const GatedEpilogue& e, const float* acc, int64_t panel, int
     const int64_t count = std::min(kMost, panels - first);
     for (int64_t p = 0; p < 2 * count; ++p)
       std::memcpy(both + p * kPanel, acc + (first + p / 2) * kPanel, kPanel * sizeof(float));
-    finish_gated(e, both, 2 * (panel + first), 2 * count, x_scale, row);
+    apply_gated_epilogue(e, both, 2 * (panel + first), 2 * count, x_scale, row);
   }
 }
 
@@ -106,11 +106,11 @@ void gate_up_tile(const MoeArgs& a, const MoeMemory& m, int64_t index) {
                                a.limit,
                                a.intermediate,
                                Rows{m.gated + e.first_row * m.gated_stride, m.gated_stride, DType::f32}};
-  multiply_tile(kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride,
-                a.gate_up_panel_stride, x, index - e.gate_up_tile,
-                [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
-                  (a.gated ? finish_gated : finish_ungated)(epilogue, acc, panel, panels, x.scales[row], row);
-                });
+  multiply_tile(
+      kernels, e.gate_up, a.scheme, a.gate_up + e.expert * a.gate_up_expert_stride, a.gate_up_panel_stride, x,
+      index - e.gate_up_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+        (a.gated ? apply_gated_epilogue : finish_ungated)(epilogue, acc, panel, panels, x.scales[row], row);
+      });
 }
 
 int64_t down_tiles(const MoeMemory& m, int64_t pass) {
@@ -126,15 +126,16 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
   const Activations x = m.intermediate.of(e);
   const int64_t first_panel = pass * passes.step;
   float* out = m.down[pass % 2] + e.first_row * m.down_stride;
-  multiply_tile(
-      kernels, rest ? e.down_rest : e.down, a.scheme,
-      a.down + e.expert * a.down_expert_stride + first_panel * a.down_panel_stride, a.down_panel_stride, x,
-      index - e.*first_tile, [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
-        const int64_t column = (first_panel + panel) * kPanel,
-                      n = std::min(panels * kPanel, a.hidden - column);
-        kernels.finish(acc, n, x.scales[row], bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + column),
-                       a.bias_type, nullptr, out + row * m.down_stride + panel * kPanel, DType::f32);
-      });
+  multiply_tile(kernels, rest ? e.down_rest : e.down, a.scheme,
+                a.down + e.expert * a.down_expert_stride + first_panel * a.down_panel_stride,
+                a.down_panel_stride, x, index - e.*first_tile,
+                [&](int64_t row, int64_t panel, int64_t panels, const float* acc) {
+                  const int64_t column = (first_panel + panel) * kPanel,
+                                n = std::min(panels * kPanel, a.hidden - column);
+                  kernels.epilogue(
+                      acc, n, x.scales[row], bias_at(a.down_bias, a.bias_type, e.expert * a.hidden + column),
+                      a.bias_type, nullptr, out + row * m.down_stride + panel * kPanel, DType::f32);
+                });
 }
 
 // The weighted sums of one pass, cut into tiles of some tokens × columns.

@@ -7,22 +7,22 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-struct Start {
-  alignas(16) float of[4];
-  constexpr explicit Start(float x) : of{x, x, x, x} {}
+struct AccumulatorInit {
+  alignas(16) float lanes[4];
+  constexpr explicit AccumulatorInit(float x) : lanes{x, x, x, x} {}
 };
 
 #if defined(__ARM_NEON) && !defined(ARMLLM_VARIANT_scalar)
-__attribute__((always_inline)) inline float32x4_t loaded(const Start& at) {
+__attribute__((always_inline)) inline float32x4_t load_init(const AccumulatorInit& at) {
   float32x4_t part;
-  __asm__ volatile("ldr %q0, %1" : "=w"(part) : "m"(at.of));
+  __asm__ volatile("ldr %q0, %1" : "=w"(part) : "m"(at.lanes));
   return part;
 }
-__attribute__((always_inline)) inline F32 start(const Start& at) {
-  return {{loaded(at), loaded(at), loaded(at), loaded(at)}};
+__attribute__((always_inline)) inline F32 init(const AccumulatorInit& at) {
+  return {{load_init(at), load_init(at), load_init(at), load_init(at)}};
 }
 #else
-__attribute__((always_inline)) inline F32 start(const Start& at) { return set1(at.of[0]); }
+__attribute__((always_inline)) inline F32 init(const AccumulatorInit& at) { return set1(at.lanes[0]); }
 #endif
 
 }  // namespace

@@ -31,20 +31,20 @@ struct AccuracyOf<bf16> {
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 exp2_fraction(F32 f) {
   if (accuracy == Accuracy::bf16) {
-    static constexpr Start c0{0.999928057f}, c1{0.693260968f}, c2{0.242611125f};
-    return fma(fma(fma(set1(0.0551716685f), f, start(c2)), f, start(c1)), f, start(c0));
+    static constexpr AccumulatorInit c0{0.999928057f}, c1{0.693260968f}, c2{0.242611125f};
+    return fma(fma(fma(set1(0.0551716685f), f, init(c2)), f, init(c1)), f, init(c0));
   }
   if (accuracy == Accuracy::f16) {
-    static constexpr Start c0{0.999999285f}, c1{0.693121791f}, c2{0.240247443f}, c3{0.0559178591f};
-    const F32 p = fma(fma(set1(0.00957010221f), f, start(c3)), f, start(c2));
-    return fma(fma(p, f, start(c1)), f, start(c0));
+    static constexpr AccumulatorInit c0{0.999999285f}, c1{0.693121791f}, c2{0.240247443f}, c3{0.0559178591f};
+    const F32 p = fma(fma(set1(0.00957010221f), f, init(c3)), f, init(c2));
+    return fma(fma(p, f, init(c1)), f, init(c0));
   }
-  static constexpr Start c0{1.0f}, c1{0.693147182f}, c2{0.240226462f}, c3{0.0555032864f}, c4{0.00961848907f},
-      c5{0.00133999309f};
-  F32 p = fma(set1(0.000153458124f), f, start(c5));
-  p = fma(fma(p, f, start(c4)), f, start(c3));
-  p = fma(fma(p, f, start(c2)), f, start(c1));
-  return fma(p, f, start(c0));
+  static constexpr AccumulatorInit c0{1.0f}, c1{0.693147182f}, c2{0.240226462f}, c3{0.0555032864f},
+      c4{0.00961848907f}, c5{0.00133999309f};
+  F32 p = fma(set1(0.000153458124f), f, init(c5));
+  p = fma(fma(p, f, init(c4)), f, init(c3));
+  p = fma(fma(p, f, init(c2)), f, init(c1));
+  return fma(p, f, init(c0));
 }
 
 // 1 / d for 1 ≤ d ≤ 2^125.  The first guess is off by 5.1 % at most; Newton's step squares that, the one of the third
@@ -53,8 +53,8 @@ template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 reciprocal(F32 d) {
   F32 r = from_bits(set1i(0x7ef31200) - bits(d));
   if (accuracy == Accuracy::bf16) {
-    static constexpr Start one{1.0f};
-    const F32 h = fnma(d, r, start(one));
+    static constexpr AccumulatorInit one{1.0f};
+    const F32 h = fnma(d, r, init(one));
     return fma(r, fma(h, h, h), r);
   }
   r = r * reciprocal_step(d, r);
@@ -68,9 +68,9 @@ constexpr float kExpEnd = 86.0f;
 // e^−x = power · y for −86 ≤ x ≤ 86, where power is one of two; a NaN may give anything.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 exp_minus_parts(F32 x, F32& power) {
-  static constexpr Start shift{0x1.8p23f + 127.0f};  // leaves a biased exponent in the low bits
-  const F32 log2e = set1(1.44269504f), shifted = fnma(x, log2e, start(shift));
-  F32 f = fnma(x, log2e, set1(shift.of[0]) - shifted);
+  static constexpr AccumulatorInit shift{0x1.8p23f + 127.0f};  // leaves a biased exponent in the low bits
+  const F32 log2e = set1(1.44269504f), shifted = fnma(x, log2e, init(shift));
+  F32 f = fnma(x, log2e, set1(shift.lanes[0]) - shifted);
   if (accuracy == Accuracy::f32) f = fnma(x, set1(1.92596303e-08f), f);
   power = from_bits(shift_left<23>(bits(shifted)));
   return exp2_fraction<accuracy>(f);
@@ -83,15 +83,15 @@ __attribute__((always_inline)) inline F32 exp_minus(F32 x) {
 }
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 one_and_exp_minus(F32 x) {
-  static constexpr Start one{1.0f};
+  static constexpr AccumulatorInit one{1.0f};
   F32 power;
   const F32 y = exp_minus_parts<accuracy>(x, power);
-  return fma(y, power, start(one));
+  return fma(y, power, init(one));
 }
 
-__attribute__((always_inline)) inline F32 from_floor(F32 x) { return at_least(x, set1(-kExpEnd)); }
+__attribute__((always_inline)) inline F32 clamp_exp_floor(F32 x) { return at_least(x, set1(-kExpEnd)); }
 
-// For z from_floor; NaN where y is.
+// For z clamp_exp_floor; NaN where y is.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 times_sigmoid(F32 y, F32 z) {
   return y * reciprocal<accuracy>(one_and_exp_minus<accuracy>(at_most(z, set1(kExpEnd))));
@@ -100,7 +100,7 @@ __attribute__((always_inline)) inline F32 times_sigmoid(F32 y, F32 z) {
 // silu(x) · up
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 silu_times(F32 x, F32 up) {
-  const F32 z = from_floor(x);
+  const F32 z = clamp_exp_floor(x);
   return times_sigmoid<accuracy>(z * up, z);
 }
 
@@ -108,7 +108,7 @@ __attribute__((always_inline)) inline F32 silu_times(F32 x, F32 up) {
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 gelu_tanh_times(F32 x, F32 up) {
   const F32 u = x * fma(x * x, set1(0.044715f * 1.59576912f), set1(1.59576912f));
-  return times_sigmoid<accuracy>(from_floor(x) * up, from_floor(u));
+  return times_sigmoid<accuracy>(clamp_exp_floor(x) * up, clamp_exp_floor(u));
 }
 
 // x · Φ(x) as in exp.h, for results that are rounded to sixteen bits.
@@ -116,7 +116,7 @@ template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 gelu_times(F32 x, F32 up) {
   const F32 t = at_most(abs(x), set1(13.0f)), s = reciprocal<Accuracy::f16>(fma(t, set1(0.25f), set1(1.0f)));
   const F32 tail = exp_minus<accuracy>(t * t * set1(0.5f)) * normal_tail(s);
-  return from_floor(x) * up * select_greater(x, zero(), set1(1.0f) - tail, tail);
+  return clamp_exp_floor(x) * up * select_greater(x, zero(), set1(1.0f) - tail, tail);
 }
 
 }  // namespace

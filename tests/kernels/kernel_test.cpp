@@ -31,8 +31,8 @@ int main(int count, char** names) {
     if (std::string(v.name) == "scalar") truth = &v;
   std::vector<std::string> missing(names + 1, names + count);
   Report report;
-  test_crew(report);
-  test_shares(report);
+  test_worker_governor(report);
+  test_work_ranges(report);
   for (const Variant& v : armllm::all_variants()) {
     bool wanted = count == 1 && is_usual(v);
     if (!armllm::runs_here(v)) {

@@ -144,8 +144,8 @@ void test_linear(const Variant& tested, const Variant& truth, Report& report);
 void test_rows(const Variant& tested, const Variant& truth, Report& report);
 void test_attention(const Variant& tested, const Variant& truth, Report& report);
 // Parts of calls against whole ones.
-void test_crew(Report& report);
-void test_shares(Report& report);
+void test_worker_governor(Report& report);
+void test_work_ranges(Report& report);
 void test_linear_parts(const Variant& tested, Report& report);
 void test_row_parts(const Variant& tested, Report& report);
 void test_attention_parts(const Variant& tested, Report& report);

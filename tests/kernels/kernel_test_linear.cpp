@@ -1,4 +1,4 @@
-// quantize, gemv, unpack + gemm, finish and add_offsets, for every scheme.
+// quantize, gemv, unpack + gemm, epilogue and add_offsets, for every scheme.
 #include "kernel_test_panels.h"
 
 namespace armllm_test {
@@ -46,7 +46,7 @@ void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const ch
         for (bool extreme : {false, true}) {
           const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
           const int64_t first = gemv_block_of(tested, scheme, tokens);
-          QuantisedRows x(first + tokens, groups, extreme, random);
+          QuantizedRows x(first + tokens, groups, extreme, random);
           std::vector<float> out[2];
           for (int i = 0; i < 2; ++i) {
             const LinearKernels& kernels = i ? truth : tested;
@@ -75,7 +75,7 @@ void test_gemv_panels(const LinearKernels& tested, const char* name, Report& rep
           bytes = int64_t(panel.size()) + kGap;
           panels.resize(size_t(bytes * (p + 1)));
         }
-        QuantisedRows rows(tokens, groups, false, random);
+        QuantizedRows rows(tokens, groups, false, random);
         const Activations x = rows.in_blocks(gemv_block_of(tested, scheme, tokens));
         std::vector<float> out(size_t(tokens * kStride), -7.0f), expected = out;
         tested.gemv_panels(scheme, panels.data(), bytes, kPanels, x, 0, tokens, out.data(), kStride);
@@ -105,7 +105,7 @@ void test_gemv_wide(const LinearKernels& tested, const char* name, Report& repor
             const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
             std::memcpy(&panels[size_t(p * bytes)], panel.data(), panel.size());
           }
-          QuantisedRows rows(tokens, groups, extreme, random);
+          QuantizedRows rows(tokens, groups, extreme, random);
           std::vector<float> out(size_t((tokens + 1) * kStride), -7.0f), expected = out;
           const Activations alone = rows.in_blocks(1);
           for (int64_t p = 0; p < kPanels; ++p)
@@ -120,7 +120,7 @@ void test_gemv_wide(const LinearKernels& tested, const char* name, Report& repor
 }
 
 std::vector<float> multiply(const LinearKernels& kernels, Scheme scheme,
-                            const std::vector<std::vector<uint8_t>>& panels, QuantisedRows& rows,
+                            const std::vector<std::vector<uint8_t>>& panels, QuantizedRows& rows,
                             int64_t first, int tokens) {
   const int64_t stride = int64_t(panels.size()) * kPanel + 3;
   std::vector<float> out(size_t((tokens + 1) * stride), -7.0f);
@@ -152,7 +152,7 @@ void test_gemm(const LinearKernels& tested, const LinearKernels& truth, const ch
             std::vector<std::vector<uint8_t>> w;
             for (int64_t p = 0; p < panels; ++p) w.push_back(random_panel(scheme, groups, extreme, random));
             const int64_t first = tested.gemm_block;
-            QuantisedRows x(first + tokens, groups, extreme, random);
+            QuantizedRows x(first + tokens, groups, extreme, random);
             report.expect(same_floats(multiply(tested, scheme, w, x, first, int(tokens)),
                                       multiply(truth, scheme, w, x, first, int(tokens))),
                           text("%s gemm scheme %s groups %ld panels %ld tokens %ld", name, scheme_name,
@@ -160,7 +160,8 @@ void test_gemm(const LinearKernels& tested, const LinearKernels& truth, const ch
           }
 }
 
-void test_finish(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
+void test_epilogue(const LinearKernels& tested, const LinearKernels& truth, const char* name,
+                   Report& report) {
   Random random(4);
   for (DType type : kTypes)
     for (DType bias_type : kTypes)
@@ -171,9 +172,9 @@ void test_finish(const LinearKernels& tested, const LinearKernels& truth, const 
           const float scale = kind == 4 ? std::nanf("") : 0.37f;
           for (int i = 0; i < 2; ++i)
             (i ? truth : tested)
-                .finish(static_cast<const float*>(acc.data()), n, scale, kind & 1 ? bias.data() : nullptr,
-                        bias_type, kind & 2 ? residual.data() : nullptr, (i ? second : first).data(), type);
-          report.expect(first.same(second), text("%s finish types %d %d n %ld kind %d", name, int(type),
+                .epilogue(static_cast<const float*>(acc.data()), n, scale, kind & 1 ? bias.data() : nullptr,
+                          bias_type, kind & 2 ? residual.data() : nullptr, (i ? second : first).data(), type);
+          report.expect(first.same(second), text("%s epilogue types %d %d n %ld kind %d", name, int(type),
                                                  int(bias_type), long(n), kind));
         }
 }
@@ -193,7 +194,7 @@ void test_add_offsets(const LinearKernels& tested, const LinearKernels& truth, c
       std::memcpy(&panel[size_t(layout.offsets)], offsets.data(), offsets.size() * 4);
       constexpr int kFirst = 1, kTokens = 3;
       constexpr int64_t kStride = kPanel + 5;
-      QuantisedRows rows(kFirst + kTokens, groups, false, random);
+      QuantizedRows rows(kFirst + kTokens, groups, false, random);
       const Activations x = rows.in_blocks(tested.gemm_block);
       std::vector<float> out[2];
       for (int i = 0; i < 2; ++i) {
@@ -225,7 +226,7 @@ void test_linear(const Variant& tested, const Variant& truth, Report& report) {
   test_gemv_panels(*tested.linear, tested.name, report);
   test_gemv_wide(*tested.linear, tested.name, report);
   test_gemm(*tested.linear, *truth.linear, tested.name, report);
-  test_finish(*tested.linear, *truth.linear, tested.name, report);
+  test_epilogue(*tested.linear, *truth.linear, tested.name, report);
   test_add_offsets(*tested.linear, *truth.linear, tested.name, report);
 }
 

@@ -48,13 +48,13 @@ inline std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool ext
   return panel;
 }
 
-struct QuantisedRows {
+struct QuantizedRows {
   std::vector<int8_t> values;  // row-major
   std::vector<int32_t> group_sums;
   std::vector<int8_t> blocked;
   int64_t tokens, groups;
 
-  QuantisedRows(int64_t tokens, int64_t groups, bool extreme, Random& random)
+  QuantizedRows(int64_t tokens, int64_t groups, bool extreme, Random& random)
       : values(size_t(tokens * groups * kGroup)),
         group_sums(size_t(tokens * groups)),
         tokens(tokens),

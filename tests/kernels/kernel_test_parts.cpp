@@ -25,7 +25,7 @@ void test_gemv_parts(const LinearKernels& kernels, const char* name, Report& rep
   for (const auto& [scheme, scheme_name] : kernel_schemes())
     for (int64_t groups : {3, 13}) {
       const std::vector<uint8_t> panel = random_panel(scheme, groups, false, random);
-      QuantisedRows rows(tokens, groups, false, random);
+      QuantizedRows rows(tokens, groups, false, random);
       std::vector<float> alone(size_t(tokens * kPanel));
       const Activations single = rows.in_blocks(1);
       for (int64_t t = 0; t < tokens; ++t)
@@ -74,7 +74,7 @@ void test_gemm_parts(const LinearKernels& kernels, const char* name, Report& rep
       const int64_t groups = 1 + 2 * (rest % 2), tokens = 2 * block + rest % block;
       const int64_t stride = panel_layout(scheme, groups * kGroup).bytes, columns = panels * kPanel;
       const std::vector<uint8_t> w = panels_of(scheme, groups, panels, stride, random);
-      QuantisedRows rows(tokens, groups, false, random);
+      QuantizedRows rows(tokens, groups, false, random);
       Product product{kernels, scheme, w, stride, rows.in_blocks(block)};
       product.x.group_sums = nullptr;
       std::vector<float> whole(size_t(tokens * columns)), parts;
@@ -113,7 +113,7 @@ void test_tiles(const LinearKernels& kernels, const char* name, Report& report) 
       const std::vector<uint8_t> w = panels_of(scheme, groups, panels, stride, random);
       const int64_t block = gemv ? gemv_block_of(kernels, scheme, tokens) : kernels.gemm_block;
       const int64_t first = round_up(kernels.gemm_block, block);
-      QuantisedRows rows(first + tokens, groups, false, random);
+      QuantizedRows rows(first + tokens, groups, false, random);
       Activations x = rows.in_blocks(block);
       x.values += first * groups * kGroup;
       x.group_sums = gemv ? x.group_sums + first * groups : nullptr;

@@ -123,9 +123,9 @@ void test_columns(const Variant& tested, Report& report) {
         p.bias_type = type;
         tested.activation->gated_panels(p, at(out, begin), type);
       });
-      compare("finish", n, 1, [&](Values& out, int64_t begin, int64_t end) {
-        tested.linear->finish(floats(rows, begin), end - begin, 0.37f, at(bias, begin), type,
-                              at(residual, begin), at(out, begin), type);
+      compare("epilogue", n, 1, [&](Values& out, int64_t begin, int64_t end) {
+        tested.linear->epilogue(floats(rows, begin), end - begin, 0.37f, at(bias, begin), type,
+                                at(residual, begin), at(out, begin), type);
       });
       compare("combine", n, 1, [&](Values& out, int64_t begin, int64_t end) {
         const float* x[count];

@@ -113,7 +113,7 @@ void test_threads(Report& report) {
 
 }  // namespace
 
-void test_shares(Report& report) {
+void test_work_ranges(Report& report) {
   test_one_worker_comes(report);
   test_neighbors(report);
   test_helping(report);

@@ -67,7 +67,7 @@ void test_crew_sizes(Report& report) {
 
 }  // namespace
 
-void test_crew(Report& report) {
+void test_worker_governor(Report& report) {
   test_watch(report);
   test_crew_sizes(report);
 }

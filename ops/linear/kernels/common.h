@@ -1,4 +1,20 @@
-// What all variants of the linear kernels share: quantizing a row, finishing a row, reading a panel.
+// Shared by all variants of the linear kernels: row quantization, the epilogue, reading a panel.
+//
+// Names of kernels: <phase>_<weights>_<instruction>[_<tokens>][_by_<parameter>]
+//
+//   phase        unpack, gemv, gemm; dot, which returns sums before the epilogue; dense, for unquantized weights;
+//                with _panels, _rows, _segments or _step if the kernel does not cover one panel over all of K
+//   weights      g32i, row (row and rowz), groups (float group scales), grouped (g32i and groups: a sum ends with
+//                each group), i4 (every INT4 scheme, chosen by template argument), i8, i16, bf16;
+//                left out where a dispatcher covers every scheme
+//   instruction  the one that multiplies: maddubs, madd, vpdpbusd, tdpbssd, smull, sdot, smmla, smopa, sve_sdot,
+//                sve_smmla, bfmmla, fma
+//   tokens       token counts that the kernel handles, where several kernels share a phase: 2, 3_4, 5_8, 9_16
+//   by_...       a dispatcher: turns the scheme, the token count or the vector length into template arguments
+//
+// Functions with internal linkage that fill a variant's LinearKernels have the names of its members: gemv,
+// gemv_panels, gemv_wide, unpack, gemm.  Files: read_panel_<isa>.h loads and widens panels, unpack_<isa>.h converts
+// them for gemm, gemv_<instruction>.h and linear_<variant>.cpp hold the kernels.
 #pragma once
 
 #include "linear/quant_linear.h"
@@ -10,16 +26,16 @@
 
 namespace armllm::ARMLLM_VARIANT {
 
-// LinearKernels::quantize and LinearKernels::finish (quantize_row.simd.cpp)
+// LinearKernels::quantize and LinearKernels::epilogue (quantize_row.simd.cpp)
 float linear_quantize(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
                       int32_t* group_sums);
-void linear_finish(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
-                   const void* residual, void* y, DType type);
+void linear_epilogue(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
+                     const void* residual, void* y, DType type);
 
-// LinearKernels::add_offsets and LinearKernels::add (weight_offsets.simd.cpp)
+// LinearKernels::add_offsets and LinearKernels::accumulate (weight_offsets.simd.cpp)
 void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
                         int tokens, float* out, int64_t out_stride);
-void linear_add(float* sums, const float* more, int64_t n);
+void linear_accumulate(float* sums, const float* more, int64_t n);
 
 // How gemm takes the float group scales of scale group `column`: 16 factors, round_half_even(s_group / s_row · kFoldOne)
 // within ±kFoldLimit, 0 where s_row is 0.  The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).
@@ -73,18 +89,18 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
 // Otherwise every line of the stream is prefetched, in two steps, since the first-level cache can wait for fewer lines
 // than the memory needs under way.  short_steps: for CPUs whose own prefetcher would fetch as well, but loses the stream at
 // whatever else is touched between panels.  long_steps: more tokens keep any CPU too busy to run ahead.
-enum class Fetch { by_cpu, short_steps, long_steps };
+enum class Prefetch { hardware, software_near, software_far };
 
-template <int kLines, Fetch kFetch>  // kLines: of values a group
+template <int kLines, Prefetch kPrefetch>  // kLines: of values a group
 struct PanelStream {
-  static constexpr int64_t kNear = kFetch == Fetch::short_steps ? 1024 : 4096;  // bytes ahead
-  static constexpr int64_t kFar = kFetch == Fetch::short_steps ? 4096 : 12288;
+  static constexpr int64_t kNear = kPrefetch == Prefetch::software_near ? 1024 : 4096;  // bytes ahead
+  static constexpr int64_t kFar = kPrefetch == Prefetch::software_near ? 4096 : 12288;
   const uint8_t* at;
 
   PanelStream(const uint8_t* panel, const PanelLayout& layout) : at(panel) {
     for (; at < panel + layout.values; at += 64) {
       prefetch(at);
-      if (kFetch == Fetch::long_steps) continue;
+      if (kPrefetch == Prefetch::software_far) continue;
       const uint8_t byte = *at;
       asm volatile("" ::"r"(byte));
     }
@@ -98,7 +114,7 @@ struct PanelStream {
 
  private:
   static inline void prefetch(const uint8_t* line) {
-    if (kFetch == Fetch::by_cpu) return;
+    if (kPrefetch == Prefetch::hardware) return;
     __builtin_prefetch(line + kNear, 0, 3);
     __builtin_prefetch(line + kFar, 0, 2);
   }

@@ -39,7 +39,15 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {
-    1, kTokens, 1, linear_quantize, linear_gemv, unpack, gemm, linear_finish, linear_add_offsets, linear_add};
+const LinearKernels linear = {1,
+                              kTokens,
+                              1,
+                              linear_quantize,
+                              linear_gemv,
+                              unpack,
+                              gemm,
+                              linear_epilogue,
+                              linear_add_offsets,
+                              linear_accumulate};
 
 }  // namespace armllm::scalar

@@ -37,7 +37,7 @@ __attribute__((always_inline)) inline float32x4_t add_32(float32x4_t sum, const 
 }
 
 // One token and all outputs of a tile.
-inline void bfmmla_token(const uint16_t* x, const uint16_t* const* weight, int64_t n, float* out) {
+inline void dense_bf16_bfmmla_1(const uint16_t* x, const uint16_t* const* weight, int64_t n, float* out) {
   constexpr int kOutputs = int(kDenseOutputs);
   float32x4_t sums[kOutputs];
   const uint16_t* w[kOutputs];
@@ -60,19 +60,19 @@ inline void bfmmla_token(const uint16_t* x, const uint16_t* const* weight, int64
 }
 
 struct Halves {
-  bfloat16x8_t of[2];
+  bfloat16x8_t half[2];
   // The first and the last four of 8 k of two rows.
   __attribute__((always_inline)) inline Halves(bfloat16x8_t a, bfloat16x8_t b) {
     const uint64x2_t x = vreinterpretq_u64_bf16(a), y = vreinterpretq_u64_bf16(b);
-    of[0] = vreinterpretq_bf16_u64(vzip1q_u64(x, y));
-    of[1] = vreinterpretq_bf16_u64(vzip2q_u64(x, y));
+    half[0] = vreinterpretq_bf16_u64(vzip1q_u64(x, y));
+    half[1] = vreinterpretq_bf16_u64(vzip2q_u64(x, y));
   }
 };
 
 // 2 · kPairs tokens and 8 outputs.
 template <int kPairs>
-inline void bfmmla_tokens(const uint16_t* const* x, const uint16_t* const* w, int64_t n, int first,
-                          float (&out)[kDenseTokens][kDenseOutputs]) {
+inline void dense_bf16_bfmmla_2_4(const uint16_t* const* x, const uint16_t* const* w, int64_t n, int first,
+                                  float (&out)[kDenseTokens][kDenseOutputs]) {
   float32x4_t sums[2][kPairs][4];
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h)
@@ -85,7 +85,7 @@ inline void bfmmla_tokens(const uint16_t* const* x, const uint16_t* const* w, in
 #pragma GCC unroll 2
     for (int p = 0; p < kPairs; ++p) {
       const Halves halves(load_k(x[2 * p] + k, count), load_k(x[2 * p + 1] + k, count));
-      tokens[0][p] = halves.of[0], tokens[1][p] = halves.of[1];
+      tokens[0][p] = halves.half[0], tokens[1][p] = halves.half[1];
     }
 #pragma GCC unroll 4
     for (int r = 0; r < 4; ++r) {
@@ -94,7 +94,7 @@ inline void bfmmla_tokens(const uint16_t* const* x, const uint16_t* const* w, in
       for (int h = 0; h < 2; ++h)
 #pragma GCC unroll 2
         for (int p = 0; p < kPairs; ++p)
-          sums[h][p][r] = vbfmmlaq_f32(sums[h][p][r], tokens[h][p], rows.of[h]);
+          sums[h][p][r] = vbfmmlaq_f32(sums[h][p][r], tokens[h][p], rows.half[h]);
     }
   };
   int64_t k = 0;
@@ -111,7 +111,7 @@ inline void bfmmla_tokens(const uint16_t* const* x, const uint16_t* const* w, in
 }
 
 // Products of bfloat16 rows.  Rows at the edge that nobody asked for are the last ones once more.
-void sum_bf16_products(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
+void dense_bf16_bfmmla(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
                        int outputs, float (&out)[kDenseTokens][kDenseOutputs]) {
   const uint16_t *x[kDenseTokens], *weight[kDenseOutputs];
   for (int t = 0; t < kDenseTokens; ++t)
@@ -119,12 +119,12 @@ void sum_bf16_products(const DenseLinearArgs& args, int64_t first_token, int tok
   for (int o = 0; o < kDenseOutputs; ++o)
     weight[o] =
         reinterpret_cast<const uint16_t*>(args.weight.row(first_output + (o < outputs ? o : outputs - 1)));
-  if (tokens == 1) return bfmmla_token(x[0], weight, args.in_features, out[0]);
+  if (tokens == 1) return dense_bf16_bfmmla_1(x[0], weight, args.in_features, out[0]);
   for (int o = 0; o < outputs; o += 8) {
     if (tokens == 2) {
-      bfmmla_tokens<1>(x, weight + o, args.in_features, o, out);
+      dense_bf16_bfmmla_2_4<1>(x, weight + o, args.in_features, o, out);
     } else {
-      bfmmla_tokens<2>(x, weight + o, args.in_features, o, out);
+      dense_bf16_bfmmla_2_4<2>(x, weight + o, args.in_features, o, out);
     }
   }
 }

@@ -38,7 +38,7 @@ ARMLLM_INLINE int8x16_t fold_table(int16x8_t codes0, int16x8_t codes1, int16x8_t
 
 // Tables of all 16 rows, looked up two rows at a time.  They stay where a pair of them can be named.
 template <typename Order, bool kZeros>
-ARMLLM_IN_WRITTEN_ORDER void unpack_folded(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
+ARMLLM_IN_WRITTEN_ORDER void unpack_groups(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
   const int64_t groups = layout.groups, step_groups = groups_per_scale(layout.scheme);
   const bool halves = has_bf16_scales(layout.scheme);
   const uint8_t* scales = panel + layout.scales;

@@ -22,7 +22,7 @@ struct Dots {
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) bytes[v] = load_values(lines + 64 * j + 16 * v);
 #pragma GCC unroll 2
-      for (int t = 0; t < kCount; ++t) chunk[t] = twice(x[t] + k + 8 * j);
+      for (int t = 0; t < kCount; ++t) chunk[t] = broadcast8(x[t] + k + 8 * j);
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
         const int8x16_t u = low_nibbles(bytes[v]);
@@ -43,7 +43,7 @@ struct Dots {
 };
 
 // The low 16 bits.
-ARMLLM_INLINE int16x8_t spread16(const int32_t* p) {
+ARMLLM_INLINE int16x8_t broadcast_low16(const int32_t* p) {
   int16_t half;
   __builtin_memcpy(&half, p, 2);
   return vdupq_n_s16(half);
@@ -51,9 +51,9 @@ ARMLLM_INLINE int16x8_t spread16(const int32_t* p) {
 
 // g32i.  A group's sum is at most 32 · 8 · 127 = 32512 in size and thus fits 16 bits.
 template <int kCount>
-ARMLLM_IN_WRITTEN_ORDER void sdot_multiplied(const uint8_t* panel, const PanelLayout& layout,
-                                             const int8_t* const* x, const int32_t* const* group_sums,
-                                             float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLayout& layout,
+                                            const int8_t* const* x, const int32_t* const* group_sums,
+                                            float* out) {
   const uint8_t* lines = panel + layout.values;
   const uint8_t* multipliers = panel + layout.multipliers;
   Dots<kCount> dots;
@@ -68,7 +68,7 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_multiplied(const uint8_t* panel, const PanelLa
       const int32x4_t high0 = dots.high_sum16(t, 0), high1 = dots.high_sum16(t, 1);
       const int16x8_t low = vuzp1q_s16(vreinterpretq_s16_s32(low0), vreinterpretq_s16_s32(low1));
       const int16x8_t high = vshrn_high_n_s32(vshrn_n_s32(high0, 4), high1, 4);
-      const int16x8_t l = vaddq_s16(vsubq_s16(low, low_before[t]), spread16(group_sums[t] + g));
+      const int16x8_t l = vaddq_s16(vsubq_s16(low, low_before[t]), broadcast_low16(group_sums[t] + g));
       const int16x8_t h = vsubq_s16(high, high_before[t]);
       low_before[t] = low;
       high_before[t] = high;
@@ -97,25 +97,26 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_multiplied(const uint8_t* panel, const PanelLa
 // Adds −z · Σ x to the sums of low nibbles and to 16 times those of high ones, which hold u − 8.
 // `correction` is −8 · Σ x; without zero points, z = 8.
 struct ZeroPoints {
-  int32x4_t of_row[4];
+  int32x4_t row_zeros[4];
 
   ARMLLM_INLINE explicit ZeroPoints(const uint8_t* eight) {
     const uint8x16_t rows = row_nibbles(eight);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) of_row[i] = widen4(rows, 4 * i);
+    for (int i = 0; i < 4; ++i) row_zeros[i] = widen4(rows, 4 * i);
   }
   ARMLLM_INLINE int32x4_t low(int32x4_t sum, int i, int32_t correction) const {
-    return vmlaq_n_s32(sum, of_row[i], correction / 8);
+    return vmlaq_n_s32(sum, row_zeros[i], correction / 8);
   }
   ARMLLM_INLINE int32x4_t high16(int32x4_t sum, int i, int32_t correction) const {
-    return vmlaq_n_s32(sum, vsubq_s32(of_row[2 + i], vdupq_n_s32(8)), 2 * correction);
+    return vmlaq_n_s32(sum, vsubq_s32(row_zeros[2 + i], vdupq_n_s32(8)), 2 * correction);
   }
 };
 
 // row, rowz
 template <int kCount>
-ARMLLM_IN_WRITTEN_ORDER void sdot_row(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
-                                      const int32_t* const* group_sums, float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_row_sdot(const uint8_t* panel, const PanelLayout& layout,
+                                           const int8_t* const* x, const int32_t* const* group_sums,
+                                           float* out) {
   Dots<kCount> dots;
   int32_t correction[kCount] = {};
   for (int64_t g = 0; g < layout.groups; ++g) {
@@ -129,7 +130,7 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_row(const uint8_t* panel, const PanelLayout& l
       if (has_zero_points(layout.scheme)) {
         const ZeroPoints zeros(panel + layout.zero_points);
         low = zeros.low(low, i, correction[t]);
-        high = vmlaq_n_s32(high, vsubq_s32(zeros.of_row[2 + i], vdupq_n_s32(8)), correction[t] / 8);
+        high = vmlaq_n_s32(high, vsubq_s32(zeros.row_zeros[2 + i], vdupq_n_s32(8)), correction[t] / 8);
       } else {
         low = vaddq_s32(low, vdupq_n_s32(correction[t]));
       }
@@ -140,9 +141,9 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_row(const uint8_t* panel, const PanelLayout& l
 
 // Float group scales: total = total + s · float(sum) for each scale.
 template <int kCount, bool kZeros>
-ARMLLM_IN_WRITTEN_ORDER void sdot_scaled(const uint8_t* panel, const PanelLayout& layout,
-                                         const int8_t* const* x, const int32_t* const* group_sums,
-                                         float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_groups_sdot(const uint8_t* panel, const PanelLayout& layout,
+                                              const int8_t* const* x, const int32_t* const* group_sums,
+                                              float* out) {
   const bool halves = has_bf16_scales(layout.scheme);
   const int64_t scale_bytes = kPanel * (halves ? 2 : 4), step = groups_per_scale(layout.scheme);
   const uint8_t* scales = panel + layout.scales;
@@ -186,8 +187,8 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_scaled(const uint8_t* panel, const PanelLayout
 
 // i8: kCount tokens against 4 · kQuads rows.
 template <int kCount, int kQuads>
-ARMLLM_IN_WRITTEN_ORDER void sdot_int8(const uint8_t* panel, const PanelLayout& layout,
-                                       const int8_t* const* x, int first, float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_i8_sdot(const uint8_t* panel, const PanelLayout& layout,
+                                          const int8_t* const* x, int first, float* out) {
   constexpr int kChains = kCount * kQuads < 8 ? 2 : 1;  // eight accumulators keep the pipes full
   const uint8_t* lines = panel + layout.values + 16 * first;
   int32x4_t sums[kChains][kCount][kQuads] = {};
@@ -223,7 +224,8 @@ ARMLLM_IN_WRITTEN_ORDER void sdot_int8(const uint8_t* panel, const PanelLayout& 
 
 // kCount tokens from `first` on (block 1) against one panel, any scheme.
 template <int kCount>
-void sdot_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, float* out) {
+void gemv_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first,
+                         float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   const int8_t* values[kCount];
   const int32_t* group_sums[kCount];
@@ -233,13 +235,13 @@ void sdot_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int6
   }
   if (scheme == Scheme::g32i) {  // one by one: two at a time take more registers than there are
     for (int t = 0; t < kCount; ++t)
-      sdot_multiplied<1>(panel, layout, values + t, group_sums + t, out + t * kPanel);
+      gemv_g32i_sdot<1>(panel, layout, values + t, group_sums + t, out + t * kPanel);
     return;
   }
-  if (scheme == Scheme::i8) return sdot_int8<kCount, 4>(panel, layout, values, 0, out);
-  if (!has_float_groups(scheme)) return sdot_row<kCount>(panel, layout, values, group_sums, out);
-  if (has_zero_points(scheme)) return sdot_scaled<kCount, true>(panel, layout, values, group_sums, out);
-  sdot_scaled<kCount, false>(panel, layout, values, group_sums, out);
+  if (scheme == Scheme::i8) return gemv_i8_sdot<kCount, 4>(panel, layout, values, 0, out);
+  if (!has_float_groups(scheme)) return gemv_row_sdot<kCount>(panel, layout, values, group_sums, out);
+  if (has_zero_points(scheme)) return gemv_groups_sdot<kCount, true>(panel, layout, values, group_sums, out);
+  gemv_groups_sdot<kCount, false>(panel, layout, values, group_sums, out);
 }
 
 }  // namespace

@@ -9,8 +9,8 @@ namespace {
 
 // g32i for more tokens: weights multiplied out, 8 rows at a time.
 template <bool kHigh, int kPairs>
-ARMLLM_IN_WRITTEN_ORDER void smmla_unpacked(const uint8_t* panel, const PanelLayout& layout,
-                                            const TokenPairs& x, float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_smmla_5_8(const uint8_t* panel, const PanelLayout& layout,
+                                                 const TokenPairs& x, float* out) {
   Int8Pairs<Scheme::g32i, kHigh, 4> rows(panel, layout, 0);
   const int8_t* values = x.values;
   int32x4_t sums[kPairs][4] = {};
@@ -18,12 +18,12 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_unpacked(const uint8_t* panel, const PanelLay
     rows.enter(g);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      const Columns<kPairs> columns(values + 64 * kPairs * g + 16 * kPairs * j);
+      const TokenChunks<kPairs> columns(values + 64 * kPairs * g + 16 * kPairs * j);
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
         const int8x16_t w = rows.at(j, v);
 #pragma GCC unroll 4
-        for (int p = 0; p < kPairs; ++p) sums[p][v] = vmmlaq_s32(sums[p][v], columns.of[0][p], w);
+        for (int p = 0; p < kPairs; ++p) sums[p][v] = vmmlaq_s32(sums[p][v], columns.chunk[0][p], w);
       }
     }
   }
@@ -39,16 +39,16 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_unpacked(const uint8_t* panel, const PanelLay
 
 // Σ x of a pair of tokens (from −8 · Σ x) times the zero points less `bias` of rows 2v and 2v + 1.
 ARMLLM_INLINE int32x4_t zero_products(uint8x16_t zeros, int row, int bias, int32_t first, int32_t second) {
-  const uint8x16_t lanes = vld1q_u8(kPairLanes.of[row / 2]);
-  const int32x4_t z = vsubq_s32(spread_pair<0>(zeros, vdupq_n_u8(0), lanes), vdupq_n_s32(bias));
+  const uint8x16_t lanes = vld1q_u8(kPairLanes.index[row / 2]);
+  const int32x4_t z = vsubq_s32(broadcast_pair<0>(zeros, vdupq_n_u8(0), lanes), vdupq_n_s32(bias));
   const int32x4_t sums = vcombine_s32(vdup_n_s32(first / 8), vdup_n_s32(second / 8));
   return vmulq_s32(z, sums);
 }
 
 // row, rowz
 template <int kPairs, int kVectors>
-ARMLLM_IN_WRITTEN_ORDER void smmla_row(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x,
-                                       float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_row_smmla_2_8(const uint8_t* panel, const PanelLayout& layout,
+                                                const TokenPairs& x, float* out) {
   int32_t correction[2 * kPairs] = {};
   for (int t = 0; t < 2 * kPairs; ++t)
     for (int64_t g = 0; g < layout.groups; ++g) correction[t] += x.group_sums_of(t)[g];
@@ -83,7 +83,7 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_row(const uint8_t* panel, const PanelLayout& 
 
 // Float group scales of rows `row` and `row` + 1 as lanes a b a b.
 ARMLLM_INLINE float32x4_t scale_pair(const uint8_t* scales, bool halves, int row) {
-  if (!halves) return vreinterpretq_f32_s8(twice(scales + 4 * row));
+  if (!halves) return vreinterpretq_f32_s8(broadcast8(scales + 4 * row));
   int32_t both;
   __builtin_memcpy(&both, scales + 2 * row, 4);
   return vreinterpretq_f32_s32(vshll_n_s16(vreinterpret_s16_s32(vdup_n_s32(both)), 16));
@@ -91,8 +91,8 @@ ARMLLM_INLINE float32x4_t scale_pair(const uint8_t* scales, bool halves, int row
 
 // Float group scales: total = total + s · float(sum) for each scale.
 template <int kPairs, bool kZeros>
-ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayout& layout,
-                                          const TokenPairs& x, float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_groups_smmla_2_8(const uint8_t* panel, const PanelLayout& layout,
+                                                   const TokenPairs& x, float* out) {
   constexpr int kVectors = kPairs <= 2 ? 2 : 1;
   const bool halves = has_bf16_scales(layout.scheme);
   const int64_t scale_bytes = kPanel * (halves ? 2 : 4), step = groups_per_scale(layout.scheme);
@@ -149,24 +149,24 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_scaled(const uint8_t* panel, const PanelLayou
 
 // i8: 4 · kQuads rows at a time.
 template <int kPairs, int kQuads>
-ARMLLM_IN_WRITTEN_ORDER void smmla_int8(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x,
-                                        float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_i8_smmla_2_8(const uint8_t* panel, const PanelLayout& layout,
+                                               const TokenPairs& x, float* out) {
   for (int first = 0; first < 4; first += kQuads) {
     const uint8_t* lines = panel + layout.values + 16 * first;
     int32x4_t sums[kPairs][2 * kQuads] = {};
     const int8_t* values = x.values;
-    for (int64_t k = 0; k < 4 * layout.groups; k += Columns<kPairs>::kChunks) {
-      const Columns<kPairs> columns(values + 16 * kPairs * k);
+    for (int64_t k = 0; k < 4 * layout.groups; k += TokenChunks<kPairs>::kChunks) {
+      const TokenChunks<kPairs> columns(values + 16 * kPairs * k);
 #pragma GCC unroll 4
-      for (int c = 0; c < Columns<kPairs>::kChunks; ++c, lines += 128)
+      for (int c = 0; c < TokenChunks<kPairs>::kChunks; ++c, lines += 128)
 #pragma GCC unroll 4
         for (int i = 0; i < kQuads; ++i) {
           const int8x16_t a = load_values(lines + 16 * i), b = load_values(lines + 64 + 16 * i);
           const int8x16_t w0 = zip1_words(a, b), w1 = zip2_words(a, b);
 #pragma GCC unroll 4
           for (int p = 0; p < kPairs; ++p) {
-            sums[p][2 * i] = vmmlaq_s32(sums[p][2 * i], columns.of[c][p], w0);
-            sums[p][2 * i + 1] = vmmlaq_s32(sums[p][2 * i + 1], columns.of[c][p], w1);
+            sums[p][2 * i] = vmmlaq_s32(sums[p][2 * i], columns.chunk[c][p], w0);
+            sums[p][2 * i + 1] = vmmlaq_s32(sums[p][2 * i + 1], columns.chunk[c][p], w1);
           }
         }
     }
@@ -184,19 +184,20 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_int8(const uint8_t* panel, const PanelLayout&
 
 // One panel; kPairs = ceil(tokens / 2).
 template <int kPairs>
-void smmla_tokens(const PanelLayout& layout, const uint8_t* panel, const TokenPairs& pairs, float* out) {
+void gemv_smmla_2_8_by_scheme(const PanelLayout& layout, const uint8_t* panel, const TokenPairs& pairs,
+                              float* out) {
   const Scheme scheme = layout.scheme;
   constexpr int kVectors = kPairs <= 2 ? 4 : 2;
-  if (scheme == Scheme::i8) return smmla_int8<kPairs, kVectors>(panel, layout, pairs, out);
+  if (scheme == Scheme::i8) return gemv_i8_smmla_2_8<kPairs, kVectors>(panel, layout, pairs, out);
   if (scheme == Scheme::row || scheme == Scheme::rowz)
-    return smmla_row<kPairs, kVectors>(panel, layout, pairs, out);
-  if (has_zero_points(scheme)) return smmla_scaled<kPairs, true>(panel, layout, pairs, out);
-  if (has_float_groups(scheme)) return smmla_scaled<kPairs, false>(panel, layout, pairs, out);
+    return gemv_row_smmla_2_8<kPairs, kVectors>(panel, layout, pairs, out);
+  if (has_zero_points(scheme)) return gemv_groups_smmla_2_8<kPairs, true>(panel, layout, pairs, out);
+  if (has_float_groups(scheme)) return gemv_groups_smmla_2_8<kPairs, false>(panel, layout, pairs, out);
   if constexpr (kPairs == 1) {
-    smmla_multiplied<kPairs>(panel, layout, pairs, out);
+    gemv_g32i_smmla_2<kPairs>(panel, layout, pairs, out);
   } else if constexpr (kPairs > 2) {
-    smmla_unpacked<false, kPairs>(panel, layout, pairs, out);
-    smmla_unpacked<true, kPairs>(panel, layout, pairs, out);
+    gemv_g32i_smmla_5_8<false, kPairs>(panel, layout, pairs, out);
+    gemv_g32i_smmla_5_8<true, kPairs>(panel, layout, pairs, out);
   }
 }
 

@@ -94,7 +94,7 @@ ARMLLM_INLINE void multiply(RunningSums<kPairs>& s, uint8x16_t low, uint8x16_t l
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
     const uint8x16_t at = vld1q_u8(lanes + 16 * v);
-    const int32x4_t l = spread_pair<0>(low, low_sign, at), h = spread_pair<1>(high, high_sign, at);
+    const int32x4_t l = broadcast_pair<0>(low, low_sign, at), h = broadcast_pair<1>(high, high_sign, at);
 #pragma GCC unroll 2
     for (int p = 0; p < kPairs; ++p) {
       s.low_total[p][v] = vmlaq_s32(s.low_total[p][v], s.products.low[p][v], l);
@@ -133,13 +133,13 @@ ARMLLM_INLINE void add_four(RunningSums<kPairs>& s, int count, const uint8_t*& l
 //   Σ m_g · s_g = Σ (m_g − m_(g+1)) · S_g + m_last · S_last
 // needs no zeroing, and is exact modulo 2^32.  A pass takes rows 2·kFirst … 2·kFirst + 3 of both halves.
 template <int kPairs, int kFirst>
-ARMLLM_IN_WRITTEN_ORDER void smmla_multiplied(const uint8_t* panel, const PanelLayout& layout,
-                                              const TokenPairs& x, const int32x4_t (*low_start)[4],
-                                              float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_rows_g32i_smmla_2(const uint8_t* panel, const PanelLayout& layout,
+                                                    const TokenPairs& x, const int32x4_t (*low_start)[4],
+                                                    float* out) {
   const uint8_t* lines = panel + layout.values + 16 * kFirst;
   const uint8_t* multipliers = panel + layout.multipliers;
   const int8_t* values = x.values;
-  const uint8_t* lanes = kPairLanes.of[0];
+  const uint8_t* lanes = kPairLanes.index[0];
   __asm__("" : "+r"(lanes));  // one pointer instead of eight constants
   int32x4_t low_sum[kPairs][2], high_sum[kPairs][2] = {};
 #pragma GCC unroll 2
@@ -173,11 +173,11 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_multiplied(const uint8_t* panel, const PanelL
 }
 
 template <int kPairs>
-void smmla_multiplied(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x, float* out) {
+void gemv_g32i_smmla_2(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x, float* out) {
   int32x4_t low_start[kPairs][4];
   group_sum_products<kPairs>(panel + layout.multipliers, layout.groups, x, low_start);
-  smmla_multiplied<kPairs, 0>(panel, layout, x, low_start, out);
-  smmla_multiplied<kPairs, 2>(panel, layout, x, low_start, out);
+  gemv_rows_g32i_smmla_2<kPairs, 0>(panel, layout, x, low_start, out);
+  gemv_rows_g32i_smmla_2<kPairs, 2>(panel, layout, x, low_start, out);
 }
 
 }  // namespace

@@ -14,19 +14,19 @@ namespace {
 // Low nibbles hold q + 8: with u = m − 1 as it is stored, they are too much by Σ (u + 1) · group_sum.  Group sums are taken
 // as their two bytes.  One segment; the same for all panels.
 struct GroupSumBytes {
-  alignas(16) int8_t of[kSegment / 8][2][2][16];  // [8 groups][pair of tokens][high, low][token][group]
-  int32x4_t sums[2];                              // Σ group_sum of a pair: a a b b
+  alignas(16) int8_t bytes[kSegment / 8][2][2][16];  // [8 groups][pair of tokens][high, low][token][group]
+  int32x4_t sums[2];                                 // Σ group_sum of a pair: a a b b
 
   void set(const TokenPairs& x, int64_t begin, int64_t groups) {
     const int64_t whole = groups / 8;
     for (int p = 0; p < 2; ++p) {
       const int32_t* from[2] = {x.group_sums_of(2 * p) + begin, x.group_sums_of(2 * p + 1) + begin};
       int32x4_t sum[2] = {vdupq_n_s32(0), vdupq_n_s32(0)};
-      for (int64_t i = 0; i < whole; ++i, from[0] += 8, from[1] += 8) put(from[0], from[1], of[i][p], sum);
+      for (int64_t i = 0; i < whole; ++i, from[0] += 8, from[1] += 8) put(from[0], from[1], bytes[i][p], sum);
       if (groups % 8 != 0) {
         int32_t rest[2][8] = {};
         for (int64_t g = 0; g < groups % 8; ++g) rest[0][g] = from[0][g], rest[1][g] = from[1][g];
-        put(rest[0], rest[1], of[whole][p], sum);
+        put(rest[0], rest[1], bytes[whole][p], sum);
       }
       const int32x4_t both = vpaddq_s32(sum[0], sum[1]);  // a a' b b'
       sums[p] = vaddq_s32(both, vrev64q_s32(both));
@@ -51,20 +51,20 @@ struct GroupSumBytes {
 
 // Bytes of two rows in eight groups of eight: indices into 64 bytes.
 struct RowLanes {
-  alignas(16) uint8_t of[4][16];
+  alignas(16) uint8_t index[4][16];
 };
 constexpr RowLanes row_lanes() {
   RowLanes lanes{};
   for (int v = 0; v < 4; ++v)
-    for (int b = 0; b < 16; ++b) lanes.of[v][b] = uint8_t(8 * (b % 8) + 2 * v + b / 8);
+    for (int b = 0; b < 16; ++b) lanes.index[v][b] = uint8_t(8 * (b % 8) + 2 * v + b / 8);
   return lanes;
 }
 constexpr RowLanes kRowLanes = row_lanes();
 
 // out[pair of tokens][pair of low rows] = Σ (u + 1) · group_sum.  `multipliers` are read 64 bytes at a time.
 ARMLLM_INLINE void multiply_group_sums(const uint8_t* multipliers, int64_t groups,
-                                       const GroupSumBytes& digits, int32x4_t (*out)[4]) {
-  const int8_t* from = digits.of[0][0][0];
+                                       const GroupSumBytes& group_sums, int32x4_t (*out)[4]) {
+  const int8_t* from = group_sums.bytes[0][0][0];
   int64_t eights = ceil_div(groups, 8);
 // v0 … v7 sums of high bytes, v8 … v15 of low ones
 #define ARMLLM_ROWS(v, a, b, c, d)         \
@@ -102,7 +102,7 @@ ARMLLM_INLINE void multiply_group_sums(const uint8_t* multipliers, int64_t group
       "stp q8, q9, [%[out]]\n stp q10, q11, [%[out], #32]\n"
       "stp q12, q13, [%[out], #64]\n stp q14, q15, [%[out], #96]\n"
       : [multipliers] "+r"(multipliers), [from] "+r"(from), [eights] "+r"(eights)
-      : [sums] "r"(digits.sums), [lanes] "r"(kRowLanes.of[0]), [out] "r"(out)
+      : [sums] "r"(group_sums.sums), [lanes] "r"(kRowLanes.index[0]), [out] "r"(out)
       : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15",
         "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v28", "v29", "v30", "v31", "cc",
         "memory");
@@ -110,14 +110,15 @@ ARMLLM_INLINE void multiply_group_sums(const uint8_t* multipliers, int64_t group
 #undef ARMLLM_END
 }
 
-struct FourTotals {
+struct RowTotals {
   int32x4_t low[2][2], high[2][2];  // [pair of tokens][pair of rows]; high: 16 times as much
 };
 
 // Rows 2·kFirst … 2·kFirst + 3 of both halves over `groups` groups.  The low sums begin with `low_start`.
 template <int kFirst>
-ARMLLM_INLINE FourTotals four_tokens(const uint8_t* lines, const uint8_t* multipliers, const int8_t* values,
-                                     int64_t groups, const int32x4_t* low_start) {
+ARMLLM_INLINE RowTotals dot_rows_g32i_smmla_3_4(const uint8_t* lines, const uint8_t* multipliers,
+                                                const int8_t* values, int64_t groups,
+                                                const int32x4_t* low_start) {
 // v0 … v3 whole bytes, v4 … v7 low nibbles, v8 … v11 and v12 … v15 their totals; v16 is 15
 // v17 multipliers before; v18 v23 lanes of the first of four groups
 // v28 v29 and v30 v31 steps of the low and high rows' multipliers with their signs
@@ -238,7 +239,7 @@ ARMLLM_INLINE FourTotals four_tokens(const uint8_t* lines, const uint8_t* multip
       : "=w"(low00), "=w"(low01), "=w"(low10), "=w"(low11), "=w"(high00), "=w"(high01), "=w"(high10),
         "=w"(high11), [blocks] "+r"(blocks), [rest] "+r"(rest), [lines] "+r"(lines),
         [multipliers] "+r"(multipliers), [values] "+r"(values)
-      : [start] "r"(low_start + kFirst), [lanes] "r"(kPairLanes.of[0]), [last] "r"(last), [half] "i"(kFirst == 0 ? 1 : 2),
+      : [start] "r"(low_start + kFirst), [lanes] "r"(kPairLanes.index[0]), [last] "r"(last), [half] "i"(kFirst == 0 ? 1 : 2),
         [rows] "i"(16 * kFirst)
       : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17", "v18", "v19", "v20", "v21", "v22",
         "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "cc", "memory");
@@ -255,7 +256,7 @@ ARMLLM_INLINE FourTotals four_tokens(const uint8_t* lines, const uint8_t* multip
 // Rows 2·kFirst … 2·kFirst + 3 of both halves of a panel, and where the rows of four tokens go.  A second token is
 // written first: it may stand for one that is not there.
 template <int kFirst, bool kSixteenfold>
-ARMLLM_INLINE void store_four(const FourTotals& totals, const float* panel_scales, float* const* out) {
+ARMLLM_INLINE void store_rows_3_4(const RowTotals& totals, const float* panel_scales, float* const* out) {
   const float32x4_t low_scale = vld1q_f32(panel_scales + 2 * kFirst);
   const float32x4_t high_scale = vld1q_f32(panel_scales + 8 + 2 * kFirst);
   const auto high_floats = [](int32x4_t sum) ARMLLM_INLINE_LAMBDA {
@@ -278,19 +279,20 @@ ARMLLM_INLINE void store_four(const FourTotals& totals, const float* panel_scale
   }
 }
 
-// More groups than a segment has.  Of the high sums what FourTotals holds 16 times.
+// More groups than a segment has.  Of the high sums what RowTotals holds 16 times.
 template <int kFirst>
-FourTotals four_tokens_in_segments(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x) {
-  FourTotals totals{};
+RowTotals dot_segments_g32i_smmla_3_4(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x) {
+  RowTotals totals{};
   for (int64_t begin = 0; begin < layout.groups; begin += kSegment) {
     const int64_t left = layout.groups - begin, groups = left < kSegment ? left : kSegment;
     const uint8_t* multipliers = panel + layout.multipliers + 8 * begin;
-    GroupSumBytes digits;
+    GroupSumBytes group_sums;
     int32x4_t start[2][4];
-    digits.set(x, begin, groups);
-    multiply_group_sums(multipliers, groups, digits, start);
-    const FourTotals some = four_tokens<kFirst>(panel + layout.values + 256 * begin + 16 * kFirst,
-                                                multipliers, x.values + 128 * begin, groups, start[0]);
+    group_sums.set(x, begin, groups);
+    multiply_group_sums(multipliers, groups, group_sums, start);
+    const RowTotals some =
+        dot_rows_g32i_smmla_3_4<kFirst>(panel + layout.values + 256 * begin + 16 * kFirst, multipliers,
+                                        x.values + 128 * begin, groups, start[0]);
     for (int p = 0; p < 2; ++p)
       for (int v = 0; v < 2; ++v) {
         totals.low[p][v] = vaddq_s32(totals.low[p][v], some.low[p][v]);
@@ -301,12 +303,13 @@ FourTotals four_tokens_in_segments(const uint8_t* panel, const PanelLayout& layo
 }
 
 // LinearKernels::gemv_panels for 3 and 4 tokens.
-ARMLLM_IN_WRITTEN_ORDER void smmla_four(const uint8_t* panel, int64_t panel_stride, int64_t panels,
-                                        const PanelLayout& layout, const TokenPairs& x, float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_panels_g32i_smmla_3_4(const uint8_t* panel, int64_t panel_stride,
+                                                        int64_t panels, const PanelLayout& layout,
+                                                        const TokenPairs& x, float* out) {
   const int64_t groups = layout.groups, multipliers = layout.multipliers, values = layout.values;
   const bool one_segment = groups <= kSegment;
-  GroupSumBytes digits;
-  if (one_segment) digits.set(x, 0, groups);
+  GroupSumBytes group_sums;
+  if (one_segment) group_sums.set(x, 0, groups);
   float* rows[4];
 #pragma GCC unroll 4
   for (int t = 0; t < 4; ++t) rows[t] = out + (t < x.tokens ? t : x.tokens - 1) * x.stride;
@@ -314,14 +317,16 @@ ARMLLM_IN_WRITTEN_ORDER void smmla_four(const uint8_t* panel, int64_t panel_stri
     const float* scales = panel_scales(panel);
     if (one_segment) {
       int32x4_t start[2][4];
-      multiply_group_sums(panel + multipliers, groups, digits, start);
-      store_four<0, true>(four_tokens<0>(panel + values, panel + multipliers, x.values, groups, start[0]),
-                          scales, rows);
-      store_four<2, true>(
-          four_tokens<2>(panel + values + 32, panel + multipliers, x.values, groups, start[0]), scales, rows);
+      multiply_group_sums(panel + multipliers, groups, group_sums, start);
+      store_rows_3_4<0, true>(
+          dot_rows_g32i_smmla_3_4<0>(panel + values, panel + multipliers, x.values, groups, start[0]), scales,
+          rows);
+      store_rows_3_4<2, true>(
+          dot_rows_g32i_smmla_3_4<2>(panel + values + 32, panel + multipliers, x.values, groups, start[0]),
+          scales, rows);
     } else {
-      store_four<0, false>(four_tokens_in_segments<0>(panel, layout, x), scales, rows);
-      store_four<2, false>(four_tokens_in_segments<2>(panel, layout, x), scales, rows);
+      store_rows_3_4<0, false>(dot_segments_g32i_smmla_3_4<0>(panel, layout, x), scales, rows);
+      store_rows_3_4<2, false>(dot_segments_g32i_smmla_3_4<2>(panel, layout, x), scales, rows);
     }
 #pragma GCC unroll 4
     for (int t = 0; t < 4; ++t) rows[t] += kPanel;

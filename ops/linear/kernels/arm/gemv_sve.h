@@ -71,8 +71,8 @@ inline int32_t row_correction(const int32_t* group_sums, int64_t groups) {
 
 // V vectors a line, N tokens, of which `tokens` are stored.
 template <Scheme kScheme, int V, int N>
-void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
-                  const int32_t* const* group_sums, int tokens, float* out) {
+void gemv_i4_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
+                      const int32_t* const* group_sums, int tokens, float* out) {
   static_assert(V * N <= kSlots);
   constexpr bool kMultiplied = kScheme == Scheme::g32i;
   const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
@@ -126,7 +126,7 @@ void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t*
 
 // One token against INT8 weights; a lane is a row.
 template <int V>
-void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, float* out) {
+void gemv_i8_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, float* out) {
   const svbool_t all = svptrue_b8();
   const int8_t* values = reinterpret_cast<const int8_t*>(panel + layout.values);
 #define ARMLLM_BEGIN_ROWS(s) [[maybe_unused]] svint32_t even##s = svdup_n_s32(0), odd##s = even##s;
@@ -153,8 +153,8 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
 
 // N tokens from `first` on; missing ones repeat the last.
 template <Scheme kScheme, int V, int N>
-int gemv_some(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
-              int tokens, float* out) {
+int gemv_i4_sve_sdot_padded(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                            int64_t first, int tokens, float* out) {
   const int8_t* values[N];
   const int32_t* group_sums[N];
   for (int t = 0; t < N; ++t) {
@@ -162,63 +162,66 @@ int gemv_some(const uint8_t* panel, const PanelLayout& layout, const Activations
     values[t] = token_values(x, token);
     group_sums[t] = x.group_sums + token * x.row_groups();
   }
-  gemv_nibbles<kScheme, V, N>(panel, layout, values, group_sums, tokens, out);
+  gemv_i4_sve_sdot<kScheme, V, N>(panel, layout, values, group_sums, tokens, out);
   return N;
 }
 
 template <Scheme kScheme, int V>
-void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
-                 int tokens, float* out) {
+void gemv_i4_sve_sdot_by_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                                int64_t first, int tokens, float* out) {
   constexpr int kMost = kSlots / V, kTwo = kMost == 1 ? 1 : 2;
   for (int t = 0; t < tokens;) {
     const int left = tokens - t;
     float* to = out + t * kPanel;
     if (left == 1) {
-      t += gemv_some<kScheme, V, 1>(panel, layout, x, first + t, left, to);
+      t += gemv_i4_sve_sdot_padded<kScheme, V, 1>(panel, layout, x, first + t, left, to);
     } else if (left == 2) {
-      t += gemv_some<kScheme, V, kTwo>(panel, layout, x, first + t, left, to);
+      t += gemv_i4_sve_sdot_padded<kScheme, V, kTwo>(panel, layout, x, first + t, left, to);
     } else {
-      t += gemv_some<kScheme, V, kMost>(panel, layout, x, first + t, left, to);
+      t += gemv_i4_sve_sdot_padded<kScheme, V, kMost>(panel, layout, x, first + t, left, to);
     }
   }
 }
 
 template <int V>
-void gemv_of(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
-             float* out) {
+void gemv_i4_sve_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first,
+                                int tokens, float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  if (scheme == Scheme::g32i) return gemv_tokens<Scheme::g32i, V>(panel, layout, x, first, tokens, out);
-  if (scheme == Scheme::row) return gemv_tokens<Scheme::row, V>(panel, layout, x, first, tokens, out);
-  gemv_tokens<Scheme::rowz, V>(panel, layout, x, first, tokens, out);
+  if (scheme == Scheme::g32i)
+    return gemv_i4_sve_sdot_by_tokens<Scheme::g32i, V>(panel, layout, x, first, tokens, out);
+  if (scheme == Scheme::row)
+    return gemv_i4_sve_sdot_by_tokens<Scheme::row, V>(panel, layout, x, first, tokens, out);
+  gemv_i4_sve_sdot_by_tokens<Scheme::rowz, V>(panel, layout, x, first, tokens, out);
 }
 
 // LinearKernels::gemv of the INT4 schemes with one scale a row.
-inline void gemv_rows(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens,
-                      float* out) {
+inline void gemv_i4_sve_sdot_by_length(Scheme scheme, const uint8_t* panel, const Activations& x,
+                                       int64_t first, int tokens, float* out) {
   switch (vectors_a_line()) {
     case 4:
-      return gemv_of<4>(scheme, panel, x, first, tokens, out);
+      return gemv_i4_sve_sdot_by_scheme<4>(scheme, panel, x, first, tokens, out);
     case 2:
-      return gemv_of<2>(scheme, panel, x, first, tokens, out);
+      return gemv_i4_sve_sdot_by_scheme<2>(scheme, panel, x, first, tokens, out);
     default:
-      return gemv_of<1>(scheme, panel, x, first, tokens, out);
+      return gemv_i4_sve_sdot_by_scheme<1>(scheme, panel, x, first, tokens, out);
   }
 }
 
 // LinearKernels::gemv of INT8 weights.
-inline void gemv_int8(const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
+inline void gemv_i8_sve_sdot_by_length(const uint8_t* panel, const Activations& x, int64_t first, int tokens,
+                                       float* out) {
   const PanelLayout layout = panel_layout(Scheme::i8, x.groups * kGroup);
   for (int t = 0; t < tokens; ++t, out += kPanel) {
     const int8_t* values = token_values(x, first + t);
     switch (vectors_a_line()) {
       case 4:
-        gemv_int8<4>(panel, layout, values, out);
+        gemv_i8_sve_sdot<4>(panel, layout, values, out);
         break;
       case 2:
-        gemv_int8<2>(panel, layout, values, out);
+        gemv_i8_sve_sdot<2>(panel, layout, values, out);
         break;
       default:
-        gemv_int8<1>(panel, layout, values, out);
+        gemv_i8_sve_sdot<1>(panel, layout, values, out);
     }
   }
 }

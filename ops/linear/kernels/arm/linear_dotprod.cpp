@@ -27,8 +27,8 @@ struct QuadOrder {
 
 // kCount tokens against 2 · kPairs rows of one half of a panel, multiplied out.
 template <Scheme kScheme, bool kHigh, int kCount, int kPairs>
-ARMLLM_IN_WRITTEN_ORDER void gemv_rows(const uint8_t* panel, const PanelLayout& layout,
-                                       const int8_t* const* x, int first, float* out) {
+ARMLLM_IN_WRITTEN_ORDER void gemv_rows_i4_sdot_3_8(const uint8_t* panel, const PanelLayout& layout,
+                                                   const int8_t* const* x, int first, float* out) {
   Int8Pairs<kScheme, kHigh, kPairs> rows(panel, layout, first);
   int32x4_t sums[kCount][kPairs] = {};
   for (int64_t g = 0; g < layout.groups; ++g) {
@@ -40,7 +40,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_rows(const uint8_t* panel, const PanelLayout& 
       for (int p = 0; p < kPairs; ++p) w[p] = rows.at(j, p);
 #pragma GCC unroll 8
       for (int t = 0; t < kCount; ++t) {
-        const int8x16_t chunk = twice(x[t] + kGroup * g + 8 * j);
+        const int8x16_t chunk = broadcast8(x[t] + kGroup * g + 8 * j);
 #pragma GCC unroll 4
         for (int p = 0; p < kPairs; ++p) sums[t][p] = vdotq_s32(sums[t][p], w[p], chunk);
       }
@@ -57,31 +57,32 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_rows(const uint8_t* panel, const PanelLayout& 
 
 // 3, 4 or 8 tokens: unpacked weights pay from 3 on.
 template <Scheme kScheme, int kCount>
-void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x, float* out) {
+void gemv_i4_sdot_3_8(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x, float* out) {
   if constexpr (kCount == 8) {
     for (int first = 0; first < 4; first += 2) {
-      gemv_rows<kScheme, false, 8, 2>(panel, layout, x, first, out);
-      gemv_rows<kScheme, true, 8, 2>(panel, layout, x, first, out);
+      gemv_rows_i4_sdot_3_8<kScheme, false, 8, 2>(panel, layout, x, first, out);
+      gemv_rows_i4_sdot_3_8<kScheme, true, 8, 2>(panel, layout, x, first, out);
     }
   } else {
-    gemv_rows<kScheme, false, kCount, 4>(panel, layout, x, 0, out);
-    gemv_rows<kScheme, true, kCount, 4>(panel, layout, x, 0, out);
+    gemv_rows_i4_sdot_3_8<kScheme, false, kCount, 4>(panel, layout, x, 0, out);
+    gemv_rows_i4_sdot_3_8<kScheme, true, kCount, 4>(panel, layout, x, 0, out);
   }
 }
 
 template <int kCount>
-void gemv_tokens(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, float* out) {
+void gemv_sdot_3_8_by_scheme(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first,
+                             float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   const int8_t* rows[kCount];
   for (int t = 0; t < kCount; ++t) rows[t] = token_values(x, first + t);
-  if (scheme == Scheme::g32i) return gemv_tokens<Scheme::g32i, kCount>(panel, layout, rows, out);
-  if (scheme == Scheme::row) return gemv_tokens<Scheme::row, kCount>(panel, layout, rows, out);
-  if (scheme == Scheme::rowz) return gemv_tokens<Scheme::rowz, kCount>(panel, layout, rows, out);
+  if (scheme == Scheme::g32i) return gemv_i4_sdot_3_8<Scheme::g32i, kCount>(panel, layout, rows, out);
+  if (scheme == Scheme::row) return gemv_i4_sdot_3_8<Scheme::row, kCount>(panel, layout, rows, out);
+  if (scheme == Scheme::rowz) return gemv_i4_sdot_3_8<Scheme::rowz, kCount>(panel, layout, rows, out);
   if constexpr (kCount == 8) {
-    sdot_int8<8, 2>(panel, layout, rows, 0, out);
-    sdot_int8<8, 2>(panel, layout, rows, 2, out);
+    gemv_i8_sdot<8, 2>(panel, layout, rows, 0, out);
+    gemv_i8_sdot<8, 2>(panel, layout, rows, 2, out);
   } else {
-    sdot_int8<kCount, 4>(panel, layout, rows, 0, out);
+    gemv_i8_sdot<kCount, 4>(panel, layout, rows, 0, out);
   }
 }
 
@@ -89,18 +90,20 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
           float* out) {
   int t = 0;
   if (!has_float_groups(scheme)) {
-    if (tokens == 8) return gemv_tokens<8>(scheme, panel, x, first_token, out);
-    for (; tokens - t >= 4; t += 4) gemv_tokens<4>(scheme, panel, x, first_token + t, out + t * kPanel);
-    if (tokens - t == 3) return gemv_tokens<3>(scheme, panel, x, first_token + t, out + t * kPanel);
+    if (tokens == 8) return gemv_sdot_3_8_by_scheme<8>(scheme, panel, x, first_token, out);
+    for (; tokens - t >= 4; t += 4)
+      gemv_sdot_3_8_by_scheme<4>(scheme, panel, x, first_token + t, out + t * kPanel);
+    if (tokens - t == 3)
+      return gemv_sdot_3_8_by_scheme<3>(scheme, panel, x, first_token + t, out + t * kPanel);
   }
-  for (; tokens - t >= 2; t += 2) sdot_tokens<2>(scheme, panel, x, first_token + t, out + t * kPanel);
-  if (t < tokens) sdot_tokens<1>(scheme, panel, x, first_token + t, out + t * kPanel);
+  for (; tokens - t >= 2; t += 2) gemv_sdot_by_scheme<2>(scheme, panel, x, first_token + t, out + t * kPanel);
+  if (t < tokens) gemv_sdot_by_scheme<1>(scheme, panel, x, first_token + t, out + t * kPanel);
 }
 
 // 2 · kPairs tokens × 8 rows over all of K.
 template <int kPairs>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens, float* out,
-               int64_t out_stride) {
+void gemm_i8_sdot(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
+                  float* out, int64_t out_stride) {
   int32x4_t sums[2 * kPairs][2] = {};
 #pragma GCC unroll 2
   for (int64_t s = 0; s < steps; ++s, w += kStepBytes, x += kStepBytes) {
@@ -142,9 +145,9 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
       float* target = out + t * out_stride + 8 * half;
       const int count = tokens - t < kTokens ? tokens - t : kTokens;
       if (count > 4) {
-        gemm_tile<4>(w, values, steps, scales, count, target, out_stride);
+        gemm_i8_sdot<4>(w, values, steps, scales, count, target, out_stride);
       } else {
-        gemm_tile<2>(w, values, steps, scales, count, target, out_stride);
+        gemm_i8_sdot<2>(w, values, steps, scales, count, target, out_stride);
       }
     }
   }
@@ -153,7 +156,8 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens,           kCallTokens, kCallPanels,   linear_quantize,    gemv,
-                              unpack<QuadOrder>, gemm,        linear_finish, linear_add_offsets, linear_add};
+const LinearKernels linear = {
+    kTokens,           kCallTokens, kCallPanels,     linear_quantize,    gemv,
+    unpack<QuadOrder>, gemm,        linear_epilogue, linear_add_offsets, linear_accumulate};
 
 }  // namespace armllm::dotprod

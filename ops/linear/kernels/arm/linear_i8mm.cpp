@@ -25,18 +25,18 @@ struct PairOrder {
   }
 };
 
-void gemv_panel(const PanelLayout& layout, const uint8_t* panel, const Activations& x, int64_t first_token,
-                const TokenPairs& pairs, float* out) {
-  if (pairs.tokens == 1) return sdot_tokens<1>(layout.scheme, panel, x, first_token, out);
+void gemv_smmla_by_tokens(const PanelLayout& layout, const uint8_t* panel, const Activations& x,
+                          int64_t first_token, const TokenPairs& pairs, float* out) {
+  if (pairs.tokens == 1) return gemv_sdot_by_scheme<1>(layout.scheme, panel, x, first_token, out);
   switch ((pairs.tokens + 1) / 2) {
     case 1:
-      return smmla_tokens<1>(layout, panel, pairs, out);
+      return gemv_smmla_2_8_by_scheme<1>(layout, panel, pairs, out);
     case 2:
-      return smmla_tokens<2>(layout, panel, pairs, out);
+      return gemv_smmla_2_8_by_scheme<2>(layout, panel, pairs, out);
     case 3:
-      return smmla_tokens<3>(layout, panel, pairs, out);
+      return gemv_smmla_2_8_by_scheme<3>(layout, panel, pairs, out);
     default:
-      return smmla_tokens<4>(layout, panel, pairs, out);
+      return gemv_smmla_2_8_by_scheme<4>(layout, panel, pairs, out);
   }
 }
 
@@ -45,9 +45,9 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   const TokenPairs pairs(x, first_token, tokens, out_stride);
   if (scheme == Scheme::g32i && (tokens + 1) / 2 == 2)
-    return smmla_four(panel, panel_stride, panels, layout, pairs, out);
+    return gemv_panels_g32i_smmla_3_4(panel, panel_stride, panels, layout, pairs, out);
   for (int64_t p = 0; p < panels; ++p)
-    gemv_panel(layout, panel + p * panel_stride, x, first_token, pairs, out + p * kPanel);
+    gemv_smmla_by_tokens(layout, panel + p * panel_stride, x, first_token, pairs, out + p * kPanel);
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
@@ -57,7 +57,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
 
 // Products of 2 · kPairs tokens and 8 rows over all of K.
 template <int kPairs>
-ARMLLM_INLINE void multiply(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
+ARMLLM_INLINE void dot_i8_smmla(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
 #pragma GCC unroll 4
   for (int q = 0; q < kPairs; ++q)
 #pragma GCC unroll 4
@@ -78,7 +78,7 @@ ARMLLM_INLINE void multiply(const int8_t* w, const int8_t* x, int64_t steps, int
 
 // A whole tile, a group of 32 k a turn.  In assembly because GCC 12 takes three instructions for a load of 64 bytes.
 template <>
-ARMLLM_INLINE void multiply<4>(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
+ARMLLM_INLINE void dot_i8_smmla<4>(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
 #define ARMLLM_PAIR(x, a, b, c, d) \
   "smmla v" #a ".4s, v" #x         \
   ".16b, v24.16b\n"                \
@@ -134,10 +134,10 @@ ARMLLM_INLINE void multiply<4>(const int8_t* w, const int8_t* x, int64_t steps, 
 
 // 2 · kPairs tokens × 8 rows over all of K.
 template <int kPairs>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens, float* out,
-               int64_t out_stride) {
+void gemm_i8_smmla(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
+                   float* out, int64_t out_stride) {
   int32x4_t sums[kPairs][4];
-  multiply<kPairs>(w, x, steps, sums);
+  dot_i8_smmla<kPairs>(w, x, steps, sums);
 #pragma GCC unroll 4
   for (int q = 0; q < kPairs; ++q) {
     float* first = out + 2 * q * out_stride;
@@ -157,13 +157,13 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
       float* target = out + t * out_stride + 8 * half;
       const int count = tokens - t < kTokens ? tokens - t : kTokens;
       if (count > 6) {
-        gemm_tile<4>(w, values, steps, scales, count, target, out_stride);
+        gemm_i8_smmla<4>(w, values, steps, scales, count, target, out_stride);
       } else if (count > 4) {
-        gemm_tile<3>(w, values, steps, scales, count, target, out_stride);
+        gemm_i8_smmla<3>(w, values, steps, scales, count, target, out_stride);
       } else if (count > 2) {
-        gemm_tile<2>(w, values, steps, scales, count, target, out_stride);
+        gemm_i8_smmla<2>(w, values, steps, scales, count, target, out_stride);
       } else {
-        gemm_tile<1>(w, values, steps, scales, count, target, out_stride);
+        gemm_i8_smmla<1>(w, values, steps, scales, count, target, out_stride);
       }
     }
   }
@@ -179,9 +179,9 @@ const LinearKernels linear = {kTokens,
                               gemv,
                               unpack<PairOrder>,
                               gemm,
-                              linear_finish,
+                              linear_epilogue,
                               linear_add_offsets,
-                              linear_add,
+                              linear_accumulate,
                               true,
                               kGemvTokens,
                               kPanel * kGroup,

@@ -50,14 +50,14 @@ ARMLLM_INLINE int16x8_t dot_group_smull(const uint8_t* group, const int8_t* x) {
   return add_across(rows);
 }
 
-enum class Sums { multiplied, whole, scaled };  // g32i; row and rowz; float group scales
+enum class SumKind { g32i, row, groups };
 
 // A group's sum of q·x with q = −8 … 7 is at most 32512 in size: exact in 16 bits.
-template <Sums kSums>
-ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
-                                          const int32_t* group_sums, float* out) {
+template <SumKind kSum>
+ARMLLM_IN_WRITTEN_ORDER void gemv_i4_smull(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
+                                           const int32_t* group_sums, float* out) {
   const bool zeros = has_zero_points(layout.scheme), halves = has_bf16_scales(layout.scheme);
-  const int64_t step = kSums == Sums::scaled ? groups_per_scale(layout.scheme) : layout.groups;
+  const int64_t step = kSum == SumKind::groups ? groups_per_scale(layout.scheme) : layout.groups;
   const float* scales = panel_scales(panel);
   int32x4_t total[4] = {};
   float32x4_t scaled[4] = {};
@@ -68,7 +68,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayou
     const int16x8_t sums[2] = {
         vaddq_s16(dot_group_smull<false>(group, x + kGroup * g), vdupq_n_s16(int16_t(group_sums[g]))),
         dot_group_smull<true>(group, x + kGroup * g)};
-    if constexpr (kSums == Sums::multiplied) {
+    if constexpr (kSum == SumKind::g32i) {
       const uint8x16_t rows = vaddq_u8(row_nibbles(panel + layout.multipliers + 8 * g), vdupq_n_u8(1));
       const int16x8_t m[2] = {vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(rows))),
                               vreinterpretq_s16_u16(vmovl_high_u8(rows))};
@@ -89,11 +89,11 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayou
       for (int i = 0; i < 4; ++i)
         total[i] = vmlaq_n_s32(total[i], vsubq_s32(widen4(rows, 4 * i), vdupq_n_s32(8)), correction / 8);
     }
-    if constexpr (kSums == Sums::scaled) {
-      const uint8_t* of_group = panel + layout.scales + column * kPanel * (halves ? 2 : 4);
+    if constexpr (kSum == SumKind::groups) {
+      const uint8_t* scale_column = panel + layout.scales + column * kPanel * (halves ? 2 : 4);
       for (int i = 0; i < 4; ++i) {
-        scaled[i] =
-            vaddq_f32(scaled[i], vmulq_f32(group_scales(of_group, halves, 4 * i), vcvtq_f32_s32(total[i])));
+        scaled[i] = vaddq_f32(scaled[i],
+                              vmulq_f32(group_scales(scale_column, halves, 4 * i), vcvtq_f32_s32(total[i])));
         total[i] = vdupq_n_s32(0);
       }
     }
@@ -102,7 +102,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_nibbles(const uint8_t* panel, const PanelLayou
     ++column;
   }
   for (int i = 0; i < 4; ++i) {
-    if constexpr (kSums == Sums::scaled) {
+    if constexpr (kSum == SumKind::groups) {
       vst1q_f32(out + 4 * i, scaled[i]);
     } else {
       store_scaled(out + 4 * i, total[i], scales + 4 * i);
@@ -117,7 +117,7 @@ ARMLLM_INLINE int8x16_t zip_words(const int8_t* quad, bool second) {
 }
 
 // 128 · 127 twice is the most that 16 bits hold: one SMULL, one SMLAL, then on to 32 bits.
-void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, float* out) {
+void gemv_i8_smull(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, float* out) {
   int32x4_t sums[kPanel] = {};
   const int8_t* lines = reinterpret_cast<const int8_t*>(panel + layout.values);
   for (int64_t c = 0; c < 2 * layout.groups; ++c, lines += 256) {
@@ -149,24 +149,24 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   for (int t = 0; t < tokens; ++t, out += kPanel) {
     const int8_t* values = token_values(x, first_token + t);
     if (scheme == Scheme::i8) {
-      gemv_int8(panel, layout, values, out);
+      gemv_i8_smull(panel, layout, values, out);
       continue;
     }
     const int32_t* group_sums = x.group_sums + (first_token + t) * x.row_groups();
     if (scheme == Scheme::g32i) {
-      gemv_nibbles<Sums::multiplied>(panel, layout, values, group_sums, out);
+      gemv_i4_smull<SumKind::g32i>(panel, layout, values, group_sums, out);
     } else if (has_float_groups(scheme)) {
-      gemv_nibbles<Sums::scaled>(panel, layout, values, group_sums, out);
+      gemv_i4_smull<SumKind::groups>(panel, layout, values, group_sums, out);
     } else {
-      gemv_nibbles<Sums::whole>(panel, layout, values, group_sums, out);
+      gemv_i4_smull<SumKind::row>(panel, layout, values, group_sums, out);
     }
   }
 }
 
 // Up to 4 tokens × 4 rows over all of K.
 template <int kCount>
-ARMLLM_IN_WRITTEN_ORDER void gemm_tile(const int8_t* w, const int8_t* x, int64_t x_stride, int64_t steps,
-                                       const float* scales, float* out, int64_t out_stride) {
+ARMLLM_IN_WRITTEN_ORDER void gemm_i8_smull(const int8_t* w, const int8_t* x, int64_t x_stride, int64_t steps,
+                                           const float* scales, float* out, int64_t out_stride) {
   int32x4_t sums[kCount][4] = {};
   for (int64_t s = 0; s < steps; ++s, w += kStepBytes, x += 16) {
     int8x16_t rows[4];
@@ -194,11 +194,11 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
     const float* scales = row_scales + 4 * quad;
     int t = 0;
     for (; tokens - t >= kTokens; t += kTokens)
-      gemm_tile<kTokens>(w, x.values + (first_token + t) * bytes, bytes, steps, scales,
-                         out + t * out_stride + 4 * quad, out_stride);
+      gemm_i8_smull<kTokens>(w, x.values + (first_token + t) * bytes, bytes, steps, scales,
+                             out + t * out_stride + 4 * quad, out_stride);
     for (; t < tokens; ++t)
-      gemm_tile<1>(w, x.values + (first_token + t) * bytes, bytes, steps, scales,
-                   out + t * out_stride + 4 * quad, out_stride);
+      gemm_i8_smull<1>(w, x.values + (first_token + t) * bytes, bytes, steps, scales,
+                       out + t * out_stride + 4 * quad, out_stride);
   }
 }
 
@@ -206,7 +206,7 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 
 extern const LinearKernels linear;
 const LinearKernels linear = {
-    1,    kCallTokens,   kCallPanels,        linear_quantize, gemv, unpack<RowOrder>,
-    gemm, linear_finish, linear_add_offsets, linear_add};
+    1,    kCallTokens,     kCallPanels,        linear_quantize,  gemv, unpack<RowOrder>,
+    gemm, linear_epilogue, linear_add_offsets, linear_accumulate};
 
 }  // namespace armllm::neon

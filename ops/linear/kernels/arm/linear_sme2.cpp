@@ -15,7 +15,7 @@ constexpr int64_t kCallPanels = 4;
 
 // All of one call of gemm: streaming mode is entered once.  A tile is L tokens × 4 · L rows, L the 32-bit lanes of a
 // vector; its weights lie as [k / 8][half of 8 k][row][4].
-struct Call {
+struct GemmCall {
   const int8_t* w;
   const int8_t* x;
   const float* scales;
@@ -28,8 +28,8 @@ struct Call {
 
 // Assembly throughout: compilers that know SME call a library of their own to save what callers keep in ZA, which
 // older systems lack.  Assemblers that know SME but not SME2 get the few instructions of SME2 as numbers.
-__attribute__((noinline)) void multiply(const Call* call) {
-  register const Call* x0 asm("x0") = call;
+__attribute__((noinline)) void gemm_i8_smopa(const GemmCall* call) {
+  register const GemmCall* x0 asm("x0") = call;
   asm volatile(
       ".arch_extension sve\n"
       ".arch_extension sme\n"
@@ -151,7 +151,7 @@ __attribute__((noinline)) void multiply(const Call* call) {
         "p13", "p14", "p15", "cc", "memory");
 }
 
-int64_t stream_bytes() {
+int64_t streaming_vector_bytes() {
   int64_t bytes;
   asm(".arch_extension sve\n.arch_extension sme\nrdsvl %0, #1" : "=r"(bytes));
   return bytes;
@@ -182,7 +182,7 @@ void unpack_tiles(Scheme scheme, const uint8_t* const* panel, int panels, int64_
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
             int32_t* row_info, float* row_scales) {
-  switch (stream_bytes()) {
+  switch (streaming_vector_bytes()) {
     case 16:
       return unpack_tiles<128>(scheme, panel, panels, groups, w, row_info, row_scales);
     case 32:
@@ -195,16 +195,16 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
 void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
   const int64_t bytes = x.row_bytes();
-  const Call call{w,
-                  x.values + first_token * bytes,
-                  row_scales,
-                  out,
-                  x.groups * 4,
-                  out_stride * 4,
-                  tokens,
-                  panels * kPanel,
-                  kBlock * bytes};
-  multiply(&call);
+  const GemmCall call{w,
+                      x.values + first_token * bytes,
+                      row_scales,
+                      out,
+                      x.groups * 4,
+                      out_stride * 4,
+                      tokens,
+                      panels * kPanel,
+                      kBlock * bytes};
+  gemm_i8_smopa(&call);
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
@@ -221,7 +221,7 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
 
 extern const LinearKernels linear;
 const LinearKernels linear = {kBlock, kCallTokens, kCallPanels,     linear_quantize,    gemv,
-                              unpack, gemm,        linear_finish,   linear_add_offsets, linear_add,
+                              unpack, gemm,        linear_epilogue, linear_add_offsets, linear_accumulate,
                               true,   kGemvTokens, kPanel * kGroup, gemv_panels};
 
 }  // namespace armllm::sme2

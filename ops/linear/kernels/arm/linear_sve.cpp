@@ -21,8 +21,8 @@ ARMLLM_INLINE int64_t tile_rows() { return int64_t(svcntb()) / 4; }
 
 // kCount tokens of a block × tile_rows() rows over all of K.
 template <int kCount>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens, float* out,
-               int64_t out_stride) {
+void gemm_i8_sve_sdot(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
+                      float* out, int64_t out_stride) {
   const svbool_t all = svptrue_b8();
   const int64_t length = int64_t(svcntb());
 #define ARMLLM_EACH_TOKEN(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
@@ -57,9 +57,9 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
       const int8_t* values = x.values + (first_token + t) * x.row_bytes();
       float* target = out + t * out_stride + row;
       if (tokens - t > kTokens / 2) {
-        gemm_tile<kTokens>(w, values, steps, row_scales + row, tokens - t, target, out_stride);
+        gemm_i8_sve_sdot<kTokens>(w, values, steps, row_scales + row, tokens - t, target, out_stride);
       } else {
-        gemm_tile<kTokens / 2>(w, values, steps, row_scales + row, tokens - t, target, out_stride);
+        gemm_i8_sve_sdot<kTokens / 2>(w, values, steps, row_scales + row, tokens - t, target, out_stride);
       }
     }
 }
@@ -67,14 +67,14 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
           float* out) {
   if (has_float_groups(scheme)) return neon::linear.gemv(scheme, panel, x, first_token, tokens, out);
-  if (scheme == Scheme::i8) return gemv_int8(panel, x, first_token, tokens, out);
-  gemv_rows(scheme, panel, x, first_token, tokens, out);
+  if (scheme == Scheme::i8) return gemv_i8_sve_sdot_by_length(panel, x, first_token, tokens, out);
+  gemv_i4_sve_sdot_by_length(scheme, panel, x, first_token, tokens, out);
 }
 
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,   linear_quantize,    gemv,
-                              unpack,  gemm,        linear_finish, linear_add_offsets, linear_add};
+const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,     linear_quantize,    gemv,
+                              unpack,  gemm,        linear_epilogue, linear_add_offsets, linear_accumulate};
 
 }  // namespace armllm::sve

@@ -38,8 +38,8 @@ ARMLLM_INLINE void store_pair(svint32_t a, svint32_t b, const float* scale, floa
 // 2 · kPairs tokens of a block × V vectors of rows over all of K.  Vector i lies i vectors on from `w`, in the next
 // half where the line ends.
 template <int V, int kPairs>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens, float* out,
-               int64_t out_stride) {
+void gemm_i8_sve_smmla(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
+                       float* out, int64_t out_stride) {
   const svbool_t all = svptrue_b8();
   const int64_t length = int64_t(svcntb()), half = steps * kLine;
   const auto at = [&](int64_t i) { return w + i * length / kLine * half + i * length % kLine; };
@@ -73,8 +73,8 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t steps, const float* sca
 }
 
 template <int V>
-void gemm_vectors(const int8_t* w, const float* row_scales, int panels, const Activations& x,
-                  int64_t first_token, int tokens, float* out, int64_t out_stride) {
+void gemm_i8_sve_smmla_by_tokens(const int8_t* w, const float* row_scales, int panels, const Activations& x,
+                                 int64_t first_token, int tokens, float* out, int64_t out_stride) {
   const int64_t steps = x.groups * 4, rows = V * int64_t(svcntb()) / 8;
   for (int64_t row = 0; row < panels * kPanel; row += rows, w += steps * rows * 8)
     for (int t = 0; t < tokens; t += kTokens) {
@@ -83,13 +83,13 @@ void gemm_vectors(const int8_t* w, const float* row_scales, int panels, const Ac
       float* target = out + t * out_stride + row;
       const int left = tokens - t;
       if (left > 6) {
-        gemm_tile<V, 4>(w, values, steps, scales, left, target, out_stride);
+        gemm_i8_sve_smmla<V, 4>(w, values, steps, scales, left, target, out_stride);
       } else if (left > 4) {
-        gemm_tile<V, 3>(w, values, steps, scales, left, target, out_stride);
+        gemm_i8_sve_smmla<V, 3>(w, values, steps, scales, left, target, out_stride);
       } else if (left > 2) {
-        gemm_tile<V, 2>(w, values, steps, scales, left, target, out_stride);
+        gemm_i8_sve_smmla<V, 2>(w, values, steps, scales, left, target, out_stride);
       } else {
-        gemm_tile<V, 1>(w, values, steps, scales, left, target, out_stride);
+        gemm_i8_sve_smmla<V, 1>(w, values, steps, scales, left, target, out_stride);
       }
     }
 }
@@ -97,8 +97,8 @@ void gemm_vectors(const int8_t* w, const float* row_scales, int panels, const Ac
 void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, const Activations& x,
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
   if (svcntb() < kLine)
-    return gemm_vectors<4>(w, row_scales, panels, x, first_token, tokens, out, out_stride);
-  gemm_vectors<2>(w, row_scales, panels, x, first_token, tokens, out, out_stride);
+    return gemm_i8_sve_smmla_by_tokens<4>(w, row_scales, panels, x, first_token, tokens, out, out_stride);
+  gemm_i8_sve_smmla_by_tokens<2>(w, row_scales, panels, x, first_token, tokens, out, out_stride);
 }
 
 void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
@@ -120,7 +120,7 @@ void gemv_panels(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int6
 
 extern const LinearKernels linear;
 const LinearKernels linear = {kTokens, kCallTokens, kCallPanels,     linear_quantize,    gemv,
-                              unpack,  gemm,        linear_finish,   linear_add_offsets, linear_add,
+                              unpack,  gemm,        linear_epilogue, linear_add_offsets, linear_accumulate,
                               true,    kGemvTokens, kPanel * kGroup, gemv_panels};
 
 }  // namespace armllm::svei8mm

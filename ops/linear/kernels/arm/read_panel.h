@@ -38,7 +38,7 @@ ARMLLM_INLINE void load_two(const void* p, int8x16_t& a, int8x16_t& b) {
 ARMLLM_INLINE int8x16_t low_nibbles(int8x16_t bytes) { return vandq_s8(bytes, vdupq_n_s8(15)); }
 
 // 8 bytes in both halves.
-ARMLLM_INLINE int8x16_t twice(const void* p) {
+ARMLLM_INLINE int8x16_t broadcast8(const void* p) {
   int64_t eight;
   __builtin_memcpy(&eight, p, 8);
   return vreinterpretq_s8_s64(vdupq_n_s64(eight));
@@ -90,32 +90,32 @@ class Int8Pairs {
     return kHigh ? high(bytes, pair) : low(bytes, pair);
   }
   ARMLLM_INLINE int8x16_t low(int8x16_t bytes, int pair) const {
-    return finish(vsubq_s8(low_nibbles(bytes), kScheme == Scheme::rowz ? of_row_[pair] : vdupq_n_s8(8)),
+    return finish(vsubq_s8(low_nibbles(bytes), kScheme == Scheme::rowz ? row_values_[pair] : vdupq_n_s8(8)),
                   pair);
   }
   ARMLLM_INLINE int8x16_t high(int8x16_t bytes, int pair) const {
     const int8x16_t u = vshrq_n_s8(bytes, 4);
-    return finish(kScheme == Scheme::rowz ? vsubq_s8(u, of_row_[pair]) : u, pair);
+    return finish(kScheme == Scheme::rowz ? vsubq_s8(u, row_values_[pair]) : u, pair);
   }
 
  private:
   ARMLLM_INLINE void set(uint8x16_t rows) {
 #pragma GCC unroll 4
     for (int p = 0; p < kPairs; ++p) {
-      of_row_[p] = vreinterpretq_s8_u8(pair_bytes(rows, 4 * kHigh + first_ + p));
+      row_values_[p] = vreinterpretq_s8_u8(pair_bytes(rows, 4 * kHigh + first_ + p));
       // High nibbles hold u − 8.
-      if (kHigh && kScheme == Scheme::rowz) of_row_[p] = vsubq_s8(of_row_[p], vdupq_n_s8(8));
+      if (kHigh && kScheme == Scheme::rowz) row_values_[p] = vsubq_s8(row_values_[p], vdupq_n_s8(8));
     }
   }
   ARMLLM_INLINE int8x16_t finish(int8x16_t q, int pair) const {
-    return kScheme == Scheme::g32i ? vmulq_s8(q, of_row_[pair]) : q;
+    return kScheme == Scheme::g32i ? vmulq_s8(q, row_values_[pair]) : q;
   }
 
   const uint8_t* values_;
   const uint8_t* rows_;
   const uint8_t* group_ = nullptr;
   int first_;
-  int8x16_t of_row_[kPairs];  // multipliers, or zero points
+  int8x16_t row_values_[kPairs];  // multipliers, or zero points
 };
 
 // out[0 … 3] = float(sum) · scale

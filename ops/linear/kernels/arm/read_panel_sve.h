@@ -59,8 +59,8 @@ ARMLLM_INLINE svint8_t fold(svint8_t q, svint16_t first, svint16_t second) {
 
 // One vector's rows of all lines of a group.
 template <bool kMultiplied, bool kFolded>
-ARMLLM_INLINE void unpack_rows(const uint8_t* panel, const PanelLayout& layout, int64_t group, int64_t v,
-                               const int16_t* folded, const TileOrder& order, int8_t* w) {
+ARMLLM_INLINE void unpack_i4(const uint8_t* panel, const PanelLayout& layout, int64_t group, int64_t v,
+                             const int16_t* folded, const TileOrder& order, int8_t* w) {
   const svbool_t all = svptrue_b8();
   const int64_t step = groups_per_scale(layout.scheme), column = step ? group / step : 0;
   const svuint8_t rows = rows_of_bytes(v);
@@ -103,7 +103,7 @@ ARMLLM_INLINE void unpack_rows(const uint8_t* panel, const PanelLayout& layout, 
 }
 
 // Lines of 16 rows × 4 k: the words of two make rows of 8 k.
-inline void unpack_int8(const uint8_t* panel, const PanelLayout& layout, const TileOrder& order, int8_t* w) {
+inline void unpack_i8(const uint8_t* panel, const PanelLayout& layout, const TileOrder& order, int8_t* w) {
   const svbool_t all = svptrue_b8();
   const int64_t length = int64_t(svcntb());
   for (int64_t s = 0; s < order.steps; ++s)
@@ -126,7 +126,7 @@ inline void unpack_tiles(Scheme scheme, const uint8_t* const* panels, int count,
     for (int r = 0; r < kPanel; ++r) row_info[r] = 0;
     for (int r = 0; r < kPanel; ++r) row_scales[r] = panel_scales(panel)[r];
     if (scheme == Scheme::i8) {
-      unpack_int8(panel, layout, order, w);
+      unpack_i8(panel, layout, order, w);
       continue;
     }
     int16_t folded[kPanel] = {};
@@ -134,11 +134,11 @@ inline void unpack_tiles(Scheme scheme, const uint8_t* const* panels, int count,
       if (step && g % step == 0) linear_fold_factors(panel, layout, g / step, folded);
       for (int64_t v = 0; v < vectors; ++v) {
         if (scheme == Scheme::g32i) {
-          unpack_rows<true, false>(panel, layout, g, v, folded, order, w);
+          unpack_i4<true, false>(panel, layout, g, v, folded, order, w);
         } else if (step) {
-          unpack_rows<false, true>(panel, layout, g, v, folded, order, w);
+          unpack_i4<false, true>(panel, layout, g, v, folded, order, w);
         } else {
-          unpack_rows<false, false>(panel, layout, g, v, folded, order, w);
+          unpack_i4<false, false>(panel, layout, g, v, folded, order, w);
         }
       }
     }

@@ -20,15 +20,15 @@ ARMLLM_INLINE void store_pairs(int32x4_t rows01, int32x4_t rows23, const float* 
 
 // Chunks of 8 k of kPairs pairs of tokens, as few instructions as there can be.
 template <int kPairs>
-struct Columns {
+struct TokenChunks {
   static constexpr int kChunks = kPairs == 1 ? 2 : 1;
-  int8x16_t of[kChunks][kPairs];
+  int8x16_t chunk[kChunks][kPairs];
 
-  ARMLLM_INLINE explicit Columns(const int8_t* x) {
+  ARMLLM_INLINE explicit TokenChunks(const int8_t* x) {
     if constexpr (kPairs == 1) {
-      load_two(x, of[0][0], of[1][0]);
+      load_two(x, chunk[0][0], chunk[1][0]);
     } else if constexpr (kPairs == 2) {
-      load_two(x, of[0][0], of[0][1]);
+      load_two(x, chunk[0][0], chunk[0][1]);
     } else {
       load_more(x);
     }
@@ -43,13 +43,13 @@ struct Columns {
     const auto& bytes = *reinterpret_cast<const int8_t (*)[16 * kPairs]>(x);
     if constexpr (kPairs == 4) {
       __asm__("ld1 {%0.16b - %3.16b}, %4" : "=w"(a), "=w"(b), "=w"(c), "=w"(d) : "Q"(bytes));
-      of[0][3] = d;
+      chunk[0][3] = d;
     } else {
       __asm__("ld1 {%0.16b - %2.16b}, %3" : "=w"(a), "=w"(b), "=w"(c) : "Q"(bytes));
     }
-    of[0][0] = a;
-    of[0][1] = b;
-    of[0][2] = c;
+    chunk[0][0] = a;
+    chunk[0][1] = b;
+    chunk[0][2] = c;
   }
 };
 
@@ -84,10 +84,10 @@ struct Products {
   int32x4_t whole[kPairs][kVectors] = {}, low[kPairs][kVectors] = {};
 
   ARMLLM_INLINE void add_group(const uint8_t* lines, const int8_t* x) {
-    constexpr int kChunks = Columns<kPairs>::kChunks;
+    constexpr int kChunks = TokenChunks<kPairs>::kChunks;
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j += kChunks) {
-      const Columns<kPairs> columns(x + 16 * kPairs * j);
+      const TokenChunks<kPairs> columns(x + 16 * kPairs * j);
 #pragma GCC unroll 4
       for (int c = 0; c < kChunks; ++c) {
         int8x16_t bytes[kVectors];
@@ -103,8 +103,8 @@ struct Products {
           const int8x16_t u = low_nibbles(bytes[v]);
 #pragma GCC unroll 4
           for (int p = 0; p < kPairs; ++p) {
-            whole[p][v] = vmmlaq_s32(whole[p][v], columns.of[c][p], bytes[v]);
-            low[p][v] = vmmlaq_s32(low[p][v], columns.of[c][p], u);
+            whole[p][v] = vmmlaq_s32(whole[p][v], columns.chunk[c][p], bytes[v]);
+            low[p][v] = vmmlaq_s32(low[p][v], columns.chunk[c][p], u);
           }
         }
       }
@@ -115,19 +115,19 @@ struct Products {
 
 // Bytes 2i and 2i + 1 of 16 as 32-bit lanes a b a b, with bytes 16 … 31 as the signs: an index for TBL.
 struct PairLanes {
-  alignas(16) uint8_t of[8][16];
+  alignas(16) uint8_t index[8][16];
 };
 constexpr PairLanes pair_lanes() {
   PairLanes lanes{};
   for (int i = 0; i < 8; ++i)
-    for (int b = 0; b < 16; ++b) lanes.of[i][b] = uint8_t((b % 4 ? 16 : 0) + 2 * i + b / 4 % 2);
+    for (int b = 0; b < 16; ++b) lanes.index[i][b] = uint8_t((b % 4 ? 16 : 0) + 2 * i + b / 4 % 2);
   return lanes;
 }
 constexpr PairLanes kPairLanes = pair_lanes();
 
-// `lanes` is kPairLanes.of[pair].  In assembly because GCC 12 copies both registers of a table that it holds as one.
+// `lanes` is kPairLanes.index[pair].  In assembly because GCC 12 copies both registers of a table that it holds as one.
 template <int kTable>
-ARMLLM_INLINE int32x4_t spread_pair(uint8x16_t values, uint8x16_t signs, uint8x16_t lanes) {
+ARMLLM_INLINE int32x4_t broadcast_pair(uint8x16_t values, uint8x16_t signs, uint8x16_t lanes) {
   uint8x16_t out;
   if constexpr (kTable == 0) {
     register uint8x16_t a __asm__("v28") = values;

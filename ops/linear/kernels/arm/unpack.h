@@ -7,7 +7,7 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 template <typename Order, Scheme kScheme>
-ARMLLM_IN_WRITTEN_ORDER void unpack_exact(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
+ARMLLM_IN_WRITTEN_ORDER void unpack_i4(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
   Int8Pairs<kScheme, false, 4> low(panel, layout, 0);
   Int8Pairs<kScheme, true, 4> high(panel, layout, 0);
   const uint8_t* lines = panel + layout.values;
@@ -25,7 +25,7 @@ ARMLLM_IN_WRITTEN_ORDER void unpack_exact(const uint8_t* panel, const PanelLayou
 }
 
 template <typename Order>
-void unpack_int8(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
+void unpack_i8(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
   const uint8_t* lines = panel + layout.values;
   for (int64_t step = 0; step < 4 * layout.groups; ++step, lines += 128)
 #pragma GCC unroll 4
@@ -44,17 +44,17 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
     for (int r = 0; r < kPanel; ++r) row_info[r] = 0;
     for (int r = 0; r < kPanel; ++r) row_scales[r] = panel_scales(panel[p])[r];
     if (scheme == Scheme::g32i) {
-      unpack_exact<Order, Scheme::g32i>(panel[p], layout, w);
+      unpack_i4<Order, Scheme::g32i>(panel[p], layout, w);
     } else if (scheme == Scheme::row) {
-      unpack_exact<Order, Scheme::row>(panel[p], layout, w);
+      unpack_i4<Order, Scheme::row>(panel[p], layout, w);
     } else if (scheme == Scheme::rowz) {
-      unpack_exact<Order, Scheme::rowz>(panel[p], layout, w);
+      unpack_i4<Order, Scheme::rowz>(panel[p], layout, w);
     } else if (scheme == Scheme::i8) {
-      unpack_int8<Order>(panel[p], layout, w);
+      unpack_i8<Order>(panel[p], layout, w);
     } else if (has_zero_points(scheme)) {
-      unpack_folded<Order, true>(panel[p], layout, w);
+      unpack_groups<Order, true>(panel[p], layout, w);
     } else {
-      unpack_folded<Order, false>(panel[p], layout, w);
+      unpack_groups<Order, false>(panel[p], layout, w);
     }
   }
 }

@@ -6,18 +6,18 @@
 namespace armllm::avx2 {
 namespace {
 
-enum class Sum { multiplied, row, groups };  // g32i; row and rowz; float group scales
+enum class SumKind { g32i, row, groups };
 
-template <Sum kind, int T>
-void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
-                 float* out) {
+template <SumKind kSum, int T>
+void gemv_i4_maddubs(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                     int64_t first_token, float* out) {
   const int64_t groups = x.groups, row_bytes = x.row_bytes(), row_groups = x.row_groups(),
                 step = groups_per_scale(layout.scheme);
   const int8_t* values = x.values + first_token * row_bytes;
   const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
-  PanelStream<4, T == 1 ? Fetch::by_cpu : Fetch::long_steps> stream(panel, layout);
+  PanelStream<4, T == 1 ? Prefetch::hardware : Prefetch::software_far> stream(panel, layout);
   __m256i total[2][2][T];  // [h][low, high]
   __m256 total_f[2][T];
   int32_t correction[T] = {};  // since the last scale
@@ -49,14 +49,14 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
         const __m256i half = load(w + j * 64 + h * 32), low = low_rows(half), high = high_rows(half);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
-          const __m256i eight = spread8(xg + t * row_bytes + j * 8);
+          const __m256i eight = broadcast8(xg + t * row_bytes + j * 8);
           add_words(low_acc[t], _mm256_maddubs_epi16(low, eight));
           add_words(high_acc[t], _mm256_maddubs_epi16(high, eight));
         }
         in_written_order();
       }
       __m256i low_factor = _mm256_set1_epi16(1), high_factor = low_factor;
-      if constexpr (kind == Sum::multiplied) {
+      if constexpr (kSum == SumKind::g32i) {
         row_nibbles(panel + layout.multipliers + g * 8 + h * 4, &low_factor, &high_factor);
         low_factor = _mm256_add_epi16(low_factor, _mm256_set1_epi16(1));
         high_factor = _mm256_add_epi16(high_factor, _mm256_set1_epi16(1));
@@ -67,7 +67,7 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
         add_lanes(total[h][1][t], _mm256_madd_epi16(high_acc[t], high_factor));
       }
     }
-    if constexpr (kind == Sum::groups) {
+    if constexpr (kSum == SumKind::groups) {
       if (--left != 0 && g + 1 != groups) continue;
       const int64_t column = g / step;
       left = step;
@@ -91,9 +91,9 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
   for (int h = 0; h < 2; ++h) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
-      if constexpr (kind != Sum::groups) {
+      if constexpr (kSum != SumKind::groups) {
         __m256i sum = row_sums(total[h][0][t], total[h][1][t]);
-        if (kind == Sum::row && zero_points)
+        if (kSum == SumKind::row && zero_points)
           sum = _mm256_add_epi32(sum, zero_term(panel + layout.zero_points, h, correction[t]));
         total_f[h][t] = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), row_floats(panel_scales(panel) + 4 * h));
       }
@@ -103,12 +103,12 @@ void gemv_tokens(const uint8_t* panel, const PanelLayout& layout, const Activati
 }
 
 template <int T>
-void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
-               float* out) {
+void gemv_i8_maddubs(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                     int64_t first_token, float* out) {
   const int64_t row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
   const uint8_t* w = panel + layout.values;
-  PanelStream<8, T == 1 ? Fetch::by_cpu : Fetch::long_steps> stream(panel, layout);
+  PanelStream<8, T == 1 ? Prefetch::hardware : Prefetch::software_far> stream(panel, layout);
   __m256i total[2][T];
 #pragma GCC unroll 4
   for (int h = 0; h < 2; ++h)
@@ -122,7 +122,7 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
         const __m256i line = load(w + h * 32), magnitude = _mm256_abs_epi8(line);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t)
-          dot_signed(total[h][t], line, magnitude, spread(values + t * row_bytes + g * kGroup + j * 4));
+          dot_signed(total[h][t], line, magnitude, broadcast4(values + t * row_bytes + g * kGroup + j * 4));
       }
     }
   }
@@ -135,25 +135,27 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
 }
 
 template <int T>
-void gemv_count(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
-                float* out) {
-  if (layout.scheme == Scheme::i8) return gemv_int8<T>(panel, layout, x, first, out);
-  if (layout.scheme == Scheme::g32i) return gemv_tokens<Sum::multiplied, T>(panel, layout, x, first, out);
-  if (has_float_groups(layout.scheme)) return gemv_tokens<Sum::groups, T>(panel, layout, x, first, out);
-  return gemv_tokens<Sum::row, T>(panel, layout, x, first, out);
+void gemv_maddubs_by_scheme(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                            int64_t first, float* out) {
+  if (layout.scheme == Scheme::i8) return gemv_i8_maddubs<T>(panel, layout, x, first, out);
+  if (layout.scheme == Scheme::g32i) return gemv_i4_maddubs<SumKind::g32i, T>(panel, layout, x, first, out);
+  if (has_float_groups(layout.scheme))
+    return gemv_i4_maddubs<SumKind::groups, T>(panel, layout, x, first, out);
+  return gemv_i4_maddubs<SumKind::row, T>(panel, layout, x, first, out);
 }
 
 // Up to four tokens at a time: more would not stay in 16 registers.
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  for (; tokens >= 4; tokens -= 4, first += 4, out += 4 * kPanel) gemv_count<4>(panel, layout, x, first, out);
+  for (; tokens >= 4; tokens -= 4, first += 4, out += 4 * kPanel)
+    gemv_maddubs_by_scheme<4>(panel, layout, x, first, out);
   switch (tokens) {
     case 1:
-      return gemv_count<1>(panel, layout, x, first, out);
+      return gemv_maddubs_by_scheme<1>(panel, layout, x, first, out);
     case 2:
-      return gemv_count<2>(panel, layout, x, first, out);
+      return gemv_maddubs_by_scheme<2>(panel, layout, x, first, out);
     case 3:
-      return gemv_count<3>(panel, layout, x, first, out);
+      return gemv_maddubs_by_scheme<3>(panel, layout, x, first, out);
   }
 }
 

@@ -8,9 +8,9 @@ namespace armllm::avx512 {
 namespace {
 
 // Sums that end with each group: float group scales, or the multipliers of g32i.
-template <bool multiplied, int T, Fetch F>
-void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
-                 float* out) {
+template <bool kMultiplied, int T, Prefetch kPrefetch>
+void gemv_grouped_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                           int64_t first_token, float* out) {
   const int64_t groups = x.groups, row_bytes = x.row_bytes(), step = groups_per_scale(layout.scheme);
   const int8_t* values = x.values + first_token * row_bytes;
   const int64_t row_groups = x.row_groups();
@@ -20,7 +20,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
   // The correction of a symmetric scheme belongs to one of the two lanes of each row.
   const __mmask16 correction_lanes = zero_points ? 0 : 0x5555;
   const __m512i ones = _mm512_set1_epi16(1);
-  PanelStream<4, F> stream(panel, layout);
+  PanelStream<4, kPrefetch> stream(panel, layout);
   __m512i total[T];
   __m512 total_f[T];
   int32_t correction[T];  // since the last scale
@@ -36,7 +36,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       low_acc[t] = high_acc[t] = _mm512_maskz_set1_epi32(correction_lanes, group_sums[t * row_groups + g]);
-      if constexpr (!multiplied) correction[t] += group_sums[t * row_groups + g];
+      if constexpr (!kMultiplied) correction[t] += group_sums[t * row_groups + g];
     }
     const int8_t* xg = values + g * kGroup;
     stream.group();
@@ -45,19 +45,19 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
       const __m512i line = load(w), low = low_rows(line), high = high_rows(line);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const __m512i eight = spread8(xg + t * row_bytes + j * 8);
+        const __m512i eight = broadcast8(xg + t * row_bytes + j * 8);
         dot(low_acc[t], low, eight);
         dot(high_acc[t], high, eight);
       }
     }
     // Half a group's sum is at most 16·15·127 in size, or 32·8·127 with the correction: it fits 16 bits.
     __m512i factor = ones;
-    if constexpr (multiplied)
+    if constexpr (kMultiplied)
       factor = _mm512_add_epi16(lane_nibbles(panel + layout.multipliers + g * 8), ones);
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t)
       total[t] = _mm512_dpwssd_epi32(total[t], _mm512_packs_epi32(low_acc[t], high_acc[t]), factor);
-    if constexpr (!multiplied) {
+    if constexpr (!kMultiplied) {
       if (--left != 0 && g + 1 != groups) continue;
       const int64_t column = g / step;
       left = step;
@@ -77,7 +77,7 @@ void gemv_groups(const uint8_t* panel, const PanelLayout& layout, const Activati
   }
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
-    if constexpr (multiplied) {
+    if constexpr (kMultiplied) {
       const __m512i sum = _mm512_permutexvar_epi32(lane_of_row(), total[t]);
       _mm512_storeu_ps(out + t * kPanel,
                        _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(panel_scales(panel))));
@@ -94,15 +94,15 @@ ARMLLM_INLINE __m512i add_halves(__m512i low, __m512i high) {
 }
 
 // One scale a row: the sums run through, and what the zero points take away is one product at the end.
-template <int T, Fetch F>
-void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
-               float* out) {
+template <int T, Prefetch kPrefetch>
+void gemv_row_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                       int64_t first_token, float* out) {
   const int64_t groups = x.groups, row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
   const int64_t row_groups = x.row_groups();
   const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
-  PanelStream<4, F> stream(panel, layout);
+  PanelStream<4, kPrefetch> stream(panel, layout);
   __m512i low_acc[T], high_acc[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) low_acc[t] = high_acc[t] = _mm512_setzero_si512();
@@ -114,14 +114,14 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
       const __m512i line = load(w), low = low_rows(line), high = high_rows(line);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const __m512i eight = spread8(xg + t * row_bytes + j * 8);
+        const __m512i eight = broadcast8(xg + t * row_bytes + j * 8);
         dot(low_acc[t], low, eight);
         dot(high_acc[t], high, eight);
       }
     }
   }
   __m512i zero = _mm512_set1_epi32(8);
-  if (has_zero_points(layout.scheme)) zero = nibble_rows(panel + layout.zero_points);
+  if (has_zero_points(layout.scheme)) zero = row_nibbles_i32(panel + layout.zero_points);
   const __m512 scales = _mm512_loadu_ps(panel_scales(panel));
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
@@ -133,16 +133,16 @@ void gemv_rows(const uint8_t* panel, const PanelLayout& layout, const Activation
   }
 }
 
-template <int T, Fetch F>
-void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first_token,
-               float* out) {
+template <int T, Prefetch kPrefetch>
+void gemv_i8_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                      int64_t first_token, float* out) {
   const int64_t groups = x.groups, row_bytes = x.row_bytes();
   const int8_t* values = x.values + first_token * row_bytes;
   const int64_t row_groups = x.row_groups();
   const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
-  PanelStream<8, F> stream(panel, layout);
+  PanelStream<8, kPrefetch> stream(panel, layout);
   __m512i even[T], odd[T];  // two chains each
   int32_t correction[T];
 #pragma GCC unroll 8
@@ -160,8 +160,8 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
       const __m512i first = _mm512_xor_si512(load(w), flip), second = _mm512_xor_si512(load(w + 64), flip);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        dot(even[t], first, spread(xg + t * row_bytes + j * 8));
-        dot(odd[t], second, spread(xg + t * row_bytes + j * 8 + 4));
+        dot(even[t], first, broadcast4(xg + t * row_bytes + j * 8));
+        dot(odd[t], second, broadcast4(xg + t * row_bytes + j * 8 + 4));
       }
     }
   }
@@ -174,17 +174,19 @@ void gemv_int8(const uint8_t* panel, const PanelLayout& layout, const Activation
   }
 }
 
-template <int T, Fetch F = Fetch::long_steps>
-void gemv_count(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
-                float* out) {
-  if (layout.scheme == Scheme::i8) return gemv_int8<T, F>(panel, layout, x, first, out);
-  if (layout.scheme == Scheme::g32i) return gemv_groups<true, T, F>(panel, layout, x, first, out);
-  if (has_float_groups(layout.scheme)) return gemv_groups<false, T, F>(panel, layout, x, first, out);
-  return gemv_rows<T, F>(panel, layout, x, first, out);
+template <int T, Prefetch kPrefetch = Prefetch::software_far>
+void gemv_vpdpbusd_by_scheme(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
+                             int64_t first, float* out) {
+  if (layout.scheme == Scheme::i8) return gemv_i8_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
+  if (layout.scheme == Scheme::g32i)
+    return gemv_grouped_vpdpbusd<true, T, kPrefetch>(panel, layout, x, first, out);
+  if (has_float_groups(layout.scheme))
+    return gemv_grouped_vpdpbusd<false, T, kPrefetch>(panel, layout, x, first, out);
+  return gemv_row_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
 }
 
 // Measured on Zen 4 and on a Xeon with AMX; see Fetch.
-inline bool leaves_reading_ahead() {
+inline bool needs_software_prefetch() {
   static const bool found = __builtin_cpu_is("intel");
   return found;
 }
@@ -193,22 +195,23 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   switch (tokens) {
     case 1:
-      return (leaves_reading_ahead() ? gemv_count<1, Fetch::short_steps>
-                                     : gemv_count<1, Fetch::by_cpu>)(panel, layout, x, first, out);
+      return (needs_software_prefetch()
+                  ? gemv_vpdpbusd_by_scheme<1, Prefetch::software_near>
+                  : gemv_vpdpbusd_by_scheme<1, Prefetch::hardware>)(panel, layout, x, first, out);
     case 2:
-      return gemv_count<2>(panel, layout, x, first, out);
+      return gemv_vpdpbusd_by_scheme<2>(panel, layout, x, first, out);
     case 3:
-      return gemv_count<3>(panel, layout, x, first, out);
+      return gemv_vpdpbusd_by_scheme<3>(panel, layout, x, first, out);
     case 4:
-      return gemv_count<4>(panel, layout, x, first, out);
+      return gemv_vpdpbusd_by_scheme<4>(panel, layout, x, first, out);
     case 5:
-      return gemv_count<5>(panel, layout, x, first, out);
+      return gemv_vpdpbusd_by_scheme<5>(panel, layout, x, first, out);
     case 6:
-      return gemv_count<6>(panel, layout, x, first, out);
+      return gemv_vpdpbusd_by_scheme<6>(panel, layout, x, first, out);
     case 7:
-      return gemv_count<7>(panel, layout, x, first, out);
+      return gemv_vpdpbusd_by_scheme<7>(panel, layout, x, first, out);
     case 8:
-      return gemv_count<8>(panel, layout, x, first, out);
+      return gemv_vpdpbusd_by_scheme<8>(panel, layout, x, first, out);
   }
 }
 

@@ -8,30 +8,30 @@ namespace armllm::avx512 {
 namespace {
 
 // Of g32i: multiplied out.  The lines come in the order of row_of_lane().
-struct WideInt4 {
+struct UnsignedG32i {
   static constexpr int kLines = 4;  // of 64 bytes a group
-  __m512i low_factor, high_factor, low_less, high_less;
+  __m512i low_factor, high_factor, low_bias, high_bias;
 
   ARMLLM_INLINE void group(const uint8_t* multipliers) {
     const __m512i ones = _mm512_set1_epi16(1);
     row_nibbles(multipliers, &low_factor, &high_factor);
     low_factor = _mm512_add_epi16(low_factor, ones);
     high_factor = _mm512_add_epi16(high_factor, ones);
-    low_less = top_less_eight(low_factor);
-    high_less = top_less_eight(high_factor);
+    low_bias = unsigned_bias(low_factor);
+    high_bias = unsigned_bias(high_factor);
   }
   // k 0 … 3 and 4 … 7 of eight
   ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
     const __m512i line = load(w);
-    const __m512i low = _mm512_add_epi8(_mm512_mullo_epi16(low_rows(line), low_factor), low_less),
-                  high = _mm512_add_epi8(_mm512_mullo_epi16(high_rows(line), high_factor), high_less);
-    *first = first_fours(low, high);
-    *second = second_fours(low, high);
+    const __m512i low = _mm512_add_epi8(_mm512_mullo_epi16(low_rows(line), low_factor), low_bias),
+                  high = _mm512_add_epi8(_mm512_mullo_epi16(high_rows(line), high_factor), high_bias);
+    *first = even_k4(low, high);
+    *second = odd_k4(low, high);
   }
   static ARMLLM_INLINE __m512i rows(__m512i sums) { return _mm512_permutexvar_epi32(lane_of_row(), sums); }
 };
 
-struct WideInt8 {
+struct UnsignedI8 {
   static constexpr int kLines = 8;
 
   ARMLLM_INLINE void group(const uint8_t*) {}
@@ -44,15 +44,15 @@ struct WideInt8 {
 
 // T tokens of one block; `corrections` holds −128 · Σ x of each.
 template <typename Weights, int T>
-void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
-                     const int32_t* corrections, int tokens, float* out, int64_t out_stride) {
+void gemv_vpdpbusd_9_16(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
+                        const int32_t* corrections, int tokens, float* out, int64_t out_stride) {
   constexpr int kStep = Weights::kLines * 16;  // of eight k
   const uint8_t* w = panel + layout.values;
   const uint8_t* multipliers = panel + layout.multipliers;
   __m512i acc[T];
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) acc[t] = _mm512_set1_epi32(corrections[t]);
-  PanelStream<Weights::kLines, Fetch::long_steps> stream(panel, layout);
+  PanelStream<Weights::kLines, Prefetch::software_far> stream(panel, layout);
   Weights weights;
   for (int64_t g = 0; g < layout.groups; ++g, multipliers += 8) {
     stream.group();
@@ -62,9 +62,9 @@ void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8
       __m512i first, second;
       weights.lines(w, &first, &second);
 #pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) dot_spread(acc[t], first, x + t * 8);
+      for (int t = 0; t < T; ++t) dot_broadcast4(acc[t], first, x + t * 8);
 #pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) dot_spread(acc[t], second, x + t * 8 + 4);
+      for (int t = 0; t < T; ++t) dot_broadcast4(acc[t], second, x + t * 8 + 4);
     }
   }
   const __m512 scales = _mm512_loadu_ps(panel_scales(panel));
@@ -76,8 +76,9 @@ void gemv_wide_panel(const uint8_t* panel, const PanelLayout& layout, const int8
 }
 
 template <typename Weights, int T>
-void gemv_wide_tokens(const uint8_t* panel, int64_t panel_stride, int64_t panels, const PanelLayout& layout,
-                      const Activations& x, int tokens, float* out, int64_t out_stride) {
+void gemv_panels_vpdpbusd_9_16(const uint8_t* panel, int64_t panel_stride, int64_t panels,
+                               const PanelLayout& layout, const Activations& x, int tokens, float* out,
+                               int64_t out_stride) {
   int32_t corrections[T] = {};
   for (int t = 0; t < tokens; ++t) {
     const int32_t* group_sums = x.group_sums + t * x.row_groups();
@@ -86,28 +87,34 @@ void gemv_wide_tokens(const uint8_t* panel, int64_t panel_stride, int64_t panels
     corrections[t] = 16 * sum;
   }
   for (int64_t p = 0; p < panels; ++p, panel += panel_stride, out += kPanel)
-    gemv_wide_panel<Weights, T>(panel, layout, x.values, corrections, tokens, out, out_stride);
+    gemv_vpdpbusd_9_16<Weights, T>(panel, layout, x.values, corrections, tokens, out, out_stride);
 }
 
 template <typename Weights>
-void gemv_wide_of(const uint8_t* panel, int64_t panel_stride, int64_t panels, const PanelLayout& layout,
-                  const Activations& x, int tokens, float* out, int64_t out_stride) {
+void gemv_panels_vpdpbusd_9_16_by_block(const uint8_t* panel, int64_t panel_stride, int64_t panels,
+                                        const PanelLayout& layout, const Activations& x, int tokens,
+                                        float* out, int64_t out_stride) {
   switch (x.block) {
     case 10:
-      return gemv_wide_tokens<Weights, 10>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+      return gemv_panels_vpdpbusd_9_16<Weights, 10>(panel, panel_stride, panels, layout, x, tokens, out,
+                                                    out_stride);
     case 12:
-      return gemv_wide_tokens<Weights, 12>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+      return gemv_panels_vpdpbusd_9_16<Weights, 12>(panel, panel_stride, panels, layout, x, tokens, out,
+                                                    out_stride);
     case 14:
-      return gemv_wide_tokens<Weights, 14>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+      return gemv_panels_vpdpbusd_9_16<Weights, 14>(panel, panel_stride, panels, layout, x, tokens, out,
+                                                    out_stride);
     case 16:
-      return gemv_wide_tokens<Weights, 16>(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
+      return gemv_panels_vpdpbusd_9_16<Weights, 16>(panel, panel_stride, panels, layout, x, tokens, out,
+                                                    out_stride);
   }
 }
 
 void gemv_wide(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                const Activations& x, int tokens, float* out, int64_t out_stride) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
-  const auto multiply = scheme == Scheme::i8 ? gemv_wide_of<WideInt8> : gemv_wide_of<WideInt4>;
+  const auto multiply = scheme == Scheme::i8 ? gemv_panels_vpdpbusd_9_16_by_block<UnsignedI8>
+                                             : gemv_panels_vpdpbusd_9_16_by_block<UnsignedG32i>;
   multiply(panel, panel_stride, panels, layout, x, tokens, out, out_stride);
 }
 

@@ -15,7 +15,7 @@ constexpr int64_t kTile = 16;   // tokens, or rows
 constexpr int64_t kDepth = 64;  // k
 
 // Tiles 0 … 3 are sums, [tokens][panel]; 4 and 5 tokens, 6 and 7 weights.
-void configure(int first_tokens, int second_tokens) {
+void configure_tiles(int first_tokens, int second_tokens) {
   TileConfig config;
   const int tokens[2] = {first_tokens, second_tokens};
   for (int i = 0; i < 8; ++i) config.set(i, i >= 6 ? kTile : tokens[i < 4 ? i / 2 : i - 4]);
@@ -24,8 +24,8 @@ void configure(int first_tokens, int second_tokens) {
 
 // Products of one step of k, of up to two tiles of tokens and two panels.
 template <int T, int P>
-ARMLLM_INLINE void step(const int8_t* x, int64_t x_stride, int64_t second_tokens, const int8_t* w,
-                        int64_t second_panel) {
+ARMLLM_INLINE void gemm_step_i8_tdpbssd(const int8_t* x, int64_t x_stride, int64_t second_tokens,
+                                        const int8_t* w, int64_t second_panel) {
   ARMLLM_TILE_LOAD(6, w, 64);
   ARMLLM_TILE_LOAD(4, x, x_stride);
   ARMLLM_TILE_DOT_INT8(0, 4, 6);
@@ -41,12 +41,12 @@ ARMLLM_INLINE void step(const int8_t* x, int64_t x_stride, int64_t second_tokens
 }
 
 // The last 32 k of an odd number of groups: operands with zeros behind them.
-struct LastGroup {
+struct PaddedLastGroup {
   alignas(64) int8_t x[2 * kTile][kDepth] = {};
   alignas(64) int8_t w[2][kDepth * kPanel] = {};
 
-  LastGroup(const int8_t* tokens_x, int64_t x_stride, int tokens, const int8_t* panels_w, int64_t panel_bytes,
-            int panels) {
+  PaddedLastGroup(const int8_t* tokens_x, int64_t x_stride, int tokens, const int8_t* panels_w,
+                  int64_t panel_bytes, int panels) {
     for (int t = 0; t < tokens; ++t) __builtin_memcpy(x[t], tokens_x + t * x_stride, kGroup);
     for (int p = 0; p < panels; ++p) __builtin_memcpy(w[p], panels_w + p * panel_bytes, kGroup * kPanel);
   }
@@ -54,8 +54,8 @@ struct LastGroup {
 
 // 16 T tokens at most × P panels; `out` gets those that there are.
 template <int T, int P>
-void gemm_tiles(const int8_t* w, const Activations& x, const int8_t* values, const float* row_scales,
-                int tokens, Prefetcher& prefetcher, float* out, int64_t out_stride) {
+void gemm_i8_tdpbssd(const int8_t* w, const Activations& x, const int8_t* values, const float* row_scales,
+                     int tokens, Prefetcher& prefetcher, float* out, int64_t out_stride) {
   const int64_t stride = x.row_bytes(), panel_bytes = x.groups * kGroup * kPanel;
   ARMLLM_TILE_ZERO(0);
   if constexpr (P == 2) ARMLLM_TILE_ZERO(1);
@@ -64,11 +64,11 @@ void gemm_tiles(const int8_t* w, const Activations& x, const int8_t* values, con
   const int8_t* lines = w;
   for (int64_t g = 0; g + 2 <= x.groups; g += 2, values += kDepth, lines += kDepth * kPanel) {
     prefetcher.group();
-    step<T, P>(values, stride, kTile * stride, lines, panel_bytes);
+    gemm_step_i8_tdpbssd<T, P>(values, stride, kTile * stride, lines, panel_bytes);
   }
   if (x.groups % 2 != 0) {
-    const LastGroup last(values, stride, tokens, lines, panel_bytes, P);
-    step<T, P>(last.x[0], kDepth, kTile * kDepth, last.w[0], kDepth * kPanel);
+    const PaddedLastGroup last(values, stride, tokens, lines, panel_bytes, P);
+    gemm_step_i8_tdpbssd<T, P>(last.x[0], kDepth, kTile * kDepth, last.w[0], kDepth * kPanel);
   }
   alignas(64) int32_t sums[T][P][kTile][kPanel];
   ARMLLM_TILE_STORE(0, sums[0][0], 64);
@@ -90,12 +90,12 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
   for (int t = 0; t < tokens; t += 2 * kTile) {
     const int left = tokens - t < 2 * kTile ? tokens - t : 2 * kTile;
     const int first = left < kTile ? left : kTile;
-    if (left != configured) configure(first, left - first);
+    if (left != configured) configure_tiles(first, left - first);
     configured = left;
     const int8_t* values = x.values + (first_token + t) * x.row_bytes();
     for (int p = 0; p < panels; p += 2) {
-      const auto multiply = left > kTile ? (panels - p > 1 ? gemm_tiles<2, 2> : gemm_tiles<2, 1>)
-                                         : (panels - p > 1 ? gemm_tiles<1, 2> : gemm_tiles<1, 1>);
+      const auto multiply = left > kTile ? (panels - p > 1 ? gemm_i8_tdpbssd<2, 2> : gemm_i8_tdpbssd<2, 1>)
+                                         : (panels - p > 1 ? gemm_i8_tdpbssd<1, 2> : gemm_i8_tdpbssd<1, 1>);
       multiply(w + p * x.groups * kGroup * kPanel, x, values, row_scales + p * kPanel, left, prefetcher,
                out + t * out_stride + p * kPanel, out_stride);
     }
@@ -133,11 +133,11 @@ const LinearKernels linear = {
     gemv,
     unpack,
     gemm,
-    linear_finish,
+    linear_epilogue,
     linear_add_offsets,
-    linear_add,
+    linear_accumulate,
     false,
-    kMostGemvTokens,
+    kMaxGemvTokens,
     kPanel * kGroup,
     nullptr,
     gemv_wide,

@@ -60,7 +60,7 @@ ARMLLM_INLINE void store_words(int8_t* w, __m256i bytes) {
   store(w + 64, _mm256_srai_epi16(_mm256_shuffle_epi8(bytes, place(high)), 8));
 }
 
-void unpack_nibbles(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
+void unpack_i4(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
   const uint8_t* values = panel + layout.values;
   const __m256i one = _mm256_set1_epi32(1);
   for (int64_t g = 0; g < layout.groups; ++g, values += 256, w += kNibbleBytes) {
@@ -86,7 +86,7 @@ void unpack_nibbles(const uint8_t* panel, const PanelLayout& layout, int8_t* w) 
   }
 }
 
-void unpack_words(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
+void unpack_i16(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {
   const Scheme scheme = layout.scheme;
   const uint8_t* values = panel + layout.values;
   if (scheme == Scheme::i8) {
@@ -142,27 +142,27 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
   for (int p = 0; p < panels; ++p) {
     __builtin_memcpy(row_scales + p * kPanel, panel[p], kPanel * sizeof(float));
     if (form_of(scheme) == kNibbles) {
-      unpack_nibbles(panel[p], layout, w + p * groups * kNibbleBytes);
+      unpack_i4(panel[p], layout, w + p * groups * kNibbleBytes);
     } else {
-      unpack_words(panel[p], layout, w + p * groups * kWordBytes);
+      unpack_i16(panel[p], layout, w + p * groups * kWordBytes);
     }
   }
 }
 
 // What a segment's activations become, for one block of tokens: words; or for nibbles, which are q + 8, −8 · Σ x of each
 // token and group.
-struct Prepared {
+struct PreparedActivations {
   alignas(32) int8_t words[kSegment * kBlock * kGroup * 2];
   alignas(32) int32_t group_sums[kSegment][kBlock];
 };
 
-void widen(const int8_t* x, int64_t groups, Prepared& to) {
+void prepare_i16(const int8_t* x, int64_t groups, PreparedActivations& to) {
   for (int64_t i = 0; i < groups * kBlock * 2; ++i)
     store(to.words + i * 32,
           _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i * 16))));
 }
 
-void sum_groups(const int8_t* x, int64_t groups, Prepared& to) {
+void prepare_group_sums(const int8_t* x, int64_t groups, PreparedActivations& to) {
   const __m256i ones = _mm256_set1_epi8(1), minus8 = _mm256_set1_epi16(-8);
   for (int64_t g = 0; g < groups; ++g, x += kBlock * kGroup) {
     __m256i sum = _mm256_maddubs_epi16(ones, load(x));
@@ -179,7 +179,8 @@ using Sums = __m256i[kBlock][2];  // of rows 0 … 7 and 8 … 15
 
 // A word sums 16 products u·x of a row, and one of a row's two takes the whole group's correction: at most 32512 in the end,
 // whatever wraps on the way.
-void add_nibbles(const int8_t* w, const int8_t* x, int64_t groups, const Prepared& prepared, Sums& sums) {
+void gemm_i4_maddubs(const int8_t* w, const int8_t* x, int64_t groups, const PreparedActivations& prepared,
+                     Sums& sums) {
   for (int64_t g = 0; g < groups; ++g, w += kNibbleBytes, x += kBlock * kGroup) {
     __m256i acc[kBlock][2];
 #pragma GCC unroll 4
@@ -189,7 +190,7 @@ void add_nibbles(const int8_t* w, const int8_t* x, int64_t groups, const Prepare
       const __m256i w0 = load(w + step * 64), w1 = load(w + step * 64 + 32);
 #pragma GCC unroll 4
       for (int t = 0; t < kBlock; ++t) {
-        const __m256i four = spread(x + step / 2 * kBlock * 8 + step % 2 * 4 + t * 8);
+        const __m256i four = broadcast4(x + step / 2 * kBlock * 8 + step % 2 * 4 + t * 8);
         add_words(acc[t][0], _mm256_maddubs_epi16(w0, four));
         add_words(acc[t][1], _mm256_maddubs_epi16(w1, four));
       }
@@ -203,7 +204,7 @@ void add_nibbles(const int8_t* w, const int8_t* x, int64_t groups, const Prepare
   }
 }
 
-void add_products(const int8_t* w, int64_t groups, const Prepared& prepared, Sums& sums) {
+void gemm_i16_madd(const int8_t* w, int64_t groups, const PreparedActivations& prepared, Sums& sums) {
   const int8_t* x = prepared.words;
   __m256i acc[kBlock][2];
 #pragma GCC unroll 4
@@ -214,7 +215,7 @@ void add_products(const int8_t* w, int64_t groups, const Prepared& prepared, Sum
       const __m256i w0 = load(w + step * 64), w1 = load(w + step * 64 + 32);
 #pragma GCC unroll 4
       for (int t = 0; t < kBlock; ++t) {
-        const __m256i two = spread(x + t * 16 + step * 4);
+        const __m256i two = broadcast4(x + t * 16 + step * 4);
         add_lanes(acc[t][0], _mm256_madd_epi16(w0, two));
         add_lanes(acc[t][1], _mm256_madd_epi16(w1, two));
       }
@@ -229,7 +230,7 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
           int64_t first_token, int tokens, float* out, int64_t out_stride) {
   const Form form = static_cast<Form>(row_info[0]);
   const int64_t group_bytes = form == kNibbles ? kNibbleBytes : kWordBytes;
-  Prepared prepared;
+  PreparedActivations prepared;
   Sums sums[kTokens / kBlock][kPanels];
   for (int t = 0; t < tokens; t += kBlock)
     for (int p = 0; p < panels; ++p)
@@ -239,16 +240,16 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
     for (int t = 0; t < tokens; t += kBlock) {
       const int8_t* values = x.values + (first_token + t) * x.row_bytes() + g * kBlock * kGroup;
       if (form == kNibbles) {
-        sum_groups(values, some, prepared);
+        prepare_group_sums(values, some, prepared);
       } else {
-        widen(values, some, prepared);
+        prepare_i16(values, some, prepared);
       }
       for (int p = 0; p < panels; ++p) {
         const int8_t* lines = w + (p * x.groups + g) * group_bytes;
         if (form == kNibbles) {
-          add_nibbles(lines, values, some, prepared, sums[t / kBlock][p]);
+          gemm_i4_maddubs(lines, values, some, prepared, sums[t / kBlock][p]);
         } else {
-          add_products(lines, some, prepared, sums[t / kBlock][p]);
+          gemm_i16_madd(lines, some, prepared, sums[t / kBlock][p]);
         }
       }
     }
@@ -264,18 +265,8 @@ void gemm(const int8_t* w, const int32_t* row_info, const float* row_scales, int
 }  // namespace
 
 extern const LinearKernels linear;
-const LinearKernels linear = {kBlock,
-                              kTokens,
-                              kPanels,
-                              linear_quantize,
-                              gemv,
-                              unpack,
-                              gemm,
-                              linear_finish,
-                              linear_add_offsets,
-                              linear_add,
-                              false,
-                              kMostGemvTokens,
-                              kWordBytes};
+const LinearKernels linear = {kBlock, kTokens,        kPanels,         linear_quantize,    gemv,
+                              unpack, gemm,           linear_epilogue, linear_add_offsets, linear_accumulate,
+                              false,  kMaxGemvTokens, kWordBytes};
 
 }  // namespace armllm::avx2

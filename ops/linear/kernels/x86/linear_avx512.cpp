@@ -41,8 +41,9 @@ void token_corrections(const int8_t* x, int64_t chunks, int32_t* corrections) {
 
 // T ≤ kBlock tokens × P panels in registers.
 template <int T, int P>
-void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* corrections,
-               const float* row_scales, int tokens, Prefetcher& prefetcher, float* out, int64_t out_stride) {
+void gemm_i8_vpdpbusd(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* corrections,
+                      const float* row_scales, int tokens, Prefetcher& prefetcher, float* out,
+                      int64_t out_stride) {
   __m512i acc[T][P];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t)
@@ -58,7 +59,7 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* 
       for (int p = 0; p < P; ++p) lines[p] = load(w + (h * P + p) * 64);
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        const __m512i four = spread(x + h / 2 * kBlock * 8 + t * 8 + h % 2 * 4);
+        const __m512i four = broadcast4(x + h / 2 * kBlock * 8 + t * 8 + h % 2 * 4);
 #pragma GCC unroll 3
         for (int p = 0; p < P; ++p) dot(acc[t][p], lines[p], four);
       }
@@ -82,22 +83,26 @@ void gemm_tile(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* 
 }
 
 template <int P>
-void gemm_panels(const int8_t* w, const float* row_scales, const Activations& x, int64_t first_token,
-                 int tokens, const int32_t* corrections, Prefetcher& prefetcher, float* out,
-                 int64_t out_stride) {
+void gemm_panels_i8_vpdpbusd(const int8_t* w, const float* row_scales, const Activations& x,
+                             int64_t first_token, int tokens, const int32_t* corrections,
+                             Prefetcher& prefetcher, float* out, int64_t out_stride) {
   for (int t = 0; t < tokens; t += kBlock) {
     const int8_t* values = x.values + (first_token + t) * x.row_bytes();
     const int left = tokens - t;
     float* to = out + t * out_stride;
     // Experts have few rows: a last block is often ragged.
     if (left > 6) {
-      gemm_tile<8, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
+      gemm_i8_vpdpbusd<8, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to,
+                             out_stride);
     } else if (left > 4) {
-      gemm_tile<6, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
+      gemm_i8_vpdpbusd<6, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to,
+                             out_stride);
     } else if (left > 2) {
-      gemm_tile<4, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
+      gemm_i8_vpdpbusd<4, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to,
+                             out_stride);
     } else {
-      gemm_tile<2, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to, out_stride);
+      gemm_i8_vpdpbusd<2, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to,
+                             out_stride);
     }
   }
 }
@@ -114,13 +119,16 @@ void gemm(const int8_t* w, const int32_t*, const float* row_scales, int panels, 
     float* to = out + p * kPanel;
     switch (panels - p) {
       case 1:
-        gemm_panels<1>(group, scales, x, first_token, tokens, corrections, prefetcher, to, out_stride);
+        gemm_panels_i8_vpdpbusd<1>(group, scales, x, first_token, tokens, corrections, prefetcher, to,
+                                   out_stride);
         break;
       case 2:
-        gemm_panels<2>(group, scales, x, first_token, tokens, corrections, prefetcher, to, out_stride);
+        gemm_panels_i8_vpdpbusd<2>(group, scales, x, first_token, tokens, corrections, prefetcher, to,
+                                   out_stride);
         break;
       default:
-        gemm_panels<kWide>(group, scales, x, first_token, tokens, corrections, prefetcher, to, out_stride);
+        gemm_panels_i8_vpdpbusd<kWide>(group, scales, x, first_token, tokens, corrections, prefetcher, to,
+                                       out_stride);
     }
   }
 }
@@ -136,11 +144,11 @@ const LinearKernels linear = {
     gemv,
     unpack,
     gemm,
-    linear_finish,
+    linear_epilogue,
     linear_add_offsets,
-    linear_add,
+    linear_accumulate,
     false,
-    kMostGemvTokens,
+    kMaxGemvTokens,
     kPanel * kGroup,
     nullptr,
     gemv_wide,

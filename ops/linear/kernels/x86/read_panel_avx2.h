@@ -13,13 +13,13 @@ namespace {
 ARMLLM_INLINE __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 ARMLLM_INLINE void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 
-ARMLLM_INLINE __m256i spread(const int8_t* x) {
+ARMLLM_INLINE __m256i broadcast4(const int8_t* x) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
   return _mm256_set1_epi32(four);
 }
 
-ARMLLM_INLINE __m256i spread8(const int8_t* x) {
+ARMLLM_INLINE __m256i broadcast8(const int8_t* x) {
   int64_t eight;
   __builtin_memcpy(&eight, x, 8);
   return _mm256_set1_epi64x(eight);

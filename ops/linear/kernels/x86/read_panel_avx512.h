@@ -19,20 +19,20 @@ ARMLLM_INLINE void dot(__m512i& acc, __m512i w, __m512i x) {
 }
 
 // The same, of the four values at `x` in every lane.
-ARMLLM_INLINE void dot_spread(__m512i& acc, __m512i w, const int8_t* x) {
+ARMLLM_INLINE void dot_broadcast4(__m512i& acc, __m512i w, const int8_t* x) {
   struct Four {
     int8_t values[4];
   };
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*reinterpret_cast<const Four*>(x)));
 }
 
-ARMLLM_INLINE __m512i spread(const int8_t* x) {
+ARMLLM_INLINE __m512i broadcast4(const int8_t* x) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
   return _mm512_set1_epi32(four);
 }
 
-ARMLLM_INLINE __m512i spread8(const int8_t* x) {
+ARMLLM_INLINE __m512i broadcast8(const int8_t* x) {
   int64_t eight;
   __builtin_memcpy(&eight, x, 8);
   return _mm512_set1_epi64(eight);
@@ -56,15 +56,15 @@ ARMLLM_INLINE __m512i lane_of_row() {
 
 // k 0 … 3 and k 4 … 7 of all rows of a line, in the order of those lanes.  VPERMT2D would take the place of two dot
 // products.
-ARMLLM_INLINE __m512i first_fours(__m512i low, __m512i high) {
+ARMLLM_INLINE __m512i even_k4(__m512i low, __m512i high) {
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0x88));
 }
-ARMLLM_INLINE __m512i second_fours(__m512i low, __m512i high) {
+ARMLLM_INLINE __m512i odd_k4(__m512i low, __m512i high) {
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0xdd));
 }
 
 // 128 − 8 · m in both bytes of 16-bit lanes m: what makes u · m the unsigned w + 128.
-ARMLLM_INLINE __m512i top_less_eight(__m512i m) {
+ARMLLM_INLINE __m512i unsigned_bias(__m512i m) {
   const __m512i eight = _mm512_slli_epi16(m, 3);
   return _mm512_sub_epi8(_mm512_set1_epi8(-128), _mm512_or_si512(eight, _mm512_slli_epi16(eight, 8)));
 }
@@ -72,7 +72,7 @@ ARMLLM_INLINE __m512i top_less_eight(__m512i m) {
 // The nibbles of 8 bytes in the order of those lanes, the same in both 16-bit halves of a lane.
 ARMLLM_INLINE __m512i lane_nibbles(const uint8_t* p) {
   const __m512i bytes = _mm512_shuffle_epi8(
-      spread8(reinterpret_cast<const int8_t*>(p)),
+      broadcast8(reinterpret_cast<const int8_t*>(p)),
       _mm512_set_epi64(0xff07ff07ff06ff06, 0xff07ff07ff06ff06, 0xff05ff05ff04ff04, 0xff05ff05ff04ff04,
                        0xff03ff03ff02ff02, 0xff03ff03ff02ff02, 0xff01ff01ff00ff00, 0xff01ff01ff00ff00));
   const __m512i shift = _mm512_set1_epi64(0);
@@ -81,7 +81,7 @@ ARMLLM_INLINE __m512i lane_nibbles(const uint8_t* p) {
 }
 
 // The nibbles of 8 bytes, 32-bit lane r for row r.
-ARMLLM_INLINE __m512i nibble_rows(const uint8_t* p) {
+ARMLLM_INLINE __m512i row_nibbles_i32(const uint8_t* p) {
   const __m256i eight = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   const __m512i low = _mm512_castsi256_si512(_mm256_and_si256(eight, _mm256_set1_epi32(15)));
   return _mm512_inserti64x4(low, _mm256_srli_epi32(eight, 4), 1);
@@ -97,7 +97,7 @@ ARMLLM_INLINE __m512 group_scales(const uint8_t* panel, const PanelLayout& layou
 // 8 nibbles of `p` in the 16-bit lanes of rows 0 … 7 (low) or 8 … 15 (high), one 64-bit lane a row.
 ARMLLM_INLINE void row_nibbles(const uint8_t* p, __m512i* low, __m512i* high) {
   const __m512i bytes = _mm512_shuffle_epi8(
-      spread8(reinterpret_cast<const int8_t*>(p)),
+      broadcast8(reinterpret_cast<const int8_t*>(p)),
       _mm512_set_epi64(0xff07ff07ff07ff07, 0xff06ff06ff06ff06, 0xff05ff05ff05ff05, 0xff04ff04ff04ff04,
                        0xff03ff03ff03ff03, 0xff02ff02ff02ff02, 0xff01ff01ff01ff01, 0xff00ff00ff00ff00));
   *low = _mm512_and_si512(bytes, _mm512_set1_epi16(15));
