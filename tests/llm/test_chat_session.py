@@ -52,7 +52,7 @@ def test_a_conversation_grows(llm: LLM) -> None:
     assert len(pieces) == 3
     assert [m["role"] for m in chat.messages] == ["system", "user", "assistant"]
     assert chat.messages[-1]["content"] == "".join(pieces)
-    assert (chat.turn.tokens, chat.turn.reason) == (3, "length")
+    assert (chat.last_turn.tokens, chat.last_turn.reason) == (3, "length")
     list(chat.ask("Ho"))
     assert len(chat.messages) == 5
     chat.clear()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import torch_armllm
@@ -134,14 +135,15 @@ def test_a_thread_may_generate(make: Callable[..., LLM]) -> None:
 def test_the_bar_counts_prompts_and_tells_speeds(
     make: Callable[..., LLM], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make(seconds=0.01).generate(["ab", "cd"], SamplingParams(max_tokens=3))
+    make(seconds=0.01).generate(["ab", "cd"], SamplingParams(max_tokens=3), use_tqdm=tqdm)
     told = capsys.readouterr().err
     assert "Processed prompts: 100%" in told
     assert "2/2" in told
     assert "est. speed input: " in told
     assert " toks/s, output: " in told
-    make().generate(["ab", "cd"], SamplingParams(max_tokens=3), use_tqdm=False)
-    assert not capsys.readouterr().err
+    for use_tqdm in (False, True):  # this standard error is no terminal
+        make().generate(["ab", "cd"], SamplingParams(max_tokens=3), use_tqdm=use_tqdm)
+        assert not capsys.readouterr().err
 
 
 def test_a_stream_gives_every_step_and_aborts_when_it_is_closed(make: Callable[..., LLM]) -> None:

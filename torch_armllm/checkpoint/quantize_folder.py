@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from torch_armllm.checkpoint.block_reader import BlockReader
@@ -28,6 +27,7 @@ from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.skeleton import describe_modules
 from torch_armllm.quant.spill_file import Spool
 from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.progress import progress_bar
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
@@ -88,13 +88,13 @@ def quantize_folder(
     done = {record.name for record in journal.records}
     left = [layer for layer in layers if layer.name not in done]
     sizes = {layer.name: sum(weight.numel() for weight in layer.weights()) for layer in layers}
-    bar = tqdm(
+    bar = progress_bar(
+        show=progress,
         total=sum(sizes.values()),
         initial=sum(record.parameters for record in journal.records),
         desc="Quantizing",
         unit="w",
         unit_scale=True,
-        disable=not progress,
     )
     with bar:
         for block in reader.blocks:

@@ -6,8 +6,9 @@ import copy
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from torch_armllm.system.progress import progress_bar
 
 
 @torch.no_grad()
@@ -58,7 +59,7 @@ def upcycle(
     # Buffers that are computed and not stored are lost on the meta device.
     moe.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
     pairs = list(zip(moe.model.layers, model.model.layers, strict=True))
-    for layer, dense in tqdm(pairs, desc="Upcycling", unit="layer", disable=not progress):
+    for layer, dense in progress_bar(pairs, show=progress, desc="Upcycling", unit="layer"):
         gate_up = torch.cat([dense.mlp.gate_proj.weight, dense.mlp.up_proj.weight])
         _place(layer, "mlp.experts.gate_up_proj", _variations(gate_up, experts, noise, generator))
         down = dense.mlp.down_proj.weight

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from torch_armllm._version import __version__
 from torch_armllm.benchmark.latency import weight_bytes
 from torch_armllm.checkpoint.load import DENSE, MOE, load_model, load_tokenizer
 from torch_armllm.patching.patch import patch
+from torch_armllm.system.progress import progress_bar
 
 PROMPTS = (
     "What is the capital of France, and what is it known for?",
@@ -117,7 +117,7 @@ def show(source: str, prompts: Sequence[str], max_new_tokens: int, quantize: str
     seconds = time.perf_counter() - began
     print(f"{_parameters(model)} in {model.dtype}, {size / 1e6:.0f} MB, loaded in {seconds:.1f} s")
     before = []
-    for prompt in tqdm(prompts, desc="Answering with transformers, unpatched", unit="prompt"):
+    for prompt in progress_bar(prompts, desc="Answering with transformers, unpatched", unit="prompt"):
         before.append(_generate(model, tokenizer, prompt, max_new_tokens, lambda text: None))
 
     began = time.perf_counter()

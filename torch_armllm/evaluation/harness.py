@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from torch_armllm.evaluation.module_scorer import ModuleScorer
 from torch_armllm.evaluation.plan_scorer import PlanScorer
 from torch_armllm.evaluation.spans import Answer, Text, log_probabilities
 from torch_armllm.evaluation.variant import Scheme
 from torch_armllm.system.extras import require_extra
+from torch_armllm.system.progress import progress_bar
 
 require_extra("lm_eval", "eval", "evaluation")
 
@@ -82,7 +82,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
         if scorer is None:
             answers: list[Answer] = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
             return answers
-        with tqdm(total=len(texts), desc="log-likelihoods", disable=disable_tqdm) as bar:
+        with progress_bar(total=len(texts), show=not disable_tqdm, desc="log-likelihoods") as bar:
             answers = scorer.score(texts, bar.update)
         for (strings, _, _), answer in zip(requests, answers, strict=True):
             if strings is not None:

@@ -54,7 +54,7 @@ class ChatSession:
 
     Attributes:
         messages: all of them, with ``role`` and ``content``.
-        turn: how the last answer came.
+        last_turn: how the last answer came.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ChatSession:
         self._system = system
         self._template = template or {}
         self.messages: list[dict[str, Any]] = []
-        self.turn = TurnStats()
+        self.last_turn = TurnStats()
         self.clear()
 
     def clear(self) -> None:
@@ -83,7 +83,7 @@ class ChatSession:
             ValueError: the conversation is too long, or the template refuses it; the question is forgotten.
         """
         began = time.perf_counter()
-        self.turn = turn = TurnStats(reason="abort")
+        self.last_turn = turn = TurnStats(reason="abort")
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = render_chat(self._llm.get_tokenizer(), asked, add_generation_prompt=True, **self._template)
         written = ""

@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-from tqdm.auto import tqdm
 
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.llm.base import LLMBase
+from torch_armllm.system.progress import progress_bar
 from torch_armllm.system.sigint import interrupts_held
 
 Prompts = Prompt | Sequence[Prompt]
@@ -79,10 +79,10 @@ class LLM(LLMBase):
         params = self._params(sampling_params, len(some))
         priorities = _one_each("priority", priority, len(some), 0)
         done: dict[str, RequestOutput] = {}
-        make = use_tqdm if callable(use_tqdm) else tqdm
+        make_bar = use_tqdm if callable(use_tqdm) else partial(progress_bar, show=use_tqdm)
         names = self._names(len(some))
         with (
-            make(total=len(some), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar,
+            make_bar(total=len(some), desc="Processed prompts", dynamic_ncols=True) as bar,
             closing(self._run(names, some, params, priorities)) as outputs,
         ):
             read = written = 0

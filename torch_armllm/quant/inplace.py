@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from torch_armllm.quant.attach import attach
@@ -23,6 +22,7 @@ from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.spill_file import Spool
 from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.dtypes import dtype_name
+from torch_armllm.system.progress import progress_bar
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def quantize_by(
     spool = Spool()
     made: dict[str, Replacement] = {}
     try:
-        for layer in tqdm(method.order(wanted), desc="Quantizing", unit="layer", disable=not progress):
+        for layer in progress_bar(method.order(wanted), show=progress, desc="Quantizing", unit="layer"):
             found = replacement(model, layer, schemes[layer.name], method, keep_original, spool)
             made[layer.name] = found
             method.took(layer, found.module, spool)

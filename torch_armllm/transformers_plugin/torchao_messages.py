@@ -1,8 +1,9 @@
 """torchao's messages while transformers imports it unasked.
 
-transformers imports torchao, where it is installed, together with its registry of quantizers.  torchao then warns
-about the GPU libraries that it cannot load, and makes torch warn about torchao's own enums.  Neither concerns a
-user who never asked for torchao, so these messages go to this module's logger at level DEBUG.
+transformers imports torchao, where it is installed, together with its registry of quantizers.  torchao
+then warns about the GPU libraries that it cannot load, and makes torch warn about torchao's own enums.
+Neither concerns a user who never asked for torchao, so these messages go to this module's logger at level
+DEBUG.
 """
 
 from __future__ import annotations
