@@ -25,7 +25,7 @@ from torch_armllm.checkpoint.load import load_model, load_tokenizer
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.system.allocator import release_free_memory
@@ -94,7 +94,7 @@ class Churn:
                 if output.finished:
                     running.remove(output.request_id)
                     counts["finished"] += 1
-                    counts["tokens"] += sum(len(answer.token_ids) for answer in output.outputs)
+                    counts["tokens"] += sum(len(sequence.token_ids) for sequence in output.outputs)
             counts["steps"] += 1
 
 
@@ -126,7 +126,7 @@ def held(engine: LLMEngine) -> dict[str, int]:
         "blocks": blocks.num_blocks - blocks.free,
         "swap_blocks": blocks.swap_blocks - blocks.free_slots,
         "unfinished": engine.scheduler.running + engine.scheduler.waiting + engine.scheduler.swapped,
-        "requests_and_answers": sum(type(o) in (Request, Answer) for o in gc.get_objects()),
+        "requests_and_sequences": sum(type(o) in (Request, Sequence) for o in gc.get_objects()),
         "resident_bytes": memory("VmRSS"),
     }
 

@@ -22,7 +22,9 @@ def test_the_best_are_given_in_their_order() -> None:
             outputs += on.step()
         assert [o.request_id for o in outputs] == ["0", "1"] and all(o.finished for o in outputs)
         for output, whole in zip(outputs, every, strict=True):
-            best = sorted(whole.outputs, key=lambda answer: answer.cumulative_logprob or 0, reverse=True)
+            best = sorted(
+                whole.outputs, key=lambda completion: completion.cumulative_logprob or 0, reverse=True
+            )
             assert [a.token_ids for a in output.outputs] == [a.token_ids for a in best[:2]]
             assert [a.index for a in output.outputs] == [0, 1]
             assert all(a.logprobs is None for a in output.outputs)

@@ -52,9 +52,9 @@ class Asked:
         )
 
 
-def answers(output: RequestOutput) -> list[Any]:
+def sequences(output: RequestOutput) -> list[Any]:
     """Tokens and the exact log-probabilities that they were drawn with."""
-    return [(answer.token_ids, answer.logprobs) for answer in output.outputs]
+    return [(sequence.token_ids, sequence.logprobs) for sequence in output.outputs]
 
 
 def run(on: LLMEngine, asked: list[Asked], every: int = 0) -> list[Any]:
@@ -68,7 +68,7 @@ def run(on: LLMEngine, asked: list[Asked], every: int = 0) -> list[Any]:
             on.add_request(str(number), one.prompt, one.params, one.priority)
         for output in on.step():
             if output.finished:
-                done[int(output.request_id)] = answers(output)
+                done[int(output.request_id)] = sequences(output)
         steps += 1
     blocks = on.scheduler.blocks
     assert blocks.free == blocks.num_blocks and blocks.free_slots == blocks.swap_blocks

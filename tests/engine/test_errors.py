@@ -51,7 +51,7 @@ def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
         try:
             for output in on.step():
                 if output.finished:
-                    done[output.request_id] = [answer.token_ids for answer in output.outputs]
+                    done[output.request_id] = [completion.token_ids for completion in output.outputs]
         except StepFailedError as error:
             ended |= set(error.request_ids)
     return done, ended
@@ -84,7 +84,7 @@ def test_what_was_to_be_swapped_is_lost_as_well(monkeypatch: pytest.MonkeyPatch)
 
     def fail_when_swapping(step: Step, best: bool) -> Computed:
         if step.swaps_out and not failed:
-            failed.append([answer.request.request_id for answer in step.preempted])
+            failed.append([sequence.request.request_id for sequence in step.preempted])
             raise RuntimeError("a broken part")
         return compute(step, best)
 
@@ -113,18 +113,18 @@ def test_who_waits_hears_of_it_and_the_engine_goes_on(monkeypatch: pytest.Monkey
     llm = AsyncLLM(patched("llama"), skip_tokenizer_init=True, disable_log_stats=True, **SMALL)
     runner = llm.llm_engine.runner
 
-    async def answer(prompt: list[int]) -> list[int]:
+    async def generate(prompt: list[int]) -> list[int]:
         outputs = [output async for output in llm.generate({"prompt_token_ids": prompt}, GREEDY)]
         return outputs[-1].outputs[0].token_ids
 
     async def main() -> None:
-        expected = [await answer(prompt) for prompt in PROMPTS]
+        expected = [await generate(prompt) for prompt in PROMPTS]
         monkeypatch.setattr(runner, "compute", Failing(runner.compute, 4, True))
-        found = await asyncio.gather(*map(answer, PROMPTS), return_exceptions=True)
+        found = await asyncio.gather(*map(generate, PROMPTS), return_exceptions=True)
         failed = [isinstance(tokens, StepFailedError) for tokens in found]
         assert 1 <= sum(failed) <= SMALL["max_num_seqs"]
         assert all(f or t == e for f, t, e in zip(failed, found, expected, strict=True))
-        assert [await answer(prompt) for prompt in PROMPTS] == expected and not llm.errored
+        assert [await generate(prompt) for prompt in PROMPTS] == expected and not llm.errored
 
     try:
         asyncio.run(main())

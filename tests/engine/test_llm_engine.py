@@ -28,9 +28,9 @@ def at_rest(on: LLMEngine) -> bool:
 def test_answers_are_those_of_generate(family: str) -> None:
     model = patched(family)
     on = engine(family)
-    for prompt, (answer,) in zip(prompts(), answer_ids(on, prompts(), GREEDY), strict=True):
+    for prompt, (completion,) in zip(prompts(), answer_ids(on, prompts(), GREEDY), strict=True):
         own = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=9, min_new_tokens=9)
-        assert answer == own[0, len(prompt) :].tolist()
+        assert completion == own[0, len(prompt) :].tolist()
     assert at_rest(on)
 
 
@@ -45,12 +45,12 @@ def test_answers_are_those_of_every_prompt_alone(family: str) -> None:
 def test_several_answers_share_their_prompt_and_differ() -> None:
     on = engine()
     params = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
-    (answers,) = answer_ids(on, [prompts()[3]], params)
-    assert len(answers) == 3 and len({tuple(a) for a in answers}) == 3
+    (completions,) = answer_ids(on, [prompts()[3]], params)
+    assert len(completions) == 3 and len({tuple(a) for a in completions}) == 3
     assert on.scheduler.blocks.hit_rate == 0
     assert at_rest(on)
     one = answer_ids(engine(), [prompts()[3]], SamplingParams(seed=7, max_tokens=8, ignore_eos=True))
-    assert one[0][0] == answers[0]
+    assert one[0][0] == completions[0]
 
 
 def test_the_prefix_cache_is_found_and_changes_nothing() -> None:
@@ -67,9 +67,9 @@ def test_logprobs_are_those_of_the_model() -> None:
     on = engine()
     submit(on, [prompt], SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1))
     (output,) = drain(on)
-    (answer,) = output.outputs
+    (completion,) = output.outputs
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + answer.token_ids])).logits[0]
+        logits = model(torch.tensor([prompt + completion.token_ids])).logits[0]
     expected = logits.float().log_softmax(-1)
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(prompt)
@@ -77,12 +77,14 @@ def test_logprobs_are_those_of_the_model() -> None:
         known = output.prompt_logprobs[place + 1]
         assert known is not None
         assert known[token].logprob == pytest.approx(float(expected[place, token]), abs=1e-4)
-    assert answer.logprobs is not None and len(answer.logprobs) == 3
-    for step, (token, known) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+    assert completion.logprobs is not None and len(completion.logprobs) == 3
+    for step, (token, known) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
         assert known[token].rank == 1 and len(known) == 2
         assert known[token].logprob == pytest.approx(float(expected[len(prompt) - 1 + step, token]), abs=1e-4)
-    total = sum(known[token].logprob for token, known in zip(answer.token_ids, answer.logprobs, strict=True))
-    assert answer.cumulative_logprob == pytest.approx(total)
+    total = sum(
+        known[token].logprob for token, known in zip(completion.token_ids, completion.logprobs, strict=True)
+    )
+    assert completion.cumulative_logprob == pytest.approx(total)
 
 
 def test_all_answers_draw_behind_the_last_token_of_a_prompt_whose_logprobs_are_wanted() -> None:
@@ -121,7 +123,7 @@ def test_what_is_aborted_frees_everything_and_disturbs_nobody() -> None:
     assert aborted.finished and aborted.outputs[0].finish_reason == "abort"
     assert on.abort_request("1") == []
     others = [[a.token_ids for a in output.outputs] for output in drain(on)]
-    assert others == [answer for number, answer in enumerate(expected) if number != 1]
+    assert others == [completion for number, completion in enumerate(expected) if number != 1]
     assert at_rest(on)
 
 

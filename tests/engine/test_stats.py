@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats, Gauges
 from torch_armllm.engine.step import Scheduled, Step
@@ -19,8 +19,8 @@ class Clock:
         return self.now
 
 
-def answer(prompt: int, output: int = 0, draft: int = 0) -> Answer:
-    made = Request("r", list(range(prompt)), SamplingParams(), 0).answers[0]
+def sequence(prompt: int, output: int = 0, draft: int = 0) -> Sequence:
+    made = Request("r", list(range(prompt)), SamplingParams(), 0).sequences[0]
     made.token_ids += range(output)
     made.draft = list(range(draft))
     return made
@@ -39,12 +39,12 @@ def stats(clock: Clock) -> EngineStats:
 def run(stats: EngineStats, clock: Clock, seconds: float, *entries: tuple[Scheduled, list[int]]) -> None:
     began = clock.now
     clock.now += seconds
-    drawn = {scheduled.answer: tokens for scheduled, tokens in entries if tokens}
+    drawn = {scheduled.sequence: tokens for scheduled, tokens in entries if tokens}
     stats.record(Step([scheduled for scheduled, _ in entries]), drawn, began, clock.now)
 
 
 def test_prompts_answers_and_guesses_are_told_apart(stats: EngineStats, clock: Clock) -> None:
-    reading, last, decoding, guessing = answer(100), answer(10), answer(5, 3), answer(4, 2, draft=3)
+    reading, last, decoding, guessing = sequence(100), sequence(10), sequence(5, 3), sequence(4, 2, draft=3)
     run(
         stats,
         clock,
@@ -61,9 +61,9 @@ def test_prompts_answers_and_guesses_are_told_apart(stats: EngineStats, clock: C
 
 def test_a_line_every_ten_seconds(stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    some = Scheduled(answer(5, 3), 7, 1)
+    some = Scheduled(sequence(5, 3), 7, 1)
     for _ in range(25):
-        run(stats, clock, 1, (Scheduled(answer(50), 0, 20), []), (some, [1]))
+        run(stats, clock, 1, (Scheduled(sequence(50), 0, 20), []), (some, [1]))
     rates = (
         "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 1.0 tokens/s, "
         "Running: 3 reqs, Waiting: 4 reqs, KV cache usage: 12.5%, Prefix cache hit rate: 50.0%"
@@ -73,7 +73,7 @@ def test_a_line_every_ten_seconds(stats: EngineStats, clock: Clock, caplog: pyte
 
 def test_guesses_are_in_the_line(stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    run(stats, clock, 10, (Scheduled(answer(4, 2, draft=4), 5, 5), [1, 2, 3, 4]))
+    run(stats, clock, 10, (Scheduled(sequence(4, 2, draft=4), 5, 5), [1, 2, 3, 4]))
     assert caplog.messages[0].endswith(", Draft acceptance rate: 75.0%, Mean acceptance length: 4.00")
 
 
@@ -81,7 +81,7 @@ def test_pauses_are_no_part_of_the_rates_but_long_steps_are(
     stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    some = Scheduled(answer(5, 3), 7, 1)
+    some = Scheduled(sequence(5, 3), 7, 1)
     run(stats, clock, 4, (some, [1]))
     clock.now += 1000
     run(stats, clock, 4, (some, [1]))
@@ -94,6 +94,6 @@ def test_pauses_are_no_part_of_the_rates_but_long_steps_are(
 def test_no_lines_where_none_are_wanted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     stats = EngineStats(lambda: Gauges(0, 0, 0.0, 0.0), log=False, clock=clock)
-    run(stats, clock, 30, (Scheduled(answer(5), 0, 5), [1]))
+    run(stats, clock, 30, (Scheduled(sequence(5), 0, 5), [1]))
     assert not caplog.messages
     assert stats.totals.generation_tokens == 1

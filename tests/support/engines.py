@@ -54,4 +54,4 @@ def answer_ids(
 ) -> list[list[list[int]]]:
     """Tokens of all answers to all prompts."""
     submit(on, prompts, params)
-    return [[answer.token_ids for answer in output.outputs] for output in drain(on)]
+    return [[completion.token_ids for completion in output.outputs] for output in drain(on)]

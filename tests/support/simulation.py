@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.step import Step
@@ -41,11 +41,11 @@ class Simulation:
         self.memory: list[list[int]] = [[-1] * blocks.block_size for _ in range(blocks.num_blocks)]
         self.swap: list[list[int]] = [[-1] * blocks.block_size for _ in range(blocks.swap_blocks)]
         self.texts: dict[tuple[int, int], int] = {}
-        self.known: dict[Answer, list[int]] = {}
+        self.known: dict[Sequence, list[int]] = {}
         self.requests: list[Request] = []
         self.live: list[Request] = []
         self.steps: list[Step] = []
-        self.last_overlooked: Answer | None = None
+        self.last_overlooked: Sequence | None = None
 
     def add(self, request: Request) -> Request:
         self.scheduler.add(request)
@@ -55,51 +55,51 @@ class Simulation:
 
     def step(
         self,
-        draft: Callable[[Answer], list[int]] = lambda answer: [],
+        draft: Callable[[Sequence], list[int]] = lambda sequence: [],
         abort: str | None = None,
     ) -> Step:
         """One step; ``abort`` names a request that goes while the step is computed."""
         self.check()
-        before = {a: a.computed for r in self.live for a in r.answers if a.status is Status.RUNNING}
+        before = {a: a.computed for r in self.live for a in r.sequences if a.status is Status.RUNNING}
         step = self.scheduler.schedule()
         self.steps.append(step)
         self.check_limits(step, before)
         self.execute(step)
         if abort is not None:
             self.scheduler.abort(abort)
-        drawn: dict[Answer, list[int]] = {}
+        drawn: dict[Sequence, list[int]] = {}
         for scheduled in step.scheduled:
-            answer = scheduled.answer
-            if not scheduled.draws or answer.status is not Status.RUNNING:
+            sequence = scheduled.sequence
+            if not scheduled.draws or sequence.status is not Status.RUNNING:
                 continue
-            drawn[answer] = self.draw(answer, scheduled.draft_count)
-            if len(answer.request.answers) < answer.params.n:
-                for sibling in self.scheduler.fork(answer):
+            drawn[sequence] = self.draw(sequence, scheduled.draft_count)
+            if len(sequence.request.sequences) < sequence.params.n:
+                for sibling in self.scheduler.fork(sequence):
                     drawn[sibling] = self.draw(sibling, 0)
         self.scheduler.complete(step, drawn)
         self.scheduler.note_time(step, (7 * len(self.steps)) % 11 / 10)
-        for answer in drawn:
-            most = answer.params.max_tokens
+        for sequence in drawn:
+            most = sequence.params.max_tokens
             assert most is not None
-            if answer.output_length >= most or len(answer.token_ids) >= self.scheduler.max_length:
-                self.scheduler.finish(answer, "length")
+            if sequence.output_length >= most or len(sequence.token_ids) >= self.scheduler.max_length:
+                self.scheduler.finish(sequence, "length")
             else:
-                answer.draft = draft(answer)
+                sequence.draft = draft(sequence)
         self.check()
         return step
 
-    def draw(self, answer: Answer, drafted: int) -> list[int]:
+    def draw(self, sequence: Sequence, drafted: int) -> list[int]:
         """The accepted beginning of a draft and one token more."""
-        known, drawn = list(answer.token_ids), []
-        for guess in [*answer.draft[:drafted], None]:
-            token = next_token(known, answer.index)
+        known, drawn = list(sequence.token_ids), []
+        for guess in [*sequence.draft[:drafted], None]:
+            token = next_token(known, sequence.index)
             known.append(token)
             drawn.append(token)
             if token != guess:
                 break
-        most = answer.params.max_tokens
+        most = sequence.params.max_tokens
         assert most is not None
-        return drawn[: most - answer.output_length]
+        return drawn[: most - sequence.output_length]
 
     def run(self, steps: int = 1000) -> None:
         while self.scheduler.has_unfinished:
@@ -119,61 +119,61 @@ class Simulation:
             memory[to] = list(memory[block])
         for to, held in at_once:
             assert memory[to] == held
-        for answer, start, count in step.scheduled:
-            numbers = self.number(answer)
+        for sequence, start, count in step.scheduled:
+            numbers = self.number(sequence)
             for position in range(start, start + count):
-                block, place = self.find(answer, position)
+                block, place = self.find(sequence, position)
                 assert not self.blocks.is_shared(block) and not self.can_be_found(block)
                 memory[block][place] = numbers[position]
         for scheduled in step.scheduled:
-            self.check_memory(scheduled.answer, scheduled.end)
+            self.check_memory(scheduled.sequence, scheduled.end)
 
     def can_be_found(self, block: int) -> bool:
         return self.blocks.cache is not None and self.blocks.cache._keys[block] is not None
 
-    def number(self, answer: Answer) -> list[int]:
+    def number(self, sequence: Sequence) -> list[int]:
         """For each position of an answer and its draft a number for the text up to there."""
-        known = self.known.setdefault(answer, [])
-        del known[answer.computed :]  # behind it stood a draft
-        text = answer.token_ids + answer.draft
+        known = self.known.setdefault(sequence, [])
+        del known[sequence.computed :]  # behind it stood a draft
+        text = sequence.token_ids + sequence.draft
         for token in text[len(known) :]:
             link = (known[-1] if known else 0, token)
             known.append(self.texts.setdefault(link, len(self.texts) + 1))
         return known
 
-    def check_memory(self, answer: Answer, end: int) -> None:
+    def check_memory(self, sequence: Sequence, end: int) -> None:
         """Every position that an answer attends to holds exactly its own text."""
-        held = [place for block in answer.blocks for place in self.memory[block]]
-        assert held[:end] == self.number(answer)[:end]
+        held = [place for block in sequence.blocks for place in self.memory[block]]
+        assert held[:end] == self.number(sequence)[:end]
 
-    def find(self, answer: Answer, position: int) -> tuple[int, int]:
+    def find(self, sequence: Sequence, position: int) -> tuple[int, int]:
         place = position % self.blocks.block_size
-        return answer.blocks[position // self.blocks.block_size], place
+        return sequence.blocks[position // self.blocks.block_size], place
 
-    def check_limits(self, step: Step, before: dict[Answer, int]) -> None:
+    def check_limits(self, step: Step, before: dict[Sequence, int]) -> None:
         scheduler, config = self.scheduler, self.scheduler.config
         assert 0 < step.token_count <= config.max_num_batched_tokens or not self.scheduler.has_unfinished
-        answers = [s.answer for s in step.scheduled]
-        assert len(set(answers)) == len(answers) <= config.max_num_seqs
+        sequences = [s.sequence for s in step.scheduled]
+        assert len(set(sequences)) == len(sequences) <= config.max_num_seqs
         # Whoever is being written takes part in every step, unless it lost its blocks.
-        for answer in before:
-            writing = len(answer.token_ids) - before[answer] == 1
-            assert not writing or answer in answers or answer in step.preempted
+        for sequence in before:
+            writing = len(sequence.token_ids) - before[sequence] == 1
+            assert not writing or sequence in sequences or sequence in step.preempted
         # Where nobody was let in for it, nobody comes in who would move the blocks once more.
-        rank = {a: scheduler._places[a][0] for a in [*answers, *step.preempted]}
-        for answer in set(answers) - before.keys():
-            assert all(rank[answer] < rank[other] for other in step.preempted)
+        rank = {a: scheduler._places[a][0] for a in [*sequences, *step.preempted]}
+        for sequence in set(sequences) - before.keys():
+            assert all(rank[sequence] < rank[other] for other in step.preempted)
         overlooked = self.overlooked(step)
         assert overlooked is None or overlooked is not self.last_overlooked
         self.last_overlooked = overlooked
-        assert all(len(s.answer.draft) == s.draft_count for s in step.scheduled)
-        for answer, start, count in step.scheduled:
-            assert answer.status is Status.RUNNING and start == answer.computed and count > 0
+        assert all(len(s.sequence.draft) == s.draft_count for s in step.scheduled)
+        for sequence, start, count in step.scheduled:
+            assert sequence.status is Status.RUNNING and start == sequence.computed and count > 0
             assert start + count <= self.scheduler.max_length
-            whole = start + count >= len(answer.token_ids)
+            whole = start + count >= len(sequence.token_ids)
             assert whole or config.enable_chunked_prefill
 
-    def overlooked(self, step: Step) -> Answer | None:
+    def overlooked(self, step: Step) -> Sequence | None:
         """Who waits although worse ranked ones hold all that it lacks: for a step at most."""
         scheduler, blocks = self.scheduler, self.blocks
         full = step.token_count == scheduler.config.max_num_batched_tokens
@@ -183,9 +183,9 @@ class Simulation:
         first = scheduler._waiting[0]
         rank = scheduler._places[first][0]
         better = [a for a in scheduler._running if scheduler._places[a][0] <= rank]
-        seats = [a.params.n - len(a.request.answers) + 1 for a in (*better, first)]
+        seats = [a.params.n - len(a.request.sequences) + 1 for a in (*better, first)]
         needed = -(-len(first.token_ids) // blocks.block_size) + sum(seats[:-1])
-        kept = {block for answer in better for block in answer.blocks}
+        kept = {block for sequence in better for block in sequence.blocks}
         fits = sum(seats) <= scheduler.config.max_num_seqs and needed + len(kept) <= blocks.num_blocks
         return first if fits and len(better) < len(scheduler._running) else None
 
@@ -193,34 +193,34 @@ class Simulation:
         """Every block is free, findable or held by exactly those that have it in their tables."""
         blocks, scheduler = self.blocks, self.scheduler
         self.live = [request for request in self.live if not request.finished]
-        answers = [a for r in self.live for a in r.answers]
-        held = Counter(block for a in answers for block in a.blocks)
+        sequences = [a for r in self.live for a in r.sequences]
+        held = Counter(block for a in sequences for block in a.blocks)
         assert [held[b] for b in range(blocks.num_blocks)] == blocks._references
         idle = list(blocks.cache._idle) if blocks.cache is not None else []
         assert sorted([*blocks._free, *idle, *held]) == list(range(blocks.num_blocks))
         slots = [s for taken in scheduler._tables.swapped.values() for s in taken]
         assert sorted([*blocks._free_slots, *slots]) == list(range(blocks.swap_blocks))
-        by_status = {status: [a for a in answers if a.status is status] for status in Status}
+        by_status = {status: [a for a in sequences if a.status is status] for status in Status}
         assert set(scheduler._running) == set(by_status[Status.RUNNING])
         assert set(scheduler._waiting) == {*by_status[Status.WAITING], *by_status[Status.SWAPPED]}
         assert set(scheduler._tables.swapped) == set(by_status[Status.SWAPPED])
         assert not scheduler._tables._arriving
         counts = (scheduler.running, scheduler.waiting, scheduler.swapped)
         assert counts == tuple(len(by_status[s]) for s in (Status.RUNNING, Status.WAITING, Status.SWAPPED))
-        assert set(scheduler._places) == {a for a in answers if a.status is not Status.FINISHED}
+        assert set(scheduler._places) == {a for a in sequences if a.status is not Status.FINISHED}
         assert set(scheduler._requests) == {r.request_id for r in self.live}
-        seats = sum(a.params.n - len(a.request.answers) + 1 for a in scheduler._running)
+        seats = sum(a.params.n - len(a.request.sequences) + 1 for a in scheduler._running)
         assert seats == scheduler._seats <= scheduler.config.max_num_seqs
         for queue in (scheduler._running, scheduler._waiting):
             assert [*queue] == sorted(queue, key=scheduler._place)
-        for answer in answers:
-            if answer.status is not Status.RUNNING:
-                assert not answer.blocks and not answer.draft
+        for sequence in sequences:
+            if sequence.status is not Status.RUNNING:
+                assert not sequence.blocks and not sequence.draft
             else:
-                assert len(answer.blocks) == -(-len(answer.token_ids) // blocks.block_size) or (
-                    answer.computed % blocks.block_size == 0
+                assert len(sequence.blocks) == -(-len(sequence.token_ids) // blocks.block_size) or (
+                    sequence.computed % blocks.block_size == 0
                 )
-                self.check_memory(answer, answer.computed)
+                self.check_memory(sequence, sequence.computed)
         if blocks.cache is not None:
             self.check_cache()
 
@@ -245,11 +245,11 @@ class Simulation:
         assert self.blocks.free_slots == self.blocks.swap_blocks
         for request in self.requests:
             assert request.finished
-            for answer in request.answers:
-                assert answer.token_ids[: answer.prompt_length] == request.prompt_token_ids
-                for length in range(answer.prompt_length, len(answer.token_ids)):
-                    text = answer.token_ids[:length]
-                    assert answer.token_ids[length] == next_token(text, answer.index)
+            for sequence in request.sequences:
+                assert sequence.token_ids[: sequence.prompt_length] == request.prompt_token_ids
+                for length in range(sequence.prompt_length, len(sequence.token_ids)):
+                    text = sequence.token_ids[:length]
+                    assert sequence.token_ids[length] == next_token(text, sequence.index)
 
 
 def simulation(
@@ -260,4 +260,4 @@ def simulation(
 
 
 def counts(step: Step) -> list[tuple[str, int, int]]:
-    return [(s.answer.request.request_id, s.start, s.count) for s in step.scheduled]
+    return [(s.sequence.request.request_id, s.start, s.count) for s in step.scheduled]

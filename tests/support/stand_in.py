@@ -73,5 +73,5 @@ class StandIn:
             return None
         if params.output_kind is RequestOutputKind.DELTA:
             tokens = tokens[-1:]
-        answer = CompletionOutput(0, "".join(map(chr, tokens)), tokens, finish_reason=finish)
-        return RequestOutput(name, text, prompt, [answer], finish is not None)
+        completion = CompletionOutput(0, "".join(map(chr, tokens)), tokens, finish_reason=finish)
+        return RequestOutput(name, text, prompt, [completion], finish is not None)

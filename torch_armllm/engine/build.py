@@ -13,7 +13,7 @@ from torch_armllm.engine.execution.thread_team import Team, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
 from torch_armllm.engine.max_length import longest_text
 from torch_armllm.engine.preprocess import Preprocessor
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.engine.speculative.build import build_speculative_decoder
@@ -41,7 +41,7 @@ def build_engine(
 
     Args:
         model: a causal language model that `torch_armllm.patch` was called on.
-        tokenizer: its tokenizer; None: prompts and answers are tokens.
+        tokenizer: its tokenizer; None: prompts and sequences are tokens.
         config: see `EngineConfig`.
 
     Raises:
@@ -91,9 +91,9 @@ def build_engine(
 
     pieces = None if tokenizer is None else (TokenPieces(tokenizer, False), TokenPieces(tokenizer, True))
 
-    def begin_text(answer: Answer) -> OutputText:
-        prompt = answer.request.prompt_token_ids
-        return OutputText(tokenizer, answer.params, prompt, ends, max_model_len, pieces)
+    def begin_text(sequence: Sequence) -> OutputText:
+        prompt = sequence.request.prompt_token_ids
+        return OutputText(tokenizer, sequence.params, prompt, ends, max_model_len, pieces)
 
     speculative_decoder = None
     if config.speculative_config is not None and forward is not None:

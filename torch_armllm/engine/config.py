@@ -15,18 +15,18 @@ class EngineConfig:
     """Settings of an engine; names are vLLM's where it has them.
 
     Attributes:
-        max_model_len: most tokens of a prompt and its answer; None: what the model was made for.
-        max_num_seqs: most answers that take part in a step.
+        max_model_len: most tokens of a prompt and its sequence; None: what the model was made for.
+        max_num_seqs: most sequences that take part in a step.
         max_num_batched_tokens: most tokens of a step.
-        max_step_time: seconds that a step may take which reads a prompt while answers are written: smaller
-            pieces of the prompt where it would take longer (or twice as long as the answers alone); None: no
-            limit.
+        max_step_time: seconds that a step may take which reads a prompt while sequences are written: smaller
+            pieces of the prompt where it would take longer (or twice as long as the sequences alone); None:
+            no limit.
         enable_chunked_prefill: whether prompts may be read in pieces, over several steps.
         enable_prefix_caching: whether blocks that are let go can be found again by what they hold.
         kv_cache_memory: bytes, or a part of the memory that is free (0 … 1); None: a quarter of it at most,
             and no more than `max_num_seqs` texts of `max_model_len` need.
         kv_cache_dtype: ``auto`` is the model's own.
-        swap_space: bytes of ordinary memory for blocks of preempted answers; 0, or where they do not fit:
+        swap_space: bytes of ordinary memory for blocks of preempted sequences; 0, or where they do not fit:
             they are computed again.
         promised_memory: bytes that others of this process were given and may not have written to yet; they
             count as taken, though the system calls them free.

@@ -49,7 +49,7 @@ def describe() -> dict[str, Any]:
 
 
 def warnings(found: dict[str, Any]) -> list[str]:
-    """What in `describe`'s answer makes models slow, and what to do about it."""
+    """What in `describe`'s sequence makes models slow, and what to do about it."""
     told = []
     if len(found["openmp"]) > 1:
         told.append(
@@ -74,7 +74,7 @@ def warnings(found: dict[str, Any]) -> list[str]:
 
 
 def render(found: dict[str, Any]) -> str:
-    """`describe`'s answer for people."""
+    """`describe`'s sequence for people."""
     lines = []
     for name, value in found.items():
         if name == "kernels":

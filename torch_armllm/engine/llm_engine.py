@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as GenericSequence
 from typing import Protocol
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch_armllm.engine.execution.computed import Computed
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
-from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.scheduler import Scheduler
@@ -48,7 +49,7 @@ class LLMEngine:
         scheduler: decides what a step computes.
         runner: computes it.
         sampler: draws tokens of logits.
-        begin_text: makes an answer's text, which tells when it has come to its end.
+        begin_text: makes a sequence's text, which tells when it has come to its end.
         speculative_decoder: drafts tokens; None: no speculative decoding.
         log_stats: whether a line of rates is logged while requests run.
         trace: takes notes of what a step spends its time on.
@@ -63,7 +64,7 @@ class LLMEngine:
         scheduler: Scheduler,
         runner: Runner,
         sampler: Sampler,
-        begin_text: Callable[[Answer], OutputText],
+        begin_text: Callable[[Sequence], OutputText],
         speculative_decoder: SpeculativeDecoder | None = None,
         log_stats: bool = False,
         trace: Trace = NO_TRACE,
@@ -79,7 +80,7 @@ class LLMEngine:
         self._begin_text = begin_text
         self._output_builder = OutputBuilder()
         self._requests: dict[str, Request] = {}
-        self._texts: dict[Answer, OutputText] = {}
+        self._texts: dict[Sequence, OutputText] = {}
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
@@ -105,7 +106,7 @@ class LLMEngine:
         """Ends requests at once and frees what they hold; unknown names are ignored.
 
         Returns:
-            What they had so far, with ``finish_reason`` ``abort`` for answers that were not finished.
+            What they had so far, with ``finish_reason`` ``abort`` for sequences that were not finished.
         """
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         aborted = [self._requests[name] for name in names if name in self._requests]
@@ -144,7 +145,7 @@ class LLMEngine:
         if drawn is None:
             tokens = self._draw(step, logits)
             self._trace.mark("sample")
-            drawn = {answer: self._append(answer, found) for answer, found in tokens.items()}
+            drawn = {sequence: self._append(sequence, found) for sequence, found in tokens.items()}
         self._trace.mark("detokenize")
         now = time.monotonic()
         self.stats.record(step, drawn, began, now)
@@ -156,13 +157,13 @@ class LLMEngine:
         outputs = self._outputs(changed)
         self._trace.mark("finish")
         if self._trace is not NO_TRACE:
-            self._trace.end(answers=len(step.scheduled), tokens=step.token_count, drawn=len(drawn))
+            self._trace.end(sequences=len(step.scheduled), tokens=step.token_count, drawn=len(drawn))
         return outputs
 
     def _give_up(self, step: Step, error: Exception) -> StepFailedError:
         """Ends all whose keys and values the step was to compute or to move: nobody knows which it did."""
-        answers = [*(scheduled.answer for scheduled in step.scheduled), *step.preempted]
-        requests = {answer.request.request_id: answer.request for answer in answers}
+        sequences = [*(scheduled.sequence for scheduled in step.scheduled), *step.preempted]
+        requests = {sequence.request.request_id: sequence.request for sequence in sequences}
         for name, request in requests.items():
             self.scheduler.abort(name)
             if name in self._requests:
@@ -176,93 +177,93 @@ class LLMEngine:
 
     def _note_start(self, step: Step, now: float) -> None:
         for scheduled in step.scheduled:
-            metrics = scheduled.answer.request.metrics
+            metrics = scheduled.sequence.request.metrics
             if metrics.scheduled_time is None:
                 metrics.scheduled_time = now
 
-    def _take(self, step: Step, best: array[int]) -> dict[Answer, list[int]] | None:
+    def _take(self, step: Step, best: array[int]) -> dict[Sequence, list[int]] | None:
         """The best tokens of a step that `Step.decodes`; None where they have to be drawn by their logits."""
-        answers = [answer for answer, _, _ in step.scheduled]
-        tokens = self.sampler.take_greedy(best, answers)
+        sequences = [sequence for sequence, _, _ in step.scheduled]
+        tokens = self.sampler.take_greedy(best, sequences)
         self._trace.mark("sample")
         if tokens is None:
             return None
         drawn = {}
-        for answer, token_id in zip(answers, tokens, strict=True):
-            self._lengthen(answer, token_id)
-            drawn[answer] = [token_id]
+        for sequence, token_id in zip(sequences, tokens, strict=True):
+            self._lengthen(sequence, token_id)
+            drawn[sequence] = [token_id]
         return drawn
 
-    def _draw(self, step: Step, logits: Tensor) -> dict[Answer, list[SampledToken]]:
-        """Tokens of every answer that the step brings forward: one, and as many as were guessed rightly."""
-        answers: list[Answer] = []
+    def _draw(self, step: Step, logits: Tensor) -> dict[Sequence, list[SampledToken]]:
+        """Tokens of every sequence that the step brings forward: one, and as many as were guessed rightly."""
+        sequences: list[Sequence] = []
         counts: list[int] = []
         rows: list[int] = []
         end = 0
         for scheduled in step.scheduled:
-            answer, start, count = scheduled
-            if count == 1 and answer.prompt_length <= start == len(answer.token_ids) - 1:  # most are so
-                answers.append(answer)
+            sequence, start, count = scheduled
+            if count == 1 and sequence.prompt_length <= start == len(sequence.token_ids) - 1:  # most are so
+                sequences.append(sequence)
                 counts.append(0)
                 rows.append(end)
                 end += 1
                 continue
             first = end
             end += len(scheduled.wanted)
-            if answer.params.prompt_logprobs is not None and start < answer.prompt_length:
-                self._note_prompt(answer, start, logits[first:end])
+            if sequence.params.prompt_logprobs is not None and start < sequence.prompt_length:
+                self._note_prompt(sequence, start, logits[first:end])
             if scheduled.draws:
-                for each in (answer, *self._siblings(answer)):
-                    answers.append(each)
+                for each in (sequence, *self._siblings(sequence)):
+                    sequences.append(each)
                     counts.append(scheduled.draft_count)
                     rows += range(end - 1 - scheduled.draft_count, end)
         chosen = logits if rows == list(range(end)) else logits[rows]
-        return dict(zip(answers, self._verify(chosen, answers, counts), strict=True))
+        return dict(zip(sequences, self._verify(chosen, sequences, counts), strict=True))
 
-    def _siblings(self, answer: Answer) -> list[Answer]:
-        """A request's further answers, made when its prompt is read: they draw from the same logits."""
-        request = answer.request
-        return self.scheduler.fork(answer) if len(request.answers) < request.params.num_sequences else []
+    def _siblings(self, sequence: Sequence) -> list[Sequence]:
+        """A request's further sequences, made when its prompt is read: they draw from the same logits."""
+        request = sequence.request
+        return self.scheduler.fork(sequence) if len(request.sequences) < request.params.num_sequences else []
 
-    def _note_prompt(self, answer: Answer, start: int, logits: Tensor) -> None:
+    def _note_prompt(self, sequence: Sequence, start: int, logits: Tensor) -> None:
         """Keeps log-probabilities of the prompt's tokens that follow positions from ``start`` on."""
-        request, prompt = answer.request, answer.request.prompt_token_ids
+        request, prompt = sequence.request, sequence.request.prompt_token_ids
         found = request.prompt_logprobs = request.prompt_logprobs or [None]
         new = range(len(found), min(start + len(logits) + 1, len(prompt)))
         if new:
             rows = logits[new.start - 1 - start : new.stop - 1 - start]
-            count = answer.params.prompt_logprobs
+            count = sequence.params.prompt_logprobs
             assert count is not None
             found += self.sampler.prompt_logprobs(rows, prompt[new.start : new.stop], count)
 
-    def _append(self, answer: Answer, drawn: Sequence[SampledToken]) -> list[int]:
-        """Lengthens an answer's text up to its end and returns the tokens that belong to it."""
+    def _append(self, sequence: Sequence, drawn: GenericSequence[SampledToken]) -> list[int]:
+        """Lengthens a sequence's text up to its end and returns the tokens that belong to it."""
         kept = []
         for one in drawn:
             kept.append(one.token_id)
             if one.logprobs is not None:
-                answer.logprobs.append(one.logprobs)
-                answer.cumulative_logprob += one.logprobs[one.token_id].logprob
-            if self._lengthen(answer, one.token_id):
+                sequence.logprobs.append(one.logprobs)
+                sequence.cumulative_logprob += one.logprobs[one.token_id].logprob
+            if self._lengthen(sequence, one.token_id):
                 break
         return kept
 
-    def _lengthen(self, answer: Answer, token_id: int) -> bool:
-        """Lengthens an answer's text by a token; says whether that is its end."""
-        text = self._texts.get(answer) or self._texts.setdefault(answer, self._begin_text(answer))
+    def _lengthen(self, sequence: Sequence, token_id: int) -> bool:
+        """Lengthens a sequence's text by a token; says whether that is its end."""
+        text = self._texts.get(sequence) or self._texts.setdefault(sequence, self._begin_text(sequence))
         finish = text.append(token_id)
         if finish is None:
             return False
-        answer.finish_reason, answer.stop_reason = finish
+        sequence.finish_reason, sequence.stop_reason = finish
         return True
 
-    def _advance(self, drawn: Iterable[Answer], now: float) -> list[Request]:
+    def _advance(self, drawn: Iterable[Sequence], now: float) -> list[Request]:
         """Finishes what came to its end; returns the requests that have something new."""
         changed: dict[Request, None] = {}
-        for answer in drawn:
-            changed[answer.request] = None
-            if answer.finish_reason is not None:
-                self.scheduler.finish(answer, answer.finish_reason)
+        for sequence in drawn:
+            changed[sequence.request] = None
+            if sequence.finish_reason is not None:
+                self.scheduler.finish(sequence, sequence.finish_reason)
         for request in changed:
             if request.metrics.first_token_time is None:
                 request.metrics.first_token_time = now
@@ -282,12 +283,12 @@ class LLMEngine:
         return outputs
 
     def _show_all(self, request: Request) -> None:
-        for answer in request.answers:
-            if answer.finish_reason is None and answer in self._texts:
-                self._texts[answer].flush()
+        for sequence in request.sequences:
+            if sequence.finish_reason is None and sequence in self._texts:
+                self._texts[sequence].flush()
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._output_builder.forget(request)
-        for answer in request.answers:
-            self._texts.pop(answer, None)
+        for sequence in request.sequences:
+            self._texts.pop(sequence, None)

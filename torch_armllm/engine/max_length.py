@@ -20,7 +20,7 @@ def stated_limits(model: Any) -> tuple[int | None, int]:
 
 
 def longest_text(model: Any, wanted: int | None, longest: int | None) -> int:
-    """Most tokens of a prompt and its answer.
+    """Most tokens of a prompt and its sequence.
 
     Args:
         model: a causal language model.

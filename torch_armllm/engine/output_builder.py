@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
-from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling_params import RequestOutputKind
 from torch_armllm.engine.text.stopping import OutputText
 
@@ -13,7 +13,7 @@ _DELTA, _FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 
 class DeltaProgress:
-    """How much of an answer its outputs have held."""
+    """How much of a sequence its outputs have held."""
 
     __slots__ = ("finished", "text", "tokens")
 
@@ -27,22 +27,22 @@ class OutputBuilder:
     """Makes outputs of the kind that a request asked for."""
 
     def __init__(self) -> None:
-        self._reported: dict[Answer, DeltaProgress] = {}
+        self._reported: dict[Sequence, DeltaProgress] = {}
 
     def forget(self, request: Request) -> None:
         """Lets go of what is kept for a request."""
-        for answer in request.answers:
-            self._reported.pop(answer, None)
+        for sequence in request.sequences:
+            self._reported.pop(sequence, None)
 
     def build(
-        self, request: Request, finished: bool, texts: Mapping[Answer, OutputText]
+        self, request: Request, finished: bool, texts: Mapping[Sequence, OutputText]
     ) -> RequestOutput | None:
         """A request's output after a step, or None where its kind wants none yet.
 
         Args:
             request: what was worked on.
             finished: whether it is.
-            texts: of the answers that have begun.
+            texts: of the sequences that have begun.
         """
         params = request.params
         kind, selects_best = params.output_kind, params.best_of is not None and params.selects_best
@@ -50,24 +50,24 @@ class OutputBuilder:
             return None
         wants_logprobs = params.logprobs is not None
         outputs = []
-        for answer in _best(request) if selects_best else request.answers:
-            begun = texts.get(answer)
+        for sequence in _best(request) if selects_best else request.sequences:
+            begun = texts.get(sequence)
             text = "" if begun is None else begun.text
             first, shown = 0, 0
             if kind is _DELTA:
-                begin = self._advance_delta(answer, len(text))
+                begin = self._advance_delta(sequence, len(text))
                 if begin is None:
                     continue
                 first, shown = begin
             outputs.append(
                 CompletionOutput(
-                    answer.index,
+                    sequence.index,
                     text[shown:],
-                    answer.token_ids[answer.prompt_length + first :],
-                    answer.cumulative_logprob if wants_logprobs else None,
-                    answer.logprobs[first:] if wants_logprobs else None,
-                    answer.finish_reason,
-                    answer.stop_reason,
+                    sequence.token_ids[sequence.prompt_length + first :],
+                    sequence.cumulative_logprob if wants_logprobs else None,
+                    sequence.logprobs[first:] if wants_logprobs else None,
+                    sequence.finish_reason,
+                    sequence.stop_reason,
                 )
             )
         if selects_best:
@@ -84,17 +84,17 @@ class OutputBuilder:
             request.metrics,
         )
 
-    def _advance_delta(self, answer: Answer, length: int) -> tuple[int, int] | None:
+    def _advance_delta(self, sequence: Sequence, length: int) -> tuple[int, int] | None:
         """How many tokens and characters were reported before; None where there are no more of them."""
-        reported = self._reported.setdefault(answer, DeltaProgress())
+        reported = self._reported.setdefault(sequence, DeltaProgress())
         first, shown = reported.tokens, reported.text
-        finished = answer.status is Status.FINISHED
-        if first == answer.output_length and shown == length and reported.finished == finished:
+        finished = sequence.status is Status.FINISHED
+        if first == sequence.output_length and shown == length and reported.finished == finished:
             return None
-        reported.tokens, reported.text, reported.finished = answer.output_length, length, finished
+        reported.tokens, reported.text, reported.finished = sequence.output_length, length, finished
         return first, shown
 
 
-def _best(request: Request) -> list[Answer]:
-    """The answers that are given of those that were written, the best first, of equal ones the earlier."""
-    return sorted(request.answers, key=lambda answer: -answer.cumulative_logprob)[: request.params.n]
+def _best(request: Request) -> list[Sequence]:
+    """The sequences that are given of those that were written, the best first, of equal ones the earlier."""
+    return sorted(request.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: request.params.n]

@@ -1,4 +1,4 @@
-"""What the engine works on: requests and their answers."""
+"""What the engine works on: requests and their sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 
 
 class Status(Enum):
-    """Where an answer is in its life."""
+    """Where a sequence is in its life."""
 
     WAITING = auto()
     """Has no blocks."""
@@ -36,7 +36,7 @@ class Request:
         params: how tokens are drawn.
         seed: `params.seed`, or one drawn at submission.
         priority: lower ones are served first; equal ones in the order in which they came.
-        answers: the first alone until the prompt is read, then `params.num_sequences`.
+        sequences: the first alone until the prompt is read, then `params.num_sequences`.
     """
 
     request_id: str
@@ -46,35 +46,35 @@ class Request:
     prompt: str | None = None
     priority: int = 0
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
-    answers: list[Answer] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None
     num_cached_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if not self.answers:
-            self.answers = [Answer(self, 0, list(self.prompt_token_ids))]
+        if not self.sequences:
+            self.sequences = [Sequence(self, 0, list(self.prompt_token_ids))]
 
     @property
     def finished(self) -> bool:
-        """Whether every answer has come to its end."""
+        """Whether every sequence has come to its end."""
         # asked in every step, where a generator would cost more than all else
-        for answer in self.answers:  # noqa: SIM110
-            if answer.status is not _FINISHED:
+        for sequence in self.sequences:  # noqa: SIM110
+            if sequence.status is not _FINISHED:
                 return False
         return True
 
 
 @dataclass(eq=False)
-class Answer:
-    """One of a request's answers: what the scheduler gives blocks and tokens of steps to.
+class Sequence:
+    """One of a request's sequences: what the scheduler gives blocks and tokens of steps to.
 
     Attributes:
         index: which of the request's `n`.
-        token_ids: the prompt's and the answer's, all that is known.
+        token_ids: the prompt's and the sequence's, all that is known.
         blocks: hold its keys and values, in order.
         computed: positions whose keys and values stand in the blocks.
         draft: tokens that are guessed to follow `token_ids` and are verified by the next step.
-        logprobs: of the answer's tokens, where they are asked for.
+        logprobs: of the sequence's tokens, where they are asked for.
         prompt_length: tokens of the prompt.
     """
 
@@ -101,10 +101,10 @@ class Answer:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The tokens of the answer."""
+        """The tokens of the sequence."""
         return self.token_ids[self.prompt_length :]
 
     @property
     def output_length(self) -> int:
-        """How many tokens the answer has."""
+        """How many tokens the sequence has."""
         return len(self.token_ids) - self.prompt_length

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.step import Step
 
 INTERVAL = 10.0
@@ -22,11 +23,11 @@ class Gauges(NamedTuple):
     """What an engine holds at a moment."""
 
     running: int
-    """Answers that take part in steps."""
+    """Sequences that take part in steps."""
     waiting: int
-    """Answers that do not, preempted ones included."""
+    """Sequences that do not, preempted ones included."""
     kv_usage: float
-    """Part of the blocks that answers hold, 0 … 1."""
+    """Part of the blocks that sequences hold, 0 … 1."""
     hit_rate: float
     """Part of the prompts' tokens that the prefix cache held, 0 … 1."""
 
@@ -39,10 +40,10 @@ class Totals:
         steps: that were computed.
         prompt_tokens: that were computed: those found in the prefix cache are none of them.
         generation_tokens: that were drawn.
-        draft_rounds: steps of answers that had guesses.
+        draft_rounds: steps of sequences that had guesses.
         draft_tokens: that were guessed.
         accepted_tokens: of those, that were right.
-        preemptions: answers that lost their blocks.
+        preemptions: sequences that lost their blocks.
     """
 
     steps: int = 0
@@ -83,12 +84,14 @@ class EngineStats:
         self._told = Totals()
         self._since = self._last = clock()
 
-    def record(self, step: Step, drawn: Mapping[Answer, Sequence[int]], began: float, now: float) -> None:
+    def record(
+        self, step: Step, drawn: Mapping[Sequence, GenericSequence[int]], began: float, now: float
+    ) -> None:
         """Counts a step that was computed; called before the scheduler completes it.
 
         Args:
             step: as it was scheduled.
-            drawn: the tokens of every answer that it brought forward.
+            drawn: the tokens of every sequence that it brought forward.
             began: when it was scheduled, by the clock.
             now: by the clock.
         """
@@ -107,17 +110,17 @@ class EngineStats:
                 _logger.info("%s", self.line(now - self._since))
             self._since, self._told = now, replace(totals)
 
-    def _count(self, step: Step, drawn: Mapping[Answer, Sequence[int]]) -> None:
+    def _count(self, step: Step, drawn: Mapping[Sequence, GenericSequence[int]]) -> None:
         totals = self.totals
         for tokens in drawn.values():
             totals.generation_tokens += len(tokens)
-        for answer, start, count in step.scheduled:
-            if start < answer.prompt_length:
-                totals.prompt_tokens += min(count, answer.prompt_length - start)
-            elif answer.draft and (drafted := start + count - len(answer.token_ids)) > 0:
+        for sequence, start, count in step.scheduled:
+            if start < sequence.prompt_length:
+                totals.prompt_tokens += min(count, sequence.prompt_length - start)
+            elif sequence.draft and (drafted := start + count - len(sequence.token_ids)) > 0:
                 totals.draft_rounds += 1
                 totals.draft_tokens += drafted
-                totals.accepted_tokens += len(drawn[answer]) - 1
+                totals.accepted_tokens += len(drawn[sequence]) - 1
 
     def line(self, seconds: float) -> str:
         """The rates since the last line, and what the engine holds."""

@@ -11,7 +11,7 @@ SCRIPT = """
 import sys
 import torch
 torch.manual_seed(0)
-from tests.ops.packed_weights import packed, run
+from tests.support.packed_weights import packed, run
 weight, x = packed(1152, 1536, "g32i"), torch.randn(12, 1536)
 first = run(x, weight, 1152, "g32i")
 sys.exit(0 if torch.equal(first, run(x, weight, 1152, "g32i")) else 1)

@@ -15,7 +15,7 @@ import torch_armllm
 from tests.support.engines import answer_ids, engine
 from torch_armllm.engine.execution.computed import Computed
 from torch_armllm.engine.execution.plan_runner import ModelRunner
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
@@ -41,10 +41,10 @@ def decoding(runner: ModelRunner, count: int) -> Step:
     """A step that gives each of some answers one more token."""
     step = Step(decodes=True)
     for number, prompt in enumerate(prompts(count)):
-        (answer,) = Request(str(number), prompt, SamplingParams(), seed=0).answers
-        answer.blocks = [number]
-        runner.execute(Step([Scheduled(answer, 0, len(prompt) - 1)]))
-        step.scheduled.append(Scheduled(answer, len(prompt) - 1, 1))
+        (sequence,) = Request(str(number), prompt, SamplingParams(), seed=0).sequences
+        sequence.blocks = [number]
+        runner.execute(Step([Scheduled(sequence, 0, len(prompt) - 1)]))
+        step.scheduled.append(Scheduled(sequence, len(prompt) - 1, 1))
     return step
 
 
@@ -65,27 +65,27 @@ def test_joined_and_alone_give_the_same_bits(head: str | None, dtype: torch.dtyp
     assert runner.compute(step).best is None
 
 
-def long_texts(size: int) -> list[Answer]:
+def long_texts(size: int) -> list[Sequence]:
     """Answers that are longer than attention's splits after a few more tokens."""
     made = []
     for number, length in enumerate((250, 41)):
         prompt = tiny_ids(1, length, seed=number)[0].tolist()
-        (answer,) = Request(str(number), prompt, SamplingParams(), seed=0).answers
-        answer.blocks = list(range(number * 512 // size, (number + 1) * 512 // size))
-        made.append(answer)
+        (sequence,) = Request(str(number), prompt, SamplingParams(), seed=0).sequences
+        sequence.blocks = list(range(number * 512 // size, (number + 1) * 512 // size))
+        made.append(sequence)
     return made
 
 
 def growing(runner: ModelRunner, compute: Callable[[Step], Computed]) -> list[tuple[Tensor, list[int]]]:
     """Copies of what steps compute that give each of `long_texts` a token."""
-    answers, found = long_texts(runner.block_size), []
-    for answer in answers:
-        runner.execute(Step([Scheduled(answer, 0, len(answer.token_ids))]))
+    sequences, found = long_texts(runner.block_size), []
+    for sequence in sequences:
+        runner.execute(Step([Scheduled(sequence, 0, len(sequence.token_ids))]))
     for number in range(14):
         step = Step(decodes=True)
-        for answer in answers:
-            answer.token_ids.append((7 * number + len(answer.token_ids)) % 90)
-            step.scheduled.append(Scheduled(answer, len(answer.token_ids) - 1, 1))
+        for sequence in sequences:
+            sequence.token_ids.append((7 * number + len(sequence.token_ids)) % 90)
+            step.scheduled.append(Scheduled(sequence, len(sequence.token_ids) - 1, 1))
         logits, best = compute(step)
         found.append((logits.clone(), best_tokens(logits).tolist() if best is None else best.tolist()))
     return found
@@ -172,7 +172,7 @@ def test_ids_are_checked_in_every_step() -> None:
     step = decoding(runner, 2)
     for _ in range(3):
         expected = runner.compute(step, best=True).logits.clone()
-    token_ids = step.scheduled[1].answer.token_ids
+    token_ids = step.scheduled[1].sequence.token_ids
     right, token_ids[-1] = token_ids[-1], 1 << 30
     with pytest.raises(RuntimeError, match=f"token 1 has id {1 << 30}, but the vocabulary is 0 to"):
         runner.compute(step, best=True)
@@ -195,9 +195,9 @@ def test_steps_that_read_prompts_do_not_join() -> None:
     runner = ModelRunner(patched("int8", torch.float32), 8)
     step = decoding(runner, 2)
     runner.compute(step, best=True)
-    (answer,) = Request("prompt", prompts(1)[0], SamplingParams(), seed=0).answers
-    answer.blocks = [5]
-    mixed = Step([*step.scheduled, Scheduled(answer, 0, len(answer.token_ids))])
+    (sequence,) = Request("prompt", prompts(1)[0], SamplingParams(), seed=0).sequences
+    sequence.blocks = [5]
+    mixed = Step([*step.scheduled, Scheduled(sequence, 0, len(sequence.token_ids))])
     assert runner.compute(mixed, best=True).best is None
     assert runner.compute(step, best=True).best is not None
 
@@ -234,7 +234,7 @@ def test_a_row_without_a_number_ends_its_answer_alone(monkeypatch: pytest.Monkey
 
     def spoilt(step: Step, best: bool = False) -> Computed:
         computed = compute(step, best)
-        rows = [s.answer.request.request_id for s in step.scheduled]
+        rows = [s.sequence.request.request_id for s in step.scheduled]
         if computed.best is not None and rows == ["0", "1"]:
             computed.logits[0] = torch.nan
             computed.best[0] = -1
@@ -250,6 +250,6 @@ def test_an_answer_is_drawn_for_once() -> None:
     answer_ids(on, prompts(1), GREEDY)
     sampler = on.sampler
     request = Request("one", prompts(1)[0], GREEDY, seed=0)
-    answers: list[Answer] = list(request.answers)
-    assert sampler.take_greedy(array("q", [7]), answers) == [7]
-    assert sampler.take_greedy(array("q", [-1]), answers) is None
+    sequences: list[Sequence] = list(request.sequences)
+    assert sampler.take_greedy(array("q", [7]), sequences) == [7]
+    assert sampler.take_greedy(array("q", [-1]), sequences) is None

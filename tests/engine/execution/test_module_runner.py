@@ -15,7 +15,7 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.module_runner import ModulesRunner
 from torch_armllm.engine.llm_engine import LLMEngine
-from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
@@ -32,9 +32,9 @@ def model_of(family: str) -> Any:
     return model
 
 
-def answer_of(length: int, **params: Any) -> Answer:
+def answer_of(length: int, **params: Any) -> Sequence:
     prompt = tiny_ids(1, length, seed=length)[0].tolist()
-    return Request(str(length), prompt, SamplingParams(**params), seed=0).answers[0]
+    return Request(str(length), prompt, SamplingParams(**params), seed=0).sequences[0]
 
 
 def generated(model: Any, prompt: list[int]) -> list[int]:
@@ -48,17 +48,17 @@ def engine_of(model: Any, **settings: Any) -> LLMEngine:
     return build_engine(model, None, EngineConfig(kv_cache_memory=MEMORY, max_model_len=64, **settings))
 
 
-def rest(answer: Answer) -> Scheduled:
+def rest(sequence: Sequence) -> Scheduled:
     """Everything of an answer that is not computed."""
-    return Scheduled(answer, answer.computed, len(answer.token_ids) - answer.computed)
+    return Scheduled(sequence, sequence.computed, len(sequence.token_ids) - sequence.computed)
 
 
-def advance(runner: ModulesRunner, *answers: Answer) -> None:
+def advance(runner: ModulesRunner, *sequences: Sequence) -> None:
     """A greedy step."""
-    logits = runner.execute(Step([rest(answer) for answer in answers]))
-    for answer, row in zip(answers, logits, strict=True):
-        answer.computed = len(answer.token_ids)
-        answer.token_ids.append(int(row.argmax()))
+    logits = runner.execute(Step([rest(sequence) for sequence in sequences]))
+    for sequence, row in zip(sequences, logits, strict=True):
+        sequence.computed = len(sequence.token_ids)
+        sequence.token_ids.append(int(row.argmax()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,8 +70,8 @@ def test_texts_in_turn_give_what_generate_gives(family: str) -> None:
     for _ in range(NEW - 1):
         advance(runner, second, first)
     advance(runner, second)
-    for answer in (first, second):
-        assert answer.output_token_ids == generated(model, answer.request.prompt_token_ids)
+    for sequence in (first, second):
+        assert sequence.output_token_ids == generated(model, sequence.request.prompt_token_ids)
 
 
 def test_a_fork_goes_on_from_a_copy() -> None:
@@ -79,28 +79,28 @@ def test_a_fork_goes_on_from_a_copy() -> None:
     runner = ModulesRunner(model)
     first = answer_of(9)
     advance(runner, first)
-    others = [Answer(first.request, i, [*first.token_ids[:9], i + 20], computed=9) for i in (1, 2)]
-    first.request.answers += others
+    others = [Sequence(first.request, i, [*first.token_ids[:9], i + 20], computed=9) for i in (1, 2)]
+    first.request.sequences += others
     advance(runner, first, others[0])
     advance(runner, others[1], first)  # whose first answer has gone on by now: read anew
-    for answer in others:
-        (expected,) = runner.execute(Step([Scheduled(answer_like(answer), 0, 10)]))
-        assert answer.token_ids[10] == int(expected.argmax())
+    for sequence in others:
+        (expected,) = runner.execute(Step([Scheduled(answer_like(sequence), 0, 10)]))
+        assert sequence.token_ids[10] == int(expected.argmax())
 
 
-def answer_like(answer: Answer) -> Answer:
+def answer_like(sequence: Sequence) -> Sequence:
     """The same tokens as a prompt of their own, but for the last."""
-    return Request("other", answer.token_ids[:10], SamplingParams(), seed=0).answers[0]
+    return Request("other", sequence.token_ids[:10], SamplingParams(), seed=0).sequences[0]
 
 
 def test_pieces_of_a_prompt_wait_for_the_last() -> None:
     model = model_of("recurrent_gemma")
     runner = ModulesRunner(model)
-    answer = answer_of(11)
-    assert runner.execute(Step([Scheduled(answer, 0, 4)])).shape == (0, runner.vocabulary)
-    answer.computed = 4
-    advance(runner, answer)
-    assert answer.output_token_ids == generated(model, answer.request.prompt_token_ids)[:1]
+    sequence = answer_of(11)
+    assert runner.execute(Step([Scheduled(sequence, 0, 4)])).shape == (0, runner.vocabulary)
+    sequence.computed = 4
+    advance(runner, sequence)
+    assert sequence.output_token_ids == generated(model, sequence.request.prompt_token_ids)[:1]
     every = answer_of(11, prompt_logprobs=0)
     parts = [runner.execute(Step([Scheduled(every, *part)])) for part in ((0, 4), (4, 7))]
     with torch.no_grad():
@@ -111,15 +111,15 @@ def test_pieces_of_a_prompt_wait_for_the_last() -> None:
 def test_a_preempted_text_is_read_anew() -> None:
     model = model_of("rwkv")
     runner = ModulesRunner(model)
-    answer, other = answer_of(11), answer_of(5)
-    advance(runner, answer)
-    advance(runner, answer)
-    runner.execute(Step([rest(other)], preempted=[answer]))
-    assert answer not in runner._texts
-    answer.computed = 0
+    sequence, other = answer_of(11), answer_of(5)
+    advance(runner, sequence)
+    advance(runner, sequence)
+    runner.execute(Step([rest(other)], preempted=[sequence]))
+    assert sequence not in runner._texts
+    sequence.computed = 0
     for _ in range(NEW - 2):
-        advance(runner, answer)
-    assert answer.output_token_ids == generated(model, answer.request.prompt_token_ids)
+        advance(runner, sequence)
+    assert sequence.output_token_ids == generated(model, sequence.request.prompt_token_ids)
 
 
 def test_what_is_finished_or_dropped_leaves_nothing() -> None:

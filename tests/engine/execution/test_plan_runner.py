@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torch_armllm
 from torch_armllm.engine.execution.plan_runner import ModelRunner
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
@@ -29,22 +29,22 @@ def patched(family: str, quantize: str | None = "int4", dtype: torch.dtype = tor
     return model
 
 
-def answers(lengths: list[int], blocks: list[int], size: int, every_row: bool = True) -> list[Answer]:
+def sequences(lengths: list[int], blocks: list[int], size: int, every_row: bool = True) -> list[Sequence]:
     """Answers with random prompts and blocks taken from the end of a list."""
     params = SamplingParams(prompt_logprobs=0 if every_row else None)
     made = []
     for number, length in enumerate(lengths):
         request = Request(str(number), tiny_ids(1, length, seed=number)[0].tolist(), params, seed=0)
-        (answer,) = request.answers
-        answer.blocks = [blocks.pop() for _ in range(-(-length // size))]
-        made.append(answer)
+        (sequence,) = request.sequences
+        sequence.blocks = [blocks.pop() for _ in range(-(-length // size))]
+        made.append(sequence)
     return made
 
 
-def alone(model: Any, answer: Answer) -> Tensor:
+def alone(model: Any, sequence: Sequence) -> Tensor:
     """Logits of all of an answer's tokens by the model itself."""
     with torch.no_grad():
-        logits: Tensor = model(torch.tensor([answer.token_ids])).logits[0]
+        logits: Tensor = model(torch.tensor([sequence.token_ids])).logits[0]
     return logits
 
 
@@ -58,17 +58,17 @@ def shuffled(count: int) -> list[int]:
 def test_packed_chunks_have_the_bits_of_a_text_alone(family: str) -> None:
     model = patched(family)
     runner = ModelRunner(model, num_blocks=32)
-    some = answers(LENGTHS, shuffled(32), runner.block_size)
-    expected = [alone(model, answer) for answer in some]
+    some = sequences(LENGTHS, shuffled(32), runner.block_size)
+    expected = [alone(model, sequence) for sequence in some]
     done = [0] * len(some)
     draw = random.Random(1)
-    while any(n < len(answer.token_ids) for n, answer in zip(done, some, strict=True)):
+    while any(n < len(sequence.token_ids) for n, sequence in zip(done, some, strict=True)):
         step, parts = Step(), []
-        for i, answer in enumerate(some):
-            left = len(answer.token_ids) - done[i]
+        for i, sequence in enumerate(some):
+            left = len(sequence.token_ids) - done[i]
             count = min(left, draw.choice([0, 1, 1, 5, 37]))
             if count:
-                step.scheduled.append(Scheduled(answer, done[i], count))
+                step.scheduled.append(Scheduled(sequence, done[i], count))
                 parts.append(expected[i][done[i] : done[i] + count])
                 done[i] += count
         if parts:
@@ -78,17 +78,17 @@ def test_packed_chunks_have_the_bits_of_a_text_alone(family: str) -> None:
 def test_rows_that_nobody_wants_are_not_made() -> None:
     model = patched("llama")
     runner = ModelRunner(model, num_blocks=16)
-    first, second = answers([40, 20], shuffled(16), runner.block_size, every_row=False)
+    first, second = sequences([40, 20], shuffled(16), runner.block_size, every_row=False)
     chunk = Step([Scheduled(first, 0, 33)])
     assert runner.execute(chunk).shape == (0, runner.vocabulary)
     both = runner.execute(Step([Scheduled(first, 33, 7), Scheduled(second, 0, 20)]))
-    assert torch.equal(both, torch.stack([alone(model, answer)[-1] for answer in (first, second)]))
+    assert torch.equal(both, torch.stack([alone(model, sequence)[-1] for sequence in (first, second)]))
 
 
 def test_guessed_tokens_follow_the_known_ones() -> None:
     model = patched("llama")
     runner = ModelRunner(model, num_blocks=16)
-    first, second = answers([40, 30], shuffled(16), runner.block_size, every_row=False)
+    first, second = sequences([40, 30], shuffled(16), runner.block_size, every_row=False)
     first.draft, first.token_ids = first.token_ids[35:], first.token_ids[:35]
     got = runner.execute(Step([Scheduled(first, 0, 40), Scheduled(second, 0, 30)]))
     first.token_ids = first.token_ids + first.draft
@@ -102,7 +102,7 @@ def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
     model = patched(family)
     runner = ModelRunner(model, num_blocks=12, swap_blocks=4)
     size = runner.block_size
-    first, second = answers([70, 45], shuffled(12), size)
+    first, second = sequences([70, 45], shuffled(12), size)
     expected = alone(model, first)
     runner.execute(Step([Scheduled(first, 0, 69)]))
     before = first.blocks
@@ -117,7 +117,7 @@ def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
     got = runner.execute(back)
     assert torch.equal(got, torch.cat([alone(model, second)[40:], expected[69:]]))
 
-    other = Answer(first.request, 1, [*first.token_ids[:66], 11, 12], [*first.blocks[:2], spare])
+    other = Sequence(first.request, 1, [*first.token_ids[:66], 11, 12], [*first.blocks[:2], spare])
     forked = Step([Scheduled(other, 66, 2)], copies=[(first.blocks[2], spare)])
     assert torch.equal(runner.execute(forked), alone(model, other)[66:])
     assert torch.equal(runner.execute(Step([Scheduled(first, 69, 1)])), expected[69:])
@@ -126,11 +126,11 @@ def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
 def test_tables_grow_and_rows_change_hands() -> None:
     model = patched("llama")
     runner = ModelRunner(model, num_blocks=400)
-    some = answers([3] * 70, shuffled(400), runner.block_size, every_row=False)
-    expected = torch.stack([alone(model, answer)[-1] for answer in some])
-    together = runner.execute(Step([Scheduled(answer, 0, 3) for answer in some]))
+    some = sequences([3] * 70, shuffled(400), runner.block_size, every_row=False)
+    expected = torch.stack([alone(model, sequence)[-1] for sequence in some])
+    together = runner.execute(Step([Scheduled(sequence, 0, 3) for sequence in some]))
     assert torch.equal(together, expected)
-    fewer = runner.execute(Step([Scheduled(answer, 2, 1) for answer in some[::-7]]))
+    fewer = runner.execute(Step([Scheduled(sequence, 2, 1) for sequence in some[::-7]]))
     assert torch.equal(fewer, expected.flip(0)[::7])
 
 
@@ -139,12 +139,12 @@ def test_tables_grow_and_rows_change_hands() -> None:
 def test_unquantized_rows_do_not_depend_on_the_batch(family: str, dtype: torch.dtype) -> None:
     model = patched(family, None, dtype)
     runner = ModelRunner(model, num_blocks=16)
-    some = answers(LENGTHS, shuffled(16), runner.block_size, every_row=False)
-    steps = [Scheduled(answer, 0, len(answer.token_ids)) for answer in some]
+    some = sequences(LENGTHS, shuffled(16), runner.block_size, every_row=False)
+    steps = [Scheduled(sequence, 0, len(sequence.token_ids)) for sequence in some]
     together = runner.execute(Step(steps))
     for row, scheduled in zip(together, steps, strict=True):
         assert torch.equal(runner.execute(Step([scheduled]))[0], row)
-        torch.testing.assert_close(row, alone(model, scheduled.answer)[-1], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(row, alone(model, scheduled.sequence)[-1], rtol=2e-2, atol=2e-2)
 
 
 def test_what_lies_behind_the_output_layer_is_kept() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.execution.step_builder import StepBuilder
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
@@ -23,23 +23,23 @@ def cache() -> Cache:
     return new_kv_cache(1, 1, SIZE, 16, 16, torch.float32)
 
 
-def answer(random: Random, length: int) -> Answer:
+def sequence(random: Random, length: int) -> Sequence:
     """An answer of which all tokens but the last are computed, with blocks in any order."""
     prompt = [random.randrange(1000) for _ in range(length)]
-    (made,) = Request("r", prompt, SamplingParams(), seed=0).answers
+    (made,) = Request("r", prompt, SamplingParams(), seed=0).sequences
     made.token_ids.append(random.randrange(1000))
     made.computed = length
     make_room(random, made)
     return made
 
 
-def make_room(random: Random, made: Answer) -> None:
+def make_room(random: Random, made: Sequence) -> None:
     while len(made.blocks) * SIZE < len(made.token_ids):
         made.blocks.append(random.randrange(1 << 20))
 
 
-def decoding(answers: list[Answer]) -> Step:
-    return Step([Scheduled(one, one.computed, 1) for one in answers], decodes=True)
+def decoding(sequences: list[Sequence]) -> Step:
+    return Step([Scheduled(one, one.computed, 1) for one in sequences], decodes=True)
 
 
 def tensors(inputs: StepInputs) -> list[Tensor]:
@@ -47,15 +47,15 @@ def tensors(inputs: StepInputs) -> list[Tensor]:
     return [field.clone() for field in fields]
 
 
-def blocks(inputs: StepInputs, answers: list[Answer]) -> list[list[int]]:
-    return [row[: len(one.blocks)] for row, one in zip(inputs.block_table.tolist(), answers, strict=True)]
+def blocks(inputs: StepInputs, sequences: list[Sequence]) -> list[list[int]]:
+    return [row[: len(one.blocks)] for row, one in zip(inputs.block_table.tolist(), sequences, strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
     random = Random(seed)
     builder = StepBuilder(cache(), SIZE, first_position=3)
-    running = [answer(random, random.randrange(1, 70)) for _ in range(3)]
+    running = [sequence(random, random.randrange(1, 70)) for _ in range(3)]
     for _ in range(300):
         for one in running:
             one.token_ids.append(random.randrange(1000))
@@ -63,7 +63,7 @@ def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
             make_room(random, one)
         event = random.random()
         if event < 0.05 or not running:
-            running.insert(random.randrange(len(running) + 1), answer(random, random.randrange(1, 2000)))
+            running.insert(random.randrange(len(running) + 1), sequence(random, random.randrange(1, 2000)))
         elif event < 0.1:
             del running[random.randrange(len(running))]
         elif event < 0.15:  # preempted, and back with other blocks
@@ -71,7 +71,7 @@ def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
             one.blocks = []
             make_room(random, one)
         elif event < 0.2:  # a prompt is read meanwhile
-            reading = answer(random, random.randrange(1, 700))
+            reading = sequence(random, random.randrange(1, 700))
             builder.build(Step([*decoding(running).scheduled, Scheduled(reading, 0, reading.computed)]))
         if not running:
             continue
@@ -88,7 +88,7 @@ def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
 def test_as_many_answers_as_before_keep_their_tensors() -> None:
     random = Random(0)
     builder = StepBuilder(cache(), SIZE)
-    one, other = answer(random, 5), answer(random, 9)
+    one, other = sequence(random, 5), sequence(random, 9)
     first = builder.decode(decoding([one]))
     assert builder.decode(decoding([other])) is first
     both = builder.decode(decoding([one, other]))
@@ -99,8 +99,8 @@ def test_as_many_answers_as_before_keep_their_tensors() -> None:
 def test_a_longer_table_makes_other_tensors() -> None:
     random = Random(0)
     builder = StepBuilder(cache(), SIZE)
-    first = builder.decode(decoding([answer(random, 5)]))
-    long = answer(random, 100 * SIZE)
+    first = builder.decode(decoding([sequence(random, 5)]))
+    long = sequence(random, 100 * SIZE)
     second = builder.decode(decoding([long]))
     assert second is not first
     assert blocks(second, [long]) == [long.blocks]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling.batch import sequence_seed
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -32,11 +32,11 @@ class Words:
         return "".join(" " if i == 40 else chr(i - 10 + ord("a")) for i in token_ids)
 
 
-def answer(
+def sequence(
     prompt: tuple[int, ...] = (3, 4, 5), output: tuple[int, ...] = (), seed: int = 0, **settings: Any
-) -> Answer:
+) -> Sequence:
     request = Request("r", list(prompt), SamplingParams(**settings), seed)
-    (made,) = request.answers
+    (made,) = request.sequences
     made.token_ids += output
     return made
 
@@ -68,7 +68,7 @@ def likely(counts: Tensor, probabilities: Tensor) -> bool:
     return normal < 3.1
 
 
-def expected_probabilities(logits: Tensor, made: Answer) -> Tensor:
+def expected_probabilities(logits: Tensor, made: Sequence) -> Tensor:
     """What one row draws from, in plain torch."""
     p, row = made.params, logits.float().clone()
     for token, bias in (p.logit_bias or {}).items():
@@ -106,20 +106,20 @@ def test_is_distributed_as_a_plain_implementation(settings: dict[str, Any], dtyp
     logits[0, [END, 4, 6]] = 2.0
     draw, counts = sampler(), torch.zeros(VOCAB, dtype=torch.float64)
     for r in range(rounds):
-        answers = [answer(output=(6, 7, 6), seed=r * rows + i, **settings) for i in range(rows)]
-        drawn = ids(draw(logits.repeat(rows, 1), answers))
+        sequences = [sequence(output=(6, 7, 6), seed=r * rows + i, **settings) for i in range(rows)]
+        drawn = ids(draw(logits.repeat(rows, 1), sequences))
         counts += torch.bincount(torch.tensor(drawn), minlength=VOCAB)
-    assert likely(counts, expected_probabilities(logits[0], answers[0]))
+    assert likely(counts, expected_probabilities(logits[0], sequences[0]))
 
 
 def test_takes_the_token_of_the_reference() -> None:
     """Seed and step of every row are those of its answer, step by step."""
-    answers = [answer(seed=s, top_k=20, temperature=0.9) for s in (5, 6, 2**63 + 9)]
+    sequences = [sequence(seed=s, top_k=20, temperature=0.9) for s in (5, 6, 2**63 + 9)]
     draw = sampler()
     for step in range(6):
         logits = some_logits(3, seed=step)
-        drawn = ids(draw(logits, answers))
-        for row, made in enumerate(answers):
+        drawn = ids(draw(logits, sequences))
+        for row, made in enumerate(sequences):
             seed = sequence_seed(made.request.seed, 0)
             assert drawn[row] == reference_sample(logits[row], 0.9, 20, 1.0, 0.0, seed, step)
             made.token_ids.append(drawn[row])
@@ -137,7 +137,7 @@ MIXED: list[dict[str, Any]] = [
 
 
 def alone(index: int, dtype: torch.dtype, steps: int) -> list[int]:
-    made, draw = answer(seed=index, **MIXED[index]), sampler()
+    made, draw = sequence(seed=index, **MIXED[index]), sampler()
     for step in range(steps):
         logits = some_logits(len(MIXED), seed=step).to(dtype)[index : index + 1]
         made.token_ids.append(draw(logits, [made])[0].token_id)
@@ -147,28 +147,28 @@ def alone(index: int, dtype: torch.dtype, steps: int) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_the_same_in_every_company(dtype: torch.dtype) -> None:
     steps = 8
-    answers = [answer(seed=i, **settings) for i, settings in enumerate(MIXED)]
+    sequences = [sequence(seed=i, **settings) for i, settings in enumerate(MIXED)]
     draw = sampler()
     order = list(range(len(MIXED)))
     for step in range(steps):
         order = order[1:] + order[:1] if step % 3 == 2 else order  # sometimes the batch stays as it was
         logits = some_logits(len(MIXED), seed=step).to(dtype)
-        for row, drawn in zip(order, draw(logits[order], [answers[i] for i in order]), strict=True):
-            answers[row].token_ids.append(drawn.token_id)
-    for index, made in enumerate(answers):
+        for row, drawn in zip(order, draw(logits[order], [sequences[i] for i in order]), strict=True):
+            sequences[row].token_ids.append(drawn.token_id)
+    for index, made in enumerate(sequences):
         assert made.output_token_ids == alone(index, dtype, steps)
 
 
 def test_answers_of_a_request_differ_and_repeat() -> None:
     def texts() -> list[list[int]]:
         request = Request("r", [3], SamplingParams(n=4, temperature=2.0), 11)
-        request.answers += [Answer(request, i, [3]) for i in range(1, 4)]
+        request.sequences += [Sequence(request, i, [3]) for i in range(1, 4)]
         draw = sampler()
         for step in range(5):
-            drawn = draw(some_logits(1, seed=step).repeat(4, 1), request.answers)
-            for made, d in zip(request.answers, drawn, strict=True):
+            drawn = draw(some_logits(1, seed=step).repeat(4, 1), request.sequences)
+            for made, d in zip(request.sequences, drawn, strict=True):
                 made.token_ids.append(d.token_id)
-        return [a.output_token_ids for a in request.answers]
+        return [a.output_token_ids for a in request.sequences]
 
     first = texts()
     assert first == texts()
@@ -188,7 +188,7 @@ def test_bad_words() -> None:
     draw = sampler()
 
     def best(output: tuple[int, ...], words: list[str], prompt: tuple[int, ...] = (3,)) -> int:
-        made = answer(prompt, output, temperature=0.0, bad_words=words)
+        made = sequence(prompt, output, temperature=0.0, bad_words=words)
         return draw(logits.clone(), [made])[0].token_id
 
     assert best((), ["a"]) == 11
@@ -208,7 +208,7 @@ def test_bad_words() -> None:
 def test_least_length_holds_until_it_is_reached() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [END, 7, 9]] = torch.tensor([9.0, 8.0, 5.0])
-    made = answer(temperature=0.0, min_tokens=3, stop_token_ids=[7])
+    made = sequence(temperature=0.0, min_tokens=3, stop_token_ids=[7])
     draw = sampler()
     for expected in (9, 9, 9, END):
         assert draw(logits.clone(), [made])[0].token_id == expected
@@ -217,7 +217,7 @@ def test_least_length_holds_until_it_is_reached() -> None:
 
 def test_an_answer_ends_where_nothing_is_allowed() -> None:
     draw = sampler()
-    made = [answer(allowed_token_ids=[10], bad_words=["a"]), answer(temperature=0.0)]
+    made = [sequence(allowed_token_ids=[10], bad_words=["a"]), sequence(temperature=0.0)]
     logits = some_logits(2)
     assert ids(draw(logits.clone(), made)) == [END, int(logits[1].argmax())]
 
@@ -226,7 +226,7 @@ def test_one_answer_ends_where_its_logits_fail() -> None:
     logits = some_logits(3)
     logits[1] = math.nan
     logits[2, :40] = math.nan
-    made = [answer(temperature=0.0) for _ in range(3)]
+    made = [sequence(temperature=0.0) for _ in range(3)]
     with pytest.warns(UserWarning, match="request 'r' hold no number"):
         drawn = ids(sampler()(logits, made))
     assert drawn == [int(logits[0].argmax()), END, 40 + int(logits[2, 40:].argmax())]
@@ -235,7 +235,7 @@ def test_one_answer_ends_where_its_logits_fail() -> None:
 def test_ids_beyond_the_tokenizer_are_never_drawn() -> None:
     logits = some_logits(2, 64)
     logits[:, VOCAB:] = 50.0
-    made = [answer(temperature=0.0), answer(logit_bias={1: 1.0}, temperature=0.0, logprobs=2)]
+    made = [sequence(temperature=0.0), sequence(logit_bias={1: 1.0}, temperature=0.0, logprobs=2)]
     drawn = sampler()(logits, made)
     assert drawn[0].token_id == int(logits[0, :VOCAB].argmax())
     assert all(token < VOCAB for d in drawn for token in [d.token_id, *(d.logprobs or {})])
@@ -246,10 +246,10 @@ def test_logprobs_are_those_of_the_logits_as_they_came(dtype: torch.dtype) -> No
     logits = some_logits(4).to(dtype)
     kept = logits.clone()
     made = [
-        answer(logprobs=0),
-        answer(temperature=0.0),
-        answer(logprobs=3, logit_bias={17: 50.0}, temperature=0.0),
-        answer(logprobs=-1, temperature=5.0),
+        sequence(logprobs=0),
+        sequence(temperature=0.0),
+        sequence(logprobs=3, logit_bias={17: 50.0}, temperature=0.0),
+        sequence(logprobs=-1, temperature=5.0),
     ]
     drawn = sampler()(logits, made)
     assert drawn[1].logprobs is None and drawn[2].token_id == 17
@@ -277,7 +277,7 @@ def test_prompt_logprobs() -> None:
 
 
 def test_penalties_follow_a_growing_text() -> None:
-    made = answer(prompt=(3, 4, 4), temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4)
+    made = sequence(prompt=(3, 4, 4), temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4)
     draw = sampler()
     for step in range(150):
         logits = some_logits(1, seed=step)
@@ -290,7 +290,7 @@ def test_penalties_follow_a_growing_text() -> None:
 def test_nothing_is_kept_of_answers_that_are_gone() -> None:
     draw = sampler()
     for i in range(20):
-        draw(some_logits(1), [answer(seed=i, repetition_penalty=1.2)])
+        draw(some_logits(1), [sequence(seed=i, repetition_penalty=1.2)])
     gc.collect()
     assert len(draw._known) <= 1
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -46,21 +46,21 @@ def sampler() -> Sampler:
     return Sampler(len(tokenizer()), (END, OTHER_END), tokenizer())
 
 
-def answer(seed: int = 0, structure: dict[str, Any] | None = None, **settings: Any) -> Answer:
+def sequence(seed: int = 0, structure: dict[str, Any] | None = None, **settings: Any) -> Sequence:
     wanted = StructuredOutputsParams(**structure) if structure else None
     params = SamplingParams(structured_outputs=wanted, max_tokens=200, **settings)
-    return Request("r", [5, 6], params, seed).answers[0]
+    return Request("r", [5, 6], params, seed).sequences[0]
 
 
 def logits(seed: int, rows: int = 1) -> torch.Tensor:
     return torch.randn(rows, len(tokenizer()), generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def text(made: Answer) -> str:
+def text(made: Sequence) -> str:
     return str(tokenizer().decode(made.output_token_ids, skip_special_tokens=True))
 
 
-def finish(made: Answer, most: int = 200) -> str:
+def finish(made: Sequence, most: int = 200) -> str:
     """The answer's text, by random logits; it must end of itself."""
     for step in range(most):
         token = sampler()(logits(1000 * made.request.seed + step), [made])[0].token_id
@@ -73,7 +73,7 @@ def finish(made: Answer, most: int = 200) -> str:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_is_one_of_its_texts(seed: int) -> None:
     choice = ["yes", "no", 'say "no"\n', "größer", "a\\b/(c)"]
-    assert finish(answer(seed, {"choice": choice})) in choice
+    assert finish(sequence(seed, {"choice": choice})) in choice
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -81,7 +81,7 @@ def test_a_regular_expression_matches_the_whole(seed: int) -> None:
     import re
 
     pattern = r"[0-9]{3}-(yes|no)( [a-z]{1,4}){0,2}"
-    assert re.fullmatch(pattern, finish(answer(seed, {"regex": pattern})))
+    assert re.fullmatch(pattern, finish(sequence(seed, {"regex": pattern})))
 
 
 SCHEMA = {
@@ -101,16 +101,16 @@ SCHEMA = {
 def test_a_schema_holds(seed: int, schema: Any) -> None:
     # logits without bounds would fill the object with spaces
     spaces = {tokenizer().convert_tokens_to_ids(t): -100.0 for t in ("Ġ", "Ċ", "ĉ", "č")}
-    found = json.loads(finish(answer(seed, {"json": schema}, logit_bias=spaces)))
+    found = json.loads(finish(sequence(seed, {"json": schema}, logit_bias=spaces)))
     assert set(found) == {"name", "ok", "size"}
     assert len(found["name"]) <= 5 and isinstance(found["ok"], bool) and 3 <= found["size"] <= 14
 
 
 def test_a_grammar_and_any_object() -> None:
     grammar = 'start: pair+ "."\npair: "(" pair* ")"'
-    found = finish(answer(4, {"grammar": grammar}), 2000)
+    found = finish(sequence(4, {"grammar": grammar}), 2000)
     assert found[-1] == "." and found.count("(") == found.count(")") and set(found) == {*"()."}
-    begin = answer(0, {"json_object": True})
+    begin = sequence(0, {"json_object": True})
     first = sampler()(logits(0), [begin])[0].token_id
     assert tokenizer().decode([first]).lstrip()[:1] in ("{", "")
 
@@ -137,7 +137,7 @@ def test_a_tokenizer_is_needed() -> None:
 
 
 def test_the_end_waits_until_the_text_is_complete() -> None:
-    made = answer(0, {"regex": "yes"}, temperature=0.0)
+    made = sequence(0, {"regex": "yes"}, temperature=0.0)
     for _ in range(3):
         row = logits(0)
         row[0, [END, OTHER_END]] = 100.0
@@ -147,13 +147,13 @@ def test_the_end_waits_until_the_text_is_complete() -> None:
             break
     assert text(made) == "yes" and made.token_ids[-1] == END
     # the other rules yield where nothing else is left
-    ended = answer(0, {"regex": "no"}, min_tokens=50)
+    ended = sequence(0, {"regex": "no"}, min_tokens=50)
     ended.token_ids += tokenizer().encode("no")
     assert sampler()(logits(0), [ended])[0].token_id == END
 
 
 def test_an_answer_that_left_its_grammar_ends() -> None:
-    made = answer(0, {"regex": "[a-z]{9}"}, allowed_token_ids=tokenizer().encode("3"))
+    made = sequence(0, {"regex": "[a-z]{9}"}, allowed_token_ids=tokenizer().encode("3"))
     assert sampler()(logits(0), [made])[0].token_id == END
     made.token_ids += tokenizer().encode("3")
     made.params.allowed_token_ids = None
@@ -163,7 +163,7 @@ def test_an_answer_that_left_its_grammar_ends() -> None:
 def test_rows_do_not_meet() -> None:
     """Answers in one batch, forked and preempted at will, are those that each gives alone."""
     structures = [{"regex": "[a-c]{4}[0-9]+"}, None, {"choice": ["yes no", "no yes"]}]
-    alone, together = ([answer(i, s) for i, s in enumerate(structures)] for _ in range(2))
+    alone, together = ([sequence(i, s) for i, s in enumerate(structures)] for _ in range(2))
     for step in range(6):
         rows = logits(step, 3)
         for i, made in enumerate(alone):
@@ -178,7 +178,7 @@ def test_rows_do_not_meet() -> None:
 @pytest.mark.parametrize("structure", [{"regex": "(yes|no|12)+"}, {"choice": ["yes", "no no"]}], ids=str)
 def test_drafts_change_nothing(temperature: float, structure: dict[str, Any]) -> None:
     """Good drafts are taken, bad ones and such as the grammar forbids are not, and the matcher goes back."""
-    plain, drafted = (answer(3, structure, temperature=temperature) for _ in range(2))
+    plain, drafted = (sequence(3, structure, temperature=temperature) for _ in range(2))
     rows = [logits(7 + i) for i in range(40)]
     for i in range(12):
         plain.token_ids.append(sampler()(rows[i].clone(), [plain])[0].token_id)

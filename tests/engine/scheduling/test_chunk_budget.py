@@ -18,8 +18,8 @@ ALONE = 0.04
 def seconds(run: Simulation, per_token: float) -> float:
     """What the last step takes: tokens of prompts take longer the more they attend to."""
     added = 0.0
-    for answer, start, count in run.steps[-1].scheduled:
-        if start < answer.prompt_length:
+    for sequence, start, count in run.steps[-1].scheduled:
+        if start < sequence.prompt_length:
             added += count * per_token * (1 + start / 700)
     return ALONE + added
 
@@ -34,7 +34,7 @@ def paced(per_token: float, most: float | None, monkeypatch: pytest.MonkeyPatch)
     for _ in range(5):
         run.step()
     long = run.add(request("long", [1] * 3000))
-    while long.answers[0].output_length == 0:
+    while long.sequences[0].output_length == 0:
         run.step()
         yield seconds(run, per_token)
 
@@ -79,14 +79,14 @@ def test_time_changes_no_answer() -> None:
     found = []
     for most in (None, 1e-6, 0.2):
         on = engine(max_num_batched_tokens=64, max_step_time=most)
-        answers = {}
+        sequences = {}
         for number, prompt in enumerate(prompts):
             on.add_request(str(number), prompt, params)
             for _ in range(2):
-                answers |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
+                sequences |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
         while on.has_unfinished_requests():
-            answers |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
-        found.append(answers)
+            sequences |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
+        found.append(sequences)
     assert found[0] == found[1] == found[2]
 
 

@@ -18,12 +18,12 @@ def test_the_youngest_gives_up_its_blocks_and_gets_them_back(preemption: str) ->
     young = run.add(request("young", [2] * 3, max_tokens=6))
     while not (step := run.step()).preempted:
         pass
-    (answer,) = young.answers
-    assert step.preempted == [answer] and young.metrics.preemptions == 1 and run.scheduler.preemptions == 1
+    (sequence,) = young.sequences
+    assert step.preempted == [sequence] and young.metrics.preemptions == 1 and run.scheduler.preemptions == 1
     swapped = preemption == "swap"
-    assert answer.status is (Status.SWAPPED if swapped else Status.WAITING)
+    assert sequence.status is (Status.SWAPPED if swapped else Status.WAITING)
     assert (run.scheduler.waiting, run.scheduler.swapped) == (1 - swapped, swapped)
-    assert len(step.swaps_out) == (2 if swapped else 0) and (answer.computed > 0) == swapped
+    assert len(step.swaps_out) == (2 if swapped else 0) and (sequence.computed > 0) == swapped
     run.run()
     assert sum(len(s.swaps_in) for s in run.steps) == (2 if swapped else 0)
     assert old.metrics.preemptions == 0
@@ -36,7 +36,7 @@ def test_what_does_not_fit_into_swap_memory_is_computed_again() -> None:
     young = run.add(request("young", [2] * 3, max_tokens=6))
     while not run.step().preempted:
         pass
-    assert young.answers[0].status is Status.WAITING and not any(s.swaps_out for s in run.steps)
+    assert young.sequences[0].status is Status.WAITING and not any(s.swaps_out for s in run.steps)
     run.run()
     run.check_end()
 
@@ -47,7 +47,7 @@ def test_a_prompt_that_is_read_for_several_answers_gives_all_its_seats_back() ->
     many = run.add(request("many", [2] * 19, n=3, max_tokens=2))
     while not (step := run.step()).preempted:
         pass
-    assert step.preempted == many.answers and many.answers[0].computed == 0
+    assert step.preempted == many.sequences and many.sequences[0].computed == 0
     run.run()
     run.check_end()
 
@@ -60,11 +60,11 @@ def test_an_abort_frees_everything_at_any_time(when: str) -> None:
     if when == "waiting":
         assert run.scheduler.abort("a") is asked
     elif when == "swapped":
-        while asked.answers[0].status is not Status.SWAPPED:
+        while asked.sequences[0].status is not Status.SWAPPED:
             run.step()
         run.scheduler.abort("a")
     elif when in ("computed", "forked"):
-        while asked.answers[0].computed < 8:
+        while asked.sequences[0].computed < 8:
             run.step()
         run.step(abort="a" if when == "computed" else None)
         run.scheduler.abort("a")
@@ -72,7 +72,7 @@ def test_an_abort_frees_everything_at_any_time(when: str) -> None:
         for _ in range({"reading": 2, "writing": 6}[when]):
             run.step()
         run.scheduler.abort("a")
-    assert asked.finished and {a.finish_reason for a in asked.answers} == {"abort"}
+    assert asked.finished and {a.finish_reason for a in asked.sequences} == {"abort"}
     assert run.scheduler.abort("a") is None and run.scheduler.abort("nobody") is None
     run.run()
     run.check_end()
@@ -82,22 +82,22 @@ def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
     run = simulation(4, swap_blocks=8, block_size=2, preemption="swap")
     run.add(request("old", [1], max_tokens=6))
     young = run.add(request("young", [2] * 3, max_tokens=5))
-    (answer,) = young.answers
+    (sequence,) = young.sequences
     while not run.step().preempted:
         pass
     run.blocks.deallocate(run.blocks.allocate(run.blocks.free))  # whatever can be found is overwritten
-    while answer.status is Status.SWAPPED:
-        before = list(answer.token_ids)
+    while sequence.status is Status.SWAPPED:
+        before = list(sequence.token_ids)
         step = run.scheduler.schedule()
-        if answer.status is Status.RUNNING:
+        if sequence.status is Status.RUNNING:
             assert step.swaps_in and run.blocks.find(before, 2) == []
         run.execute(step)
-        drawn = {s.answer: run.draw(s.answer, 0) for s in step.scheduled}
+        drawn = {s.sequence: run.draw(s.sequence, 0) for s in step.scheduled}
         run.scheduler.complete(step, drawn)
         for other in drawn:
             if other.output_length == other.params.max_tokens:
                 run.scheduler.finish(other, "length")
-    assert run.blocks.find(before, 2) == answer.blocks[:1]
+    assert run.blocks.find(before, 2) == sequence.blocks[:1]
     run.run()
     run.check_end()
 
@@ -106,7 +106,7 @@ def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in(
     blocks = BlockManager(16, 2, swap_blocks=8)
     tables, step = BlockTables(blocks), Step()
     text = [1, 2, 3, 4, 5, 6, 7]
-    (half,), (whole,) = request("half", text).answers, request("whole", text).answers
+    (half,), (whole,) = request("half", text).sequences, request("whole", text).sequences
     assert tables.admit(half, step, reserve=0, most=7)
     half.computed = 3
     assert tables.swap_out(half, step) and len(step.swaps_out) == 2

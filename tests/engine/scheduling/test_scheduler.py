@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.simulation import counts, request, simulation
-from torch_armllm.engine.request import Answer, Request
+from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.kv_cache.block_manager import BlockManager
@@ -54,13 +54,13 @@ def test_answers_share_their_prompt_and_copy_what_they_go_on_in() -> None:
     run = simulation(max_num_seqs=3)
     asked = run.add(request("a", [1, 2, 0, 1, 2], n=3, max_tokens=4))
     run.step()
-    first, *others = asked.answers
+    first, *others = asked.sequences
     assert [a.index for a in others] == [1, 2] and all(a.computed == 5 for a in others)
     assert all(a.blocks == first.blocks for a in others) and run.blocks.free == 62
     step = run.step()
     assert len(step.copies) == 2 and {old for old, _ in step.copies} == {others[1].blocks[1]}
-    assert len({a.blocks[1] for a in asked.answers}) == 3
-    assert {a.blocks[0] for a in asked.answers} == {first.blocks[0]}
+    assert len({a.blocks[1] for a in asked.sequences}) == 3
+    assert {a.blocks[0] for a in asked.sequences} == {first.blocks[0]}
     run.run()
     run.check_end()
 
@@ -99,7 +99,7 @@ def test_a_turn_of_a_conversation_finds_the_last_one_with_its_answer() -> None:
     run = simulation()
     first = run.add(request("1", [1, 2, 3], max_tokens=6))
     run.run()
-    history = first.answers[0].token_ids
+    history = first.sequences[0].token_ids
     assert len(history) == 9
     second = run.add(request("2", [*history, 5], max_tokens=2))
     run.run()
@@ -109,33 +109,33 @@ def test_a_turn_of_a_conversation_finds_the_last_one_with_its_answer() -> None:
 def test_drafts_are_verified_and_rolled_back() -> None:
     run = simulation(max_num_batched_tokens=64)
     run.add(request("a", [1, 2, 3], max_tokens=12))
-    run.step(draft=lambda answer: [0, 0, 0, 0, 0, 0])
-    step = run.step(draft=lambda answer: [])
+    run.step(draft=lambda sequence: [0, 0, 0, 0, 0, 0])
+    step = run.step(draft=lambda sequence: [])
     (scheduled,) = step.scheduled
-    answer = scheduled.answer
-    assert scheduled.count == 7 and not answer.draft
-    assert answer.computed == len(answer.token_ids) - 1
-    assert len(answer.blocks) == -(-len(answer.token_ids) // 4)
+    sequence = scheduled.sequence
+    assert scheduled.count == 7 and not sequence.draft
+    assert sequence.computed == len(sequence.token_ids) - 1
+    assert len(sequence.blocks) == -(-len(sequence.token_ids) // 4)
 
 
 def test_drafts_take_no_block_that_others_will_need_and_no_token_of_a_prompt() -> None:
     run = simulation(5, max_num_seqs=4, max_num_batched_tokens=5, caching=False)
     run.add(request("a", [1] * 3, max_tokens=9))
     run.add(request("b", [2], max_tokens=9))
-    run.step(draft=lambda answer: [0] * 6)
+    run.step(draft=lambda sequence: [0] * 6)
     step = run.step()
     assert counts(step) == [("a", 3, 4), ("b", 1, 1)], "five tokens in all"
     run = simulation(3, caching=False)
     run.add(request("a", [1] * 3, max_tokens=9))
     run.add(request("b", [2] * 3, max_tokens=2))
-    run.step(draft=lambda answer: [0] * 6)
+    run.step(draft=lambda sequence: [0] * 6)
     assert counts(run.step()) == [("a", 3, 1), ("b", 3, 1)], "two of three blocks are held"
 
 
 def test_a_draft_ends_where_the_text_must() -> None:
     run = simulation(max_model_len=8)
     run.add(request("a", [1] * 4, max_tokens=9))
-    run.step(draft=lambda answer: [0] * 9)
+    run.step(draft=lambda sequence: [0] * 9)
     assert counts(run.step()) == [("a", 4, 4)]
 
 
@@ -176,7 +176,7 @@ def test_an_answer_may_fill_the_whole_cache() -> None:
     run = simulation(2, caching=False)
     asked = run.add(request("a", [1], max_tokens=100))
     run.run()
-    assert len(asked.answers[0].token_ids) == 8 == run.scheduler.max_length
+    assert len(asked.sequences[0].token_ids) == 8 == run.scheduler.max_length
     run.check_end()
 
 
@@ -200,6 +200,6 @@ def test_tokens_of_an_answer_that_is_gone_are_ignored() -> None:
     scheduler.add(asked)
     step = scheduler.schedule()
     scheduler.abort("a")
-    answer: Answer = asked.answers[0]
-    scheduler.complete(step, {answer: [7]})
-    assert answer.token_ids == [1, 2] and answer.blocks == [] and not scheduler.schedule().scheduled
+    sequence: Sequence = asked.sequences[0]
+    scheduler.complete(step, {sequence: [7]})
+    assert sequence.token_ids == [1, 2] and sequence.blocks == [] and not scheduler.schedule().scheduled

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.simulation import VOCABULARY, Simulation, next_token, request
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.scheduling.scheduler import SchedulerConfig
 from torch_armllm.kv_cache.block_manager import BlockManager
 
@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), drafts=st.booleans(), aborts=st.sampled_from([False, False, False, True]))
     def step(self, data: st.DataObject, drafts: bool, aborts: bool) -> None:
         abort = data.draw(self.names(), "abort") if aborts and self.simulation.requests else None
-        self.simulation.step(lambda answer: self.draft(data, answer) if drafts else [], abort)
+        self.simulation.step(lambda sequence: self.draft(data, sequence) if drafts else [], abort)
 
     @rule(steps=st.integers(2, 6))
     def steps(self, steps: int) -> None:
@@ -90,13 +90,13 @@ class Machine(RuleBasedStateMachine):
         return st.integers(0, len(self.simulation.requests) - 1).map(str)
 
     @staticmethod
-    def draft(data: st.DataObject, answer: Answer) -> list[int]:
+    def draft(data: st.DataObject, sequence: Sequence) -> list[int]:
         """Guesses, of which the first are right."""
         right = data.draw(st.integers(0, 5), "right")
-        text = list(answer.token_ids)
+        text = list(sequence.token_ids)
         for _ in range(right):
-            text.append(next_token(text, answer.index))
-        return text[len(answer.token_ids) :] + data.draw(st.lists(tokens, max_size=3), "guesses")
+            text.append(next_token(text, sequence.index))
+        return text[len(sequence.token_ids) :] + data.draw(st.lists(tokens, max_size=3), "guesses")
 
     @invariant()
     def blocks_are_where_they_should_be(self) -> None:

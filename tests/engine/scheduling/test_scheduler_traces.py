@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.support.simulation import VOCABULARY, Simulation, next_token, request
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.scheduling.scheduler import SchedulerConfig
 from torch_armllm.kv_cache.block_manager import BlockManager
 
@@ -34,12 +34,12 @@ def trace(seed: int) -> Simulation:
     aborts = random.choice([0.0, 0.1])
     drafts = random.choice([0, 0, 6])
 
-    def draft(answer: Answer) -> list[int]:
-        text = list(answer.token_ids)
+    def draft(sequence: Sequence) -> list[int]:
+        text = list(sequence.token_ids)
         for _ in range(random.randint(0, drafts)):
             right = random.random() < 0.7
-            text.append(next_token(text, answer.index) if right else random.randrange(VOCABULARY))
-        return text[len(answer.token_ids) :]
+            text.append(next_token(text, sequence.index) if right else random.randrange(VOCABULARY))
+        return text[len(sequence.token_ids) :]
 
     def name() -> str:
         return str(random.randrange(len(simulation.requests)))
@@ -87,7 +87,7 @@ def test_the_same_requests_make_the_same_steps() -> None:
     def moves(simulation: Simulation) -> list[object]:
         return [
             [
-                [(s.answer.request.request_id, s.answer.index, s.start, s.count) for s in step.scheduled],
+                [(s.sequence.request.request_id, s.sequence.index, s.start, s.count) for s in step.scheduled],
                 [step.swaps_out, step.swaps_in, step.copies],
             ]
             for step in simulation.steps

@@ -105,11 +105,11 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], re
     target, sampler = FixedLogits(0), Sampler(20)
     proposer = DraftModelProposer(FixedLogits(1), 10**4, sampler, 10**5, rejection=rejection)
     speculative_decoder = SpeculativeDecoder(proposer, sampler, 2)
-    answers = [
-        Request("r", [5], SamplingParams(max_tokens=length, **params), seed).answers[0]
+    sequences = [
+        Request("r", [5], SamplingParams(max_tokens=length, **params), seed).sequences[0]
         for seed in range(count)
     ]
-    while going := [a for a in answers if a.output_length < length]:
+    while going := [a for a in sequences if a.output_length < length]:
         speculative_decoder.propose(going)
         drafts = [len(a.draft) for a in going]
         steps = [Scheduled(a, len(a.token_ids) - 1, 1 + k) for a, k in zip(going, drafts, strict=True)]
@@ -122,7 +122,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], re
         for token, bias in params.get("logit_bias", {}).items():
             logits[token] += bias
         settings_ = [params.get("temperature", 1.0), params.get("top_k", 0), params.get("top_p", 1.0), 0.0]
-        drawn = torch.tensor([a.output_token_ids[place] for a in answers])
+        drawn = torch.tensor([a.output_token_ids[place] for a in sequences])
         assert likely(torch.bincount(drawn, minlength=20), reference_probabilities(logits, *settings_))
     assert speculative_decoder.acceptance.accepted > 0 or not params.get("temperature", 1.0)
 

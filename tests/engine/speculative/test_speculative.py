@@ -11,7 +11,7 @@ import torch
 
 from tests.support.patched_models import fresh
 from torch_armllm.engine.execution.plan_runner import ModelRunner
-from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.build import build_speculative_decoder
@@ -45,14 +45,14 @@ class Loop:
 
     def run(self, requests: list[Request], late: int = 0) -> list[list[int]]:
         """All answers' tokens; the first ``late`` requests come some steps after the others."""
-        answers = [r.answers[0] for r in requests]
-        while going := [a for a in answers if a.status is not Status.FINISHED]:
+        sequences = [r.sequences[0] for r in requests]
+        while going := [a for a in sequences if a.status is not Status.FINISHED]:
             self.step(going[late:] if self.steps < 3 and len(going) > late else going)
-        return [a.output_token_ids for a in answers]
+        return [a.output_token_ids for a in sequences]
 
-    def step(self, answers: list[Answer]) -> None:
+    def step(self, sequences: list[Sequence]) -> None:
         scheduled = []
-        for a in answers:
+        for a in sequences:
             end = len(a.token_ids) + len(a.draft)
             while len(a.blocks) * self.runner.block_size < end:
                 a.blocks.append(self.blocks.pop())
@@ -60,10 +60,10 @@ class Loop:
         logits = self.runner.execute(Step(scheduled))
         counts = [s.draft_count for s in scheduled]
         if self.speculative_decoder is None:
-            drawn = [[d] for d in self.sampler(logits, answers)]
+            drawn = [[d] for d in self.sampler(logits, sequences)]
         else:
-            drawn = self.speculative_decoder.verify(logits, answers, counts)
-        for a, found in zip(answers, drawn, strict=True):
+            drawn = self.speculative_decoder.verify(logits, sequences, counts)
+        for a, found in zip(sequences, drawn, strict=True):
             most = a.params.max_tokens
             assert most is not None and a.output_length + len(found) <= most
             a.computed = len(a.token_ids) + len(found) - 1
@@ -72,7 +72,7 @@ class Loop:
             if a.output_length == most:
                 a.status = Status.FINISHED
         if self.speculative_decoder is not None:
-            self.speculative_decoder.propose(answers)
+            self.speculative_decoder.propose(sequences)
         self.steps += 1
 
 
@@ -88,16 +88,16 @@ def requests(count: int = 3, tokens: int = 24, **params: Any) -> list[Request]:
 class Oracle:
     """Guesses right, wrong, too little or nothing, by chance."""
 
-    def probabilities(self, _: Answer) -> None:
+    def probabilities(self, _: Sequence) -> None:
         return None
 
     def __init__(self, texts: list[list[int]]) -> None:
         self.texts = texts
         self.chance = random.Random(0)
 
-    def propose(self, answers: list[Answer], counts: list[int]) -> list[list[int]]:
+    def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
         drafts = []
-        for a, count in zip(answers, counts, strict=True):
+        for a, count in zip(sequences, counts, strict=True):
             right = self.texts[int(a.request.request_id)][a.output_length :][: self.chance.randint(0, count)]
             drafts.append([t if self.chance.random() < 0.8 else self.chance.randrange(VOCAB) for t in right])
         return drafts
@@ -175,7 +175,7 @@ def test_a_draft_model_needs_the_vocabulary() -> None:
 
 def test_no_draft_goes_beyond_the_last_token() -> None:
     speculative_decoder = SpeculativeDecoder(NgramProposer(1, 2), Sampler(VOCAB), 4)
-    made = Request("r", [5, 6, 5, 6], SamplingParams(max_tokens=3), 0).answers[0]
+    made = Request("r", [5, 6, 5, 6], SamplingParams(max_tokens=3), 0).sequences[0]
     speculative_decoder.propose([made])
     assert made.draft == [5, 6]
     made.token_ids += [5, 6]
@@ -198,13 +198,13 @@ def test_speculation_is_built_of_settings() -> None:
 
 def test_drafts_are_as_long_as_they_are_right() -> None:
     class Always:
-        def propose(self, answers: list[Answer], counts: list[int]) -> list[list[int]]:
+        def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
             return [[7] * count for count in counts]
 
-        def probabilities(self, _: Answer) -> None:
+        def probabilities(self, _: Sequence) -> None:
             return None
 
-    made = Request("r", [5], SamplingParams(max_tokens=None, temperature=0.0), 0).answers[0]
+    made = Request("r", [5], SamplingParams(max_tokens=None, temperature=0.0), 0).sequences[0]
     speculative_decoder = SpeculativeDecoder(Always(), Sampler(VOCAB), 5)
     lengths = []
     for right in (9, 9, 9, 1, 0, 0, 9, 9):

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from torch_armllm.engine.execution.computed import Computed
 from torch_armllm.engine.execution.thread_team import Team
-from torch_armllm.engine.request import Answer, Status
+from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 
@@ -34,9 +34,10 @@ class Text:
 class ModulesRunner:
     """The same as `ModelRunner` for models whose state is not keys and values of attention alone.
 
-    Every answer keeps the cache that the model makes.  A prompt is read in one piece, when its last token is
+    Every sequence keeps the cache that the model makes.  A prompt is read in one piece, when its last token
+    is
     scheduled: a recurrent state does not go on from the middle in every model.  Blocks are only counted, so
-    that nothing is shared between requests; answers to one prompt begin with copies of its cache.
+    that nothing is shared between requests; sequences to one prompt begin with copies of its cache.
 
     Args:
         model: a causal language model.
@@ -56,7 +57,7 @@ class ModulesRunner:
         self._trace = trace
         self._at_work = nullcontext() if team is None else team.at_work()
         self._takes = set(inspect.signature(model.forward).parameters)
-        self._texts: MutableMapping[Answer, Text] = WeakKeyDictionary()
+        self._texts: MutableMapping[Sequence, Text] = WeakKeyDictionary()
 
     def compute(self, step: Step, best: bool = False) -> Computed:
         """See `ModelRunner.compute`; never tells which tokens are best."""
@@ -72,7 +73,7 @@ class ModulesRunner:
     def _compute(self, step: Step) -> Tensor:
         self._forget(step)
         for s in step.scheduled:
-            if s.start and s.answer not in self._texts:
+            if s.start and s.sequence not in self._texts:
                 self._fork(s)
         self._trace.mark("prepare")
         found = [self._logits(s) for s in step.scheduled if s.wanted]
@@ -80,24 +81,24 @@ class ModulesRunner:
         return torch.cat(found) if found else torch.empty(0, self.vocabulary)
 
     def _forget(self, step: Step) -> None:
-        for answer in [a for a in self._texts if a.status is Status.FINISHED]:
-            del self._texts[answer]
-        for answer in [*step.preempted, *(s.answer for s in step.scheduled if s.start == 0)]:
-            self._texts.pop(answer, None)
+        for sequence in [a for a in self._texts if a.status is Status.FINISHED]:
+            del self._texts[sequence]
+        for sequence in [*step.preempted, *(s.sequence for s in step.scheduled if s.start == 0)]:
+            self._texts.pop(sequence, None)
 
     def _fork(self, s: Scheduled) -> None:
-        """Begins an answer with what another one to the same prompt stands at, before that one goes on."""
-        for other in s.answer.request.answers:
+        """Begins a sequence with what another one to the same prompt stands at, before that one goes on."""
+        for other in s.sequence.request.sequences:
             text = self._texts.get(other)
             if text is not None and text.length == s.start:
-                self._texts[s.answer] = copy.deepcopy(text)
+                self._texts[s.sequence] = copy.deepcopy(text)
                 return
 
     def _logits(self, s: Scheduled) -> Tensor:
-        """Logits of the tokens of one answer that are wanted."""
-        answer, wanted = s.answer, s.wanted
-        tokens = torch.tensor([(answer.token_ids + answer.draft)[: s.end]])
-        text = self._texts.pop(answer, None)
+        """Logits of the tokens of one sequence that are wanted."""
+        sequence, wanted = s.sequence, s.wanted
+        tokens = torch.tensor([(sequence.token_ids + sequence.draft)[: s.end]])
+        text = self._texts.pop(sequence, None)
         begins = text is None or text.length != s.end - 1 or len(wanted) > 1
         if text is None or begins:
             text = Text(self._first_arguments(s.end), 0)
@@ -114,7 +115,7 @@ class ModulesRunner:
         logits: Tensor = out.logits[0, -len(wanted) :]
         arguments = self.model._update_model_kwargs_for_generation(out, text.arguments)
         if any(arguments.get(name) is not None for name in _STATES):
-            self._texts[answer] = Text(arguments, s.end)
+            self._texts[sequence] = Text(arguments, s.end)
         return logits
 
     def _first_arguments(self, length: int) -> dict[str, Any]:

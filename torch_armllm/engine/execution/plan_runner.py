@@ -33,7 +33,7 @@ class ModelRunner:
     Args:
         model: patched, and captured.
         num_blocks: of keys and values.
-        swap_blocks: more of them, for answers that wait for their turn.
+        swap_blocks: more of them, for sequences that wait for their turn.
         trace: takes notes of what a step spends its time on.
         team: the threads that compute; None: those that torch has.
         drawable: how many token ids may be drawn; None: all.
@@ -126,7 +126,7 @@ class ModelRunner:
             self._joined = JoinedHead(self.plan, product, self._drawable)
 
     def move(self, step: Step) -> None:
-        """Copies the blocks that a step swaps out, swaps in, and makes an answer's own."""
+        """Copies the blocks that a step swaps out, swaps in, and makes a sequence's own."""
         if step.swaps_out:
             assert self._swap is not None
             _copy(self.cache, self._swap, step.swaps_out)

@@ -13,7 +13,7 @@ class Buffer:
     """Integers that Python writes one by one and tensors see.
 
     An element of a tensor takes microseconds to set, one of an array tens of nanoseconds; a step of eight
-    answers sets forty of them.
+    sequences sets forty of them.
 
     Args:
         code: of `array.array`: ``q`` (int64) or ``i`` (int32).

@@ -15,7 +15,7 @@ from torch_armllm.plan.step import StepInputs
 
 
 class BlockTable:
-    """The blocks of the answers of a step, a row each; what a row holds already is not written again."""
+    """The blocks of the sequences of a step, a row each; what a row holds already is not written again."""
 
     def __init__(self) -> None:
         self.known: list[list[int]] = []
@@ -40,7 +40,7 @@ class BlockTable:
         self.known[row] = list(blocks)
 
     def reserve_rows(self, rows: int) -> None:
-        """Makes room for so many answers."""
+        """Makes room for so many sequences."""
         if rows > len(self.known):
             self._reserve(2 * rows, self._width)
 
@@ -97,7 +97,7 @@ class StepBuilder:
         self._decodes = {}
 
     def decode(self, step: Step) -> StepInputs:
-        """The tensors of a step that `Step.decodes`: the same ones for as many answers as before.
+        """The tensors of a step that `Step.decodes`: the same ones for as many sequences as before.
 
         Behind a step of the model no object is in the CPU's caches any more, and to look at each of them once
         is what takes the time: this looks at no more than it has to.
@@ -110,9 +110,9 @@ class StepBuilder:
         ids, positions, slots, lengths = self._ids, self._positions, self._slots, self._lengths
         table, size, first = self._table, self.block_size, self.first_position
         longest = 0
-        for row, (answer, start, _) in enumerate(scheduled):
-            blocks = answer.blocks
-            ids[row] = answer.token_ids[start]
+        for row, (sequence, start, _) in enumerate(scheduled):
+            blocks = sequence.blocks
+            ids[row] = sequence.token_ids[start]
             positions[row] = first + start
             slots[row] = blocks[start // size] * size + start % size
             lengths[row] = start + 1
@@ -146,8 +146,8 @@ class StepBuilder:
         rows: list[int] = []
         at = longest = 0
         for number, s in enumerate(scheduled):
-            answer, start, count = s
-            known, blocks = answer.token_ids, answer.blocks
+            sequence, start, count = s
+            known, blocks = sequence.token_ids, sequence.blocks
             end = start + count
             if count == 1 and end == len(known):
                 ids[at] = known[start]
@@ -181,13 +181,13 @@ class StepBuilder:
         self._table.reserve_rows(sequences)
 
     def _write_many(self, at: int, s: Scheduled) -> None:
-        answer, start, end, size = s.answer, s.start, s.end, self.block_size
-        ids = answer.token_ids[start:end]
+        sequence, start, end, size = s.sequence, s.start, s.end, self.block_size
+        ids = sequence.token_ids[start:end]
         if len(ids) < s.count:
-            ids = ids + answer.draft[: s.count - len(ids)]
+            ids = ids + sequence.draft[: s.count - len(ids)]
         slots = array("q")
         first = start // size
-        for block in answer.blocks[first : -(-end // size)]:
+        for block in sequence.blocks[first : -(-end // size)]:
             slots.extend(range(block * size, (block + 1) * size))
         skipped = start - first * size
         after = at + s.count

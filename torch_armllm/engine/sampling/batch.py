@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.token_history import TokenHistory
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.ops.sample import sample, sample_probabilities
@@ -22,7 +22,7 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def sequence_seed(seed: int, index: int) -> int:
-    """The seed of one of a request's answers, as int64: a key of Philox of its own for each."""
+    """The seed of one of a request's sequences, as int64: a key of Philox of its own for each."""
     mixed = seed + index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     return mixed - (1 << 64) if mixed >> 63 else mixed
 
@@ -36,7 +36,7 @@ def _penalized(params: SamplingParams) -> bool:
     return bool(params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty)
 
 
-def _lists(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _lists(rows: GenericSequence[Tensor]) -> tuple[Tensor, Tensor]:
     offsets = [0]
     for row in rows:
         offsets.append(offsets[-1] + row.numel())
@@ -44,16 +44,18 @@ def _lists(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class SamplingBatch:
-    """One row an answer, or several where drafted tokens are verified.
+    """One row a sequence, or several where drafted tokens are verified.
 
     Attributes:
         greedy: whether nothing is left to chance.
         plain: whether, besides, the logits are taken as they are.
     """
 
-    def __init__(self, answers: Sequence[Answer], histories: Sequence[TokenHistory]) -> None:
-        self.answers = list(answers)
-        params = [answer.params for answer in answers]
+    def __init__(
+        self, sequences: GenericSequence[Sequence], histories: GenericSequence[TokenHistory]
+    ) -> None:
+        self.sequences = list(sequences)
+        params = [sequence.params for sequence in sequences]
         self.greedy = all(is_greedy(p) for p in params)
         self.plain = self.greedy and not any(_penalized(p) for p in params)
         self.temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32)
@@ -61,7 +63,7 @@ class SamplingBatch:
         self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float32)
         self.min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32)
         self.seeds = torch.tensor(
-            [sequence_seed(a.request.seed, a.index) for a in answers], dtype=torch.int64
+            [sequence_seed(a.request.seed, a.index) for a in sequences], dtype=torch.int64
         )
         self._steps = torch.zeros(len(params), dtype=torch.int64)
         self._penalized = [_penalized(p) for p in params]
@@ -82,7 +84,7 @@ class SamplingBatch:
             self._penalties |= {"prompt_ids": ids, "prompt_offsets": offsets}
 
     def draw(
-        self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None, purpose: int = 0
+        self, logits: Tensor, prefixes: GenericSequence[GenericSequence[int]] | None = None, purpose: int = 0
     ) -> Tensor:
         """One token a row, int64 ``(R,)``.
 
@@ -93,27 +95,31 @@ class SamplingBatch:
         """
         return sample(logits, *self._settings(prefixes, purpose), **self._penalty_lists(prefixes))[0]
 
-    def probabilities(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
+    def probabilities(
+        self, logits: Tensor, prefixes: GenericSequence[GenericSequence[int]] | None = None
+    ) -> Tensor:
         """What `draw` draws each token with, float32 ``(R, V)``."""
         settings = (self.temperature, self.top_k, self.top_p, self.min_p)
         return sample_probabilities(logits, *settings, **self._penalty_lists(prefixes))
 
-    def _settings(self, prefixes: Sequence[Sequence[int]] | None, purpose: int) -> tuple[Tensor, ...]:
+    def _settings(
+        self, prefixes: GenericSequence[GenericSequence[int]] | None, purpose: int
+    ) -> tuple[Tensor, ...]:
         steps = self._steps
         if not self.greedy:  # nothing is drawn by chance otherwise
-            lengths = [a.output_length for a in self.answers]
+            lengths = [a.output_length for a in self.sequences]
             if prefixes is not None:
                 lengths = [n + len(prefix) for n, prefix in zip(lengths, prefixes, strict=True)]
             steps = torch.tensor([philox_counter(n, purpose) for n in lengths], dtype=torch.int64)
         return self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, steps
 
-    def _penalty_lists(self, prefixes: Sequence[Sequence[int]] | None) -> dict[str, Any]:
+    def _penalty_lists(self, prefixes: GenericSequence[GenericSequence[int]] | None) -> dict[str, Any]:
         if not self._penalties:
             return {}
         none = torch.empty(0, dtype=torch.int64)
         rows = []
-        for i, (answer, history) in enumerate(zip(self.answers, self._histories, strict=True)):
+        for i, (sequence, history) in enumerate(zip(self.sequences, self._histories, strict=True)):
             prefix = () if prefixes is None else prefixes[i]
-            rows.append(history.output(answer.token_ids, prefix) if self._penalized[i] else none)
+            rows.append(history.output(sequence.token_ids, prefix) if self._penalized[i] else none)
         ids, offsets = _lists(rows)
         return {**self._penalties, "output_ids": ids, "output_offsets": offsets}

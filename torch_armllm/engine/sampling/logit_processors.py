@@ -1,38 +1,38 @@
-"""What an answer may not, must or would rather hold: changes of a row of logits before a token is drawn."""
+"""What a sequence may not, must or would rather hold: changes of a row of logits before a token is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as GenericSequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 
 _NEVER = float("-inf")
 
 
 class Matcher(Protocol):
-    """Follows an answer through a grammar."""
+    """Follows a sequence through a grammar."""
 
-    def forbidden(self, answer: Answer, prefix: Sequence[int]) -> Tensor | None:
+    def forbidden(self, sequence: Sequence, prefix: GenericSequence[int]) -> Tensor | None:
         """Which tokens may not follow, bool ``(V,)``, or None where nothing will be drawn."""
         ...
 
 
 class LogitProcessors:
-    """The rules of one answer: bias, allowed ids, bad words, least length, grammar."""
+    """The rules of one sequence: bias, allowed ids, bad words, least length, grammar."""
 
     def __init__(
         self,
-        answer: Answer,
+        sequence: Sequence,
         vocab_size: int,
-        eos_token_ids: Sequence[int],
+        eos_token_ids: GenericSequence[int],
         tokenizer: Any,
         matcher: Matcher | None,
     ) -> None:
-        params = answer.params
+        params = sequence.params
         self.bias: tuple[Tensor, Tensor] | None = None
         if params.logit_bias:
             ids = [token for token in params.logit_bias if token < vocab_size]
@@ -57,36 +57,36 @@ class LogitProcessors:
         """Whether there is any rule at all."""
         return self._forbids or self.bias is not None
 
-    def apply(self, row: Tensor, answer: Answer, prefix: Sequence[int]) -> None:
-        """Changes logits, float32 ``(V,)``, of the token behind ``prefix``, which follows the answer's."""
+    def apply(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:
+        """Changes logits, float32 ``(V,)``, of the token behind ``prefix``, which follows the sequence's."""
         if self.bias is not None:
             row.index_add_(0, *self.bias)
         if not self._forbids:
             return
         if self.forbidden is not None:
             row.masked_fill_(self.forbidden, _NEVER)
-        banned = self._banned(answer, prefix)
+        banned = self._banned(sequence, prefix)
         if banned:
             row.index_fill_(0, torch.tensor(banned), _NEVER)
         if self.matcher is not None:
-            forbidden = self.matcher.forbidden(answer, prefix)
+            forbidden = self.matcher.forbidden(sequence, prefix)
             if forbidden is not None:
                 row.masked_fill_(forbidden, _NEVER)
 
-    def _banned(self, answer: Answer, prefix: Sequence[int]) -> list[int]:
+    def _banned(self, sequence: Sequence, prefix: GenericSequence[int]) -> list[int]:
         banned: list[int] = []
         if self.bad_words:
-            begin = max(answer.prompt_length, len(answer.token_ids) - self._longest)
-            tail = [*answer.token_ids[begin:], *prefix]
+            begin = max(sequence.prompt_length, len(sequence.token_ids) - self._longest)
+            tail = [*sequence.token_ids[begin:], *prefix]
             for *before, last in self.bad_words:
                 if not before or tail[-len(before) :] == before:
                     banned.append(last)
-        if answer.output_length + len(prefix) < self.min_tokens:
+        if sequence.output_length + len(prefix) < self.min_tokens:
             banned += self.eos_token_ids
         return banned
 
 
-def bad_word_token_ids(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def bad_word_token_ids(words: GenericSequence[str], tokenizer: Any) -> list[list[int]]:
     """The token sequences that spell ``words``, at the begin of a text and behind a space.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Structured outputs: answers that match a JSON schema, a regular expression or a grammar, by llguidance.
+"""Structured outputs: sequences that match a JSON schema, a regular expression or a grammar, by llguidance.
 
 A grammar tells before every token which ones may follow.  llguidance (Moskal et al., "Guidance", MIT license)
 works on the tokenizer's bytes, so that a token may cross the borders of a grammar's words.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling_params import StructuredOutputsParams
 
 _KEPT = 64  # grammars that were read and are likely to come again
@@ -30,7 +30,7 @@ class StructuredOutputs:
         eos_token_ids: may be drawn where the text is complete, and nowhere else.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: GenericSequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = list(eos_token_ids)
@@ -47,7 +47,7 @@ class StructuredOutputs:
         self._prototype(params)
 
     def matcher(self, params: StructuredOutputsParams) -> GrammarMatcher:
-        """Follows one answer; errors are those of `check`."""
+        """Follows one sequence; errors are those of `check`."""
         return GrammarMatcher(
             self._prototype(params).deep_copy(), self._llm_tokenizer(), self._vocab_size, self._end_token_ids
         )
@@ -109,12 +109,14 @@ def _grammar(params: StructuredOutputsParams) -> str:
 
 
 class GrammarMatcher:
-    """Where an answer stands in its grammar.
+    """Where a sequence stands in its grammar.
 
-    It follows the answer's own tokens, so that an answer may be preempted, or drafts dropped, at any time.
+    It follows the sequence's own tokens, so that a sequence may be preempted, or drafts dropped, at any time.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, matcher: Any, tokenizer: Any, vocab_size: int, eos_token_ids: GenericSequence[int]
+    ) -> None:
         self._matcher = matcher
         self._count = 0
         self._astray = False
@@ -122,14 +124,14 @@ class GrammarMatcher:
         self._forbidden = np.ones(vocab_size, dtype=np.bool_)
         self._ends = list(eos_token_ids)
 
-    def forbidden(self, answer: Answer, prefix: Sequence[int]) -> Tensor | None:
-        """Which tokens may not follow the answer and ``prefix``.
+    def forbidden(self, sequence: Sequence, prefix: GenericSequence[int]) -> Tensor | None:
+        """Which tokens may not follow the sequence and ``prefix``.
 
         Returns:
             bool ``(V,)``, valid until the next call; None where the grammar forbids ``prefix``, so that
             nothing will be drawn there.
         """
-        new = answer.token_ids[answer.prompt_length + self._count :]
+        new = sequence.token_ids[sequence.prompt_length + self._count :]
         self._count += len(new)
         self._astray = self._astray or self._matcher.try_consume_tokens(new) < len(new)
         if self._astray:

@@ -1,4 +1,4 @@
-"""Tokens of an answer as tensors that grow with it, for the penalties."""
+"""Tokens of a sequence as tensors that grow with it, for the penalties."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class TokenHistory:
         return torch.tensor(sorted(set(self._prompt)), dtype=torch.int64)
 
     def output(self, token_ids: Sequence[int], prefix: Sequence[int] = ()) -> Tensor:
-        """The answer's tokens, int64.
+        """The sequence's tokens, int64.
 
         Args:
-            token_ids: of prompt and answer; those that were there before are the same.
+            token_ids: of prompt and sequence; those that were there before are the same.
             prefix: drafted tokens that are taken for drawn.
         """
         known = len(token_ids) - self._begin

@@ -1,34 +1,35 @@
-"""What answers hold of the KV cache: blocks while they run, swap blocks while they wait."""
+"""What sequences hold of the KV cache: blocks while they run, swap blocks while they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as GenericSequence
 
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.step import Step
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 
 class BlockTables:
-    """Gives answers the blocks that their next positions need, and takes them back.
+    """Gives sequences the blocks that their next positions need, and takes them back.
 
     A block is written by its only holder, and no more once it can be found: full blocks are shared as they
-    are, the one that answers to the same prompt have begun in common is copied for all of them but the last.
+    are, the one that sequences to the same prompt have begun in common is copied for all of them but the
+    last.
 
     Attributes:
-        swapped: the swap blocks of answers that have some.
+        swapped: the swap blocks of sequences that have some.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
-        self.swapped: dict[Answer, list[int]] = {}
-        self._arriving: dict[Answer, int] = {}
+        self.swapped: dict[Sequence, list[int]] = {}
+        self._arriving: dict[Sequence, int] = {}
 
-    def admit(self, answer: Answer, step: Step, reserve: int, most: int) -> bool:
-        """Gives an answer blocks for all its tokens, filled as far as they were computed once.
+    def admit(self, sequence: Sequence, step: Step, reserve: int, most: int) -> bool:
+        """Gives a sequence blocks for all its tokens, filled as far as they were computed once.
 
         Args:
-            answer: holds no blocks.
+            sequence: holds no blocks.
             step: in which blocks are swapped in.
             reserve: blocks that are left to others.
             most: tokens that may remain to be computed.
@@ -37,62 +38,64 @@ class BlockTables:
             Whether it fits; nothing has happened where it does not.
         """
         blocks = self.blocks
-        slots = self.swapped.get(answer)
-        sought = self._sought(answer)
-        found = blocks.find(answer.token_ids, sought)
-        if not self._has_room(answer, found, reserve, most):
+        slots = self.swapped.get(sequence)
+        sought = self._sought(sequence)
+        found = blocks.find(sequence.token_ids, sought)
+        if not self._has_room(sequence, found, reserve, most):
             return False
         begun = len(found) * blocks.block_size
-        answer.blocks = blocks.share(found) + blocks.allocate(self._size(answer) - len(found))
+        sequence.blocks = blocks.share(found) + blocks.allocate(self._size(sequence) - len(found))
         if slots is None:
-            answer.computed = begun
-            self._count(answer, sought)
+            sequence.computed = begun
+            self._count(sequence, sought)
         else:
-            held = answer.blocks[: len(slots)]
+            held = sequence.blocks[: len(slots)]
             step.swaps_in += list(zip(slots, held, strict=True))[len(found) :]
-            blocks.deallocate_slots(self.swapped.pop(answer))
-            self._arriving[answer] = begun  # cannot be found before the step has filled them
+            blocks.deallocate_slots(self.swapped.pop(sequence))
+            self._arriving[sequence] = begun  # cannot be found before the step has filled them
         return True
 
-    def fits(self, answer: Answer, reserve: int, most: int) -> bool:
+    def fits(self, sequence: Sequence, reserve: int, most: int) -> bool:
         """Whether `admit` would do what it is asked for."""
-        return self._has_room(answer, self.blocks.find(answer.token_ids, self._sought(answer)), reserve, most)
+        return self._has_room(
+            sequence, self.blocks.find(sequence.token_ids, self._sought(sequence)), reserve, most
+        )
 
-    def fits_beside(self, answer: Answer, others: Sequence[Answer], reserve: int) -> bool:
-        """Whether an answer fits if these others alone keep what they hold."""
+    def fits_beside(self, sequence: Sequence, others: GenericSequence[Sequence], reserve: int) -> bool:
+        """Whether a sequence fits if these others alone keep what they hold."""
         held = {block for other in others for block in other.blocks}
-        found = self.blocks.find(answer.token_ids, self._sought(answer))
-        missing = self._size(answer) - sum(block in held for block in found)
+        found = self.blocks.find(sequence.token_ids, self._sought(sequence))
+        missing = self._size(sequence) - sum(block in held for block in found)
         return missing + reserve + len(held) <= self.blocks.num_blocks
 
-    def _has_room(self, answer: Answer, found: Sequence[int], reserve: int, most: int) -> bool:
-        computed = answer.computed if answer in self.swapped else len(found) * self.blocks.block_size
-        missing = self._size(answer) - len(found) + self.blocks.count_free(found)
-        return len(answer.token_ids) - computed <= most and missing + reserve <= self.blocks.free
+    def _has_room(self, sequence: Sequence, found: GenericSequence[int], reserve: int, most: int) -> bool:
+        computed = sequence.computed if sequence in self.swapped else len(found) * self.blocks.block_size
+        missing = self._size(sequence) - len(found) + self.blocks.count_free(found)
+        return len(sequence.token_ids) - computed <= most and missing + reserve <= self.blocks.free
 
-    def _size(self, answer: Answer) -> int:
+    def _size(self, sequence: Sequence) -> int:
         """Blocks that all its tokens fill."""
-        return -(-len(answer.token_ids) // self.blocks.block_size)
+        return -(-len(sequence.token_ids) // self.blocks.block_size)
 
-    def _sought(self, answer: Answer) -> int:
-        """How many of an answer's tokens may come from the prefix cache."""
-        if answer in self.swapped:
-            return answer.computed
-        if answer.params.prompt_logprobs is not None:
+    def _sought(self, sequence: Sequence) -> int:
+        """How many of a sequence's tokens may come from the prefix cache."""
+        if sequence in self.swapped:
+            return sequence.computed
+        if sequence.params.prompt_logprobs is not None:
             return 0  # the logits of all positions are wanted
-        return len(answer.token_ids) - 1  # those of the last one are
+        return len(sequence.token_ids) - 1  # those of the last one are
 
-    def _count(self, answer: Answer, sought: int) -> None:
-        cache, request = self.blocks.cache, answer.request
+    def _count(self, sequence: Sequence, sought: int) -> None:
+        cache, request = self.blocks.cache, sequence.request
         if cache is not None:
             cache.tokens_asked += sought
-            cache.tokens_found += answer.computed
+            cache.tokens_found += sequence.computed
         if request.metrics.preemptions == 0:
-            request.num_cached_tokens = answer.computed
+            request.num_cached_tokens = sequence.computed
 
-    def extend(self, answer: Answer, step: Step) -> bool:
-        """Gives an answer a block of its own for its next position; False where none is free."""
-        blocks, table, index = self.blocks, answer.blocks, answer.computed // self.blocks.block_size
+    def extend(self, sequence: Sequence, step: Step) -> bool:
+        """Gives a sequence a block of its own for its next position; False where none is free."""
+        blocks, table, index = self.blocks, sequence.blocks, sequence.computed // self.blocks.block_size
         if index < len(table) and not blocks.is_shared(table[index]):
             return True
         if blocks.free == 0:
@@ -106,61 +109,61 @@ class BlockTables:
             table[index] = own
         return True
 
-    def fit_draft(self, answer: Answer, most: int, reserve: int) -> int:
+    def fit_draft(self, sequence: Sequence, most: int, reserve: int) -> int:
         """Cuts a draft off behind ``most`` tokens and where only ``reserve`` blocks are left to others.
 
         Returns:
             How many of its tokens remain.
         """
-        blocks, table, known = self.blocks, answer.blocks, len(answer.token_ids)
-        count = max(0, min(len(answer.draft), most))
+        blocks, table, known = self.blocks, sequence.blocks, len(sequence.token_ids)
+        count = max(0, min(len(sequence.draft), most))
         while len(table) * blocks.block_size < known + count and blocks.free > reserve:
             table += blocks.allocate(1)
         count = min(count, len(table) * blocks.block_size - known)
-        del answer.draft[count:]
+        del sequence.draft[count:]
         return count
 
-    def advance(self, answer: Answer, start: int, end: int, tokens: Sequence[int]) -> None:
+    def advance(self, sequence: Sequence, start: int, end: int, tokens: GenericSequence[int]) -> None:
         """Positions ``start`` to ``end`` were computed, and ``tokens`` are known to follow.
 
         A draft is rolled back: what remains of it is among the tokens.
         """
         size = self.blocks.block_size
         if self._arriving:
-            start = self._arriving.pop(answer, start)
-        known = answer.token_ids
+            start = self._arriving.pop(sequence, start)
+        known = sequence.token_ids
         known += tokens
         computed = len(known) - 1
         if end < computed:
             computed = end
-        answer.computed = computed
+        sequence.computed = computed
         if computed // size != start // size:
-            self.blocks.fill(answer.blocks, answer.token_ids, start, computed)
-        if answer.draft:
-            answer.draft.clear()
-            kept = -(-len(answer.token_ids) // size)
-            self.blocks.deallocate(answer.blocks[kept:])
-            del answer.blocks[kept:]
+            self.blocks.fill(sequence.blocks, sequence.token_ids, start, computed)
+        if sequence.draft:
+            sequence.draft.clear()
+            kept = -(-len(sequence.token_ids) // size)
+            self.blocks.deallocate(sequence.blocks[kept:])
+            del sequence.blocks[kept:]
 
-    def swap_out(self, answer: Answer, step: Step) -> bool:
-        """Moves what an answer has computed to swap memory; False where that has no room."""
-        used = -(-answer.computed // self.blocks.block_size)
+    def swap_out(self, sequence: Sequence, step: Step) -> bool:
+        """Moves what a sequence has computed to swap memory; False where that has no room."""
+        used = -(-sequence.computed // self.blocks.block_size)
         if used > self.blocks.free_slots:
             return False
-        slots = self.swapped[answer] = self.blocks.allocate_slots(used)
-        step.swaps_out += zip(answer.blocks, slots, strict=False)
-        self._deallocate(answer)
+        slots = self.swapped[sequence] = self.blocks.allocate_slots(used)
+        step.swaps_out += zip(sequence.blocks, slots, strict=False)
+        self._deallocate(sequence)
         return True
 
-    def forget(self, answer: Answer) -> None:
-        """Takes everything from an answer."""
-        if answer in self.swapped:
-            self.blocks.deallocate_slots(self.swapped.pop(answer))
-        self._deallocate(answer)
-        answer.computed = 0
+    def forget(self, sequence: Sequence) -> None:
+        """Takes everything from a sequence."""
+        if sequence in self.swapped:
+            self.blocks.deallocate_slots(self.swapped.pop(sequence))
+        self._deallocate(sequence)
+        sequence.computed = 0
 
-    def _deallocate(self, answer: Answer) -> None:
-        self._arriving.pop(answer, None)
-        self.blocks.deallocate(answer.blocks)
-        answer.blocks.clear()
-        answer.draft.clear()
+    def _deallocate(self, sequence: Sequence) -> None:
+        self._arriving.pop(sequence, None)
+        self.blocks.deallocate(sequence.blocks)
+        sequence.blocks.clear()
+        sequence.draft.clear()

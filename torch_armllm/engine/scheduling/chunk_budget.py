@@ -48,12 +48,12 @@ class Room:
 class Pace:
     """Learns what steps take, and how much of prompts fits into the time that one may take.
 
-    The last steps tell what answers alone take and what a token of a prompt adds: from one chunk of a prompt
-    to the next that changes little.  Results do not depend on where a prompt is cut.
+    The last steps tell what sequences alone take and what a token of a prompt adds: from one chunk of a
+    prompt to the next that changes little.  Results do not depend on where a prompt is cut.
 
     Args:
-        most: seconds of a step that writes answers and reads prompts; where answers alone take more than half
-            of it, twice what they take.
+        most: seconds of a step that writes sequences and reads prompts; where sequences alone take more than
+            half of it, twice what they take.
     """
 
     def __init__(self, most: float) -> None:
@@ -62,7 +62,7 @@ class Pace:
         self._rate: float | None = None  # seconds for a token at the beginning of a prompt
 
     def work(self) -> float:
-        """What a step with answers has room for; see `Room`."""
+        """What a step with sequences has room for; see `Room`."""
         if self._rate is None:
             return inf
         alone = self._alone or 0.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as GenericSequence
 
 from torch_armllm.engine.outputs import FinishReason
-from torch_armllm.engine.request import Answer, Request, Status
+from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.scheduling.block_tables import BlockTables
 from torch_armllm.engine.scheduling.chunk_budget import Pace, Room
 from torch_armllm.engine.scheduling.config import SchedulerConfig
@@ -19,21 +20,21 @@ __all__ = ["Scheduler", "SchedulerConfig"]
 _RUNNING = Status.RUNNING
 
 _Place = tuple[float, int, int]
-"""Rank, arrival and index of an answer: smaller ones are served first."""
+"""Rank, arrival and index of a sequence: smaller ones are served first."""
 
 
 class Scheduler:
-    """Fills steps: a token for every answer that is being written, then prompts into what is left.
+    """Fills steps: a token for every sequence that is being written, then prompts into what is left.
 
     A prompt is admitted when there are blocks for all of it, and gets them at once; only the tokens of
-    answers ask for blocks later. When there are none, the last running answer in the policy's order gives
+    sequences ask for blocks later. When there are none, the last running sequence in the policy's order gives
     up its own; so do those of a worse rank than one that waits, if that lets it in. Who is scheduled in a
-    step comes before all that may still be preempted in it, and where an answer's token cost another one its
+    step comes before all that may still be preempted in it, and where a sequence's token cost another one its
     blocks nobody is admitted: so no block that a step moves is moved by it once more.
 
     Attributes:
-        max_length: most tokens of a prompt and its answer: `max_model_len`, or what all blocks hold.
-        preemptions: how often an answer lost its blocks.
+        max_length: most tokens of a prompt and its sequence: `max_model_len`, or what all blocks hold.
+        preemptions: how often a sequence lost its blocks.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, policy: Policy | None = None) -> None:
@@ -44,15 +45,15 @@ class Scheduler:
         self.preemptions = 0
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
-        self._places: dict[Answer, _Place] = {}
+        self._places: dict[Sequence, _Place] = {}
         self._place = self._places.__getitem__
-        self._waiting: list[Answer] = []
-        self._running: list[Answer] = []
-        self._forked: list[Answer] = []
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._forked: list[Sequence] = []
         self._tables = BlockTables(blocks)
         self._seats = 0
-        self._refused: tuple[Answer, int, int] | None = None
-        self._hopeless: tuple[Answer, int] | None = None
+        self._refused: tuple[Sequence, int, int] | None = None
+        self._hopeless: tuple[Sequence, int] | None = None
         most = config.max_step_time if config.enable_chunked_prefill else None
         self._pace = None if most is None else Pace(most)
 
@@ -63,17 +64,17 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Answers that hold blocks."""
+        """Sequences that hold blocks."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Answers that were not admitted yet, or lost what was computed."""
+        """Sequences that were not admitted yet, or lost what was computed."""
         return len(self._waiting) - self.swapped
 
     @property
     def swapped(self) -> int:
-        """Answers whose blocks lie in swap memory."""
+        """Sequences whose blocks lie in swap memory."""
         return len(self._tables.swapped)
 
     def add(self, request: Request) -> None:
@@ -99,39 +100,39 @@ class Scheduler:
                 f"request {request.request_id!r} wants {width} answers; max_num_seqs is "
                 f"{self.config.max_num_seqs}: ask for fewer, or raise it"
             )
-        (answer,) = request.answers
+        (sequence,) = request.sequences
         self._requests[request.request_id] = request
-        self._places[answer] = (self.policy.rank(request), self._arrivals, 0)
+        self._places[sequence] = (self.policy.rank(request), self._arrivals, 0)
         self._arrivals += 1
-        insort(self._waiting, answer, key=self._place)
+        insort(self._waiting, sequence, key=self._place)
 
     def abort(self, request_id: str) -> Request | None:
-        """Ends all answers of a request; None where there is no such request (any more)."""
+        """Ends all sequences of a request; None where there is no such request (any more)."""
         request = self._requests.get(request_id)
         if request is None:
             return None
-        for answer in request.answers:
-            if answer.status is not Status.FINISHED:
-                self.finish(answer, "abort")
+        for sequence in request.sequences:
+            if sequence.status is not Status.FINISHED:
+                self.finish(sequence, "abort")
         return request
 
-    def finish(self, answer: Answer, reason: FinishReason) -> None:
-        """Ends an answer and lets go of all it holds."""
-        assert answer.status is not Status.FINISHED
-        if answer.status is Status.RUNNING:
-            self._leave(self._running, answer)
-            self._seats -= self._seats_of(answer)
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Ends a sequence and lets go of all it holds."""
+        assert sequence.status is not Status.FINISHED
+        if sequence.status is Status.RUNNING:
+            self._leave(self._running, sequence)
+            self._seats -= self._seats_of(sequence)
         else:
-            self._leave(self._waiting, answer)
-        self._tables.forget(answer)
-        answer.status, answer.finish_reason = Status.FINISHED, reason
-        del self._places[answer]
-        if self._refused is not None and self._refused[0] is answer:
+            self._leave(self._waiting, sequence)
+        self._tables.forget(sequence)
+        sequence.status, sequence.finish_reason = Status.FINISHED, reason
+        del self._places[sequence]
+        if self._refused is not None and self._refused[0] is sequence:
             self._refused = None
-        if self._hopeless is not None and self._hopeless[0] is answer:
+        if self._hopeless is not None and self._hopeless[0] is sequence:
             self._hopeless = None
-        if answer.request.finished:
-            del self._requests[answer.request.request_id]
+        if sequence.request.finished:
+            del self._requests[sequence.request.request_id]
 
     def schedule(self) -> Step:
         """The next step; it has something to compute while there are unfinished requests."""
@@ -149,99 +150,103 @@ class Scheduler:
         assert step.scheduled or not self._requests
         return step
 
-    def fork(self, answer: Answer) -> list[Answer]:
-        """The other ones of `n` answers, to a prompt that the step at hand has read to its end."""
-        request = answer.request
-        assert answer.status is Status.RUNNING and len(request.answers) == 1 and answer.output_length == 0
-        rank, arrival, _ = self._places[answer]
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """The other ones of `n` sequences, to a prompt that the step at hand has read to its end."""
+        request = sequence.request
+        assert (
+            sequence.status is Status.RUNNING and len(request.sequences) == 1 and sequence.output_length == 0
+        )
+        rank, arrival, _ = self._places[sequence]
         siblings = [
-            Answer(
+            Sequence(
                 request,
                 index,
                 list(request.prompt_token_ids),
-                blocks=self.blocks.share(answer.blocks),
-                computed=answer.prompt_length,
+                blocks=self.blocks.share(sequence.blocks),
+                computed=sequence.prompt_length,
                 status=Status.RUNNING,
             )
             for index in range(1, request.params.num_sequences)
         ]
-        request.answers += siblings
+        request.sequences += siblings
         for sibling in siblings:
             self._places[sibling] = (rank, arrival, sibling.index)
             insort(self._running, sibling, key=self._place)
         self._forked += siblings
         return siblings
 
-    def complete(self, step: Step, drawn: Mapping[Answer, Sequence[int]]) -> None:
+    def complete(self, step: Step, drawn: Mapping[Sequence, GenericSequence[int]]) -> None:
         """Enters what a step computed and what was drawn: the tokens that a draft guessed right, and one."""
         running, advance = _RUNNING, self._tables.advance
-        for answer, start, count in step.scheduled:
-            if answer.status is running:
-                advance(answer, start, start + count, drawn.get(answer, ()))
-        for answer in self._forked:
-            if answer.status is running:
-                advance(answer, answer.computed, answer.computed, drawn.get(answer, ()))
+        for sequence, start, count in step.scheduled:
+            if sequence.status is running:
+                advance(sequence, start, start + count, drawn.get(sequence, ()))
+        for sequence in self._forked:
+            if sequence.status is running:
+                advance(sequence, sequence.computed, sequence.computed, drawn.get(sequence, ()))
         self._forked.clear()
 
     def note_time(self, step: Step, seconds: float) -> None:
-        """Takes note of how long a step took, for the next ones that read prompts beside answers."""
+        """Takes note of how long a step took, for the next ones that read prompts beside sequences."""
         if self._pace is not None:
             self._pace.note(step.prompt_work, seconds)
 
-    def _schedule_answers(self, step: Step) -> tuple[int, list[Answer]]:
-        """Takes all answers that are being written into a step.
+    def _schedule_answers(self, step: Step) -> tuple[int, list[Sequence]]:
+        """Takes all sequences that are being written into a step.
 
         Returns:
-            How many tokens are left, and those answers whose prompts are being read.
+            How many tokens are left, and those sequences whose prompts are being read.
         """
         reading = []
         begun = True
         size, left = self.blocks.block_size, self.config.max_num_batched_tokens
         spare = left - len(self._running)
-        for answer in self._running:  # whose end is cut off by preemption
-            start = answer.computed
-            if len(answer.token_ids) - start > 1:
-                reading.append(answer)
+        for sequence in self._running:  # whose end is cut off by preemption
+            start = sequence.computed
+            if len(sequence.token_ids) - start > 1:
+                reading.append(sequence)
                 continue
-            ready = start % size and not self.blocks.is_shared(answer.blocks[-1])
-            if not ready and not self._extend(answer, step):
+            ready = start % size and not self.blocks.is_shared(sequence.blocks[-1])
+            if not ready and not self._extend(sequence, step):
                 break
             count = 1
-            if start < answer.prompt_length:
+            if start < sequence.prompt_length:
                 begun = False
-            if answer.draft:
+            if sequence.draft:
                 begun = False
                 most = min(spare, self.max_length - start - 1)
-                drafted = self._tables.fit_draft(answer, most, len(self._running))
+                drafted = self._tables.fit_draft(sequence, most, len(self._running))
                 spare -= drafted
                 count += drafted
-            step.scheduled.append(Scheduled(answer, start, count))
+            step.scheduled.append(Scheduled(sequence, start, count))
             left -= count
         step.decodes = begun
         return left, reading
 
-    def _schedule_prompts(self, step: Step, reading: Sequence[Answer], room: Room, admit: bool) -> None:
+    def _schedule_prompts(
+        self, step: Step, reading: GenericSequence[Sequence], room: Room, admit: bool
+    ) -> None:
         """Goes on with prompts that were admitted before, and admits others, all in their order."""
-        for answer in reading:
+        for sequence in reading:
             if admit and self._waiting:
-                self._admit(step, room, self._places[answer])
-            self._read(answer, step, room)
+                self._admit(step, room, self._places[sequence])
+            self._read(sequence, step, room)
         if admit and self._waiting:
             self._admit(step, room)
 
     @staticmethod
-    def _read(answer: Answer, step: Step, room: Room) -> None:
+    def _read(sequence: Sequence, step: Step, room: Room) -> None:
         """Takes as much of a prompt into a step as there is room for."""
         if room.any:
             step.decodes = False
-            count = room.take(answer.computed, len(answer.token_ids) - answer.computed)
-            step.scheduled.append(Scheduled(answer, answer.computed, count))
+            count = room.take(sequence.computed, len(sequence.token_ids) - sequence.computed)
+            step.scheduled.append(Scheduled(sequence, sequence.computed, count))
 
     def _make_way(self, step: Step) -> None:
         """Takes seats and blocks from those of a worse rank than one that waits, where that lets it in."""
         first = self._waiting[0]
         rank, _, _ = self._places[first]
-        kept = bisect_right(self._running, rank, key=lambda answer: self._places[answer][0])
+        kept = bisect_right(self._running, rank, key=lambda sequence: self._places[sequence][0])
         if kept == len(self._running) or self._hopeless == (first, kept):
             return
         others = self._running[:kept]
@@ -255,32 +260,32 @@ class Scheduler:
             self._preempt(self._running[-1], step)
         self._refused = None
 
-    def _is_welcome(self, answer: Answer) -> bool:
-        """Whether an answer that waits could be admitted now."""
-        seats = self._seats + self._seats_of(answer) <= self.config.max_num_seqs
-        return seats and self._tables.fits(answer, self._seats, self.max_length)
+    def _is_welcome(self, sequence: Sequence) -> bool:
+        """Whether a sequence that waits could be admitted now."""
+        seats = self._seats + self._seats_of(sequence) <= self.config.max_num_seqs
+        return seats and self._tables.fits(sequence, self._seats, self.max_length)
 
-    def _extend(self, answer: Answer, step: Step) -> bool:
-        """Gives an answer a block for its next position; False where it lost those it had."""
-        while not self._tables.extend(answer, step):
+    def _extend(self, sequence: Sequence, step: Step) -> bool:
+        """Gives a sequence a block for its next position; False where it lost those it had."""
+        while not self._tables.extend(sequence, step):
             victim = self._running[-1]
             self._preempt(victim, step)
-            if victim is answer:
+            if victim is sequence:
                 return False
         return True
 
-    def _preempt(self, answer: Answer, step: Step) -> None:
-        """Takes all blocks from an answer."""
-        self._leave(self._running, answer)
-        self._seats -= self._seats_of(answer)
-        if self.config.preemption == "swap" and self._tables.swap_out(answer, step):
-            answer.status = Status.SWAPPED
+    def _preempt(self, sequence: Sequence, step: Step) -> None:
+        """Takes all blocks from a sequence."""
+        self._leave(self._running, sequence)
+        self._seats -= self._seats_of(sequence)
+        if self.config.preemption == "swap" and self._tables.swap_out(sequence, step):
+            sequence.status = Status.SWAPPED
         else:
-            self._tables.forget(answer)
-            answer.status = Status.WAITING
-        insort(self._waiting, answer, key=self._place)
-        step.preempted.append(answer)
-        answer.request.metrics.preemptions += 1
+            self._tables.forget(sequence)
+            sequence.status = Status.WAITING
+        insort(self._waiting, sequence, key=self._place)
+        step.preempted.append(sequence)
+        sequence.request.metrics.preemptions += 1
         self.preemptions += 1
 
     def _admit(self, step: Step, room: Room, end: _Place | None = None) -> None:
@@ -292,39 +297,39 @@ class Scheduler:
             end: those behind this place are not admitted.
         """
         while room.any and self._waiting:
-            answer = self._waiting[0]
-            seats = self._seats_of(answer)
-            if (end is not None and self._places[answer] > end) or answer in step.preempted:
+            sequence = self._waiting[0]
+            seats = self._seats_of(sequence)
+            if (end is not None and self._places[sequence] > end) or sequence in step.preempted:
                 break
             if self._seats + seats > self.config.max_num_seqs or not self._has_room(
-                answer, step, room.tokens
+                sequence, step, room.tokens
             ):
                 break
             del self._waiting[0]
-            insort(self._running, answer, key=self._place)
+            insort(self._running, sequence, key=self._place)
             self._seats += seats
-            answer.status = Status.RUNNING
-            self._read(answer, step, room)
+            sequence.status = Status.RUNNING
+            self._read(sequence, step, room)
 
-    def _has_room(self, answer: Answer, step: Step, left: int) -> bool:
-        """Gives an answer its blocks; who was refused is asked again when there is more than there was."""
+    def _has_room(self, sequence: Sequence, step: Step, left: int) -> bool:
+        """Gives a sequence its blocks; who was refused is asked again when there is more than there was."""
         most = self.max_length if self.config.enable_chunked_prefill else left
         room = self.blocks.free - self._seats
         if self._refused is not None:
             refused, room_then, most_then = self._refused
-            if refused is answer and room <= room_then and most <= most_then:
+            if refused is sequence and room <= room_then and most <= most_then:
                 return False
-        # Each running answer will want a further block.
-        admitted = self._tables.admit(answer, step, self._seats, most)
-        self._refused = None if admitted else (answer, room, most)
+        # Each running sequence will want a further block.
+        admitted = self._tables.admit(sequence, step, self._seats, most)
+        self._refused = None if admitted else (sequence, room, most)
         return admitted
 
-    def _seats_of(self, answer: Answer) -> int:
-        """How many answers it will become."""
-        return answer.params.num_sequences - len(answer.request.answers) + 1
+    def _seats_of(self, sequence: Sequence) -> int:
+        """How many sequences it will become."""
+        return sequence.params.num_sequences - len(sequence.request.sequences) + 1
 
-    def _leave(self, queue: list[Answer], answer: Answer) -> None:
-        """Takes an answer out of one of the two queues."""
-        index = bisect_left(queue, self._places[answer], key=self._place)
-        assert queue[index] is answer
+    def _leave(self, queue: list[Sequence], sequence: Sequence) -> None:
+        """Takes a sequence out of one of the two queues."""
+        index = bisect_left(queue, self._places[sequence], key=self._place)
+        assert queue[index] is sequence
         del queue[index]

@@ -18,15 +18,15 @@ class SpeculativeConfig:
 
     Attributes:
         method: ``ngram`` looks up in the text itself how it went on where it last said the same;
-            ``draft_model`` lets a smaller model of the same vocabulary answer prefix.
+            ``draft_model`` lets a smaller model of the same vocabulary sequence prefix.
         num_speculative_tokens: most tokens of a draft.
         prompt_lookup_max: of ``ngram``: so many last tokens are looked up first, then fewer.
         prompt_lookup_min: of ``ngram``: the fewest that are looked up.
         model: of ``draft_model``: a folder, a name on the hub, or a model, patched or not.
         draft_sampling: of ``draft_model``, where the temperature is above 0: ``coupled`` draws guesses with
-            the random numbers of the answer itself, whose tokens are then those that it gets without drafts;
-            ``rejection`` draws them with others and takes as many as it may (rejection sampling), so that
-            more are accepted, and the answer has the same distribution.
+            the random numbers of the sequence itself, whose tokens are then those that it gets without
+            drafts; ``rejection`` draws them with others and takes as many as it may (rejection sampling), so
+            that more are accepted, and the sequence has the same distribution.
 
     Raises:
         ValueError: a setting is out of its range, or the method has no such setting.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as GenericSequence
 from weakref import WeakKeyDictionary
 
-from torch_armllm.engine.request import Answer
+from torch_armllm.engine.request import Sequence
 
 
 class NgramIndex:
@@ -21,7 +21,7 @@ class NgramIndex:
         self._behind: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in self._sizes}
         self._end = 0
 
-    def propose(self, text: Sequence[int], count: int) -> list[int]:
+    def propose(self, text: GenericSequence[int], count: int) -> list[int]:
         """How a text might go on: up to ``count`` tokens, none where its end is nothing that it said before.
 
         Args:
@@ -42,7 +42,7 @@ class NgramIndex:
                 return found
         return []
 
-    def _extend(self, text: Sequence[int]) -> None:
+    def _extend(self, text: GenericSequence[int]) -> None:
         """Enters the runs that a token follows by now."""
         for size in self._sizes:
             behind = self._behind[size]
@@ -52,7 +52,7 @@ class NgramIndex:
 
 
 class NgramProposer:
-    """Proposes what followed in an answer's prompt or text (Saxena, "Prompt lookup decoding", 2023).
+    """Proposes what followed in a sequence's prompt or text (Saxena, "Prompt lookup decoding", 2023).
 
     A step costs the new tokens only, however long the text is.
 
@@ -63,17 +63,17 @@ class NgramProposer:
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._runs = shortest, longest
-        self._indices: WeakKeyDictionary[Answer, NgramIndex] = WeakKeyDictionary()
+        self._indices: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
 
-    def probabilities(self, answer: Answer) -> None:
+    def probabilities(self, sequence: Sequence) -> None:
         """None: nothing is drawn."""
 
-    def propose(self, answers: Sequence[Answer], counts: Sequence[int]) -> list[list[int]]:
-        """Drafts, a list an answer."""
+    def propose(self, sequences: GenericSequence[Sequence], counts: GenericSequence[int]) -> list[list[int]]:
+        """Drafts, a list a sequence."""
         drafts = []
-        for answer, count in zip(answers, counts, strict=True):
-            index = self._indices.get(answer)
+        for sequence, count in zip(sequences, counts, strict=True):
+            index = self._indices.get(sequence)
             if index is None:
-                index = self._indices[answer] = NgramIndex(*self._runs)
-            drafts.append(index.propose(answer.token_ids, count) if count > 0 else [])
+                index = self._indices[sequence] = NgramIndex(*self._runs)
+            drafts.append(index.propose(sequence.token_ids, count) if count > 0 else [])
         return drafts

@@ -79,7 +79,7 @@ class Detokenizer:
     A token's text depends on its neighbors: characters are spread over tokens, and the first token of a
     text may lose its space.  So a window of the last tokens is decoded each time, the end of the prompt at
     first, and what it has more than before is new.  Text and prompt, put together, are what the tokenizer
-    makes of all tokens; where the prompt is empty the text is what it makes of the answer's.
+    makes of all tokens; where the prompt is empty the text is what it makes of the sequence's.
 
     Args:
         tokenizer: whose tokens come.

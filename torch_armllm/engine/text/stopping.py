@@ -1,4 +1,4 @@
-"""When an answer ends, and what may be shown of it before."""
+"""When a sequence ends, and what may be shown of it before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Finish(NamedTuple):
-    """How an answer ended; see `CompletionOutput`."""
+    """How a sequence ended; see `CompletionOutput`."""
 
     reason: FinishReason
     stop_reason: int | str | None = None
@@ -34,17 +34,17 @@ def find_eos_token_ids(
 
 
 class OutputText:
-    """The text of one answer as its tokens come, and the check for its end.
+    """The text of one sequence as its tokens come, and the check for its end.
 
     Text that may be the beginning of a stop text is held back until it is known to be none.  Without stop
     texts, tokens become text only when somebody asks for it.
 
     Args:
-        tokenizer: None gives no text; only tokens and lengths end the answer then.
+        tokenizer: None gives no text; only tokens and lengths end the sequence then.
         params: of the request.
         prompt_token_ids: of the request.
         eos_token_ids: the model's own; see `find_eos_token_ids`.
-        max_model_len: most tokens of prompt and answer.
+        max_model_len: most tokens of prompt and sequence.
         pieces: of the tokenizer, with special tokens (first) and without; see `Detokenizer`.
     """
 
@@ -76,7 +76,7 @@ class OutputText:
         self._searched = 0  # stop texts that end within so many characters do not count
 
     def append(self, token_id: int) -> Finish | None:
-        """Takes the next token; says how the answer ends with it, if it does."""
+        """Takes the next token; says how the sequence ends with it, if it does."""
         assert self._length < self._most, "the answer has ended"
         self._length += 1
         ends = token_id in self._end_ids and self._length >= self._params.min_tokens
@@ -106,7 +106,7 @@ class OutputText:
         return self._known if self._shown == len(self._known) else self._known[: self._shown]
 
     def flush(self) -> str:
-        """Shows everything that was held back, for an answer that ends now; returns the whole text."""
+        """Shows everything that was held back, for a sequence that ends now; returns the whole text."""
         self._read()
         if self._detokenizer is not None:
             self._known += self._detokenizer.flush()
