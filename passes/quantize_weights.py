@@ -2,7 +2,7 @@
 
 A model that `patch` quantized has packed weights in its modules before it is captured, and nothing is left to
 do here.  This pass serves graphs whose float weights are constants: those of
-``torch.compile(…, backend="armllm", options={"quantize": "int4"})``.
+``torch.compile(…, backend="armllm", options={"quantization": "int4"})``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.markers.experts import layout_of
+from torch_armllm.capture.markers.experts import expert_layout
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
@@ -93,7 +93,7 @@ def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
     assert isinstance(down_node, Node)
     limit, bias_node, down_bias, gated, transposed, interleaved = (*further, *_DEFAULTS[len(further) :])
     bias = constant(module, bias_node)
-    layout = layout_of(activation, limit, bias, gated, transposed, interleaved)
+    layout = expert_layout(activation, limit, bias, gated, transposed, interleaved)
     handler = scheme_named(scheme)
     parts = [quantize_matrices(part, handler)[0] for part in layout.inner(gate_up)]
     downs = layout.outer(down)

@@ -11,8 +11,8 @@ import transformers
 
 from tests.support.models import tiny, token_ids
 from torch_armllm import quantize
-from torch_armllm.capture.export import Captured, _export, capture
-from torch_armllm.capture.layer_reuse import Folded, NotAlike
+from torch_armllm.capture.export import CapturedGraph, _export, capture
+from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers.attention import IMPLEMENTATION
 
 DEEP: dict[str, dict[str, Any]] = {
@@ -26,7 +26,7 @@ DEEP: dict[str, dict[str, Any]] = {
 }
 
 
-def _forms(captured: Captured) -> list[tuple[Any, ...]]:
+def _forms(captured: CapturedGraph) -> list[tuple[Any, ...]]:
     """What the graph computes, in order, without the names of what it computes with."""
     known: dict[Any, int] = {}
 
@@ -47,8 +47,8 @@ def _forms(captured: Captured) -> list[tuple[Any, ...]]:
 def _exported(model: Any) -> list[int]:
     """Which layers compute while the model is exported, and that nothing of it stays."""
     called: list[int] = []
-    folded = Folded(model.base_model)
-    with folded.fold():
+    folded = LayerReuse(model.base_model)
+    with folded.export_once():
         graph = _export(model.base_model, IMPLEMENTATION).graph_module.graph
     for node in graph.nodes:
         if node.target is torch.ops.armllm.layer_begin.default:
@@ -119,7 +119,7 @@ def test_layers_that_compute_with_their_number_are_not_alike(monkeypatch: pytest
     for number, layer in enumerate(model.model.layers):
         layer.mlp.layer_idx = number
     monkeypatch.setattr(mlp, "forward", by_number)
-    with pytest.raises(NotAlike, match="own number"):
+    with pytest.raises(LayersDiffer, match="own number"):
         _exported(model)
     ids = token_ids()
     with torch.no_grad():

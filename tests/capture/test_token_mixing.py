@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.support.models import tiny
 from torch_armllm.capture.export import capture
-from torch_armllm.capture.token_mixing import tokens_meet
+from torch_armllm.capture.token_mixing import mixes_tokens
 
 
 class Body(nn.Module):
@@ -34,11 +34,11 @@ class Body(nn.Module):
 def test_tokens_that_meet_are_found(kind: str) -> None:
     torch.manual_seed(0)
     graph = torch.fx.symbolic_trace(Body(kind))
-    assert tokens_meet(graph, 50) == (kind != "tokenwise")
+    assert mixes_tokens(graph, 50) == (kind != "tokenwise")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_attention_is_where_tokens_may_meet(family: str, dtype: torch.dtype) -> None:
     graph = capture(tiny(family, dtype)).graph_module
-    assert not tokens_meet(graph, 97)
+    assert not mixes_tokens(graph, 97)

@@ -121,7 +121,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     ),
     "layer_begin": lambda t: (torch.randn(t, 16), 0),
     "layer_end": lambda t: (torch.randn(t, 16), 0),
-    "layer_again": lambda t: (torch.randn(t, 16), 1, 0),
+    "layer_repeat": lambda t: (torch.randn(t, 16), 1, 0),
 }
 """Arguments for ``t`` tokens; those tensors that change their shape with ``t`` are dynamic."""
 

@@ -56,7 +56,9 @@ def test_float_weights_are_quantized_on_request(graphs: list[fx.GraphModule]) ->
     quantize(twin, importance=False, progress=False)  # a graph knows nothing of inputs
     with torch.no_grad():
         expected = twin(ids, use_cache=False).logits
-        compiled = torch.compile(tiny("llama"), backend=compile_backend.armllm, options={"quantize": "int4"})
+        compiled = torch.compile(
+            tiny("llama"), backend=compile_backend.armllm, options={"quantization": "int4"}
+        )
         got = compiled(ids, use_cache=False).logits
     torch.testing.assert_close(got, expected, atol=2e-3, rtol=2e-3)
     used = Counter(str(node.target) for graph in graphs for node in graph.graph.nodes)
@@ -96,4 +98,4 @@ def test_unknown_options_are_refused() -> None:
     with pytest.raises(ValueError, match="speed"):
         compile_backend.armllm(graph, [], speed=1)
     with pytest.raises(ValueError, match="int5"):
-        compile_backend.armllm(graph, [], options={"quantize": "int5"})
+        compile_backend.armllm(graph, [], options={"quantization": "int5"})

@@ -1,4 +1,4 @@
-"""Model → one ATen graph on packed tokens."""
+"""Exports a model as one ATen graph on packed tokens."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from torch_armllm.capture.layer_reuse import Folded, NotAlike
+from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, sdpa
-from torch_armllm.capture.token_mixing import tokens_meet
+from torch_armllm.capture.token_mixing import mixes_tokens
 from torch_armllm.hf.base_model import body_of, first_position_of
 from torch_armllm.system.exclusive import TURNS
 
 
 class CaptureError(RuntimeError):
-    """The model cannot be captured; the message says why."""
+    """The model cannot be captured; the message states the reason."""
 
 
 @dataclass
-class Captured:
-    """A model's body as a graph.
+class CapturedGraph:
+    """A base model as a graph.
 
-    The graph takes ``input_ids`` and ``position_ids``, both ``(1, T)`` int64, and returns the last hidden
-    state ``(1, T, hidden)``.  Weights are attributes of the graph module that share memory with the model's.
+    Inputs are ``input_ids`` and ``position_ids``, both ``(1, T)`` int64; the output is the last hidden state
+    ``(1, T, hidden)``.  Weights are attributes of the graph module that share memory with the model's.
     """
 
     graph_module: fx.GraphModule
     names: dict[str, str] = field(default_factory=dict)
     """Attribute of the graph module → fully qualified name in the base model."""
-    calls_again: bool = False
-    """Whether a layer attends several times to the same keys; each time has a cache layer of its own."""
+    repeats_attention: bool = False
+    """True if a layer attends several times to the same keys; each attention then has its own cache layer."""
 
 
-class _Body(nn.Module):
+class _BaseForward(nn.Module):
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
@@ -50,21 +50,22 @@ class _Body(nn.Module):
 
 
 @contextlib.contextmanager
-def _seams(model: nn.Module, implementation: str) -> Iterator[None]:
+def _capture_hooks(model: nn.Module, implementation: str) -> Iterator[None]:
     attention.register()
     indexer.register()
     experts.register()
-    found: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    configs = found.values()
-    before = [(c, c._attn_implementation, getattr(c, "_experts_implementation", None)) for c in configs]
+    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = [
+        (c, c._attn_implementation, getattr(c, "_experts_implementation", None)) for c in configs.values()
+    ]
     try:
         for config, _, _ in before:
             config._attn_implementation = implementation
             config._experts_implementation = experts.IMPLEMENTATION
         with (
-            mla.latents_left_in_graph(model),
-            experts.batched_left_in_graph(model),
-            indexer.left_out(model),
+            mla.mark_expand_kv(model),
+            experts.mark_batched_experts(model),
+            indexer.disable_indexers(model),
         ):
             yield
     finally:
@@ -73,34 +74,34 @@ def _seams(model: nn.Module, implementation: str) -> Iterator[None]:
             config._experts_implementation = expert
 
 
-def _vocabulary(base: nn.Module) -> int:
+def _vocab_size(base: nn.Module) -> int:
     try:
         table: Any = base.get_input_embeddings()  # type: ignore[operator]
         return int(table.num_embeddings)
     except (NotImplementedError, AttributeError):
-        raise CaptureError(f"{type(base).__name__} has no token embedding of its own") from None
+        raise CaptureError(f"{type(base).__name__} has no token embedding, which capture needs") from None
 
 
-def _attentions(captured: Captured) -> list[Any]:
-    """The layer of each attention."""
+def _attention_layers(captured: CapturedGraph) -> list[Any]:
+    """Returns the layer number of each attention."""
     nodes = captured.graph_module.graph.nodes
     return [n.args[3] for n in nodes if n.target is torch.ops.armllm.attention.default]
 
 
 @torch.no_grad()
-def _compare(base: nn.Module, captured: Captured) -> None:
-    """Refuses a graph that lost what the model does by itself: ALiBi in its masks, positions of its own."""
-    ids = torch.arange(3, 9)[None] % _vocabulary(base)
+def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
+    """Compares the graph with the model: ALiBi masks or internal positions would be lost in the graph."""
+    ids = torch.arange(3, 9)[None] % _vocab_size(base)
     positions = first_position_of(base) + torch.arange(6)[None]
-    wanted = base(input_ids=ids, use_cache=False, return_dict=True).last_hidden_state.float()
-    apart = (captured.graph_module(ids, positions).float() - wanted).abs().amax(-1).flatten()
+    expected = base(input_ids=ids, use_cache=False, return_dict=True).last_hidden_state.float()
+    errors = (captured.graph_module(ids, positions).float() - expected).abs().amax(-1).flatten()
     # rounding may send a few tokens to other experts
-    if int((apart > 0.1 * wanted.abs().max()).sum()) > 3:
-        raise CaptureError(f"{type(base).__name__} counts positions or masks attention in a way of its own")
+    if int((errors > 0.1 * expected.abs().max()).sum()) > 3:
+        raise CaptureError(f"{type(base).__name__} computes its own positions or attention masks")
 
 
-def _check_attentions(base: nn.Module, captured: Captured) -> None:
-    layers = _attentions(captured)
+def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
+    layers = _attention_layers(captured)
     kind = type(base).__name__
     if not layers:
         raise CaptureError(f"{kind} does not use transformers' attention interface")
@@ -110,19 +111,19 @@ def _check_attentions(base: nn.Module, captured: Captured) -> None:
         ]
         if len({(n.args[3], n.args[1]) for n in nodes}) != len(set(layers)):
             raise CaptureError(f"{kind} runs one layer several times")
-        captured.calls_again = True
+        captured.repeats_attention = True
         for number, node in enumerate(nodes):
             node.update_arg(3, number)
         captured.graph_module.recompile()
 
 
-def _check_tokens(base: nn.Module, captured: Captured) -> None:
-    if tokens_meet(captured.graph_module, _vocabulary(base)):
-        raise CaptureError(f"{type(base).__name__} mixes or counts tokens outside of its attention")
+def _check_tokens(base: nn.Module, captured: CapturedGraph) -> None:
+    if mixes_tokens(captured.graph_module, _vocab_size(base)):
+        raise CaptureError(f"{type(base).__name__} mixes or counts tokens outside of attention")
 
 
-def weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
-    """Turns an exported program of one result into a graph module that holds its weights as attributes."""
+def weights_as_attributes(program: torch.export.ExportedProgram) -> CapturedGraph:
+    """Converts an exported program with one output to a graph module that holds its weights as attributes."""
     module = program.graph_module
     graph = module.graph
     signature = program.graph_signature
@@ -149,68 +150,68 @@ def weights_as_attributes(program: torch.export.ExportedProgram) -> Captured:
             node.target = node.name
     graph.set_codegen(fx.graph.CodeGen())
     graph.lint()
-    return Captured(fx.GraphModule(module, graph), names)
+    return CapturedGraph(fx.GraphModule(module, graph), names)
 
 
-def capture(model: nn.Module) -> Captured:
-    """Exports the body of a causal language model (``model.base_model``) on packed tokens of dynamic length.
+def capture(model: nn.Module) -> CapturedGraph:
+    """Exports the base model of a causal language model on packed tokens of dynamic length.
 
     Args:
         model: a transformers model in evaluation mode, float or quantized.
 
     Returns:
-        The graph, with attention and experts as the marker ops of ``torch_armllm.hf``.
+        The graph, with attention and experts as the ops of ``torch_armllm.capture.markers``.
 
     Raises:
-        CaptureError: the model cannot be exported, with the exporter's own reason.
+        CaptureError: the model cannot be exported; the message holds the exporter's reason.
     """
     base = body_of(model)
-    with TURNS.alone():  # tracing patches what all modules of this process are called by
+    with TURNS.alone():  # tracing patches nn.Module.__call__ for the whole process
         captured = _exported(base)
     _check_attentions(base, captured)
-    _compare(base, captured)
+    _check_outputs(base, captured)
     return captured
 
 
-def _exported(base: nn.Module) -> Captured:
-    if sdpa.calls_it(base):
-        with sdpa.marked():
+def _exported(base: nn.Module) -> CapturedGraph:
+    if sdpa.calls_sdpa(base):
+        with sdpa.mark_calls():
             captured = _export(base, sdpa.IMPLEMENTATION)
         _check_tokens(base, captured)
     else:
         try:
-            captured = _export_each_kind_of_layer(base)
-        except NotAlike:
+            captured = _export_with_layer_reuse(base)
+        except LayersDiffer:
             captured = _export(base, _implementation(base))
             _check_tokens(base, captured)
     return captured
 
 
-def _export_each_kind_of_layer(base: nn.Module) -> Captured:
-    """The same graph as exporting every layer gives, in a fraction of the time."""
-    folded = Folded(base)
-    with folded.fold():
+def _export_with_layer_reuse(base: nn.Module) -> CapturedGraph:
+    """Exports one layer of each kind and copies it: the same graph in a fraction of the time."""
+    reuse = LayerReuse(base)
+    with reuse.export_once():
         captured = _export(base, _implementation(base))
     _check_tokens(base, captured)
-    folded.unfold(captured.graph_module, captured.names)
+    reuse.insert_copies(captured.graph_module, captured.names)
     return captured
 
 
 def _implementation(base: nn.Module) -> str:
-    return indexer.IMPLEMENTATION if indexer.indexers_of(base) else attention.IMPLEMENTATION
+    return indexer.IMPLEMENTATION if indexer.find_indexers(base) else attention.IMPLEMENTATION
 
 
-def _export(base: nn.Module, implementation: str) -> Captured:
+def _export(base: nn.Module, implementation: str) -> CapturedGraph:
     tokens = torch.export.Dim("tokens", min=2, max=1 << 24)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]
     try:
-        with torch.no_grad(), _seams(base, implementation), warnings.catch_warnings():
+        with torch.no_grad(), _capture_hooks(base, implementation), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(
-                _Body(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
+                _BaseForward(base), (ids, positions), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
             )
-    except NotAlike:
+    except LayersDiffer:
         raise
     except Exception as error:
         reason = str(error).strip().splitlines()

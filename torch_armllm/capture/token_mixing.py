@@ -1,4 +1,4 @@
-"""Does a captured graph let tokens meet in attention alone?"""
+"""Check that a captured graph mixes tokens in attention only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, fx
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _POSITIONS = (5, 0, 17, 3, 11, 2)
-_SOME = (4, 2, 0, 3)
+_SUBSET = (4, 2, 0, 3)
 
 
 def _stand_in(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What looks like attention and takes of queries, keys and values those of the token itself only."""
+    """Replaces attention by a function of each token's own query, key and value."""
     groups = q.shape[1] // k.shape[1]
     steep = torch.linspace(0.5, 1.5, q.shape[-1], dtype=torch.float32)
     share = torch.sigmoid((q.float() * steep).mean(-1, keepdim=True))
@@ -29,25 +29,24 @@ class _WithoutAttention(fx.Interpreter):
 
 
 @torch.no_grad()
-def tokens_meet(module: fx.GraphModule, vocabulary: int) -> bool:
-    """Whether tokens see one another, or how many they are, outside of the attention markers.
+def mixes_tokens(module: fx.GraphModule, vocab_size: int) -> bool:
+    """True if tokens depend on each other, or on their number, outside of the attention markers.
 
-    A step packs tokens of many sequences, and of each only those that are new.  A convolution over tokens, a
-    recurrent state, or positions that are counted instead of given would be wrong in it.  So the graph is run
-    with a stand-in for attention that mixes nothing: its tokens must then give the same in another order and
-    without one another.
+    A step packs the new tokens of many sequences.  A convolution over tokens, a recurrent state, or counted
+    positions would be wrong in it.  The graph is therefore run with a tokenwise replacement of attention:
+    each token's result must not change when the tokens are permuted and some of them are left out.
 
     Args:
         module: a captured graph of ``input_ids`` and ``position_ids``.
-        vocabulary: number of token ids.
+        vocab_size: number of token ids.
     """
-    ids = torch.arange(3, 3 + 7 * len(_POSITIONS), 7)[None] % vocabulary
+    ids = torch.arange(3, 3 + 7 * len(_POSITIONS), 7)[None] % vocab_size
     positions = torch.tensor(_POSITIONS)[None]
-    some = torch.tensor(_SOME)
+    subset = torch.tensor(_SUBSET)
     run = _WithoutAttention(module, garbage_collect_values=True)
-    whole: Tensor = run.run(ids, positions)[:, some]
-    alone: Tensor = run.run(ids[:, some], positions[:, some])
-    bound = _TOLERANCE.get(whole.dtype, 3e-2) * float(whole.float().abs().max())
-    # Rounding may send one token to another expert; what mixes tokens does not stop at one.
-    apart = (whole.float() - alone.float()).abs().amax(-1).flatten() > bound
-    return int(apart.sum()) > 1
+    full: Tensor = run.run(ids, positions)[:, subset]
+    partial: Tensor = run.run(ids[:, subset], positions[:, subset])
+    bound = _TOLERANCE.get(full.dtype, 3e-2) * float(full.float().abs().max())
+    # Rounding may route one token to another expert; a graph that mixes tokens changes more than one.
+    changed = (full.float() - partial.float()).abs().amax(-1).flatten() > bound
+    return int(changed.sum()) > 1

@@ -1,1 +1,1 @@
-"""Patching: a plan in the place of a model's forward."""
+"""Patching: replaces a model's forward by a plan."""

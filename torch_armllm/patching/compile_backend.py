@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="armllm")``: the same passes on the graphs that Dynamo finds."""
+"""``torch.compile(model, backend="armllm")``: runs the passes on the graphs that Dynamo captures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SCHEMES = {"int4": "g32i", **{name: name for name in SCHEMES if name != "i8"}}
 
 
 def _scheme(options: dict[str, Any]) -> str | None:
-    unknown = sorted(options.keys() - {"quantize"})
+    unknown = sorted(options.keys() - {"quantization"})
     if unknown:
-        raise ValueError(f"backend 'armllm' knows the option 'quantize'; it got {unknown}")
-    quantize = options.get("quantize")
-    if quantize is not None and quantize not in _SCHEMES:
-        raise ValueError(f"unknown scheme {quantize!r}; there are {', '.join(_SCHEMES)}")
-    return _SCHEMES[quantize] if quantize is not None else None
+        raise ValueError(f"unknown options {unknown}; backend 'armllm' has the option 'quantization'")
+    quantization = options.get("quantization")
+    if quantization is not None and quantization not in _SCHEMES:
+        raise ValueError(f"unknown scheme {quantization!r}; choose one of {', '.join(_SCHEMES)}")
+    return _SCHEMES[quantization] if quantization is not None else None
 
 
 def _is_weight(placeholder: fx.Node, example: Any) -> bool:
@@ -34,7 +34,7 @@ def _is_weight(placeholder: fx.Node, example: Any) -> bool:
 
 
 def _bind(traced: fx.GraphModule, weights: dict[int, torch.Tensor]) -> None:
-    """Makes attributes of those inputs that are weights, so that passes can read and merge them."""
+    """Converts the inputs that are weights to attributes, so that passes can read and merge them."""
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for index, weight in weights.items():
         node = placeholders[index]
@@ -51,17 +51,18 @@ def _bind(traced: fx.GraphModule, weights: dict[int, torch.Tensor]) -> None:
 def armllm(
     module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None, **more: Any
 ) -> Callable[..., Any]:
-    """Lowers a Dynamo graph to ATen, runs the passes over it, and returns what runs it.
+    """Lowers a Dynamo graph to ATen, runs the passes on it, and returns a callable.
 
     Attention keeps its own cache; everything else is fused as in a patched model.  A graph that needs
-    gradients is left as it is.  Weights become constants of the graph: those that are quantized or merged are
-    copies, which later changes to the model's own do not reach.
+    gradients is not changed.  Weights become constants of the graph.  Quantized and merged weights are
+    copies: later changes of the model's weights do not affect them.
 
     Args:
         module: the graph that Dynamo captured.
         example_inputs: its inputs, real or fake.
-        options: ``quantize``: ``"int4"`` or the name of a scheme, for float weights; the default leaves them.
-        more: the same, as keywords.
+        options: ``quantization``: ``"int4"`` or the name of a scheme for float weights; by default they stay
+            float.
+        more: options as keywords.
 
     Raises:
         ValueError: an option or a scheme is unknown.
@@ -76,16 +77,16 @@ def armllm(
         for index, (node, example) in enumerate(zip(placeholders, example_inputs, strict=True))
         if _is_weight(node, example)
     }
-    # Dynamo's own fake tensors: they know which sizes are dynamic
+    # Dynamo's own fake tensors know which sizes are dynamic
     fakes = [node.meta.get("example_value", x) for node, x in zip(placeholders, example_inputs, strict=True)]
     modes = [fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)]
     with modes[0] if modes else nullcontext():
         traced: fx.GraphModule = make_fx(module, pre_dispatch=True)(*fakes)
     _bind(traced, weights)
     run_passes(traced, PassContext(paged=False, scheme=scheme))
-    given = [index for index in range(len(placeholders)) if index not in weights]
+    remaining = [index for index in range(len(placeholders)) if index not in weights]
 
     def run(*inputs: Any) -> Any:
-        return traced(*(inputs[index] for index in given))
+        return traced(*(inputs[index] for index in remaining))
 
     return run

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from torch_armllm.capture.export import Captured, CaptureError, capture
-from torch_armllm.capture.markers.indexer import dense_until, indexers_of
-from torch_armllm.capture.markers.mla import expands_latents
+from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
+from torch_armllm.capture.markers.indexer import find_indexers, max_dense_length
+from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.hf.base_model import body_of, longest_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import LatentShape
@@ -75,7 +75,7 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _weight_owner(base: nn.Module, captured: Captured) -> Callable[[str, Tensor], None]:
+def _weight_owner(base: nn.Module, captured: CapturedGraph) -> Callable[[str, Tensor], None]:
     """Points modules at their share of a weight that a pass merged, so that nothing is held twice."""
 
     def move(attribute: str, view: Tensor) -> None:
@@ -102,7 +102,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     """Captures the model and puts a plan in the place of its base model's forward."""
     base = body_of(model)
     try:
-        indexers, dense = indexers_of(base), dense_until(base)
+        indexers, dense = find_indexers(base), max_dense_length(base)
         if indexers and dense is None:
             raise CaptureError(f"{type(indexers[0]).__name__} chooses which tokens are attended to")
         captured = capture(model)
@@ -122,7 +122,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     if longest is not None:
         why = "attention is sparse" if longest == dense else "attention is chunked"
         report.notes.append(f"texts of more than {longest} tokens run module by module: {why}")
-    apart = bool(indexers) or captured.calls_again
+    apart = bool(indexers) or captured.repeats_attention
     vocabulary = model.get_input_embeddings().num_embeddings
     forward = PatchedForward(base, plan, shape, vocabulary, longest, apart)
     by_plan = with_gradients_by_modules(model, forward)
@@ -186,7 +186,7 @@ def patch(
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache)
-    if kv_cache == "int8" and any(expands_latents(module) for module in model.modules()):
+    if kv_cache == "int8" and any(is_latent_attention(module) for module in model.modules()):
         raise ValueError(
             f"{type(model).__name__} caches latents, which are not stored as int8; "
             "kv_cache takes bfloat16, float16 or float32 for it"

@@ -1,1 +1,1 @@
-"""Plans: a rewritten graph as a program that runs a whole step in C++."""
+"""Plans: a rewritten graph as a program that runs a whole model step in C++."""

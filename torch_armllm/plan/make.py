@@ -1,4 +1,4 @@
-"""Graph → executable step."""
+"""Creation of an executable plan from a rewritten graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_armllm.plan.step import Plan, StepInputs
 
 
 class GraphPlan:
-    """A step that runs the rewritten graph node by node, for graphs that hold more than fused ops."""
+    """A plan that runs the graph node by node; for graphs with ops that the native plan does not support."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
@@ -27,7 +27,7 @@ class GraphPlan:
 
 
 def make_plan(module: fx.GraphModule) -> tuple[Plan, str | None]:
-    """The best plan for a rewritten graph, and why it is not a native one (None if it is)."""
+    """Returns a plan for a rewritten graph, and the reason why it is not a native plan (None if it is)."""
     try:
         return NativePlan(lower(module).encode()), None
     except Unlowerable as reason:

@@ -1,1 +1,1 @@
-"""Marker ops that stand for attention, experts and MLA in a captured graph."""
+"""Marker ops: placeholders of attention, experts and latent attention (MLA) in a captured graph."""

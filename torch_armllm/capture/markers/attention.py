@@ -1,4 +1,4 @@
-"""The attention seam: a function registered with transformers that leaves a marker op in the graph."""
+"""Marker op of attention, and the attention function that inserts it through transformers' interface."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 IMPLEMENTATION = "armllm"
 
-_UNDERSTOOD = {"position_ids", "dropout", "use_cache"}
-_HARMLESS = {"cache_position", "output_attentions", "output_hidden_states", "return_dict"}
+_HANDLED = {"position_ids", "dropout", "use_cache"}
+_IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "return_dict"}
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
@@ -20,7 +20,7 @@ _library.define(
 
 
 class UnsupportedAttention(RuntimeError):
-    """The model asks of its attention what the paged kernels cannot give."""
+    """The model's attention has a feature that the paged kernels do not support."""
 
 
 def dense_attention(
@@ -33,17 +33,17 @@ def dense_attention(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Causal attention of one sequence in float32, as slow and plain as can be.
+    """Computes causal attention of one sequence in float32; the reference implementation.
 
     Args:
         q: queries, ``(1, q_heads, T, head_size)``.
         k: keys, ``(1, kv_heads, T, head_size)``.
         v: values, ``(1, kv_heads, T, value_size)``.
-        layer: index of the layer, for the cache; unused here.
+        layer: index of the cache layer; unused here.
         scale: factor of the scores.
-        window: a query sees this many positions up to its own; 0 for all.
+        window: number of visible positions up to the query's own; 0 for all.
         softcap: scores become ``softcap * tanh(s / softcap)``; 0 for none.
-        sinks: extra logits ``(q_heads,)`` that take weight and give no value.
+        sinks: extra logits ``(q_heads,)`` that take part in the softmax and have no value.
 
     Returns:
         ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
@@ -55,10 +55,10 @@ def dense_attention(
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     positions = torch.arange(q.shape[2], device=q.device)
-    behind = positions[:, None] - positions[None, :]
-    hidden = behind < 0
+    distance = positions[:, None] - positions[None, :]
+    hidden = distance < 0
     if window > 0:
-        hidden = hidden | (behind >= window)
+        hidden = hidden | (distance >= window)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         extra = sinks.float().view(1, -1, 1, 1).expand(1, -1, q.shape[2], 1)
@@ -98,23 +98,23 @@ def attention_function(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in place of its own attention while a model is captured.
+    """Inserts the marker op; transformers calls this instead of its own attention during capture.
 
     Raises:
-        UnsupportedAttention: the model gives a mask or a keyword that the kernels do not know.
+        UnsupportedAttention: the model passes a mask or a keyword that the kernels do not support.
     """
     if attention_mask is not None:
-        raise UnsupportedAttention(f"{type(module).__name__} builds an attention mask of its own")
-    unknown = [k for k, v in kwargs.items() if v is not None and k not in _UNDERSTOOD | _HARMLESS]
+        raise UnsupportedAttention(f"{type(module).__name__} builds its own attention mask")
+    unknown = [k for k, v in kwargs.items() if v is not None and k not in _HANDLED | _IGNORED]
     if unknown:
-        raise UnsupportedAttention(f"{type(module).__name__} passes {unknown} to its attention")
+        raise UnsupportedAttention(
+            f"{type(module).__name__} passes unsupported arguments to its attention: {', '.join(unknown)}"
+        )
     if not getattr(module, "is_causal", True):
         raise UnsupportedAttention(f"{type(module).__name__} is not causal")
     layer = getattr(module, "layer_idx", None)
     if layer is None:
-        raise UnsupportedAttention(
-            f"{type(module).__name__} has no layer_idx, so its cache cannot be told from others"
-        )
+        raise UnsupportedAttention(f"{type(module).__name__} has no layer_idx, so its cache layer is unknown")
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     out = torch.ops.armllm.attention(
         query, key, value, int(layer), scale, int(sliding_window or 0), float(softcap or 0.0), s_aux
@@ -123,7 +123,7 @@ def attention_function(
 
 
 def register() -> None:
-    """Makes the seam known to transformers; without an entry for masks, none is built."""
+    """Registers the attention function; without a mask function of that name transformers builds no mask."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(IMPLEMENTATION, attention_function)

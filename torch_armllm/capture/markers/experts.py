@@ -1,4 +1,4 @@
-"""The experts seam: transformers' float experts as one marker op, which can be captured."""
+"""Marker op of float experts, and the function that inserts it through transformers' interface."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch_armllm.hf.expert_detection import ACTIVATIONS, is_experts, read_layou
 from torch_armllm.hf.expert_layout import ExpertLayout
 
 IMPLEMENTATION = "armllm"
-_THEIRS = "grouped_mm"
-"""transformers' own implementation that can be captured, for experts that the marker op cannot express."""
+_FALLBACK = "grouped_mm"
+"""transformers' own capturable implementation, for experts that the marker op cannot express."""
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
@@ -40,26 +40,27 @@ def float_experts(
     transposed: bool = False,
     interleaved: bool = False,
 ) -> Tensor:
-    """Weighted sum of experts, one expert after the other.
+    """Computes the weighted sum of experts, one expert after the other.
 
     Args:
         x: tokens, ``(T, hidden)``.
         expert_ids: ``(T, top_k)`` integers.
         expert_weights: ``(T, top_k)``.
-        gate_up: ``(experts, 2 * intermediate, hidden)``, gate rows first; without a gate, up alone.
+        gate_up: ``(experts, 2 * intermediate, hidden)``, gate rows first;
+            ``(experts, intermediate, hidden)`` without a gate.
         down: ``(experts, hidden, intermediate)``.
-        activation: one of the gated activations that the ops know.
-        limit: of those that clamp.
-        gate_up_bias: ``(experts, 2 * intermediate)``, as the rows of ``gate_up``.
+        activation: name of an activation in ``ACTIVATIONS``.
+        limit: bound of the activations that clamp.
+        gate_up_bias: ``(experts, 2 * intermediate)``, in the order of ``gate_up``'s rows.
         down_bias: ``(experts, hidden)``.
-        gated: whether there is a gate; without, ``act(up) · up`` goes down.
-        transposed: the last two dimensions of the weights have changed places.
-        interleaved: gate and up rows alternate.
+        gated: True if there is a gate; otherwise the activation receives ``up`` twice.
+        transposed: True if the last two dimensions of the weights are swapped.
+        interleaved: True if gate and up rows alternate.
 
     Returns:
         ``(T, hidden)`` in the dtype of ``x``.
     """
-    layout = layout_of(activation, limit, gate_up_bias, gated, transposed, interleaved)
+    layout = expert_layout(activation, limit, gate_up_bias, gated, transposed, interleaved)
     parts, downs = layout.inner(gate_up), layout.outer(down)
     biases = None if gate_up_bias is None else layout.inner_bias(gate_up_bias)
     out = torch.zeros_like(x)
@@ -77,7 +78,7 @@ def float_experts(
     return out
 
 
-def layout_of(
+def expert_layout(
     activation: str,
     limit: float = 7.0,
     gate_up_bias: Tensor | None = None,
@@ -85,7 +86,7 @@ def layout_of(
     transposed: bool = False,
     interleaved: bool = False,
 ) -> ExpertLayout:
-    """The layout that the marker op's arguments name."""
+    """Returns the layout that the marker op's arguments describe."""
     return ExpertLayout(transposed, interleaved, gate_up_bias is not None, activation, limit, gated)
 
 
@@ -100,16 +101,16 @@ torch.library.register_fake("armllm::experts", _fake, lib=_library)
 def experts_function(
     module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Any:
-    """What transformers calls in place of its own experts while a model is captured.
+    """Inserts the marker op; transformers calls this instead of its own experts during capture.
 
-    Experts that the marker op cannot express run as transformers computes them, inside the captured graph.
+    Experts that the marker op cannot express are traced as transformers computes them.
     """
-    with _disable_current_modes():  # recognizing runs the module's activation: that is no part of the graph
+    with _disable_current_modes():  # detection runs the module's activation, which must not be traced
         layout = read_layout(module)
     if isinstance(layout, str):
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-        return ALL_EXPERTS_FUNCTIONS[_THEIRS](module, hidden_states, top_k_index, top_k_weights)
+        return ALL_EXPERTS_FUNCTIONS[_FALLBACK](module, hidden_states, top_k_index, top_k_weights)
     inner, outer = (getattr(module, name) for name in layout.weights)
     biases = (getattr(module, f"{name}_bias") if layout.biased else None for name in layout.weights)
     return torch.ops.armllm.experts(
@@ -118,31 +119,31 @@ def experts_function(
     )
 
 
-def _of_all_rows(module: Any, layout: ExpertLayout) -> Callable[[Tensor], Tensor]:
-    """What stands in for the forward of experts that take rows for each of them."""
+def _batched_forward(module: Any, layout: ExpertLayout) -> Callable[[Tensor], Tensor]:
+    """Returns the replacement of ``forward`` for experts whose input has rows for every expert."""
 
     def forward(hidden_states: Tensor) -> Tensor:
         rows = hidden_states.view(-1, module.down_proj.shape[1 if not layout.transposed else 2])
         count = module.down_proj.shape[0]
         ids = torch.arange(count)[:, None].expand(count, rows.shape[0] // count).reshape(-1, 1)
-        found: Tensor = torch.ops.armllm.experts(
+        out: Tensor = torch.ops.armllm.experts(
             *(rows, ids, torch.ones_like(ids, dtype=rows.dtype), module.gate_up_proj, module.down_proj),
             *(layout.activation, layout.limit, None, None, True, layout.transposed, layout.interleaved),
         )
-        return found
+        return out
 
     return forward
 
 
 @contextlib.contextmanager
-def batched_left_in_graph(model: nn.Module) -> Iterator[None]:
-    """Replaces float experts that take rows for each of them (Llama 4) by the marker op."""
+def mark_batched_experts(model: nn.Module) -> Iterator[None]:
+    """Replaces float experts whose input has rows for every expert (Llama 4) by the marker op."""
     replaced: list[nn.Module] = []
     try:
         for module in model.modules():
             layout = read_layout(module) if is_experts(module) else ""
             if isinstance(layout, ExpertLayout) and layout.batched:
-                module.__dict__["forward"] = _of_all_rows(module, layout)
+                module.__dict__["forward"] = _batched_forward(module, layout)
                 replaced.append(module)
         yield
     finally:
@@ -151,7 +152,7 @@ def batched_left_in_graph(model: nn.Module) -> Iterator[None]:
 
 
 def register() -> None:
-    """Makes the seam known to transformers."""
+    """Registers the experts function with transformers."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_function)

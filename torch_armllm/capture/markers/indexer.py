@@ -1,7 +1,8 @@
-"""Sparse attention by an indexer, which chooses the tokens that a layer attends to.
+"""Sparse attention with an indexer, which selects the tokens that a layer attends to.
 
-As long as a text is no longer than what an indexer may choose, it chooses every token and attention is dense.
-So a graph is captured without indexers, for texts up to that length; longer ones run by the modules.
+Up to the number of tokens that an indexer may select, it selects every token and attention is dense.  The
+graph is therefore captured without indexers and serves sequences up to that length; longer sequences run
+through the modules.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from torch_armllm.capture.markers.attention import attention_function
 IMPLEMENTATION = "armllm_dense"
 
 
-def indexers_of(base: nn.Module) -> list[Any]:
-    """The modules that choose tokens."""
+def find_indexers(base: nn.Module) -> list[Any]:
+    """Returns the modules that select tokens."""
     return [module for module in base.modules() if type(module).__name__.endswith("Indexer")]
 
 
-def dense_until(base: nn.Module) -> int | None:
-    """Tokens up to which every indexer chooses all of a text; None: there is one that is not known."""
-    limits = [_chosen(indexer) for indexer in indexers_of(base)]
+def max_dense_length(base: nn.Module) -> int | None:
+    """Returns the length up to which every indexer selects all tokens; None if an indexer is unknown."""
+    limits = [_num_selected(indexer) for indexer in find_indexers(base)]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known and len(known) == len(limits) else None
 
 
-def _chosen(indexer: Any) -> int | None:
-    """Tokens that an indexer chooses: single ones (DeepSeek 3.2), or blocks of them (MiniMax M3)."""
+def _num_selected(indexer: Any) -> int | None:
+    """Returns how many tokens an indexer selects, singly (DeepSeek 3.2) or in blocks (MiniMax M3)."""
     if all(hasattr(indexer, name) for name in ("index_topk", "wq_b", "wk", "weights_proj")):
         return int(indexer.index_topk)
     if all(hasattr(indexer, name) for name in ("topk_blocks", "block_size", "build_block_mask")):
@@ -39,17 +40,17 @@ def _chosen(indexer: Any) -> int | None:
     return None
 
 
-def _choose_nothing(*args: Any, **kwargs: Any) -> Tensor:
+def _select_nothing(*args: Any, **kwargs: Any) -> Tensor:
     return torch.zeros(1, 1, 1, dtype=torch.int32)
 
 
 @contextlib.contextmanager
-def left_out(base: nn.Module) -> Iterator[None]:
-    """Indexers compute nothing."""
-    indexers = indexers_of(base)
+def disable_indexers(base: nn.Module) -> Iterator[None]:
+    """Replaces the indexers' forward by a constant while the context lasts."""
+    indexers = find_indexers(base)
     try:
         for indexer in indexers:
-            indexer.__dict__["forward"] = _choose_nothing
+            indexer.__dict__["forward"] = _select_nothing
         yield
     finally:
         for indexer in indexers:
@@ -69,15 +70,15 @@ def _dense(
     return attention_function(module, query, key, value, None, **kwargs)
 
 
-def _some_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """What modules may hand to their indexers."""
+def _placeholder_mask(*args: Any, **kwargs: Any) -> Tensor:
+    """Returns a mask that modules may pass to their disabled indexers."""
     return torch.zeros(1, 1, 1, 1)
 
 
 def register() -> None:
-    """Makes the seam known to transformers."""
+    """Registers attention and mask functions with transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(IMPLEMENTATION, _dense)
-    AttentionMaskInterface.register(IMPLEMENTATION, _some_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, _placeholder_mask)

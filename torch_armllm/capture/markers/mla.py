@@ -1,9 +1,8 @@
-"""The seam of latent attention: while a model is captured, `expand_kv` leaves its latents in the graph.
+"""Marker op of multi-head latent attention (MLA): `expand_kv` stays one node of the captured graph.
 
-All families of multi-head latent attention in transformers expand their latents in a method of that name,
-right in front of their attention: ``kv_b_proj`` gives each head's key without position and its value, and the
-rotated key that all heads share is put behind the former.  What a module's own method gives is compared with
-this before it is replaced.
+All MLA families in transformers expand their latents in a method of that name, directly before attention.
+``kv_b_proj`` computes each head's value and the part of its key without position; the rotated part, which all
+heads share, is concatenated to it.  The method is replaced only if its result equals this computation.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ _library.define(
 
 
 def float_weight(weight: Tensor, rank: int, rows: int, scheme: str) -> Tensor:
-    """The up-projection ``(rows, rank)`` in floats, as it is or from packed panels."""
+    """Returns the float up-projection ``(rows, rank)``; packed panels are dequantized."""
     return dequantize_matrix(weight, rows, rank, scheme) if scheme else weight
 
 
 def expand_kv(
     latent: Tensor, k_rope: Tensor, weight: Tensor, heads: int, nope_size: int, value_size: int, scheme: str
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of all heads from the latents, as slow and plain as can be.
+    """Computes keys and values of all heads from the latents; the reference implementation.
 
     Args:
         latent: ``(1, 1, T, rank)``.
         k_rope: ``(1, 1, T, rope_size)``.
         weight: ``(heads · (nope_size + value_size), rank)``, or packed.
         heads: number of heads.
-        nope_size: elements of a key that carry no position.
+        nope_size: elements of a key without position.
         value_size: elements of a value.
-        scheme: of a packed weight; empty where it is floats.
+        scheme: quantization scheme of a packed weight; empty for a float weight.
 
     Returns:
         ``(1, heads, T, nope_size + rope_size)`` and ``(1, heads, T, value_size)``.
@@ -75,7 +74,7 @@ torch.library.register_fake("armllm::expand_kv", _fake, lib=_library)
 
 @dataclass(frozen=True)
 class _Expansion:
-    """What stands in for a module's ``expand_kv``."""
+    """Replacement of a module's ``expand_kv`` that inserts the marker op."""
 
     weight: Tensor
     heads: int
@@ -90,15 +89,15 @@ class _Expansion:
         return keys, values
 
 
-def expands_latents(module: nn.Module) -> bool:
-    """Whether a module is latent attention."""
+def is_latent_attention(module: nn.Module) -> bool:
+    """True if a module is latent attention."""
     return callable(getattr(module, "expand_kv", None)) and isinstance(
         getattr(module, "kv_b_proj", None), nn.Module
     )
 
 
 def _expansion(module: Any) -> _Expansion | None:
-    """What the module's method computes, or None where it is not the one that is known."""
+    """Returns the replacement of a module's ``expand_kv``; None if the method computes something else."""
     linear = module.kv_b_proj
     if getattr(linear, "bias", None) is not None:
         return None
@@ -115,23 +114,23 @@ def _expansion(module: Any) -> _Expansion | None:
         torch.randn(1, 1, 2, size, generator=random).to(dtype)
         for size in (int(linear.in_features), int(module.qk_rope_head_dim))
     )
-    found = module.expand_kv(latent, k_rot)
+    actual = module.expand_kv(latent, k_rot)
     expected = _join(linear(latent), k_rot, heads, nope_size)
-    if rest or not all(map(torch.equal, found, expected)):
+    if rest or not all(map(torch.equal, actual, expected)):
         return None
     return _Expansion(weight, heads, nope_size, value_size, scheme)
 
 
 @contextlib.contextmanager
-def latents_left_in_graph(model: nn.Module) -> Iterator[None]:
-    """Replaces ``expand_kv`` by the marker op in all modules where it computes what is known."""
+def mark_expand_kv(model: nn.Module) -> Iterator[None]:
+    """Replaces ``expand_kv`` by the marker op in all modules whose method is equivalent to it."""
     replaced: list[nn.Module] = []
     try:
         for module in model.modules():
-            if expands_latents(module):
-                stand_in: Callable[..., Any] | None = _expansion(module)
-                if stand_in is not None:
-                    module.__dict__["expand_kv"] = stand_in
+            if is_latent_attention(module):
+                replacement: Callable[..., Any] | None = _expansion(module)
+                if replacement is not None:
+                    module.__dict__["expand_kv"] = replacement
                     replaced.append(module)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The seam of models that call PyTorch's attention themselves instead of transformers' interface."""
+"""Marker op insertion for models that call PyTorch's attention instead of transformers' interface."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch_armllm.capture.markers.attention import UnsupportedAttention
 IMPLEMENTATION = "sdpa"
 
 
-def calls_it(base: Any) -> bool:
-    """Whether a model's code calls PyTorch's attention and not transformers' interface."""
+def calls_sdpa(base: Any) -> bool:
+    """True if a model's code calls PyTorch's attention and not transformers' interface."""
     code = sys.modules[type(base).__module__]
     try:
         source = inspect.getsource(code)
@@ -32,12 +32,12 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 @contextlib.contextmanager
-def marked() -> Iterator[None]:
-    """Leaves a marker op for every causal ``scaled_dot_product_attention``; layers count as they come."""
+def mark_calls() -> Iterator[None]:
+    """Replaces causal ``scaled_dot_product_attention`` by the marker op; calls are numbered as layers."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     masks: dict[str, Any] = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
-    own, mask = F.scaled_dot_product_attention, masks[IMPLEMENTATION]
+    original, mask = F.scaled_dot_product_attention, masks[IMPLEMENTATION]
     layers = 0
 
     def mark(
@@ -52,7 +52,7 @@ def marked() -> Iterator[None]:
     ) -> Tensor:
         nonlocal layers
         if attn_mask is not None or not is_causal:
-            raise UnsupportedAttention("its attention has a mask of its own")
+            raise UnsupportedAttention("its attention has an explicit mask or is not causal")
         factor = float(scale) if scale is not None else query.shape[-1] ** -0.5
         out: Tensor = torch.ops.armllm.attention(query, key, value, layers, factor, 0, 0.0, None)
         layers += 1
@@ -64,4 +64,4 @@ def marked() -> Iterator[None]:
         yield
     finally:
         masks[IMPLEMENTATION] = mask
-        F.scaled_dot_product_attention = own
+        F.scaled_dot_product_attention = original
