@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_env_names_the_right_variants() -> None:
     forced = os.environ.get("ARMLLM_ISA")
     linear = forced or best_linear(machine)
     assert kernels["linear"]["variant"] == linear
-    lines = diagnostics.render(diagnostics.describe()).splitlines()
+    lines = re.sub("\n +", " ", diagnostics.render(diagnostics.describe())).splitlines()
     (text,) = (line for line in lines if line.startswith("linear "))
     work = {"sme2": "SMOPA", "svei8mm": "SVE SMMLA", "i8mm": "SMMLA", "sve": "SVE SDOT", "dotprod": "SDOT"}
     assert f"{linear} ({work.get(linear, 'SMULL')}" in text

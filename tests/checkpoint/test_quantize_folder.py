@@ -163,7 +163,7 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main.main(["quantize", str(source), out, "--method", "gptq"]) == 2
     assert "is not empty: name a new folder" in capsys.readouterr().err
     assert main.main(["quantize", str(source), str(tmp_path / "x"), "--override", "int8"]) == 2
-    assert "--override takes PATTERN=SCHEME" in capsys.readouterr().err
+    assert "--override must be PATTERN=SCHEME" in capsys.readouterr().err
 
 
 def test_only_one_block_is_in_memory(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,5 +110,5 @@ def test_chat_with_a_model(
     assert "64 of them cached" in turns[1]  # all whole blocks of the first turn's prompt
     assert "64 of them cached" in turns[2]
     assert "max_model_len is 256" in told
-    assert "/clear begins anew" in told
+    assert "/clear starts a new conversation" in told
     assert told.count("/clear forgets") == 2

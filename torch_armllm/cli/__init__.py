@@ -1,6 +1,6 @@
-"""The command line's commands, a file each: ``add`` says what it understands, ``run`` does it.
+"""The command line: one file per command, with ``add_parser`` for its options and ``run`` for its work.
 
-Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
+Commands import heavy modules when they run, not before: ``--help`` must answer at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m torch_armllm.cli``."""
+"""Entry point of ``python -m torch_armllm.cli``."""
 
 import sys
 

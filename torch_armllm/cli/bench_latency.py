@@ -1,4 +1,4 @@
-"""``torch-armllm bench latency``."""
+"""The command ``torch-armllm bench latency``."""
 
 from __future__ import annotations
 
@@ -13,33 +13,40 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
-    parser = commands.add_parser("latency", help="tokens a second of prompts and of decoding")
-    parser.add_argument("--model", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name")
-    parser.add_argument("--engine", choices=["armllm", "transformers"], default="armllm")
+    """Adds the command and its options to the parser."""
+    parser = commands.add_parser("latency", help="measure prefill and decode throughput (tokens per second)")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, smollm2-moe, a folder, a hub name (smollm2)"
+    )
+    parser.add_argument("--engine", choices=["armllm", "transformers"], default="armllm", help="(armllm)")
     parser.add_argument("--quant", choices=["int4", "none"], default="int4", help="of the armllm engine")
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
-    parser.add_argument("--prompt-len", type=int, default=512, help="tokens of each prompt (512)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="tokens to generate (64)")
-    parser.add_argument("--batch-size", default="1", help="sequences at once: 1 or 1,4,8")
-    parser.add_argument("--repeats", type=int, default=2, help="rounds, of which the median counts (2)")
+    parser.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float16", "float32"],
+        default="bfloat16",
+        help="of the weights (bfloat16)",
+    )
+    parser.add_argument("--prompt-len", type=int, default=512, help="prompt tokens per sequence (512)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="tokens to decode per sequence (64)")
+    parser.add_argument("--batch-size", default="1", help="sequences per batch, or a list such as 1,4,8 (1)")
+    parser.add_argument("--repeats", type=int, default=2, help="rounds; the median is reported (2)")
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="measure the unpatched model beside the patched one, in turn; medians and ratios",
+        help="also measure the unpatched model, alternating with the patched one, and print ratios",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON line a batch size")
+    parser.add_argument("--json", action="store_true", help="print one JSON line per batch size")
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="instead, where the time of a step goes: of a decode step after the prompt, then of the prompt",
+        help="print a time profile instead: of a decode step after the prompt, then of the prefill",
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measures, and prints a line a batch size."""
+    """Measures the latency and prints the figures of each batch size."""
     import torch
 
     from torch_armllm.benchmark.latency import measure_in_turn, ratios
@@ -49,11 +56,11 @@ def run(options: argparse.Namespace) -> None:
 
     if options.profile and (options.compare or options.json or options.engine != "armllm"):
         raise ValueError(
-            "--profile prints tables of the armllm engine; leave --compare, --json and --engine out"
+            "--profile prints tables of the armllm engine only; leave out --compare, --json and --engine"
         )
     sizes = [_positive(part) for part in options.batch_size.split(",")]
     if options.compare and options.engine != "armllm":
-        raise ValueError("--compare measures both engines; leave --engine out")
+        raise ValueError("--compare measures both engines; leave out --engine")
     engines = ["armllm", "transformers"] if options.compare else [options.engine]
     models = {}
     for engine in engines:
@@ -85,9 +92,9 @@ def run(options: argparse.Namespace) -> None:
 def _check_saved(options: argparse.Namespace, engine: str) -> None:
     if engine != "armllm" or options.quant == "none":
         raise ValueError(
-            f"{options.model} was quantized before it was saved, and runs patched; leave "
-            + ("--quant none out" if engine == "armllm" else "--compare and --engine out")
-            + " or give the model that it was made from"
+            f"{options.model} was saved quantized and always runs patched; leave out "
+            + ("--quant none" if engine == "armllm" else "--compare and --engine")
+            + ", or name the unquantized model"
         )
 
 
@@ -96,25 +103,29 @@ def _profile(model: PreTrainedModel, sizes: list[int], prompt: int) -> None:
 
     for size in sizes:
         print(f"decode, batch {size}, after {prompt} tokens\n{table(profile(model, size, prompt))}\n")
-    print(f"prompt of {prompt} tokens\n{table(profile(model, prompt=prompt, rounds=3))}")
+    print(f"prefill of {prompt} tokens\n{table(profile(model, prompt=prompt, rounds=3))}")
 
 
 def _print(line: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(line), flush=True)
         return
-    text = (
-        f"batch {line['batch_size']:>3}: prompt {line['prefill_tok_s']:9.1f} tok/s, "
-        f"decode {line['decode_tok_s']:8.1f} tok/s, weights {line['weight_bytes'] / 1e6:.0f} MB "
-        f"at {line['weight_gb_s']:.1f} GB/s, peak memory {line['peak_rss_bytes'] / 1e6:.0f} MB, "
-        f"{line['engine']}"
-    )
+    rows = [
+        f"prefill {line['prefill_tok_s']:9.1f} tok/s, decode {line['decode_tok_s']:8.1f} tok/s, "
+        f"{line['engine']}",
+        f"weights {line['weight_bytes'] / 1e6:.0f} MB at {line['weight_gb_s']:.1f} GB/s, "
+        f"peak memory {line['peak_rss_bytes'] / 1e6:.0f} MB",
+    ]
     if "decode_ratio" in line:
-        text += f"; prompt {line['prefill_ratio']:.2f} x, decode {line['decode_ratio']:.2f} x of transformers"
-    print(text, flush=True)
+        rows.append(
+            f"compared with transformers: prefill {line['prefill_ratio']:.2f}x, "
+            f"decode {line['decode_ratio']:.2f}x"
+        )
+    head = f"batch {line['batch_size']:>3}: "
+    print(head + ("\n" + " " * len(head)).join(rows), flush=True)
 
 
 def _positive(text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
-        raise ValueError(f"--batch-size takes positive integers separated by commas, got {text!r}")
+        raise ValueError(f"--batch-size must be positive integers separated by commas, got {text!r}")
     return int(text)

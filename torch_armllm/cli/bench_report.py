@@ -1,4 +1,4 @@
-"""``torch-armllm bench report``."""
+"""The command ``torch-armllm bench report``."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ import tempfile
 from pathlib import Path
 
 from torch_armllm.cli import Subcommands
+from torch_armllm.system.text_layout import labeled
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
+    """Adds the command and its options to the parser."""
     parser = commands.add_parser(
-        "report", help="what this machine reaches on the shapes of well-known models, with random weights"
+        "report", help="measure this machine on the shapes of well-known models, with random weights"
     )
-    parser.add_argument("--shapes", nargs="+", default=["llama-3.2-1b"], help="llama-3.2-1b, …, or all")
-    parser.add_argument("--layers", type=int, help="instead of all of a model's")
-    parser.add_argument("--prompt-len", type=int, nargs="+", default=[512, 2048], help="(512 2048)")
+    parser.add_argument(
+        "--shapes", nargs="+", default=["llama-3.2-1b"], help="model shapes, or all (llama-3.2-1b)"
+    )
+    parser.add_argument("--layers", type=int, help="layers to measure; default: all of the model's")
+    parser.add_argument(
+        "--prompt-len", type=int, nargs="+", default=[512, 2048], help="prompt tokens (512 2048)"
+    )
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8, 16], help="(1 8 16)")
-    parser.add_argument("--context", type=int, default=1024, help="tokens before those decoded (1024)")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts (3)")
-    parser.add_argument("--folder", type=Path, help="keeps the random weights, for another time")
-    parser.add_argument("--json", type=Path, help="file for everything that was found, the machine included")
+    parser.add_argument("--context", type=int, default=1024, help="context tokens of a decode step (1024)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is reported (3)")
+    parser.add_argument("--folder", type=Path, help="keep the random weights here, for later runs")
+    parser.add_argument(
+        "--json", type=Path, help="write all figures and the machine's description to this file"
+    )
     parser.set_defaults(run=run)
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measures, and prints a line for each figure."""
+    """Measures the machine and prints one line per figure."""
     from torch_armllm.benchmark.machine_report import Works, measure_shape, read_bandwidth
     from torch_armllm.benchmark.model_shapes import SHAPES, shape_of
     from torch_armllm.engine.diagnostics import describe, warnings
@@ -43,24 +50,28 @@ def run(options: argparse.Namespace) -> None:
     works = Works(options.prompt_len, options.batch_size, options.context, rounds=options.rounds)
     machine = describe()
     bandwidth = read_bandwidth() / 1e9
-    print(f"{machine['cpu']}, {machine['selected']} kernels, {machine['engine_threads']}", flush=True)
-    print(f"memory is read at {bandwidth:.1f} GB/s", flush=True)
-    for text in warnings(machine):
-        print(f"warning: {text}", flush=True)
-    found: dict[str, object] = {"machine": machine, "read_gb_s": round(bandwidth, 2)}
+    header = {
+        "cpu": machine["cpu"],
+        "kernels": machine["selected"],
+        "threads": machine["engine_threads"],
+        "memory": f"read at {bandwidth:.1f} GB/s",
+    }
+    rows = [*header.items(), *(("warning", text) for text in warnings(machine))]
+    print("\n".join(labeled(name, text, 10) for name, text in rows), flush=True)
+    summary: dict[str, object] = {"machine": machine, "read_gb_s": round(bandwidth, 2)}
     results: list[dict[str, object]] = []
-    left: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name in names:
             folder = (options.folder or Path(temporary)) / f"{name}-{options.layers or 'all'}"
             try:
                 for reached in measure_shape(name, folder, works, options.layers):
-                    read = f", weights at {reached.weight_gb_s:.1f} GB/s" if reached.weight_gb_s else ""
-                    print(f"{name}: {reached.work:12} {reached.tok_s:9.1f} tok/s{read}", flush=True)
+                    weights = f", weights at {reached.weight_gb_s:.1f} GB/s" if reached.weight_gb_s else ""
+                    print(f"{name}: {reached.work:12} {reached.tok_s:9.1f} tok/s{weights}", flush=True)
                     results.append(reached.to_dict())
             except (ValueError, MemoryError) as error:
-                left[name] = str(error)
-                print(f"{name}: left out: {error}", flush=True)
-            if options.json is not None:  # after every model: a later one may end the process
-                whole = {**found, "results": results, "left_out": left}
-                options.json.write_text(json.dumps(whole, indent=1) + "\n")
+                left_out[name] = str(error)
+                print(labeled(f"{name}: left out:", error, len(name) + 12), flush=True)
+            if options.json is not None:  # after every model: a later model may end the process
+                everything = {**summary, "results": results, "left_out": left_out}
+                options.json.write_text(json.dumps(everything, indent=1) + "\n")

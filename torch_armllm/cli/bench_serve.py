@@ -1,4 +1,4 @@
-"""``torch-armllm bench serve``."""
+"""The command ``torch-armllm bench serve``."""
 
 from __future__ import annotations
 
@@ -19,52 +19,54 @@ _KEY_VARIABLES = ("ARMLLM_API_KEY", "OPENAI_API_KEY")
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
-    parser = commands.add_parser("serve", help="how long clients of a server wait, and how many it serves")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="of any OpenAI-compatible server")
-    parser.add_argument("--model", help="default: the first that the server has")
-    parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat")
-    parser.add_argument("--api-key", help=f"default: the variable {' or '.join(_KEY_VARIABLES)}")
+    """Adds the command and its options to the parser."""
+    parser = commands.add_parser("serve", help="measure latency and throughput of a running server")
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="an OpenAI-compatible server")
+    parser.add_argument("--model", help="default: the first model that the server lists")
+    parser.add_argument("--endpoint", choices=["chat", "completions"], default="chat", help="(chat)")
+    parser.add_argument("--api-key", help=f"default: the environment variable {' or '.join(_KEY_VARIABLES)}")
     parser.add_argument(
         "--request-rate",
         type=float,
         nargs="+",
         default=[float("inf")],
         metavar="R",
-        help="requests a second, at random times (Poisson); several are measured in turn; inf: all at once",
+        help="requests per second (Poisson arrivals); several are measured in turn; inf: all at once",
     )
-    parser.add_argument("--max-concurrency", type=int, help="requests that run at once; default: any number")
+    parser.add_argument("--max-concurrency", type=int, help="most requests in flight; default: no limit")
     parser.add_argument(
         "--prompts",
         type=Path,
-        help='.jsonl with "prompt" or "turns", or a text, a prompt a line; default: random words',
+        help='.jsonl with "prompt" or "turns", or text with a prompt per line; default: random words',
     )
-    parser.add_argument("--num-prompts", type=int, help="at each rate (100; of a file: all)")
-    parser.add_argument("--input-len", type=int, default=128, help="tokens of a random prompt (128)")
-    parser.add_argument("--output-len", type=int, default=128, help="most tokens of an answer (128)")
+    parser.add_argument("--num-prompts", type=int, help="prompts per rate (100; with --prompts: all)")
+    parser.add_argument("--input-len", type=int, default=128, help="tokens per random prompt (128)")
+    parser.add_argument("--output-len", type=int, default=128, help="most tokens per completion (128)")
     parser.add_argument(
         "--tokenizer",
-        help="a folder or a hub name: makes random prompts exactly as long; default: a word is a token",
+        help="a folder or a hub name, for random prompts of exact length; default: a word is a token",
     )
     parser.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
-        help="answers are as long as they may be; default: those to random prompts",
+        help="generate up to --output-len whatever the model says; default: for random prompts only",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the most probable token (0)")
-    parser.add_argument("--warmup", type=int, default=1, help="requests before, that do not count (1)")
-    parser.add_argument("--seed", type=int, default=0, help="of random prompts and times (0)")
-    parser.add_argument("--timeout", type=float, default=600, help="s for which nothing may come (600)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the figures, vLLM's names")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (0)")
+    parser.add_argument("--warmup", type=int, default=1, help="requests sent first and not counted (1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random prompts and arrival times (0)")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draws throughput against TTFT and TPOT; needs matplotlib"
+        "--timeout", type=float, default=600, help="seconds without data before a request fails (600)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures under vLLM's names")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="plot throughput against TTFT and TPOT; needs matplotlib"
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measures each rate, and prints a table for it."""
+    """Measures each request rate and prints one table per rate."""
     import asyncio
 
     try:
@@ -102,17 +104,17 @@ def run(options: argparse.Namespace) -> None:
     models: set[str] = set()
     results: list[ServingResult] = []
 
-    def tell(model: str, result: ServingResult) -> None:
+    def report_rate(model: str, result: ServingResult) -> None:
         models.add_parser(model)
         results.append(result)
         print(table(result), flush=True)
         for error, times in result.errors.items():
             print(f"failed {times} times: {error}", file=sys.stderr, flush=True)
 
-    asyncio.run(measure(target, questions, plan, tell))
+    asyncio.run(measure(target, questions, plan, report_rate))
     (model,) = models
     if options.json is not None:
-        asked = {
+        settings = {
             "base_url": options.base_url,
             "endpoint": options.endpoint,
             "model": model,
@@ -124,12 +126,12 @@ def run(options: argparse.Namespace) -> None:
             "temperature": options.temperature,
             "seed": options.seed,
         }
-        found = {**asked, "runs": [result.to_dict() for result in results]}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        report = {**settings, "runs": [result.to_dict() for result in results]}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if options.plot is not None:
         answered = [result for result in results if result.completed]
         if not answered:
-            raise ValueError("no request was answered; there is nothing to plot")
+            raise ValueError("no request was completed, so there is nothing to plot")
         plot(answered, f"{model}, {options.base_url}", options.plot)
 
 

@@ -1,4 +1,4 @@
-"""``torch-armllm bench throughput``."""
+"""The command ``torch-armllm bench throughput``."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
-    parser = commands.add_parser("throughput", help="tokens a second when many requests wait")
-    parser.add_argument("--model", default="smollm2", help="smollm2, smollm2-moe, a folder or a hub name")
+    """Adds the command and its options to the parser."""
+    parser = commands.add_parser("throughput", help="measure offline throughput with many requests")
+    parser.add_argument(
+        "--model", default="smollm2", help="smollm2, smollm2-moe, a folder, a hub name (smollm2)"
+    )
     parser.add_argument(
         "--prompts",
         type=Path,
-        help='.jsonl with "prompt" or "turns", or a text, a prompt a line; default: random',
+        help='.jsonl with "prompt" or "turns", or text with a prompt per line; default: random',
     )
-    parser.add_argument("--num-prompts", type=int, help="how many (64; of a file: all)")
-    parser.add_argument("--input-len", type=int, default=128, help="tokens of a random prompt (128)")
-    parser.add_argument("--output-len", type=int, default=128, help="most tokens of an answer (128)")
+    parser.add_argument("--num-prompts", type=int, help="number of prompts (64; with --prompts: all)")
+    parser.add_argument("--input-len", type=int, default=128, help="tokens per random prompt (128)")
+    parser.add_argument("--output-len", type=int, default=128, help="most tokens per completion (128)")
     parser.add_argument(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
-        help="answers are as long as they may be; default: those to random prompts",
+        help="generate up to --output-len whatever the model says; default: for random prompts only",
     )
-    parser.add_argument("--n", type=int, default=1, help="answers to each prompt (1)")
-    parser.add_argument(
-        "--temperature", type=float, default=1.0, help="0: always the most probable token (1)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON line")
+    parser.add_argument("--n", type=int, default=1, help="completions per prompt (1)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy (1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
     add_engine_options(parser)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measures, and prints what was found."""
+    """Measures the throughput and prints it."""
     from torch_armllm.benchmark.throughput import measure, random_prompts, read_prompts
     from torch_armllm.engine.sampling_params import SamplingParams
     from torch_armllm.llm.llm import LLM
@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> None:
     else:
         count = options.num_prompts or 64
         prompts = random_prompts(count, options.input_len, llm.vocabulary, options.seed or 0)
-    found = measure(llm, prompts, params, progress=not options.json)
+    throughput = measure(llm, prompts, params, progress=not options.json)
     if options.json:
-        print(json.dumps({"model": options.model, **_said(arguments), **found.to_dict()}), flush=True)
+        print(json.dumps({"model": options.model, **_shown(arguments), **throughput.to_dict()}), flush=True)
     else:
-        print(found, flush=True)
+        print(throughput, flush=True)
 
 
-def _said(arguments: dict[str, object]) -> dict[str, object]:
+def _shown(arguments: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in arguments.items() if name != "trace"}

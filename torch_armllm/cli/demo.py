@@ -1,4 +1,4 @@
-"""``torch-armllm demo``."""
+"""The command ``torch-armllm demo``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch_armllm.cli import Subcommands
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
-    parser = commands.add_parser("demo", help="a model answers in bfloat16 and in INT4, side by side")
+    """Adds the command and its options to the parser."""
+    parser = commands.add_parser("demo", help="compare a model in bfloat16 and in INT4, side by side")
     parser.add_argument(
-        "--model", help="a checkpoint's folder or a hub name; default: the embedded SmolLM2, twice"
+        "--model", help="a checkpoint's folder or a hub name; default: the bundled SmolLM2, dense and as MoE"
     )
-    parser.add_argument("--prompt", action="append", help="a user message; may be given several times")
-    parser.add_argument("--max-new-tokens", type=int, default=48, help="most tokens of an answer (48)")
+    parser.add_argument("--prompt", action="append", help="a user message; repeatable")
+    parser.add_argument("--max-new-tokens", type=int, default=48, help="most tokens per reply (48)")
     parser.set_defaults(run=run)
     return parser
 

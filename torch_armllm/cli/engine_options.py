@@ -1,4 +1,4 @@
-"""What the command line says about an engine: the same options for every command that runs one."""
+"""Engine options shared by all commands that run an engine."""
 
 from __future__ import annotations
 
@@ -26,37 +26,45 @@ _SETTINGS = (
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options, named as the settings of `EngineConfig`."""
-    group = parser.add_argument_group("the model and its engine")
-    group.add_argument("--dtype", default="auto", help="of the weights: auto, bfloat16, float16, float32")
-    group.add_argument("--quant", default="int4", help="int4, another scheme, or none (int4)")
-    group.add_argument("--max-model-len", type=int, help="most tokens of a prompt and its answer")
-    group.add_argument("--max-num-seqs", type=int, help="most answers of a step")
-    group.add_argument("--max-num-batched-tokens", type=int, help="most tokens of a step")
+    """Adds the options; their names are those of `EngineConfig`'s settings."""
+    group = parser.add_argument_group("model and engine")
     group.add_argument(
-        "--max-step-time", type=float, help="seconds of a step that reads prompts beside answers"
+        "--dtype", default="auto", help="dtype of the weights: auto, bfloat16, float16, float32 (auto)"
+    )
+    group.add_argument("--quant", default="int4", help="int4, another scheme, or none (int4)")
+    group.add_argument("--max-model-len", type=int, help="most tokens of a sequence, prompt included")
+    group.add_argument("--max-num-seqs", type=int, help="most sequences per step")
+    group.add_argument("--max-num-batched-tokens", type=int, help="most tokens per step")
+    group.add_argument(
+        "--max-step-time", type=float, help="seconds that a step may take when it mixes prefill with decoding"
     )
     switch = argparse.BooleanOptionalAction
-    group.add_argument("--enable-chunked-prefill", action=switch, help="prompts may be read in pieces")
-    group.add_argument("--enable-prefix-caching", action=switch, help="what was read is found again")
     group.add_argument(
-        "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a part of what is free (0.5)"
+        "--enable-chunked-prefill", action=switch, help="prefill long prompts in chunks over several steps"
+    )
+    group.add_argument(
+        "--enable-prefix-caching", action=switch, help="reuse the KV cache of common prompt beginnings"
+    )
+    group.add_argument(
+        "--kv-cache-memory", type=_memory, help="bytes (2GiB), or a fraction of the free memory (0.5)"
     )
     group.add_argument("--kv-cache-dtype", help="auto, bfloat16, float16, float32 or int8")
-    group.add_argument("--swap-space", type=_memory, help="bytes for blocks of preempted answers")
-    group.add_argument("--seed", type=int, help="of requests that have none of their own")
-    group.add_argument("--speculative-config", type=_object, help='JSON: {"method": "ngram", …}')
-    group.add_argument("--pin-threads", action=switch, help="threads stay on their cores")
-    group.add_argument("--trace", help="a file for every step's timing, in Chrome's trace format")
+    group.add_argument("--swap-space", type=_memory, help="bytes of swap space for preempted sequences")
+    group.add_argument("--seed", type=int, help="seed of requests without their own")
+    group.add_argument(
+        "--speculative-config", type=_object, help='speculative decoding, as JSON: {"method": "ngram", …}'
+    )
+    group.add_argument("--pin-threads", action=switch, help="pin each thread to a core")
+    group.add_argument("--trace", help="write every step's timing to this file, in Chrome's trace format")
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `LLM`: what was said, and nothing where nothing was."""
-    said = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    """Returns the arguments of `LLM`; settings that were not given are left out."""
+    given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
     return {
         "dtype": options.dtype,
         "quantization": None if options.quant == "none" else options.quant,
-        **said,
+        **given,
     }
 
 
@@ -66,7 +74,7 @@ def _memory(text: str) -> int | float:
     try:
         amount = float(number.removesuffix(unit))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes such as 500MB or 2GiB") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500MB or 2GiB") from None
     if unit:
         return int(amount * _UNITS[unit])
     return amount if amount < 1 else int(amount)

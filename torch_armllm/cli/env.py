@@ -1,4 +1,4 @@
-"""``torch-armllm env``."""
+"""The command ``torch-armllm env``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch_armllm.cli import Subcommands
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
-    parser = commands.add_parser("env", help="what this machine offers and what is in the way")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    """Adds the command and its options to the parser."""
+    parser = commands.add_parser("env", help="show the CPU's features, kernels and settings")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints what was found."""
+    """Prints the description of the machine and the process."""
     from torch_armllm.engine.diagnostics import describe, render, warnings
 
-    found = describe()
-    print(json.dumps({**found, "warnings": warnings(found)}) if options.json else render(found))
+    machine = describe()
+    print(json.dumps({**machine, "warnings": warnings(machine)}) if options.json else render(machine))

@@ -1,4 +1,4 @@
-"""The command line: demo, chat, serve, quantize, eval, models, env, bench latency|throughput|serve|report."""
+"""The ``torch-armllm`` command: its parser and error handling."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from torch_armllm.cli import (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0, 2 for an error of the user, 130 for Ctrl-C."""
+    """Runs a command; returns its exit status: 0, 2 for a user error, 130 for Ctrl-C."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    # Only now: `--help` answers at once.
+    # after parsing: `--help` must not wait for torch
     import torch
 
     if options.command != "env":
@@ -47,27 +47,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Everything that the command line understands."""
+    """Returns the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="torch-armllm", description="Fast Hugging Face language models on Arm CPUs."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    added = [
+    parsers = [
         demo.add_parser(commands),
         chat.add_parser(commands),
         serve.add_parser(commands),
         quantize.add_parser(commands),
     ]
-    bench = commands.add_parser("bench", help="measurements").add_subparsers(dest="what", required=True)
-    added += [
+    bench = commands.add_parser("bench", help="measure latency, throughput or a server").add_subparsers(
+        dest="what", required=True
+    )
+    parsers += [
         bench_latency.add_parser(bench),
         bench_throughput.add_parser(bench),
         bench_serve.add_parser(bench),
         bench_report.add_parser(bench),
     ]
-    added += [eval.add_parser(commands), env.add_parser(commands), models.add_parser(commands)]
-    for command in added:
-        command.add_argument("--threads", type=int, help="cores to use; default: as torch decides")
+    parsers += [eval.add_parser(commands), env.add_parser(commands), models.add_parser(commands)]
+    for command in parsers:
+        command.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""``torch-armllm models``."""
+"""The command ``torch-armllm models``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch_armllm.cli import Subcommands
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
-    parser = commands.add_parser("models", help="what becomes of each causal language model of transformers")
+    """Adds the command and its options to the parser."""
+    parser = commands.add_parser("models", help="list the models of transformers and how each runs")
     parser.add_argument(
         "family", nargs="*", help="model types such as llama; default: all, which takes minutes"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON list")
-    parser.add_argument("--markdown", action="store_true", help="the page docs/models.md")
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
+    parser.add_argument("--markdown", action="store_true", help="print the models page of the documentation")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the table."""
+    """Surveys the families and prints the table."""
     from torch_armllm.model_survey import table
 
     rows = list(table.survey_all(options.family, options.threads))

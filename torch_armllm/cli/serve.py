@@ -1,4 +1,4 @@
-"""``torch-armllm serve``."""
+"""The command ``torch-armllm serve``."""
 
 from __future__ import annotations
 
@@ -14,40 +14,46 @@ _KEY_VARIABLE = "ARMLLM_API_KEY"
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
-    """Adds the command to the command line."""
-    parser = commands.add_parser("serve", help="an OpenAI-compatible server")
-    parser.add_argument("model", nargs="+", help="smollm2, smollm2-moe, a folder or a hub name; or several")
-    group = parser.add_argument_group("the server")
-    group.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines, too (127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, help="0: any that is free (8000)")
+    """Adds the command and its options to the parser."""
+    parser = commands.add_parser("serve", help="serve models through an OpenAI-compatible API")
+    parser.add_argument("model", nargs="+", help="smollm2, smollm2-moe, a folder or a hub name")
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="0.0.0.0 accepts other machines, too (127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, help="0: any free port (8000)")
     group.add_argument(
         "--served-model-name",
         action="append",
-        help="what clients call the model, once for each; default: as given here",
+        help="name of the model in the API, once per model; default: the model argument",
     )
     group.add_argument(
         "--api-key",
         action="append",
-        help=f"clients need it; may be given several times; default: the variable {_KEY_VARIABLE}",
+        help=f"require this key; repeatable; default: the environment variable {_KEY_VARIABLE}",
     )
-    group.add_argument("--max-request-bytes", type=int, default=8 << 20, help="of a request (8388608)")
-    group.add_argument("--max-queue", type=int, default=256, help="answers that may wait (256)")
-    group.add_argument("--max-tokens", type=int, help="most tokens of an answer, whatever is asked for")
+    group.add_argument(
+        "--max-request-bytes", type=int, default=8 << 20, help="largest request body (8388608)"
+    )
+    group.add_argument("--max-queue", type=int, default=256, help="most waiting sequences (256)")
+    group.add_argument("--max-tokens", type=int, help="upper limit of max_tokens of every request")
     for name, seconds, text in (
-        ("request", 600, "that an answer may take"),
-        ("read", 30, "in which a request must arrive"),
-        ("write", 60, "for which a client may leave unread what was sent"),
-        ("drain", 60, "that running requests have at the end"),
+        ("request", 600, "in which a request must finish"),
+        ("read", 30, "in which a request must arrive completely"),
+        ("write", 60, "in which a client must read what was sent"),
+        ("drain", 60, "in which running requests must finish at shutdown"),
     ):
-        group.add_argument(f"--{name}-timeout", type=float, default=seconds, help=f"s, {text} ({seconds})")
+        group.add_argument(
+            f"--{name}-timeout", type=float, default=seconds, help=f"seconds {text} ({seconds})"
+        )
     group.add_argument(
         "--allowed-origin",
         action="append",
-        help="of pages that may use the server; may be given several times",
+        help="origin of web pages that may use the API (CORS); repeatable",
     )
-    group.add_argument("--chat-template", type=Path, help="a file, instead of the tokenizer's own")
+    group.add_argument("--chat-template", type=Path, help="a template file, instead of the tokenizer's own")
     group.add_argument(
-        "--tool-call-parser", choices=["hermes", "llama", "mistral"], help="default: by the chat template"
+        "--tool-call-parser",
+        choices=["hermes", "llama", "mistral"],
+        help="default: detected from the chat template",
     )
     add_engine_options(parser)
     parser.set_defaults(run=run)
@@ -55,7 +61,7 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Loads the model and serves it until a signal comes."""
+    """Loads the models and serves them until a signal arrives."""
     import asyncio
     import gc
 
@@ -96,25 +102,27 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _names(options: argparse.Namespace) -> list[str]:
-    """What clients call the models.
+    """Returns the models' names in the API.
 
     Raises:
-        ValueError: two have one name, or there is not one for each.
+        ValueError: two models have the same name, or the number of names is not that of the models.
     """
     names: list[str] = options.served_model_name or options.model
     if len(names) != len(options.model):
         raise ValueError(
-            f"--served-model-name is given {len(names)} times for {len(options.model)} models: once for each"
+            f"--served-model-name is given {len(names)} times for {len(options.model)} models: once each"
         )
     if len(set(names)) != len(names):
-        raise ValueError(f"two models have one name in {', '.join(names)}: give each a --served-model-name")
+        raise ValueError(
+            f"two models have the same name in {', '.join(names)}; give each a --served-model-name"
+        )
     return names
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
     keys: list[str] = options.api_key or [key for key in [os.environ.get(_KEY_VARIABLE, "")] if key]
     if not all(key.strip() for key in keys):
-        raise ValueError("--api-key is empty; give a text, or leave it out to serve everybody")
+        raise ValueError("--api-key is empty; give a key, or leave it out to serve without keys")
     return keys
 
 

@@ -13,8 +13,9 @@ import torch
 from torch_armllm._version import __version__
 from torch_armllm.engine.execution.thread_team import choose_threads
 from torch_armllm.system.host import cores, cpu_limit, cpu_name, free_memory, numa_nodes, openmp_runtimes
+from torch_armllm.system.text_layout import labeled
 
-WIDTH = 16
+_INDENT = 16
 
 
 def describe() -> dict[str, Any]:
@@ -89,4 +90,4 @@ def render(found: dict[str, Any]) -> str:
 
 
 def _line(name: str, value: object) -> str:
-    return f"{name:<{WIDTH}}{value or '-'}"
+    return labeled(name, value or "-", _INDENT)

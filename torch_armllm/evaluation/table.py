@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from torch_armllm.evaluation.comparison import Line
 from torch_armllm.evaluation.results_file import SchemeResult
+from torch_armllm.system.text_layout import WIDTH
 
 _HEADER = (
     *("task", "rows", "metric", "scheme", "score", "change", "p"),
@@ -47,7 +49,9 @@ def as_text(lines: Sequence[Line], schemes: Mapping[str, SchemeResult]) -> str:
     table = cells(lines)
     widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-    return "\n".join([*_summary(schemes), "", *(row.rstrip() for row in rows), "", _NOTE])
+    return "\n".join(
+        [*_summary(schemes), "", *(row.rstrip() for row in rows), "", textwrap.fill(_NOTE, WIDTH)]
+    )
 
 
 def as_markdown(lines: Sequence[Line], schemes: Mapping[str, SchemeResult], title: str) -> str:

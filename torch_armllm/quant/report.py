@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch_armllm.system.files import format_bytes
+from torch_armllm.system.text_layout import labeled
+
+_INDENT = 15
 
 
 @dataclass(frozen=True)
@@ -107,27 +110,28 @@ class Report:
             else f"module by module ({self.capture_reason or 'not captured'})"
         )
         if self.variant:
-            yield f"fused ops      {whole}; kernels: {self.variant}"
+            yield labeled("fused ops", f"{whole}; kernels: {self.variant}", _INDENT)
         if self.ops:
-            yield "a step calls   " + ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
+            calls = ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
+            yield labeled("a step calls", calls, _INDENT)
         if self.bytes_before:
             ratio = self.bytes_before / max(self.bytes_after, 1)
             sizes = f"{format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)}"
             share = f"{100 * self.share:.1f} % of the weight bytes quantized"
-            yield f"size           {sizes} ({ratio:.2f}x smaller); {share}"
+            yield labeled("size", f"{sizes} ({ratio:.2f}x smaller); {share}", _INDENT)
         if self.kv_bytes:
             expanded = f" as latents ({self.kv_bytes_expanded} expanded)" if self.kv_bytes_expanded else ""
-            yield f"KV cache       {self.kv_bytes} bytes a token{expanded}"
+            yield labeled("KV cache", f"{self.kv_bytes} bytes a token{expanded}", _INDENT)
         yield from _table(self.layers)
         for place, layer in enumerate(self.worst()):
             usual = self.outliers.get(layer.name)
             warning = f"  out of line: {usual:.4f} is usual" if usual is not None else ""
-            yield f"{'' if place else 'largest errors':<15}{layer.error:.4f}  {layer.name}{warning}"
+            yield f"{'' if place else 'largest errors':<{_INDENT}}{layer.error:.4f}  {layer.name}{warning}"
         for (dtype, reason), names in _by_reason(self.left).items():
-            yield f"left as it was {dtype}: {reason}"
-            yield from (f"{'':<15}{count:>4} x {name}" for name, count in _alike(names).items())
+            yield labeled("left as it was", f"{dtype}: {reason}", _INDENT)
+            yield from (f"{'':<{_INDENT}}{count:>4} x {name}" for name, count in _alike(names).items())
         for note in self.notes:
-            yield f"note           {note}"
+            yield labeled("note", note, _INDENT)
 
 
 def _by_reason(layers: list[LayerRecord]) -> dict[tuple[str, str], list[str]]:
@@ -148,13 +152,13 @@ def _table(layers: list[LayerRecord]) -> Iterable[str]:
     for layer in layers:
         groups.setdefault((layer.kind, layer.op, layer.scheme), []).append(layer)
     if groups:
-        names = f"{'layers':<10}{'count':>6}  {'op':<14}{'scheme':<10}"
-        yield f"{names}{'weights':>10}{'before':>12}{'after':>12}{'error':>9}"
+        names = f"{'layers':<8}{'count':>5}  {'op':<14}{'scheme':<10}"
+        yield f"{names}{'weights':>10}{'before':>11}{'after':>11}{'error':>8}"
     for (kind, op, scheme), members in groups.items():
         errors = [layer.error for layer in members if layer.error is not None]
-        mean = f"{sum(errors) / len(errors):9.4f}" if errors else f"{'-':>9}"
+        mean = f"{sum(errors) / len(errors):8.4f}" if errors else f"{'-':>8}"
         weights = f"{sum(layer.parameters for layer in members) / 1e6:.2f} M"
         before, after = (
             format_bytes(sum(getattr(m, side) for m in members)) for side in ("bytes_before", "bytes_after")
         )
-        yield f"{kind:<10}{len(members):>6}  {op:<14}{scheme:<10}{weights:>10}{before:>12}{after:>12}{mean}"
+        yield f"{kind:<8}{len(members):>5}  {op:<14}{scheme:<10}{weights:>10}{before:>11}{after:>11}{mean}"
