@@ -96,7 +96,7 @@ def _requantize(source: str, out: Path, recipe: Recipe) -> Report:
 
     if recipe.method in CALIBRATED:
         raise ValueError(
-            f"{source} is quantized already, and method {recipe.method!r} calibrates unquantized models only; "
+            f"{source} is quantized already, and method {recipe.method!r} calibrates float models only; "
             "use mse or rtn, or name the original model"
         )
     if out.exists() and any(out.iterdir()):
