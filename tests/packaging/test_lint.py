@@ -1,0 +1,79 @@
+"""The project's own lint: layers, circles, imports inside functions, docstring openers, line lengths."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+LINT = Path(__file__).resolve().parents[2] / ".ci" / "lint"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, LINT / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A package of two clean modules, ``engine.step`` above ``quant.layers``."""
+    for folder in ("ops", "passes", "torch_armllm/engine", "torch_armllm/quant"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "torch_armllm/quant/layers.py").write_text('"""Layers."""\n')
+    (tmp_path / "torch_armllm/engine/step.py").write_text("from torch_armllm.quant import layers\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("", None),
+        ("from torch_armllm.engine.step import x\n", "1 upward, 1 circles"),
+        ("def f():\n    import torch_armllm.engine.step\n", "1 upward, 1 circles, 1 inside functions"),
+        ("if TYPE_CHECKING:\n    from torch_armllm.engine import step\n", "1 upward, 1 circles"),
+    ],
+)
+def test_imports_against_the_layers_are_reported(
+    checkout: Path, capsys: pytest.CaptureFixture[str], code: str, complaint: str | None
+) -> None:
+    (checkout / "torch_armllm/quant/layers.py").write_text(code)
+    status = script("imports").main(["--root", str(checkout)])
+    printed = capsys.readouterr().out
+    assert status == (complaint is not None)
+    assert (complaint or "0 upward, 0 circles, 0 inside functions") in printed
+
+
+def test_a_circle_within_a_layer_is_reported(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkout / "torch_armllm/quant/layers.py").write_text("import torch_armllm.quant.recipe\n")
+    (checkout / "torch_armllm/quant/recipe.py").write_text("from torch_armllm.quant.layers import x\n")
+    assert script("imports").main(["--root", str(checkout)]) == 1
+    assert "circle of 2: torch_armllm.quant.layers, torch_armllm.quant.recipe" in capsys.readouterr().out
+
+
+def test_this_checkout_keeps_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("imports").main([]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "breach"),
+    [
+        ("a.py", '"""What this is."""\n', "1: docstring opens with 'What'"),
+        ("a.py", 'x = 1\n"""Whether it is set."""\n', "2: docstring opens with 'Whether'"),
+        ("a.py", '"""Whatever fits."""\n', None),
+        ("a.py", '"""Layers of a model."""\n', None),
+        ("a.md", "word " * 30 + "\n", "1: 150 characters, at most 110"),
+        ("a.md", "| " + "word " * 30 + "|\n", None),
+        ("a.md", "```\n" + "word " * 30 + "\n```\n", None),
+        ("a.h", "// " + "word " * 30 + "\n", "1: 153 characters, at most 110"),
+        ("a.sh", "run " + "word " * 30 + "\n", None),
+        ("a.sh", "# " + "word " * 30 + "\n", "1: 152 characters, at most 110"),
+    ],
+)
+def test_prose(tmp_path: Path, name: str, text: str, breach: str | None) -> None:
+    (tmp_path / name).write_text(text)
+    assert list(script("prose").breaches(tmp_path / name)) == ([breach] if breach else [])
