@@ -1,4 +1,4 @@
-"""Writes the records of both benchmarks into the tables of docs/performance.md.
+"""Writes the records of both benchmarks into the tables of docs/performance/tables.md.
 
     JSON=build/bench/arm.json make bench-arm
     JSON=build/bench/x86.json make bench
@@ -19,7 +19,7 @@ from typing import Any
 from bench.records import Record, table
 from bench.targets import MODELLED, TIMED, Target
 
-DOCUMENT = Path(__file__).parents[1] / "docs/performance.md"
+DOCUMENT = Path(__file__).parents[1] / "docs/performance/tables.md"
 ROW_HEADER = ["target", "figure", "wanted", "value", "met", "beside"]
 
 SVE_BITS = {"neoverse-v1": 256, "neoverse-v2": 128, "neoverse-n2": 128, "a64fx": 512, "sve512": 512}

@@ -2,7 +2,7 @@
 
     python -m bench.roofline [--model Llama --machine Graviton4] [--arm build/bench/arm.json] [--json]
 
-Cycles are those of docs/performance.md's model, weights and caches count by their bytes, machines by their
+Cycles are those of docs/performance/tables.md's model, weights and caches count by their bytes, machines by their
 data sheets and the assumptions that machines.py names.
 """
 

@@ -67,7 +67,7 @@ class Figures:
 
 
 def read_records(paths: Sequence[Path]) -> Figures:
-    """Records that ``make bench-arm`` wrote; without any, those that docs/performance.md shows."""
+    """Records that ``make bench-arm`` wrote; without any, those that docs/performance/tables.md shows."""
     if paths:
         return Figures([record for path in paths for record in json.loads(path.read_text())])
     return Figures(list(shown_records(DOCUMENT.read_text())))
@@ -76,7 +76,7 @@ def read_records(paths: Sequence[Path]) -> Figures:
 def shown_records(text: str) -> Iterator[Record]:
     """The records in the table of products, a core each."""
     match = re.search(r"<!-- table: arm-products -->\n(.*?)<!-- end -->", text, flags=re.S)
-    assert match, "docs/performance.md has no table of products"
+    assert match, "docs/performance/tables.md has no table of products"
     lines = [
         [cell.strip() for cell in line.strip(" |").split(" | ")] for line in match[1].strip().splitlines()
     ]

@@ -1,4 +1,4 @@
-"""docs/performance.md is written from records."""
+"""docs/performance/tables.md is written from records."""
 
 from __future__ import annotations
 

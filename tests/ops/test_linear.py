@@ -142,7 +142,7 @@ def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> Non
 
 
 def test_what_folding_costs() -> None:
-    """Relative output error against float weights: stated in docs/quantization.md."""
+    """Relative output error against float weights: stated in docs/reference/schemes.md."""
     torch.manual_seed(0)
     w, x = torch.randn(256, 1024), torch.randn(64, 1024)
     truth = x @ w.t()
