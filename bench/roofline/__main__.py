@@ -2,8 +2,8 @@
 
     python -m bench.roofline [--model Llama --machine Graviton4] [--arm build/bench/arm.json] [--json]
 
-Cycles are those of docs/performance/tables.md's model, weights and caches count by their bytes, machines by their
-data sheets and the assumptions that machines.py names.
+Cycles are those of the model in docs/performance/tables.md, weights and caches count by their bytes,
+machines by their data sheets and the assumptions that machines.py names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build hooks: generate the reference from the source, without importing torch.
 
-A comment ``<!-- generated: NAME arguments -->`` in a page is replaced by the table of that name.  A link to a file
-outside of docs/ leads to a page that shows the file.
+A comment ``<!-- generated: NAME arguments -->`` in a page is replaced by the table of that name.  A link to
+a file outside of docs/ leads to a page that shows the file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def cli() -> str:
 
 def _command(parser: argparse.ArgumentParser, about: str) -> Iterator[str]:
     subcommands = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    own = [a for a in parser._actions if not isinstance(a, (argparse._SubParsersAction, argparse._HelpAction))]
+    own = [
+        a for a in parser._actions if not isinstance(a, (argparse._SubParsersAction, argparse._HelpAction))
+    ]
     if own:
         yield f"## {parser.prog.removeprefix('torch-armllm ')}\n\n{_sentence(about)}\n"
         positional = " ".join(_positional(a) for a in own if not a.option_strings)
@@ -124,6 +126,8 @@ def _argument(action: argparse.Action) -> str:
 def fields(path: str, *names: str) -> str:
     """Return a table of a class's fields: name, type, default and the text of its docstring."""
     classes = {n.name: n for n in ast.parse((ROOT / path).read_text()).body if isinstance(n, ast.ClassDef)}
+    if missing := [name for name in names if name not in classes]:
+        raise KeyError(f"{path} has no class {missing[0]}; it has {', '.join(classes)}")
     described = any(_attributes(ast.get_docstring(classes[name]) or "") for name in names)
     rows = ["| name | type | default | meaning |" if described else "| name | type | default |"]
     rows.append("|---|---|---|---|" if described else "|---|---|---|")
@@ -135,8 +139,8 @@ def fields(path: str, *names: str) -> str:
             default = ast.unparse(node.value) if node.value is not None else ""
             if "init=False" in default:
                 continue
-            type_ = ast.unparse(node.annotation)
-            row = f"| `{_field_name(node.target.id, default)}` | {_code(_plain(type_))} | {_code(_default(default))} |"
+            field, type_ = _field_name(node.target.id, default), _plain(ast.unparse(node.annotation))
+            row = f"| `{field}` | {_code(type_)} | {_code(_default(default))} |"
             rows.append(f"{row} {_cell(texts.get(node.target.id, ''))} |" if described else row)
     return "\n".join(rows)
 

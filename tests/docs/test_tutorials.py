@@ -25,7 +25,9 @@ PAGES = [
     ROOT / f"docs/tutorials/{name}.md"
     for name in ("first-answer", "quantize-and-save", "serve", "write-a-pass")
 ]
-_BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```", re.M | re.S
+)
 NOT_RUN = {
     "first-answer": ["needs a package index", "installs into a new virtual environment"],
     "serve": ["needs a package index"],
@@ -83,7 +85,9 @@ class Tutorial:
 
     def adapt(self, code: str) -> str:
         code = re.sub(r"\bsmollm2\b(?!-)", str(self.model), code)
-        return code.replace("localhost:8000", f"127.0.0.1:{self.port}").replace("--port 8000", f"--port {self.port}")
+        return code.replace("localhost:8000", f"127.0.0.1:{self.port}").replace(
+            "--port 8000", f"--port {self.port}"
+        )
 
     def run(self, block: Block, namespace: dict[str, Any]) -> None:
         code = self.adapt(block.code)

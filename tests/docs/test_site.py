@@ -1,0 +1,80 @@
+"""The site's generated parts and links, without building it; and the build, where mkdocs is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from torch_armllm.quant.schemes.registry import SCHEMES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+_MARKER = re.compile(r"<!-- generated: (.+?) -->")
+_LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)")
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "hooks/generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    missing = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "marker", sorted({marker for page in PAGES for marker in _MARKER.findall(page.read_text())})
+)
+def test_generated_parts_have_rows(hooks: ModuleType, marker: str) -> None:
+    assert hooks.generate(*marker.split()).count("\n") > 2
+
+
+def test_fields_have_defaults_and_meanings(hooks: ModuleType) -> None:
+    table = hooks.generate("fields", "torch_armllm/engine/config.py", "EngineConfig")
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
+    assert ["`max_num_seqs`", "`int`", "`64`"] in [row[:3] for row in rows]
+    assert all(meaning for *_, meaning in rows)
+
+
+def test_every_scheme_is_listed() -> None:
+    page = (DOCS / "reference/schemes.md").read_text()
+    assert [name for name in SCHEMES if f"`{name}`" not in page] == []
+
+
+def test_lines_are_short() -> None:
+    long = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in PAGES
+        for number, line in enumerate(page.read_text().splitlines(), 1)
+        if len(line) > 110 and not line.lstrip().startswith("|") and page.name != "models.md"
+    ]
+    assert not long
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    assert [page for page in pages if f": {page}" not in navigation] == []
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path) -> None:
+    for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(module)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
