@@ -1,4 +1,4 @@
-// What the CPU can do.
+// Detection of CPU features and vector lengths.
 #include <string>
 #include <vector>
 
@@ -44,7 +44,7 @@ constexpr NamedFeature kFeatureNames[] = {
 
 constexpr int kSveLength = 51, kSmeLength = 64;
 
-// Bits of the vectors that PR_SVE_GET_VL or PR_SME_GET_VL tells of.
+// Vector length in bits according to prctl PR_SVE_GET_VL or PR_SME_GET_VL; 0 on failure.
 int vector_bits([[maybe_unused]] int option) {
 #if defined(__aarch64__)
   constexpr int kLengthMask = 0xffff;
@@ -55,11 +55,12 @@ int vector_bits([[maybe_unused]] int option) {
 #endif
 }
 
-// The kernels divide lines of 64 bytes into whole vectors; no CPU has others.
+// Kernels divide lines of 64 bytes into whole vectors; no existing CPU has other lengths.
 [[maybe_unused]] bool usable(int bits) { return bits == 128 || bits == 256 || bits == 512; }
 
 #if defined(__x86_64__)
-// Whether the CPU multiplies tiles, and the system lets this process: it saves them for those that ask alone.
+// True if the CPU has AMX and the kernel grants this process its tile state (Linux saves tiles only on
+// request).
 bool has_amx() {
 #if defined(ARMLLM_EMULATE_AMX)
   return true;
@@ -81,7 +82,7 @@ uint64_t detect() {
   if (hwcap & HWCAP_ASIMDHP) found |= kFp16;
   if (hwcap & HWCAP_ASIMDDP) found |= kDotprod;
   if (hwcap & HWCAP_SVE) found |= kSve;
-  // Numbers, because the headers of old systems lack the names: HWCAP_ASIMDFHM, HWCAP2_…
+  // Bit numbers, because headers of old systems lack the names HWCAP_ASIMDFHM and HWCAP2_…
   if (hwcap & (1ul << 23)) found |= kFhm;
   if (hwcap2 & (1ul << 1)) found |= kSve2;
   if (hwcap2 & (1ul << 9)) found |= kSveI8mm;

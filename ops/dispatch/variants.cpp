@@ -7,8 +7,8 @@
 
 namespace armllm {
 
-// Weak: a variant defines only the tables of those families for which it was compiled.
-#define ARMLLM_DECLARE_TABLE(Table, family, material) \
+// Weak symbols: a variant defines only the tables of the families for which it was compiled.
+#define ARMLLM_DECLARE_TABLE(Table, family, arithmetic) \
   extern const Table family __attribute__((weak, visibility("hidden")));
 #define ARMLLM_DECLARE_VARIANT(name)    \
   namespace name {                      \
@@ -31,49 +31,50 @@ ARMLLM_DECLARE_VARIANT(sme2)
 
 namespace {
 
-struct Rows {
+struct VariantRows {
   std::vector<Variant> built, absent;  // best first; absent: known, but not compiled
 };
 
-// A row starts as a copy of its base's.
-void add(Rows& rows, Variant own, const char* base) {
+// Adds a row, which inherits what it lacks from its base.
+void add_row(VariantRows& rows, Variant own, const char* base) {
   bool built = false;
-  for (const char* from : own.from) built = built || from != nullptr;
+  for (const char* owner : own.table_owner) built = built || owner != nullptr;
   if (!built) {
     rows.absent.insert(rows.absent.begin(), own);
     return;
   }
   for (const Variant& below : rows.built) {
     if (std::strcmp(below.name, base) != 0) continue;
-    for (int i = 0; i < kMaterials; ++i)
-      if (own.work[i] == nullptr) own.work[i] = below.work[i];
-#define ARMLLM_INHERIT(Table, family, material) \
-  if (own.family == nullptr) own.family = below.family, own.from[k_##family] = below.from[k_##family];
+    for (int i = 0; i < kArithmetics; ++i)
+      if (own.instructions[i] == nullptr) own.instructions[i] = below.instructions[i];
+#define ARMLLM_INHERIT(Table, family, arithmetic) \
+  if (own.family == nullptr)                      \
+    own.family = below.family, own.table_owner[k_##family] = below.table_owner[k_##family];
     ARMLLM_FAMILIES(ARMLLM_INHERIT)
 #undef ARMLLM_INHERIT
   }
   rows.built.insert(rows.built.begin(), own);
 }
 
-#define ARMLLM_OWN_TABLE(Table, table, material) \
-  if (&own::table != nullptr) row.table = &own::table, row.from[k_##table] = row.name;
-#define ARMLLM_ADD(variant, base, required_features, is_preferred, ...) \
-  {                                                                     \
-    namespace own = variant;                                            \
-    Variant row{};                                                      \
-    row.name = #variant;                                                \
-    row.required = required_features;                                   \
-    row.preferred = is_preferred;                                       \
-    const char* const work[] = {__VA_ARGS__};                           \
-    std::copy(work, work + kMaterials, row.work);                       \
-    ARMLLM_FAMILIES(ARMLLM_OWN_TABLE)                                   \
-    add(rows, row, base);                                               \
+#define ARMLLM_OWN_TABLE(Table, table, arithmetic) \
+  if (&own::table != nullptr) row.table = &own::table, row.table_owner[k_##table] = row.name;
+#define ARMLLM_ADD(variant, base, required_features, is_preferred, ...)     \
+  {                                                                         \
+    namespace own = variant;                                                \
+    Variant row{};                                                          \
+    row.name = #variant;                                                    \
+    row.required = required_features;                                       \
+    row.preferred = is_preferred;                                           \
+    const char* const instructions[] = {__VA_ARGS__};                       \
+    std::copy(instructions, instructions + kArithmetics, row.instructions); \
+    ARMLLM_FAMILIES(ARMLLM_OWN_TABLE)                                       \
+    add_row(rows, row, base);                                               \
   }
 
-// Worst first.  Of each row: name, base, what it needs, whether it is the better choice where it runs, and the
-// instructions of its products of integers, of floats, and of its row operations where they are not the base's.
-Rows all_rows() {
-  Rows rows;
+// Worst first. Arguments: name, base, required features, preferred where it runs, and the instructions of
+// its integer products, float products and row operations; nullptr if they are its base's.
+VariantRows all_rows() {
+  VariantRows rows;
   ARMLLM_ADD(scalar, "", 0, true, "plain C++", "plain C++", "plain C++")
 #if defined(__x86_64__)
   constexpr uint64_t kHaswell = kAvx2 | kFma | kF16c, kCascadeLake = kHaswell | kAvx512 | kAvx512Vnni;
@@ -83,7 +84,7 @@ Rows all_rows() {
   ARMLLM_ADD(amx, "avx512bf16", kCascadeLake | kAvx512Bf16 | kAmx, true, "TDPBSSD", "TDPBF16PS", nullptr)
 #elif defined(__aarch64__)
   constexpr uint64_t kV82 = kAsimd | kFp16 | kDotprod, kV86 = kV82 | kFhm | kI8mm | kBf16;
-  // At 128 bits SVE does what NEON does, without its indexed operands.
+  // At 128 bits SVE equals NEON, but lacks indexed operands, so it is not preferred.
   constexpr int kWide = 256;
   const bool wide = sve_bits() >= kWide;
   ARMLLM_ADD(neon, "scalar", kAsimd, true, "SMULL", "FMLA", "NEON")
@@ -97,8 +98,8 @@ Rows all_rows() {
   return rows;
 }
 
-const Rows& rows() {
-  static const Rows all = all_rows();
+const VariantRows& rows() {
+  static const VariantRows all = all_rows();
   return all;
 }
 
@@ -112,7 +113,7 @@ std::string known_variants() {
   return text;
 }
 
-const Variant* find(const std::string& name) {
+const Variant* find_variant(const std::string& name) {
   for (const Variant& v : all_variants()) {
     if (name != v.name) continue;
     if (!runs_here(v))
@@ -126,7 +127,7 @@ const Variant* find(const std::string& name) {
 
 const Variant* default_variant() {
   const char* forced = std::getenv("ARMLLM_ISA");
-  if (forced != nullptr && *forced != '\0') return find(forced);
+  if (forced != nullptr && *forced != '\0') return find_variant(forced);
   for (const Variant& v : all_variants())
     if (runs_here(v)) return &v;
   throw std::runtime_error("no kernel variant runs on this CPU");
@@ -137,8 +138,8 @@ const Variant*& selected() {
   return current;
 }
 
-// Why `better`, which has kernels of its own, is not in use.
-std::string refusal(const Variant& better) {
+// Reason why `better`, which has kernels of its own, is not in use.
+std::string rejection_reason(const Variant& better) {
   std::string text = better.name;
   const std::vector<std::string> lacking = feature_names(better.required & ~cpu_features());
   for (size_t i = 0; i < lacking.size(); ++i) text += (i ? ", " : " needs ") + lacking[i];
@@ -155,30 +156,32 @@ bool runs_here(const Variant& v) { return (cpu_features() & v.required) == v.req
 
 const Variant& variant() { return *selected(); }
 
-void select_variant(const std::string& name) { selected() = name.empty() ? default_variant() : find(name); }
+void select_variant(const std::string& name) {
+  selected() = name.empty() ? default_variant() : find_variant(name);
+}
 
-std::vector<Choice> choices() {
-  std::vector<Choice> all;
-  for (int i = 0; i < kFamilies; ++i) all.push_back({kFamilyNames[i], variant().from[i], ""});
-  constexpr Material kMaterial[] = {
-#define ARMLLM_MATERIAL(Table, family, material) material,
-      ARMLLM_FAMILIES(ARMLLM_MATERIAL)
-#undef ARMLLM_MATERIAL
+std::vector<FamilyChoice> family_choices() {
+  std::vector<FamilyChoice> all;
+  for (int i = 0; i < kFamilies; ++i) all.push_back({kFamilyNames[i], variant().table_owner[i], ""});
+  constexpr Arithmetic kArithmetic[] = {
+#define ARMLLM_ARITHMETIC(Table, family, arithmetic) arithmetic,
+      ARMLLM_FAMILIES(ARMLLM_ARITHMETIC)
+#undef ARMLLM_ARITHMETIC
   };
   for (int i = 0; i < kFamilies; ++i) {
     for (const Variant& v : all_variants())
-      if (all[i].variant == v.name) all[i].why = v.work[kMaterial[i]];
+      if (all[i].variant == v.name) all[i].reason = v.instructions[kArithmetic[i]];
     bool better = true;
     for (const Variant& v : all_variants()) {
       if (all[i].variant == v.name) {
         better = false;
-      } else if (std::strcmp(v.from[i], v.name) == 0 && (better || !v.preferred)) {
-        all[i].why += "; " + refusal(v);
+      } else if (std::strcmp(v.table_owner[i], v.name) == 0 && (better || !v.preferred)) {
+        all[i].reason += "; " + rejection_reason(v);
       }
     }
     for (const Variant& v : rows().absent)
-      if (v.work[kMaterial[i]] != nullptr && runs_here(v))
-        all[i].why += "; " + std::string(v.name) + " not built";
+      if (v.instructions[kArithmetic[i]] != nullptr && runs_here(v))
+        all[i].reason += "; " + std::string(v.name) + " not built";
   }
   return all;
 }

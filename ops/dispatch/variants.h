@@ -1,9 +1,10 @@
-// The kernel variants: one row an instruction-set level, each with the same tables of micro-kernels.
+// The kernel variants: one row per instruction-set level, each with the same tables of micro-kernels.
 //
-// A kernel family declares a struct of function pointers (`LinearKernels`, `NormKernels`, …) in its own header and
-// has a line in ARMLLM_FAMILIES.  A variant namespace defines one constant of each family for which it has kernels
-// of its own (ops/CMakeLists.txt compiles only those); the other tables of its row are those of its base.
-// `variant()` is the row in use: the best that the CPU can run, or what ARMLLM_ISA names.
+// A kernel family declares a struct of function pointers (`LinearKernels`, `NormKernels`, …) in its own
+// header and has a line in ARMLLM_FAMILIES. A variant's namespace defines one constant for each family of
+// which it has kernels of its own (ops/CMakeLists.txt compiles only those); the other tables of its row are
+// inherited from its base. `variant()` is the row in use: the best that the CPU runs, or the one that
+// ARMLLM_ISA names.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace armllm {
 
-// X(table, family, what its inner loops are made of)
+// X(table, family, kind of arithmetic in its inner loops)
 #define ARMLLM_FAMILIES(X)                 \
   X(LinearKernels, linear, kIntegers)      \
   X(DenseKernels, dense, kFloats)          \
@@ -23,7 +24,8 @@ namespace armllm {
   X(MoeKernels, moe, kLanes)               \
   X(SampleKernels, sample, kLanes)
 
-enum Material { kIntegers, kFloats, kLanes, kMaterials };
+// kLanes: row operations on simd.h's lanes.
+enum Arithmetic { kIntegers, kFloats, kLanes, kArithmetics };
 
 #define ARMLLM_COUNT(Table, family, material) k_##family,
 enum Family { ARMLLM_FAMILIES(ARMLLM_COUNT) kFamilies };
@@ -38,10 +40,10 @@ ARMLLM_FAMILIES(ARMLLM_DECLARE)
 
 struct Variant {
   const char* name;
-  uint64_t required;             // bits of cpu_features()
-  bool preferred;                // false: runs, but a variant below is the better choice on this CPU
-  const char* work[kMaterials];  // the instructions that do its work
-  const char* from[kFamilies];   // whose table each family has: the variant's own, or that of a base
+  uint64_t required;  // bits of cpu_features()
+  bool preferred;     // false: runs here, but a lower variant is faster on this CPU
+  const char* instructions[kArithmetics];
+  const char* table_owner[kFamilies];  // the variant whose table each family uses: this one or a base
 #define ARMLLM_MEMBER(Table, family, material) const Table* family;
   ARMLLM_FAMILIES(ARMLLM_MEMBER)
 #undef ARMLLM_MEMBER
@@ -70,24 +72,25 @@ enum Feature : uint64_t {
 
 uint64_t cpu_features();
 std::vector<std::string> feature_names(uint64_t features);
-// Bits of a vector of SVE, and of SVE in streaming mode; 0 without.
+// Vector length in bits of SVE, and of streaming SVE; 0 without the extension.
 int sve_bits();
 int sme_bits();
 
-// Variants built for this architecture, best first, and whether this CPU can run them.
+// Variants built for this architecture, best first.
 const std::vector<Variant>& all_variants();
+// True if this CPU can run the variant.
 bool runs_here(const Variant& variant);
 
-// The variant in use.  The first call reads ARMLLM_ISA; an unknown name, or one that this CPU lacks, throws
-// std::runtime_error with the list of what there is.
+// The variant in use. The first call reads ARMLLM_ISA; a name that is unknown or that this CPU cannot run
+// throws std::runtime_error with the list of variants.
 const Variant& variant();
-// Forces a variant (tests, `ARMLLM_ISA`); the empty name goes back to the default.  Not thread safe.
+// Forces a variant (tests, `ARMLLM_ISA`); the empty name restores the default. Not thread safe.
 void select_variant(const std::string& name);
 
-// How it came that a family runs as it does: which instructions, and why no better variant.
-struct Choice {
-  std::string family, variant, why;
+// The variant and instructions that a family uses, and the reason why no better variant is in use.
+struct FamilyChoice {
+  std::string family, variant, reason;
 };
-std::vector<Choice> choices();
+std::vector<FamilyChoice> family_choices();
 
 }  // namespace armllm

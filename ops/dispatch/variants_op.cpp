@@ -1,4 +1,4 @@
-// isa_select, isa_list
+// Registered ops: isa_select, isa_list.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -14,18 +14,18 @@ std::string quoted(const std::vector<std::string>& names) {
   return text + "]";
 }
 
-std::string described(const std::vector<Choice>& families) {
+std::string described(const std::vector<FamilyChoice>& families) {
   std::string text = "{";
   for (size_t i = 0; i < families.size(); ++i)
     text += (i ? ", \"" : "\"") + families[i].family + "\": {\"variant\": \"" + families[i].variant +
-            "\", \"why\": \"" + families[i].why + "\"}";
+            "\", \"why\": \"" + families[i].reason + "\"}";
   return text + "}";
 }
 
 std::string tables_of(const Variant& v) {
   std::string text = "{";
   for (int i = 0; i < kFamilies; ++i)
-    text += std::string(i ? ", \"" : "\"") + kFamilyNames[i] + "\": \"" + v.from[i] + "\"";
+    text += std::string(i ? ", \"" : "\"") + kFamilyNames[i] + "\": \"" + v.table_owner[i] + "\"";
   return text + "}";
 }
 
@@ -49,7 +49,7 @@ std::string isa_list() {
   std::string selected, families;
   try {
     selected = variant().name;
-    families = described(choices());
+    families = described(family_choices());
   } catch (const std::exception& error) {
     STD_TORCH_CHECK(false, error.what());
   }

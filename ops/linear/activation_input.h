@@ -1,4 +1,4 @@
-// The first phase of a linear layer: its activations, whatever they come from, as the multiplication reads them.
+// First phase of a linear layer: quantizes the activations into the layout that the kernels read.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace armllm {
 
-// Moves a quantized row into its chunks.
+// Scatters a row that is quantized already into its chunks, and sums its groups.
 inline void scatter_row(const int8_t* row, int64_t groups, int8_t* values, int64_t chunk_stride,
                         int32_t* group_sums) {
   for (int64_t g = 0; g < groups; ++g, row += kGroup) {
@@ -23,7 +23,7 @@ inline void scatter_row(const int8_t* row, int64_t groups, int8_t* values, int64
   }
 }
 
-// A normalized row, rounded to the type of x, for as long as the thread asks for no other memory.
+// Returns a normalized row, rounded to the type of x; valid until the thread's next use of thread_memory().
 inline const void* normalized_row(const NormArgs& norm, int64_t row) {
   NormArgs one = norm;
   one.out = Rows{thread_memory(norm.width * size_of(norm.x.type)), 0, norm.x.type};

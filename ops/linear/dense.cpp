@@ -1,4 +1,4 @@
-// dense_linear
+// The registered op dense_linear and its task set.
 #include "linear/dense.h"
 
 #include <vector>
@@ -50,7 +50,7 @@ Tensor dense_linear(Tensor given_x, Tensor given_weight, std::optional<Tensor> g
 
 int64_t DenseLinear::tiles(int) const { return ceil_div(args.tokens, kDenseTokens) * output_tiles(args); }
 
-// Tiles of the same tokens follow one another: their rows of x stay in the cache.
+// Consecutive tiles share their tokens, so the rows of x stay in the cache.
 void DenseLinear::tile(int, int64_t index) {
   const int64_t token = index / output_tiles(args) * kDenseTokens,
                 output = index % output_tiles(args) * kDenseOutputs;

@@ -11,9 +11,9 @@ extern const DenseKernels dense;
 
 namespace {
 
-constexpr int64_t kBlock = 512;  // values of k that are widened at a time
+constexpr int64_t kBlock = 512;  // columns that are widened at a time
 
-// Sums in registers: tokens × outputs of a micro tile, and outputs when there is one token.
+// Register tile: tokens × outputs, and outputs for a single token.
 #if defined(ARMLLM_VARIANT_avx512)
 constexpr int kTileTokens = 4, kTileOutputs = 4, kSingleOutputs = 8;
 #else
@@ -44,7 +44,7 @@ void widen(const Rows& x, int64_t row, int64_t column, int64_t n, float* out) {
   }
 }
 
-// Adds the products over n values of k to the sums of Tokens × Outputs.
+// Accumulates Tokens × Outputs dot products over n columns.
 template <typename W, int Tokens, int Outputs>
 inline void accumulate(Tile& tile, int token, int output, const W* const* weight, int64_t n) {
   F32 sums[Tokens][Outputs];
@@ -81,7 +81,7 @@ void dense_fma(const DenseLinearArgs& args, int64_t first_token, int tokens, int
     for (auto& sum : row) store(sum, zero());
   for (int64_t k = 0; k < args.in_features; k += kBlock) {
     const int64_t left = args.in_features - k, n = left < kBlock ? left : kBlock;
-    // Micro tiles at the edge compute rows that nobody asked for: the last ones once more.
+    // Micro tiles at the edge repeat the last row; the extra results are discarded.
     for (int t = 0; t < kDenseTokens; ++t)
       if (t < tokens || (tokens > 1 && t < round_up(tokens, kTileTokens)))
         widen(args.x, first_token + (t < tokens ? t : tokens - 1), k, n, tile.x[t]);

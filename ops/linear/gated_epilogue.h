@@ -1,4 +1,4 @@
-// The end of a gate-and-up product: activation scale, biases, act(gate) · up.
+// Epilogue of a gate-and-up product: activation scale, biases, act(gate) · up.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace armllm {
 
-// Element `index` of a bias, or nullptr where there is none.
+// Pointer to element `index` of a bias; nullptr without a bias.
 inline const void* bias_at(const void* bias, DType type, int64_t index) {
   return bias == nullptr ? nullptr : static_cast<const char*>(bias) + index * size_of(type);
 }
@@ -20,12 +20,12 @@ struct GatedEpilogue {
   const void* up_bias;
   DType bias_type;
   Activation activation;
-  float limit;  // of swiglu_clamped and silu_clamped
+  float limit;  // clamp of swiglu_clamped and silu_clamped
   int64_t out_features;
   Rows out;
 };
 
-// One row of `panels` alternating gate and up panels, the first of them panel `panel` of the weight.
+// Processes one row of `panels` alternating gate and up panels, starting at panel `panel` of the weight.
 inline void apply_gated_epilogue(const GatedEpilogue& e, const float* acc, int64_t panel, int64_t panels,
                                  float x_scale, int64_t row) {
   const int64_t first = panel / 2 * kPanel;

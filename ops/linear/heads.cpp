@@ -6,7 +6,8 @@
 namespace armllm {
 namespace {
 
-// Heads keep threads busy together: a few panels a tile, as a layer alone would have, only cost the taking of tiles.
+// All heads together keep the threads busy, so tiles may be larger than in a single layer: small ones only
+// add claiming costs.
 TileGrid grid_of(const QuantHeadsArgs& a) {
   constexpr int64_t kTilesPerThread = 4;
   const LinearKernels& kernels = *variant().linear;

@@ -1,11 +1,11 @@
-// Linear layers with a weight of each head's own: y[t][h] = x[t][h] · W[h]ᵀ.
+// Per-head linear layers: y[t][h] = x[t][h] · W[h]ᵀ.
 #pragma once
 
 #include "linear/quant_linear.h"
 
 namespace armllm {
 
-// Heads of a token lie `x_head_stride` elements apart in x, and side by side in the result.
+// Heads of a token are `x_head_stride` elements apart in x, and adjacent in the result.
 struct HeadsArgs {
   Rows x, out;
   int64_t x_head_stride = 0;
@@ -15,7 +15,7 @@ struct HeadsArgs {
   Rows head_of_out(int64_t head) const { return Rows{out.at(0, head * out_features), out.stride, out.type}; }
 };
 
-// W8A8: a row of each head is quantized by itself, and all sums are integers.
+// W8A8: each head of a token is quantized on its own, and all sums are integers.
 struct QuantHeadsArgs : HeadsArgs {
   const uint8_t* weight = nullptr;
   int64_t head_stride = 0, panel_stride = 0;  // bytes

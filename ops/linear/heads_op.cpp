@@ -1,4 +1,4 @@
-// int8_heads_linear, dense_heads_linear
+// Registered ops: int8_heads_linear, dense_heads_linear.
 #include "linear/heads.h"
 #include "linear/packed_panel.h"
 #include "linear/tile_grid.h"
@@ -7,7 +7,7 @@
 namespace armllm {
 namespace {
 
-// Fills in x and the result; returns the result, and through `held` the tensor that x points to.
+// Fills in x and the output of `a`. Returns the output; `held` keeps alive the tensor that x points to.
 Tensor describe(HeadsArgs& a, const Tensor& x, Tensor& held, int64_t out_features) {
   STD_TORCH_CHECK(x.dim() == 3 && x.size(1) >= 1 && x.size(2) >= 1,
                   "x must have the shape (tokens, heads, features), not ", shape_of(x));
@@ -33,7 +33,7 @@ Tensor int8_heads_linear(Tensor x, Tensor weight, int64_t out_features) {
                 bytes = panel_layout(Scheme::i8, a.in_features).bytes;
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte && weight.dim() == 3,
                   "weight must be uint8 of shape (heads, panels, panel_bytes), as pack_int8 returns it");
-  STD_TORCH_CHECK(weight.size(0) == a.heads, "weight has ", weight.size(0), " heads, x ", a.heads);
+  STD_TORCH_CHECK(weight.size(0) == a.heads, "weight has ", weight.size(0), " heads, but x has ", a.heads);
   STD_TORCH_CHECK(weight.size(1) == panels, "weight has ", weight.size(1),
                   " panels of 16 rows a head; out_features = ", out_features, " needs ", panels);
   STD_TORCH_CHECK(weight.size(2) == bytes, "weight has ", weight.size(2),

@@ -1,49 +1,53 @@
-// The packed weight: schemes, and where everything lies in a panel.
+// The packed weight: quantization schemes, and the byte layout of a panel.
 //
-// A weight of N rows is ceil(N / 16) panels of 16 output rows, each one contiguous block of bytes.  The same
-// panel serves every variant.  Its sections, in this order, each beginning at a multiple of 64 bytes:
+// A weight of N rows is ceil(N / 16) panels of 16 output rows. A panel is one contiguous block of bytes, and
+// every kernel variant reads the same bytes. Its sections, in this order, each aligned to 64 bytes:
 //
-//   row scales    16 × f32; of the float-group schemes: max over the row of |q · s_group| / 127
-//   group scales  S × 16 × f32, or bf16 where the scheme ends in `b`    (float-group schemes)
+//   row scales    16 × f32; for float-group schemes: max over the row of |q · s_group| / 127
+//   group scales  S × 16 × f32, or bf16 if the scheme ends in `b`    (float-group schemes)
 //   offsets       S × 16 × f32    (schemes with `m`)
 //   multipliers   G × 8 bytes, byte b of a group: low nibble m[b] − 1, high nibble m[b + 8] − 1    (g32i)
 //   zero points   S × 8 bytes, byte b: low nibble z[b], high nibble z[b + 8]    (schemes with `z`)
 //   values        G × 256 bytes of nibbles, or G × 512 bytes of int8 (i8)
 //
-// G = ceil(K / 32) groups.  S is the number of scales a row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1 for `rowz`.
-// INT8 with group scales (int8g32 …) is offsets, if any, and then S panels of scheme i8, one a scale: row scales that
-// are those of the group, and its values.
+// G = ceil(K / 32) groups. S is the number of scales per row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1
+// for `rowz`. INT8 with group scales (int8g32 …) consists of the offsets, if any, and then S panels of scheme
+// i8, one per scale: the row scales of such a panel are the scales of its group.
 //
-//   scheme   w                            q           its sum over k
+//   scheme   w                            q           accumulation over k
 //   g32i     s_row · m_group · q          −8 … 7      exact integers
 //   row      s_row · q                    −8 … 7      exact integers
 //   rowz     s_row · (q − z_row)          0 … 15      exact integers
-//   g32 …    s_group · q                  −8 … 7      gemv: exact in a group, total = total + s · float(sum) in the
-//   g32z …   s_group · (q − z_group)      0 … 15        order of the groups; gemm: folded to INT8, see kFoldOne
-//   g32m …   s_group · q + c_group        −8 … 7      as g32, and then the offsets c by the sums of x, float in gemm too
+//   g32 …    s_group · q                  −8 … 7      gemv: exact in a group, total = total + s · float(sum)
+//   g32z …   s_group · (q − z_group)      0 … 15        in group order; gemm: folded to INT8, see kFoldOne
+//   g32m …   s_group · q + c_group        −8 … 7      as g32; then float offset · activation sum, in gemm too
 //   i8       s_row · q                    −128 … 127  exact integers
-//   int8g32  s_group · q                  −128 … 127  exact in a group, float sums of groups in their order everywhere
-//   int8g32m s_group · q + c_group        −128 … 127  the same, and then the offsets
+//   int8g32  s_group · q                  −128 … 127  exact in a group; float sums in group order everywhere
+//   int8g32m s_group · q + c_group        −128 … 127  as int8g32; then the offsets
 //
-// Nibbles: a byte holds two rows at the same k, and 16 bytes hold 2 rows × 8 k, an operand of SMMLA.  Line j of 4 of
-// a group, byte 8·r + i (r = 0 … 7, i = 0 … 7), k = 8·j + i:
-//   low nibble    u[r][k], 0 … 15: q + 8, or q where there are zero points
-//   high nibble   u[r + 8][k] − 8 as two's complement
-// so that the byte as a signed number is 16·(u[r + 8] − 8) + u[r].  The dot products A of whole bytes and B of low
-// nibbles with x need one operation of unpacking for two weights:  Σ (u_high − 8)·x = (A − B) / 16, Σ u_low·x = B.
-// INT8: line j of 8 of a group, byte 4·r + i: q[r][4·j + i].
+// Nibbles: a byte holds two rows at the same k, and 16 bytes hold 2 rows × 8 k, one SMMLA operand. Line j of
+// 4 of a group, byte 8·r + i (r = 0 … 7, i = 0 … 7), k = 8·j + i:
 //
-// k past K and rows past N hold the value zero.
+//   low nibble    u[r][k], 0 … 15: q + 8, or q for schemes with zero points
+//   high nibble   u[r + 8][k] − 8 in two's complement
+//
+// As a signed number the byte is 16·(u[r + 8] − 8) + u[r]. With A the dot product of x with whole bytes and
+// B with low nibbles, two weights cost a single unpacking operation:  Σ (u_high − 8)·x = (A − B) / 16 and Σ
+// u_low·x = B. INT8: line j of 8 of a group, byte 4·r + i: q[r][4·j + i].
+//
+// Columns past K and rows past N hold the value zero.
 #pragma once
 
 #include "runtime/types.h"
 
 namespace armllm {
 
-constexpr int64_t kPanel = 16;  // output rows a panel
-constexpr int64_t kGroup = 32;  // values of k a group: the unit of the layout, whatever a scale covers
+constexpr int64_t kPanel = 16;  // output rows per panel
+constexpr int64_t kGroup =
+    32;  // columns per group: the unit of the layout, independent of the span of a scale
 
-// Bits 0 … 2: the kind of scales.  Bit 3: zero points.  Bit 4: bf16 group scales.  Bit 5: offsets.  Bit 6: INT8 values.
+// Bits 0 … 2: scale kind. Bit 3: zero points. Bit 4: bf16 group scales. Bit 5: offsets. Bit 6: INT8
+// values with group scales.
 enum class Scheme : int32_t {
   g32i = 0,
   row = 1,
@@ -93,9 +97,10 @@ constexpr SchemeName kSchemeNames[] = {
     {Scheme::i8g128m, "int8g128m"},
 };
 
-// Static, all of them: variants compile this file, and the linker must not choose among their copies.
+// All static: every variant compiles this header with its own flags, and the linker must not merge the
+// copies.
 
-// The kind of scales alone.
+// Scale kind, without the flag bits.
 static constexpr Scheme base_of(Scheme s) { return static_cast<Scheme>(static_cast<int32_t>(s) & 7); }
 static constexpr bool has_zero_points(Scheme s) { return (static_cast<int32_t>(s) & 8) != 0; }
 static constexpr bool has_bf16_scales(Scheme s) { return (static_cast<int32_t>(s) & 16) != 0; }
@@ -103,7 +108,7 @@ static constexpr bool has_offsets(Scheme s) { return (static_cast<int32_t>(s) & 
 static constexpr bool has_int8_groups(Scheme s) { return (static_cast<int32_t>(s) & 64) != 0; }
 static constexpr bool is_int8(Scheme s) { return s == Scheme::i8 || has_int8_groups(s); }
 
-// Groups of 32 that share a float scale; 0 where a row has one scale and sums are integers to the end.
+// Groups of 32 that share a float scale; 0 for one scale per row, where sums stay integers to the end.
 static constexpr int64_t groups_per_scale(Scheme s) {
   return base_of(s) == Scheme::g32 ? 1 : base_of(s) == Scheme::g64 ? 2 : base_of(s) == Scheme::g128 ? 4 : 0;
 }
@@ -112,16 +117,16 @@ static constexpr bool has_float_groups(Scheme s) { return groups_per_scale(s) !=
 struct PanelLayout {
   Scheme scheme;
   int64_t groups;        // G
-  int64_t scale_groups;  // S; 1 where a row has one scale
+  int64_t scale_groups;  // S; 1 for one scale per row
   int64_t scales;        // byte offset of the group scales (float-group schemes)
   int64_t offsets;       // byte offset (schemes with offsets)
   int64_t multipliers;   // byte offset (g32i)
   int64_t zero_points;   // byte offset (schemes with zero points)
-  int64_t values;        // byte offset of the nibbles or int8 lines, or of the panels of INT8 groups
+  int64_t values;        // byte offset of nibbles, int8 lines or per-group i8 panels
   int64_t bytes;
 };
 
-// Of a panel of scheme i8 with so many groups.
+// Bytes of a panel of scheme i8 with `groups` groups.
 static constexpr int64_t int8_panel_bytes(int64_t groups) { return kPanel * 4 + groups * 512; }
 
 static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
@@ -144,9 +149,10 @@ static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   return p;
 }
 
-// How gemm takes a float group scale: with f = round_half_even(s_group / s_row · kFoldOne), 0 where s_row is 0, the
-// weight is (q · f + 128) >> 8 (arithmetic shift), INT8 in units of s_row: the same bits in every variant.
-// |q · s_group| ≤ 127 · s_row keeps the product in 16 bits; only in groups of zeros can f reach the clamp.
+// How gemm folds a float group scale: with f = round_half_even(s_group / s_row · kFoldOne), 0 if s_row is 0,
+// the weight is (q · f + 128) >> 8 (arithmetic shift), INT8 in units of s_row, and the same bits in every
+// variant.
+// q · s_group| ≤ 127 · s_row keeps the product within 16 bits; f reaches the clamp only in all-zero groups.
 constexpr float kFoldOne = 256.0f;
 constexpr float kFoldLimit = 32512.0f;
 

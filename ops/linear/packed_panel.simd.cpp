@@ -1,12 +1,12 @@
-// Weight panels of every scheme, read plainly: what the variants' own readers must agree with, and what they use
-// where a scheme has no path of its own.
+// Readers for panels of every scheme in portable code: the reference for the variants' own readers, and their
+// fallback for schemes without a fast path.
 #include "linear/kernels/common.h"
 #include "simd/simd.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Σ over one group for each of 16 rows.
+// sums[r] += Σ w[r] · x over one group, for 16 rows.
 inline void add_group(const int8_t* lines, const int8_t* x, int64_t chunk_stride, int32_t* sums) {
   for (int line = 0; line < 8; ++line) {
     const int8_t* four = x + line / 2 * chunk_stride + (line & 1) * 4;

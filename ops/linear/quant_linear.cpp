@@ -60,7 +60,7 @@ int QuantGatedLinear::phases() const { return 2; }
 int64_t QuantGatedLinear::tiles(int phase) const { return tiles_of(args, phase); }
 
 void QuantGatedLinear::tile(int phase, int64_t index) {
-  constexpr float kLimit = 7.0f;  // of swiglu_clamped and silu_clamped
+  constexpr float kLimit = 7.0f;  // clamp of swiglu_clamped and silu_clamped
   const GatedLinearArgs& a = args;
   const LinearKernels& kernels = *variant().linear;
   const Activations x = activations_in(a.scratch, a.tokens, a.in_features, a.scheme, kernels);

@@ -1,4 +1,5 @@
-// Quantized linear layers: the micro-kernel table and the task sets.  packed_panel.h describes the packed weight.
+// Quantized linear layers: the micro-kernel table and the task sets. packed_panel.h specifies the packed
+// weight.
 #pragma once
 
 #include "linear/packed_panel.h"
@@ -7,20 +8,26 @@
 
 namespace armllm {
 
-constexpr int kGemvTokens = 8;          // most tokens of one call of gemv
-constexpr int64_t kMaxGemvTokens = 16;  // no variant's gemv_tokens is larger
+constexpr int kGemvTokens = 8;          // most tokens per call of gemv
+constexpr int64_t kMaxGemvTokens = 16;  // upper bound of gemv_tokens over all variants
 
-// Quantized activations of one call.  `values` is row-major (one row of `groups`·32 bytes a token) when
-// block = 1; with block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
-//   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8.   Rows past the last are zero.
+// Quantized activations of one call. With block = 1, `values` is row-major, `groups`·32 bytes per token.
+// With block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
+//
+//   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8
+//
+// Rows past the last are zero.
 struct Activations {
   int8_t* values = nullptr;
-  float* scales = nullptr;        // one a token; NaN where the row held a NaN or an infinity
-  int32_t* group_sums = nullptr;  // [tokens][row_groups()]: −8 · Σ values of the group; nullptr if not needed
+  float* scales = nullptr;  // one per token; NaN if the row held a NaN or an infinity
+  // [tokens][row_groups()]: −8 · Σ values of the group, the correction for nibbles stored as q + 8; may be
+  // nullptr.
+  int32_t* group_sums = nullptr;
   int64_t groups = 0;
   int64_t block = 1;
-  int64_t skipped_groups = 0;  // groups of every row beyond those of this view
-  // What comes next, for gemm to fetch while it computes: its own operands are in the cache.
+  int64_t skipped_groups = 0;  // groups per row outside of this view; row_groups() is the stride
+  // Memory of the next call's weights. gemm prefetches it while it computes, since its own operands are
+  // cached.
   const uint8_t* prefetch = nullptr;
   int64_t prefetch_bytes = 0;
 
@@ -33,22 +40,23 @@ struct LinearKernels {
   int64_t gemm_tokens;  // most tokens of one gemm call; a multiple of gemm_block
   int64_t gemm_panels;  // panels of one gemm call
 
-  // Quantizes one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127.  Chunks of 8 bytes lie
-  // `chunk_stride` bytes apart.  Writes groups·32 values (zeros past n).  amax below 1e-30 gives scale 0 and
-  // zeros; a NaN or infinity gives scale NaN and zeros.  group_sums may be nullptr.
+  // Quantizes one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127. Chunks of 8 bytes
+  // are `chunk_stride` bytes apart. Writes groups·32 values, zeros past n. amax below 1e-30 results in
+  // scale 0 and zeros, a NaN or infinity in scale NaN and zeros. group_sums may be nullptr.
   float (*quantize)(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
                     int32_t* group_sums);
 
-  // 1 … kGemvTokens tokens against one panel, straight from the packed weights.  Activations::block is
+  // Multiplies 1 … kGemvTokens tokens by one panel, straight from the packed weights. Activations::block is
   // gemv_block_of(); first_token is a multiple of it:
-  // out[t·16 + r] = Σ_k w[r][k] · q[t][k], times the weight scale; without the activation scale.
+  //
+  //   out[t·16 + r] = Σ_k w[r][k] · q[t][k], times the weight scale but not the activation scale
   void (*gemv)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                float* out);
 
-  // Unpacks gemm_panels panels (fewer at the end: `panels`) to what the variant multiplies, INT8 in its own order.
-  // `row_info` gets what gemm has to know besides, such as what it adds to each row's sum: 16 int32 a panel.  Float
-  // group scales are folded (kFoldOne); `row_scales` gets the 16 row scales of each panel.
-  // `w` holds gemm_panels · groups · gemm_group_bytes bytes.  Missing panels need not be written.
+  // Unpacks up to gemm_panels panels to INT8 in the order that the variant's gemm reads. `row_info`, 16
+  // int32 per panel, passes on variant-specific facts, such as corrections to row sums. Float group scales
+  // are folded (kFoldOne); `row_scales` receives the 16 row scales of each panel. `w` holds gemm_panels ·
+  // groups · gemm_group_bytes bytes; missing panels need not be written.
   void (*unpack)(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
                  int32_t* row_info, float* row_scales);
 
@@ -57,44 +65,47 @@ struct LinearKernels {
   void (*gemm)(const int8_t* w, const int32_t* row_info, const float* row_scales, int panels,
                const Activations& x, int64_t first_token, int tokens, float* out, int64_t out_stride);
 
-  // y[n] = acc[n] · x_scale (+ bias[n]) (+ residual[n]), each step rounded to float32, then to the output type.
+  // y[n] = acc[n] · x_scale (+ bias[n]) (+ residual[n]); each step is rounded to float32, then to the output
+  // type.
   void (*epilogue)(const float* acc, int64_t n, float x_scale, const void* bias, DType bias_type,
                    const void* residual, void* y, DType type);
 
-  // out[t · out_stride + r] += Σ c_group[r] · Σ x of the group: what gemv and gemm leave out of schemes with offsets.
+  // out[t · out_stride + r] += Σ c_group[r] · Σ x over the group: the offset term, which gemv and gemm leave
+  // out.
   void (*add_offsets)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token,
                       int tokens, float* out, int64_t out_stride);
 
   // sums[i] += more[i]
   void (*accumulate)(float* sums, const float* more, int64_t n);
 
-  bool gemv_interleaves = false;  // what gemv wants of Activations::block, see gemv_block_of()
+  bool gemv_interleaves = false;  // gemv reads interleaved activations, see gemv_block_of()
 
-  // Most tokens that go through gemv, kGemvTokens at a time from a panel in the cache, rather than pay for unpacking.
+  // Up to this many tokens go through gemv, kGemvTokens at a time per cached panel: unpacking for gemm would
+  // cost more.
   int64_t gemv_tokens = kGemvTokens;
 
-  // Of a panel unpacked, a group: INT8, if no more.
+  // Bytes per group of an unpacked panel; INT8 unless the variant unpacks to wider operands.
   int64_t gemm_group_bytes = kPanel * kGroup;
 
-  // gemv of `panels` panels that lie `panel_stride` bytes apart: out[t · out_stride + 16·p + r].  Where it is nullptr,
-  // gemv is called for each of them.
+  // gemv of `panels` panels, `panel_stride` bytes apart: out[t · out_stride + 16·p + r]. If nullptr, gemv is
+  // called per panel.
   void (*gemv_panels)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                       const Activations& x, int64_t first_token, int tokens, float* out,
                       int64_t out_stride) = nullptr;
 
-  // The same of more than kGemvTokens tokens at once, up to gemv_tokens, for schemes g32i and i8, the tokens being one
-  // block.  Where it is nullptr, they go through gemv.
+  // The same for more than kGemvTokens and up to gemv_tokens tokens that form one block; schemes g32i and i8
+  // only. If nullptr, these tokens go through gemv.
   void (*gemv_wide)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                     const Activations& x, int tokens, float* out, int64_t out_stride) = nullptr;
 };
 
-// Whether gemv_wide takes so many tokens, of those that do not go through gemm.
+// True if gemv_wide handles this token count; assumes that the count does not go through gemm.
 static inline bool is_gemv_wide(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
   return kernels.gemv_wide != nullptr && tokens > kGemvTokens &&
          (scheme == Scheme::g32i || scheme == Scheme::i8);
 }
 
-// One block holds all tokens, in pairs; or a token is a block.
+// Activations::block that gemv reads: all tokens in one block, rounded up to a pair, or one token per block.
 static inline int64_t gemv_block_of(const LinearKernels& kernels, Scheme scheme, int64_t tokens) {
   const bool interleaves = kernels.gemv_interleaves || is_gemv_wide(kernels, scheme, tokens);
   return tokens == 1 || !interleaves ? 1 : round_up(tokens, 2);
@@ -102,10 +113,10 @@ static inline int64_t gemv_block_of(const LinearKernels& kernels, Scheme scheme,
 
 struct NormArgs;
 
-// Where a linear layer's activations come from, if not from x as it is.
+// Source of a linear layer's activations, if not x itself.
 struct LinearInput {
-  const NormArgs* norm = nullptr;  // an RMSNorm, one row a token, in the place of x; its `out` is not written
-  // Or already quantized: rows of whole groups, and their scales.
+  const NormArgs* norm = nullptr;  // an RMSNorm instead of x, one row per token; its `out` is not written
+  // Or activations that are quantized already: rows of whole groups, and their scales.
   const int8_t* values = nullptr;
   int64_t value_stride = 0;
   const float* scales = nullptr;
@@ -133,14 +144,14 @@ class QuantLinear final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// y = act(x · Wgᵀ + bg) · (x · Wuᵀ + bu); panels of gate and up alternate in the weight: g0 u0 g1 u1 …
+// y = act(x · Wgᵀ + bg) · (x · Wuᵀ + bu); gate and up panels alternate in the weight: g0 u0 g1 u1 …
 struct GatedLinearArgs {
   Rows x, out;
   LinearInput input;
   const uint8_t* weight = nullptr;
   int64_t panel_stride = 0;
   Scheme scheme = Scheme::g32i;
-  int64_t tokens = 0, in_features = 0, out_features = 0;  // out_features: of gate alone
+  int64_t tokens = 0, in_features = 0, out_features = 0;  // out_features: rows of gate alone
   Activation activation = Activation::silu;
   const void* gate_bias = nullptr;
   const void* up_bias = nullptr;
@@ -157,7 +168,7 @@ class QuantGatedLinear final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// y = x · Wᵀ (+ bias) with unquantized row-major weights: routers and other small layers.
+// y = x · Wᵀ (+ bias) with unquantized row-major weights, for routers and other small layers.
 struct DenseLinearArgs {
   Rows x, out, weight;
   const void* bias = nullptr;

@@ -1,4 +1,4 @@
-// The registered quantized linear ops: checks, output, one run of the task set.
+// Registered quantized linear ops: argument checks, output allocation, one run of the task set.
 #include <vector>
 
 #include "dispatch/variants.h"
@@ -26,7 +26,7 @@ struct Bias {
   }
 };
 
-// Refuses a weight that was not packed for (out_features, in_features, scheme); `copies` is 2 for gate and up.
+// Checks that a weight was packed for (out_features, in_features, scheme); `copies` is 2 for gate and up.
 void check_weight(const Tensor& weight, const Tensor& x, int64_t out_features, Scheme scheme,
                   int64_t copies) {
   STD_TORCH_CHECK(out_features >= 0, "out_features must not be negative: ", out_features);
@@ -58,7 +58,7 @@ int64_t tokens_of(const Tensor& x) {
 // Activations as a float tensor, or as INT8 rows with their scales.
 struct Source {
   Tensor tensor, rows, scales;
-  ScalarType type;  // of the result
+  ScalarType type;  // of the output
 
   explicit Source(const Tensor& x) : tensor(x), rows(as_rows(x)), type(x.scalar_type()) {}
   Source(const Tensor& q, const Tensor& q_scales, const std::string& dtype)

@@ -1,4 +1,4 @@
-// Activations to INT8 before a quantized linear, and the epilogue after it.
+// Quantizes activations to INT8 before a quantized linear layer, and applies the epilogue after it.
 #include <cstring>
 
 #include "linear/kernels/common.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kSmallestAmax = 1e-30f;  // 127 / amax stays finite above it
 
-// The value whose magnitude has these bits.
+// Returns the value whose magnitude has these bits.
 inline float magnitude(int32_t word, const float*) {
   float x;
   std::memcpy(&x, &word, 4);
@@ -68,7 +68,7 @@ inline F32 load_as(const void* p, DType type, int64_t i, int lanes) {
   }
 }
 
-// y[i] = add(acc[i] · x_scale, i, lanes)
+// y[i] = add(acc[i] · x_scale, i, lanes), in blocks of lanes.
 template <typename T, typename Add>
 ARMLLM_INLINE inline void map_row(const float* acc, int64_t n, float x_scale, T* y, Add add) {
   const F32 scale = set1(x_scale);

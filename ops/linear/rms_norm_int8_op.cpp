@@ -1,4 +1,4 @@
-// rms_norm_int8
+// The registered op rms_norm_int8.
 #include <tuple>
 #include <vector>
 
@@ -10,7 +10,7 @@
 namespace armllm {
 namespace {
 
-// The norm of a row goes from the nearest cache straight into INT8.
+// The normalized row is quantized while it is still in L1.
 class RmsNormInt8 final : public TaskSet {
  public:
   NormArgs args;

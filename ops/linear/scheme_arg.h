@@ -1,4 +1,4 @@
-// From the name of a scheme, as ops take it, to the scheme.
+// Converts a scheme name, an argument of the ops, to the enum.
 #pragma once
 
 #include <torch/headeronly/util/Exception.h>
@@ -14,7 +14,8 @@ inline Scheme scheme_of(const std::string& name) {
     if (name == known.name) return known.scheme;
   STD_TORCH_CHECK(
       false, "unknown scheme '", name,
-      "'; there are: g32i, row, rowz, i8, and g32, g64, g128 with z (zero points) and b (bf16 scales)");
+      "'; valid schemes: g32i, row, rowz, i8; g32, g64, g128, each with z (zero points), b (bf16 scales), zb "
+      "or m (offsets); int8g32, int8g64, int8g128, each also with m");
 }
 
 }  // namespace armllm

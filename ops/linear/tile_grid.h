@@ -1,4 +1,4 @@
-// How a product of quantized activations and packed panels is cut into tiles; shared by all that multiply by panels.
+// Tiling of a product of quantized activations and packed panels, shared by linear layers, heads and experts.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,15 @@
 
 namespace armllm {
 
-// Quantized activations of one call inside its scratch memory.
+// Scratch bytes for the quantized activations of one call.
 inline int64_t activation_bytes(int64_t tokens, int64_t in_features) {
   const int64_t groups = ceil_div(in_features, kGroup);
-  // No variant's blocks are larger.
+  // Upper bounds of every variant's block sizes.
   const int64_t rows = round_up(tokens, tokens <= kGemvTokens ? kGemvTokens : 64);
   return round_up(rows * groups * kGroup, 64) + round_up(rows * 4, 64) + round_up(rows * groups * 4, 64);
 }
 
+// Lays out the quantized activations in scratch memory.
 inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_features, Scheme scheme,
                                   const LinearKernels& kernels) {
   Activations x;
@@ -33,7 +34,7 @@ inline Activations activations_in(void* scratch, int64_t tokens, int64_t in_feat
   return x;
 }
 
-// Rows that one quantizing tile takes; the last one takes the padding rows as well.
+// Rows per quantization tile; the last tile also writes the padding rows.
 inline int64_t quantize_step(const Activations& x, int64_t tokens) {
   return tokens <= kMaxGemvTokens && x.group_sums ? 1 : round_up(8, x.block);
 }
@@ -55,15 +56,15 @@ void quantize_tile(const Activations& q, int64_t tokens, int64_t index, const Qu
   }
 }
 
-// Output panels × tokens as tiles.  `pair` keeps gate and up panels together.
+// Output panels × tokens as tiles; tiles are multiples of `pair` panels, which keeps gate and up together.
 struct TileGrid {
   int64_t panels = 0, panel_step = 1, tokens = 0, token_step = 1;
 
   static TileGrid plan(const LinearKernels& kernels, int64_t panels, int64_t panel_bytes, int64_t tokens,
                        int64_t pair) {
-    constexpr int64_t kTilesPerThread = 4;      // lets threads that were held up be overtaken
-    constexpr int64_t kMaxGemvBytes = 1 << 20;  // enough to hide what taking a tile costs
-    constexpr int64_t kMinTokens = 64;          // unpacking is a few per cent of a tile of so many tokens
+    constexpr int64_t kTilesPerThread = 4;      // slack for work stealing when a thread is delayed
+    constexpr int64_t kMaxGemvBytes = 1 << 20;  // amortizes claiming a tile
+    constexpr int64_t kMinTokens = 64;          // unpacking is a few percent of a tile of this size
     TileGrid grid{panels, 1, tokens, tokens};
     const int64_t threads = team_size(), wanted = threads == 1 ? 1 : threads * kTilesPerThread;
     if (tokens <= kernels.gemv_tokens) {
@@ -74,8 +75,8 @@ struct TileGrid {
     const int64_t narrow = round_up(kernels.gemm_panels, pair), columns = ceil_div(panels, narrow);
     const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kMinTokens));
     grid.token_step = round_up(ceil_div(tokens, chunks), kernels.gemm_block);
-    // Few tokens and many threads: narrower tiles are slower ones, but idle threads are slower still.  Wide ones fetch
-    // their next weights while they compute.
+    // Few tokens and many threads: narrower tiles are slower, but idle threads cost more. Wide tiles
+    // prefetch their next weights while they compute.
     const int64_t share = ceil_div(panels * chunks, threads);
     grid.panel_step =
         std::min(std::max<int64_t>(columns * chunks / wanted, 1) * narrow, round_up(share, pair));
@@ -86,12 +87,12 @@ struct TileGrid {
   int64_t count() const { return tokens == 0 ? 0 : columns() * ceil_div(tokens, token_step); }
 };
 
-// What the kernels multiply at a time: whole panels, or of INT8 with group scales one group after the other, each a
-// panel of scheme i8 with scales of its own.  The groups' results are added in their order, whatever the batch.
+// The units that kernels multiply: whole panels, or, for INT8 with group scales, one group at a time as a
+// panel of scheme i8 with its own scales. Group results are added in group order for every batch size.
 struct PanelParts {
   Scheme scheme;
-  int64_t count, step, groups;  // step: groups of 32 a part
-  int64_t first, bytes;         // where a panel's first part lies, and how far apart they are
+  int64_t count, step, groups;  // step: groups of 32 per part
+  int64_t first, bytes;         // byte offset of a panel's first part, and bytes from part to part
 
   PanelParts(Scheme whole, int64_t all)
       : scheme(whole), count(1), step(all), groups(all), first(0), bytes(0) {
@@ -117,7 +118,8 @@ struct PanelParts {
   }
 };
 
-// Few tokens, straight from the packed panels: rows[t · panels · 16 + …].  `spare` holds two results of gemv.
+// Multiplies few tokens straight from the packed panels into rows[t · panels · 16 + …]. `spare` holds two
+// gemv results.
 inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, const uint8_t* panel,
                                 int64_t panel_stride, int64_t panels, const Activations& x, int64_t tokens,
                                 float* spare, float* rows) {
@@ -150,8 +152,8 @@ inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, con
   }
 }
 
-// Computes one tile and hands every row of it to `finish(token, first_panel, panels, acc)`; acc holds 16 floats a
-// panel, scaled by the weight.
+// Computes one tile and calls `finish(token, first_panel, panels, acc)` for each of its rows; acc holds 16
+// floats per panel, scaled by the weight scale.
 template <typename Finish>
 void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme scheme, const uint8_t* weight,
                    int64_t panel_stride, const Activations& x, int64_t index, const Finish& finish) {
@@ -169,18 +171,18 @@ void multiply_tile(const LinearKernels& kernels, const TileGrid& grid, Scheme sc
     return;
   }
 
-  constexpr int64_t kPartTokens = 32;  // whose results stay in the first-level cache from part to part
+  constexpr int64_t kPartTokens = 32;  // keeps their results in L1 from part to part
   const PanelParts parts(scheme, x.groups);
   const int64_t most = parts.count == 1 ? kernels.gemm_tokens : std::min(kPartTokens, kernels.gemm_tokens);
   const int64_t step = kernels.gemm_panels, group_bytes = kernels.gemm_group_bytes;
-  const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // gate and up stay together
+  const int64_t wide = round_up(step, 2), stride = wide * kPanel;  // keeps gate and up together
   char* memory = thread_memory(wide * x.groups * group_bytes + parts.count * stride * 8 +
                                most * stride * (parts.count == 1 ? 4 : 8));
   int8_t* values = reinterpret_cast<int8_t*>(memory);
   int32_t* row_info = reinterpret_cast<int32_t*>(memory + wide * x.groups * group_bytes);
   float* scales = reinterpret_cast<float*>(row_info + parts.count * stride);
   float* acc = scales + parts.count * stride;
-  float* more = acc + most * stride;  // of parts but the first
+  float* more = acc + most * stride;  // results of every part but the first
   const auto part_values = [&](int64_t part, int64_t p) {
     return values + (part * parts.step * wide + p * parts.groups_of(part)) * group_bytes;
   };

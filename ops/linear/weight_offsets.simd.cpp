@@ -1,14 +1,15 @@
-// What float groups add to a row: the offsets of groups by the sums of activations, and one group's result to the others'.
+// Float terms of grouped schemes: weight offsets times activation sums, and the accumulation of group
+// results.
 #include "linear/kernels/common.h"
 #include "simd/simd.h"
 
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int kColumns = 16;  // whose sums of activations wait in memory
-constexpr int kChains = 4;    // of additions, for they take several cycles each
+constexpr int kColumns = 16;  // activation sums that are buffered
+constexpr int kChains = 4;    // independent FMA chains, which hide the latency of an FMA
 
-// Σ x of scale groups first … first + columns − 1.
+// x[c] = Σ x over scale group first + c.
 inline void sum_columns(const int32_t* group_sums, int64_t groups, int64_t step, int64_t first,
                         int64_t columns, float* x) {
   for (int64_t c = 0; step == 1 && c < columns; ++c) x[c] = float(group_sums[first + c]) * -0.125f;
@@ -33,14 +34,14 @@ void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& 
     F32 total[kChains] = {zero(), zero(), zero(), zero()};
     for (int64_t first = 0; first < layout.scale_groups; first += kColumns) {
       const int64_t left = layout.scale_groups - first, columns = left < kColumns ? left : kColumns;
-      const float* from = offsets + first * kPanel;
+      const float* panel_offsets = offsets + first * kPanel;
       sum_columns(group_sums, x.groups, step, first, columns, sums);
       int64_t c = 0;
       for (; c + kChains <= columns; c += kChains)
 #pragma GCC unroll 4
         for (int i = 0; i < kChains; ++i)
-          total[i] = fma(load(from + (c + i) * kPanel), set1(sums[c + i]), total[i]);
-      for (; c < columns; ++c) total[0] = fma(load(from + c * kPanel), set1(sums[c]), total[0]);
+          total[i] = fma(load(panel_offsets + (c + i) * kPanel), set1(sums[c + i]), total[i]);
+      for (; c < columns; ++c) total[0] = fma(load(panel_offsets + c * kPanel), set1(sums[c]), total[0]);
     }
     store(out, load(out) + ((total[0] + total[1]) + (total[2] + total[3])));
   }

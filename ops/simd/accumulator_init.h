@@ -1,5 +1,5 @@
-// What a chain of fma begins with: a constant that is loaded each time where loads are free and copies are not.  NEON
-// overwrites the accumulator, and copying it there takes what a sum takes.
+// Initial value of an FMA chain. NEON FMA overwrites its accumulator, so a constant would be copied first,
+// at the cost of an addition; there it is loaded each time, because loads use other pipes.
 #pragma once
 
 #include "simd/simd.h"

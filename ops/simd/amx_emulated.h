@@ -1,5 +1,5 @@
-// AMX's instructions as functions, for tests on CPUs that lack it: each does what its page of the Intel 64 and IA-32
-// Architectures Software Developer's Manual, volume 2, says, and ends the program where the CPU would fault.
+// AMX instructions as functions, for tests on CPUs without AMX. Each does what its page in the Intel 64 and
+// IA-32 Architectures Software Developer's Manual, volume 2, specifies, and aborts where the CPU would fault.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace {
 struct EmulatedTiles {
   static constexpr int kTiles = 8, kRows = 16, kBytes = 64;
 
-  int rows[kTiles] = {}, row_bytes[kTiles] = {};  // 0: not to be used
+  int rows[kTiles] = {}, row_bytes[kTiles] = {};  // 0: not configured
   alignas(64) uint8_t data[kTiles][kRows][kBytes] = {};
 
   static void require(bool holds, const char* what) {
@@ -23,16 +23,16 @@ struct EmulatedTiles {
   void require_used(int tile) const { require(rows[tile] != 0, "a tile that is not configured"); }
 
   void configure(const uint8_t* memory) {
-    require(memory[0] == 1 && memory[1] == 0, "LDTILECFG of another palette, or in the middle of a load");
+    require(memory[0] == 1 && memory[1] == 0, "LDTILECFG with an unknown palette or a nonzero start row");
     for (int i = 2; i < 16; ++i) require(memory[i] == 0, "LDTILECFG with reserved bytes");
     __builtin_memset(data, 0, sizeof data);
     for (int tile = 0; tile < 16; ++tile) {
       uint16_t bytes = 0;
       __builtin_memcpy(&bytes, memory + 16 + 2 * tile, 2);
       const int height = memory[48 + tile];
-      require(tile < kTiles || (bytes == 0 && height == 0), "LDTILECFG of a tile that there is not");
+      require(tile < kTiles || (bytes == 0 && height == 0), "LDTILECFG of a nonexistent tile");
       require(bytes <= kBytes && height <= kRows && (bytes == 0) == (height == 0),
-              "LDTILECFG of a tile too large, or of no rows or no columns");
+              "LDTILECFG of a tile that is too large or empty in one dimension");
       if (tile < kTiles) rows[tile] = height, row_bytes[tile] = bytes;
     }
   }
@@ -59,9 +59,9 @@ struct EmulatedTiles {
     require_used(sums);
     require_used(a);
     require_used(b);
-    require(sums != a && sums != b && a != b, "a product that has a tile twice");
+    require(sums != a && sums != b && a != b, "a product with the same tile twice");
     require(rows[sums] == rows[a] && row_bytes[sums] == row_bytes[b] && row_bytes[a] == 4 * rows[b],
-            "a product of tiles that do not fit each other");
+            "a product of tiles with mismatched shapes");
   }
   void dot_int8(int sums, int a, int b) {  // TDPBSSD
     require_product(sums, a, b);
@@ -74,7 +74,7 @@ struct EmulatedTiles {
         __builtin_memcpy(data[sums][m] + 4 * n, &sum, 4);
       }
   }
-  // TDPBF16PS: even and odd places apart, each in a chain of fused multiply-adds; denormals are zeros.
+  // TDPBF16PS: separate FMA chains for even and odd positions; denormals are zeros.
   void dot_bf16(int sums, int a, int b) {
     require_product(sums, a, b);
     for (int m = 0; m < rows[sums]; ++m)

@@ -1,7 +1,7 @@
-// AMX: registers of 16 rows of 64 bytes.  Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1,
-// chapter 18.
+// AMX: tile registers of 16 rows × 64 bytes. Intel 64 and IA-32 Architectures Software Developer's Manual,
+// volume 1, chapter 18.
 //
-// Instructions are written out: GCC's intrinsics do not say which memory they read.
+// Inline assembly, because GCC's intrinsics do not declare which memory they read.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 #define ARMLLM_TILE_STORE(tile, to, stride) \
   asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(int64_t(stride)) : "memory")
 #define ARMLLM_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
-// sums += a · b, of 16 × 64 INT8 and 64 × 16, or of 16 × 32 bfloat16 and 32 × 16.
+// sums += a · b for 16 × 64 INT8 and 64 × 16, or 16 × 32 bfloat16 and 32 × 16.
 #define ARMLLM_TILE_DOT_INT8(sums, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sums::)
 #define ARMLLM_TILE_DOT_BF16(sums, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sums::)
 #endif
@@ -22,7 +22,7 @@
 namespace armllm {
 namespace {
 
-// Operand of LDTILECFG: how much of each tile is used.
+// Operand of LDTILECFG: the rows and row bytes in use of each tile.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -41,7 +41,8 @@ struct alignas(64) TileConfig {
   }
 };
 
-// Or the system would save the tiles of a thread that no longer uses them.
+// Releases the tiles; otherwise the kernel would save them at each context switch of a thread that is done
+// with them.
 inline void release_tiles() {
 #if defined(ARMLLM_EMULATE_AMX)
   emulated_tiles().release();

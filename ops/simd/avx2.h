@@ -19,7 +19,7 @@ ARMLLM_SIMD F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 ARMLLM_SIMD F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 ARMLLM_SIMD I32 set1i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 
-// All ones in lanes below n.
+// All ones in lanes < n.
 ARMLLM_SIMD I32 first_lanes(int n) {
   const __m256i limit = _mm256_set1_epi32(n);
   return {_mm256_cmpgt_epi32(limit, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
@@ -31,7 +31,7 @@ ARMLLM_SIMD __m256 widen(__m128i x, const bf16*) {
 }
 ARMLLM_SIMD __m256 widen(__m128i x, const f16*) { return _mm256_cvtph_ps(x); }
 
-// The bfloat16 in the upper half of each lane.
+// Rounds to bfloat16, in the upper half of each lane.
 ARMLLM_SIMD __m256i rounded_upper(__m256 x) {
   const __m256i word = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(word, 16), _mm256_set1_epi32(1));
@@ -86,7 +86,7 @@ ARMLLM_SIMD void store(T* p, F32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x.lo, p));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), narrow(x.hi, p));
 }
-// AVX2 has no masks of 16 bits.
+// AVX2 cannot mask 16-bit elements, so partial loads and stores go through a buffer.
 ARMLLM_SIMD int lanes_of(int n) { return n < 0 ? 0 : n > kLanes ? kLanes : n; }
 template <typename T>
 ARMLLM_SIMD F32 load_partial(const T* p, int n) {
@@ -123,7 +123,7 @@ ARMLLM_SIMD F32 abs(F32 a) {
 ARMLLM_SIMD F32 sqrt(F32 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
 ARMLLM_SIMD F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 ARMLLM_SIMD F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
-// The instruction returns its second operand where either is NaN.
+// VMAXPS returns its second operand if either is NaN.
 ARMLLM_SIMD F32 at_least(F32 x, F32 bound) { return max(bound, x); }
 ARMLLM_SIMD F32 at_most(F32 x, F32 bound) { return min(bound, x); }
 
@@ -265,7 +265,8 @@ ARMLLM_SIMD void store_pairs(bf16* p, F32 even, F32 odd) {
             {_mm256_blend_epi16(_mm256_srli_epi32(rounded_upper(even.lo), 16), rounded_upper(odd.lo), 0xaa),
              _mm256_blend_epi16(_mm256_srli_epi32(rounded_upper(even.hi), 16), rounded_upper(odd.hi), 0xaa)});
 }
-// Even places of sixteen values: shuffled within halves, then the halves' middles swapped.
+// Elements at even (or odd) positions of sixteen: shuffles within 128-bit lanes, then swaps the middle
+// quadwords.
 template <int order>
 ARMLLM_SIMD __m256 every_other(__m256 a, __m256 b) {
   return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, order)), 0xd8));

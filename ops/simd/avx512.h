@@ -28,7 +28,8 @@ ARMLLM_SIMD F32 widen(__m256i x, const bf16*) {
 }
 ARMLLM_SIMD F32 widen(__m256i x, const f16*) { return {_mm512_cvtph_ps(x)}; }
 
-// The bfloat16 in the upper half of each lane.  Rounded as integers: vcvtneps2bf16 flushes denormals.
+// Rounds to bfloat16, in the upper half of each lane. Integer arithmetic, because VCVTNEPS2BF16 flushes
+// denormals.
 ARMLLM_SIMD __m512i rounded_upper(F32 x) {
   const __m512i word = _mm512_castps_si512(x.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(word, 16), _mm512_set1_epi32(1));
@@ -82,7 +83,7 @@ ARMLLM_SIMD F32 abs(F32 a) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0f), a.v
 ARMLLM_SIMD F32 sqrt(F32 a) { return {_mm512_sqrt_ps(a.v)}; }
 ARMLLM_SIMD F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 ARMLLM_SIMD F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
-// The instruction returns its second operand where either is NaN.
+// VMAXPS returns its second operand if either is NaN.
 ARMLLM_SIMD F32 at_least(F32 x, F32 bound) { return {_mm512_max_ps(bound.v, x.v)}; }
 ARMLLM_SIMD F32 at_most(F32 x, F32 bound) { return {_mm512_min_ps(bound.v, x.v)}; }
 

@@ -1,4 +1,4 @@
-// Two registers of pairs, sorted: all first and all second ones.
+// Deinterleaves two registers of 32-bit pairs into their even and odd elements.
 #pragma once
 
 #include <immintrin.h>

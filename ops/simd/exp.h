@@ -1,6 +1,8 @@
-// exp and what activations make of it, on sixteen lanes: one polynomial and one order of operations in every variant.
+// exp and the activations built on it, on sixteen lanes: one polynomial and one order of operations in every
+// variant.
 //
-// The coefficients are weighted minimax fits (Lawson's iteration in double precision) of the functions named beside them.
+// The coefficients are weighted minimax fits (Lawson's iteration in double precision) of the functions in the
+// comments.
 #pragma once
 
 #include "simd/simd.h"
@@ -8,7 +10,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// e^x = y · 2^count with |ln y| ≤ ln(2) / 2, where count is x / ln(2) as a whole number.
+// Returns y of e^x = y · 2^count with |ln y| ≤ ln(2) / 2, where count is x / ln(2) rounded to an integer.
 inline F32 exp_mantissa(F32 x, F32 count) {
   const F32 r = fma(count, set1(-0x1.7f7d1cp-20f), fma(count, set1(-0x1.62e4p-1f), x));
   F32 q = set1(0.0013814431f);  // (e^r − 1 − r) / r², |r| ≤ ln(2) / 2
@@ -23,18 +25,18 @@ inline F32 exp_parts(F32 x, I32& n) {
   return exp_mantissa(x, to_float(n));
 }
 
-// e^x within 1.1 ulp, denormal results included.  −∞ gives 0, above 88.7228 gives ∞, NaN stays NaN.
+// e^x within 1.1 ulp, including denormal results. −∞ returns 0, above 88.7228 returns ∞, NaN stays NaN.
 __attribute__((always_inline)) inline F32 exp(F32 x) {
-  // In this order of arguments a NaN passes through both.
+  // In this argument order a NaN passes through min and max.
   x = min(set1(89.0f), max(set1(-104.0f), x));
   I32 n;
   const F32 y = exp_parts(x, n);
-  // 2^n in two factors: n reaches from −150 to 128, further than one float's exponent does.
+  // 2^n in two factors: n is −150 … 128, beyond the exponent range of one float.
   const I32 half = shift_right<1>(n), bias = set1i(127);
   return y * from_bits(shift_left<23>(half + bias)) * from_bits(shift_left<23>(n - half + bias));
 }
 
-// The same for x ≤ 0 where 3e-38 is as good as any smaller result.
+// e^x for x ≤ 0, if any result below 3e-38 may be replaced by 3e-38.
 inline F32 exp_weight(F32 x) {
   I32 n;
   const F32 y = exp_parts(max(set1(-86.5f), x), n);
@@ -70,7 +72,7 @@ __attribute__((always_inline)) inline F32 normal_tail(F32 s) {
   return s * p;
 }
 
-// x · Φ(x); of products, so that the left tail keeps its relative accuracy.
+// x · Φ(x) as a product, so that the left tail keeps its relative accuracy.
 __attribute__((always_inline)) inline F32 gelu(F32 x) {
   const F32 t = abs(x), s = set1(1.0f) / fma(t, set1(0.25f), set1(1.0f));
   const F32 tail = exp(t * t * set1(-0.5f)) * normal_tail(s);

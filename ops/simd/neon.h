@@ -15,7 +15,7 @@ struct I32 {
   int32x4_t v[4];
 };
 
-// Spelled out rather than looped: the compiler then keeps the four parts in registers.
+// Written out instead of a loop, so that compilers keep the four parts in registers.
 #define ARMLLM_FOUR(f, ...)                                                      \
   {                                                                              \
     {                                                                            \
@@ -38,7 +38,7 @@ ARMLLM_SIMD I32 set1i(int32_t x) {
 struct Wide {
   float32x4_t low, high;
 };
-// Zips with zero run on every vector pipe of Neoverse, shifts on half of them.
+// ZIP with zero runs on every vector pipe of Neoverse; shifts run on half of them.
 ARMLLM_SIMD Wide widen(uint16x8_t x, const bf16*) {
   const uint16x8_t none = vdupq_n_u16(0);
   return {vreinterpretq_f32_u16(vzip1q_u16(none, x)), vreinterpretq_f32_u16(vzip2q_u16(none, x))};
@@ -53,10 +53,10 @@ ARMLLM_SIMD uint16x8_t narrow(float32x4_t low, float32x4_t high, const bf16*) {
   return vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low), high));
 }
 #else
-// The bfloat16 in the upper half of each lane.
+// Rounds to bfloat16, in the upper half of each lane.
 ARMLLM_SIMD uint32x4_t rounded_upper(float32x4_t x) {
   const uint32x4_t word = vreinterpretq_u32_f32(x);
-  const uint32x4_t odd = vtstq_u32(word, vdupq_n_u32(0x10000));  // all ones, that is −1
+  const uint32x4_t odd = vtstq_u32(word, vdupq_n_u32(0x10000));  // all ones, i.e. −1
   const uint32x4_t rounded = vaddq_u32(word, vsubq_u32(vdupq_n_u32(0x7fff), odd));
   const uint32x4_t quiet = vorrq_u32(word, vdupq_n_u32(0x400000));
   return vbslq_u32(vceqq_f32(x, x), rounded, quiet);
@@ -134,7 +134,7 @@ ARMLLM_SIMD F32 fnma(F32 a, F32 b, F32 c) {
 ARMLLM_SIMD F32 reciprocal_step(F32 a, F32 b) { return ARMLLM_FOUR(ARMLLM_BINARY, vrecpsq_f32, a, b); }
 ARMLLM_SIMD F32 abs(F32 a) { return ARMLLM_FOUR(ARMLLM_UNARY, vabsq_f32, a); }
 ARMLLM_SIMD F32 sqrt(F32 a) { return ARMLLM_FOUR(ARMLLM_UNARY, vsqrtq_f32, a); }
-// fmax and fmin would keep a NaN of either side.
+// FMAX and FMIN would propagate a NaN of either operand.
 ARMLLM_SIMD float32x4_t greater(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 ARMLLM_SIMD float32x4_t less(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 ARMLLM_SIMD F32 max(F32 a, F32 b) { return ARMLLM_FOUR(ARMLLM_BINARY, greater, a, b); }
@@ -179,7 +179,7 @@ ARMLLM_SIMD void store_i8(int8_t* p, I32 a) {
 struct I8 {
   int8x16_t v;
 };
-// The addition rounds to integers and leaves them in the low bytes; conversions have fewer pipes.
+// Adding 1.5 · 2^23 rounds to an integer in the low bytes; conversions (FCVTNS) run on fewer pipes.
 ARMLLM_SIMD I8 round_to_i8(F32 a) {
   const float32x4_t shift = vdupq_n_f32(0x1.8p23f);
 #define ARMLLM_WORDS(x) vreinterpretq_s16_f32(vaddq_f32(x, shift))
@@ -303,13 +303,13 @@ ARMLLM_SIMD void store_pairs(float* p, F32 even, F32 odd) {
 #undef ARMLLM_STEP
 }
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-// Hidden from GCC 12, which would write a constant 1 of bfloat16 as one of float16.
+// Opaque to GCC 12, which would encode a bfloat16 constant 1 as float16.
 ARMLLM_SIMD bfloat16x8_t bf16_one() {
   uint16x8_t word = vdupq_n_u16(0x3f80);
   __asm__("" : "+w"(word));
   return vreinterpretq_bf16_u16(word);
 }
-// Products of bfloat16 are exact in float32 and the sum is rounded once, as by fma.
+// A product of bfloat16 values is exact in float32 and the sum is rounded once, as by fma.
 ARMLLM_SIMD void add_squares(const bf16* p, F32& even, F32& odd) {
   const bfloat16_t* words = reinterpret_cast<const bfloat16_t*>(p);
 #define ARMLLM_STEP(j)                                \
@@ -333,7 +333,8 @@ ARMLLM_SIMD void add_values(const bf16* p, F32& even, F32& odd) {
   ARMLLM_EACH4(ARMLLM_STEP);
 #undef ARMLLM_STEP
 }
-// A zero that costs no pipe, unlike a copy of one; `after` keeps the compiler from sharing it.
+// A zero without a register copy: MOVI uses no vector pipe. The operand `after` keeps compilers from sharing
+// it.
 ARMLLM_SIMD float32x4_t fresh_zero(bfloat16x8_t after) {
   float32x4_t none;
   __asm__("movi %0.2d, #0" : "=w"(none) : "w"(after));

@@ -1,5 +1,5 @@
-// Sums and products of neighboring elements, through each variant's load_pairs().  Arm's BF16 instructions take pairs
-// as they lie: neon.h has overloads of its own for them, with the same bits.
+// Sums and products of adjacent elements through each variant's load_pairs(). Arm's BF16 instructions take
+// pairs directly: neon.h has overloads for them, with the same bits.
 #pragma once
 
 namespace armllm::ARMLLM_VARIANT {

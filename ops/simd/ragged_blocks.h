@@ -1,9 +1,10 @@
-// A row as blocks of sixteen lanes, the last of which may be ragged.
+// Iteration over a row in blocks of sixteen lanes, the last of which may be ragged.
 #pragma once
 
 #include "simd/simd.h"
 
-// GCC leaves a lambda that is called several times out of line, where vectors travel through memory.
+// GCC does not inline a lambda with several call sites, and its vector arguments would then pass through
+// memory.
 #define ARMLLM_INLINE __attribute__((always_inline))
 
 namespace armllm::ARMLLM_VARIANT {
@@ -23,7 +24,7 @@ ARMLLM_INLINE inline void store_lanes(T* p, F32 v, int lanes) {
   }
 }
 
-// Calls visit(offset, lanes); `lanes` is kLanes but in the ragged block.
+// Calls visit(offset, lanes); `lanes` is kLanes except in the ragged block.
 template <typename Visit>
 ARMLLM_INLINE inline void for_blocks(int64_t n, Visit visit) {
   int64_t i = 0;
@@ -31,8 +32,9 @@ ARMLLM_INLINE inline void for_blocks(int64_t n, Visit visit) {
   if (i < n) visit(i, static_cast<int>(n - i));
 }
 
-// Calls visit(offset, lanes, part): whole block b belongs to part b % 4 and the ragged one to part 3, so that four
-// sums can be in flight.  Parts are literals at every call: a computed index would keep the sums in memory.
+// Calls visit(offset, lanes, part): whole block b belongs to part b % 4 and the ragged block to part 3, so
+// that four sums are in flight. Parts are literals at every call: a computed index would keep the sums in
+// memory.
 template <typename Visit>
 ARMLLM_INLINE inline void for_blocks_in_parts(int64_t n, Visit visit) {
   int64_t i = 0;

@@ -1,4 +1,4 @@
-// Sixteen lanes as a plain array: the truth that the other variants are tested against.
+// Sixteen lanes as a plain array: the reference that the other variants are tested against.
 #pragma once
 
 namespace armllm::ARMLLM_VARIANT {
@@ -101,7 +101,7 @@ ARMLLM_SIMD F32 min(F32 a, F32 b) { ARMLLM_MAKE(F32, a.v[i] < b.v[i] ? a.v[i] : 
 ARMLLM_SIMD F32 at_least(F32 x, F32 bound) { ARMLLM_MAKE(F32, x.v[i] < bound.v[i] ? bound.v[i] : x.v[i]); }
 ARMLLM_SIMD F32 at_most(F32 x, F32 bound) { ARMLLM_MAKE(F32, x.v[i] > bound.v[i] ? bound.v[i] : x.v[i]); }
 
-// A NaN or a value out of int32's range has no defined result, and must not be undefined behavior either.
+// NaN and values outside of int32 have no specified result, but must not be undefined behavior.
 ARMLLM_SIMD I32 round_to_int(F32 a) {
   ARMLLM_MAKE(I32, __builtin_fabsf(a.v[i]) < 2147483648.0f ? static_cast<int32_t>(__builtin_rintf(a.v[i]))
                                                            : INT32_MIN);

@@ -1,8 +1,8 @@
-// y · sigmoid(z), with as much accuracy as the type that the result is rounded to can show.
+// y · sigmoid(z), accurate to the precision of the type that the result is rounded to.
 //
-// No division and no conversion between floats and integers, which have one pipe where additions have four: 1 / d
-// starts from the bits of d, whose logarithm they nearly are, and rounding to an integer is adding 1.5 · 2^23.
-// One order of operations in every variant.
+// No division and no conversion between float and integer, which run on one pipe where additions run on four:
+// 1 / d starts from the bits of d, which approximate its logarithm, and adding 1.5 · 2^23 rounds to an
+// integer. Same order of operations in every variant.
 #pragma once
 
 #include "simd/accumulator_init.h"
@@ -11,7 +11,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// What is lost at most, relative to the result: float32 3e-7, float16 9e-6, bfloat16 2e-4 (a tenth of its rounding).
+// Largest relative error: float32 3e-7, float16 9e-6, bfloat16 2e-4 (a tenth of its rounding error).
 enum class Accuracy { f32, f16, bf16 };
 
 template <typename T>
@@ -27,7 +27,7 @@ struct AccuracyOf<bf16> {
   static constexpr Accuracy value = Accuracy::bf16;
 };
 
-// 2^f for |f| ≤ 1/2: minimax fits of the relative error.
+// 2^f for |f| ≤ 1/2, minimax fits of the relative error.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 exp2_fraction(F32 f) {
   if (accuracy == Accuracy::bf16) {
@@ -47,8 +47,8 @@ __attribute__((always_inline)) inline F32 exp2_fraction(F32 f) {
   return fma(p, f, init(c0));
 }
 
-// 1 / d for 1 ≤ d ≤ 2^125.  The first guess is off by 5.1 % at most; Newton's step squares that, the one of the third
-// order, r + r (h + h²) with h = 1 − d r, cubes it.
+// 1 / d for 1 ≤ d ≤ 2^125. The relative error of the initial approximation is at most 5.1 %; a Newton step
+// squares it, and the third-order step r + r (h + h²) with h = 1 − d r cubes it.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 reciprocal(F32 d) {
   F32 r = from_bits(set1i(0x7ef31200) - bits(d));
@@ -62,13 +62,13 @@ __attribute__((always_inline)) inline F32 reciprocal(F32 d) {
   return accuracy == Accuracy::f32 ? r * reciprocal_step(d, r) : r;
 }
 
-// Where exp_minus ends; e^−86 is as good as zero to what follows.
+// Upper bound of exp_minus's argument; e^−86 is negligible to the callers.
 constexpr float kExpEnd = 86.0f;
 
-// e^−x = power · y for −86 ≤ x ≤ 86, where power is one of two; a NaN may give anything.
+// e^−x = power · y for −86 ≤ x ≤ 86, where power is a power of two; NaN input has no specified result.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 exp_minus_parts(F32 x, F32& power) {
-  static constexpr AccumulatorInit shift{0x1.8p23f + 127.0f};  // leaves a biased exponent in the low bits
+  static constexpr AccumulatorInit shift{0x1.8p23f + 127.0f};  // leaves the biased exponent in the low bits
   const F32 log2e = set1(1.44269504f), shifted = fnma(x, log2e, init(shift));
   F32 f = fnma(x, log2e, set1(shift.lanes[0]) - shifted);
   if (accuracy == Accuracy::f32) f = fnma(x, set1(1.92596303e-08f), f);
@@ -91,7 +91,7 @@ __attribute__((always_inline)) inline F32 one_and_exp_minus(F32 x) {
 
 __attribute__((always_inline)) inline F32 clamp_exp_floor(F32 x) { return at_least(x, set1(-kExpEnd)); }
 
-// For z clamp_exp_floor; NaN where y is.
+// For z from clamp_exp_floor(); NaN if y is NaN.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 times_sigmoid(F32 y, F32 z) {
   return y * reciprocal<accuracy>(one_and_exp_minus<accuracy>(at_most(z, set1(kExpEnd))));
@@ -111,7 +111,7 @@ __attribute__((always_inline)) inline F32 gelu_tanh_times(F32 x, F32 up) {
   return times_sigmoid<accuracy>(clamp_exp_floor(x) * up, clamp_exp_floor(u));
 }
 
-// x · Φ(x) as in exp.h, for results that are rounded to sixteen bits.
+// x · Φ(x) as in exp.h, for results that are rounded to 16 bits.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 gelu_times(F32 x, F32 up) {
   const F32 t = at_most(abs(x), set1(13.0f)), s = reciprocal<Accuracy::f16>(fma(t, set1(0.25f), set1(1.0f)));

@@ -1,11 +1,11 @@
-// kernel_test [VARIANT…]: tests the named variants, or all that the CPU runs.  Fails if a named one does not run here.
-// kernel_test_emulated: the same, of the variants whose instructions are emulated.
-// kernel_test --selected: prints the variant in use, as ARMLLM_ISA and the CPU decide.
+//   kernel_test [VARIANT…]   tests the named variants; by default all that the CPU runs
+//   kernel_test_emulated     the same for the variants whose instructions are emulated
+//   kernel_test --selected   prints the variant that ARMLLM_ISA and the CPU select
 #include "kernel_test.h"
 
 #include <exception>
 
-// Whether it is tested where none is named.
+// True if the variant is tested when no variant is named.
 static bool is_usual([[maybe_unused]] const armllm::Variant& v) {
 #if defined(ARMLLM_EMULATE_AMX)
   return std::string(v.name) == "amx";
@@ -43,8 +43,8 @@ int main(int count, char** names) {
       if (name == v.name) wanted = true, name.clear();
     if (!wanted) continue;
     const int64_t before = report.checks(), failed = report.failures();
-    // Tables of a base are tested with the base.
-    const auto own = [&](Family family) { return std::string(v.from[family]) == v.name; };
+    // Inherited tables are tested with the base.
+    const auto own = [&](Family family) { return std::string(v.table_owner[family]) == v.name; };
     if (own(k_linear)) test_linear_parts(v, report);
     if (own(k_norm) || own(k_dense)) test_row_parts(v, report);
     if (own(k_attention)) test_attention_parts(v, report);

@@ -1,5 +1,5 @@
-// Compares the kernels of every variant that this CPU runs with the scalar ones, bit for bit, and with themselves on
-// parts of what they may be asked for at once.
+// Compares the kernels of every variant that this CPU runs with the scalar kernels, bit for bit, and whole
+// calls with the same work cut into several calls.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class Random {
   uint64_t state_;
 };
 
-// `n` values of a memory type, with room behind them that must not change.
+// `n` values of a storage type, followed by guard elements that must not change.
 class Values {
  public:
   Values(DType type, int64_t n)
@@ -70,7 +70,8 @@ class Values {
            0;
   }
 
-  // The largest difference; infinite if one is no number, or if what lies behind the values differs.  Of float32.
+  // Largest absolute difference; infinite for a NaN, or if guard elements past the values differ. float32
+  // only.
   float distance(const Values& other) const {
     float most = 0.0f;
     for (int64_t i = 0; i < n_ + kGuard; ++i) {
@@ -139,17 +140,17 @@ inline std::string text(const char* format, ...) {
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-// One a family: `tested` against `truth`.
+// One per kernel family: `tested` against `truth`.
 void test_linear(const Variant& tested, const Variant& truth, Report& report);
 void test_rows(const Variant& tested, const Variant& truth, Report& report);
 void test_attention(const Variant& tested, const Variant& truth, Report& report);
-// Parts of calls against whole ones.
+// Work cut into several calls against one call.
 void test_worker_governor(Report& report);
 void test_work_ranges(Report& report);
 void test_linear_parts(const Variant& tested, Report& report);
 void test_row_parts(const Variant& tested, Report& report);
 void test_attention_parts(const Variant& tested, Report& report);
-// Where ARMLLM_TEST_SME says that the assembler knows SME.
+// Built if ARMLLM_TEST_SME says that the assembler knows SME.
 void test_za_is_saved(const Variant& tested, Report& report);
 
 }  // namespace armllm_test

@@ -41,7 +41,7 @@ void test_quantize(const LinearKernels& tested, const LinearKernels& truth, cons
 void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const char* name, Report& report) {
   Random random(2);
   for (const auto& [scheme, scheme_name] : kernel_schemes())
-    for (int64_t groups : {1, 2, 3, 4, 7, 8, 13, 262})  // the last: more than one segment of 8192 k
+    for (int64_t groups : {1, 2, 3, 4, 7, 8, 13, 262})  // the last one spans more than one segment of 8192 k
       for (int tokens = 1; tokens <= kGemvTokens; ++tokens)
         for (bool extreme : {false, true}) {
           const std::vector<uint8_t> panel = random_panel(scheme, groups, extreme, random);
@@ -59,7 +59,7 @@ void test_gemv(const LinearKernels& tested, const LinearKernels& truth, const ch
         }
 }
 
-// Three panels a call are what they are one by one.
+// Three panels in one call equal three calls.
 void test_gemv_panels(const LinearKernels& tested, const char* name, Report& report) {
   if (tested.gemv_panels == nullptr) return;
   constexpr int64_t kPanels = 3, kGap = 64, kStride = kPanels * kPanel + 5;
@@ -90,7 +90,7 @@ void test_gemv_panels(const LinearKernels& tested, const char* name, Report& rep
       }
 }
 
-// More tokens at once are what they are one by one.
+// gemv_wide equals gemv on one token at a time.
 void test_gemv_wide(const LinearKernels& tested, const char* name, Report& report) {
   if (tested.gemv_wide == nullptr) return;
   constexpr int64_t kPanels = 3, kGap = 64, kStride = kPanels * kPanel + 5;

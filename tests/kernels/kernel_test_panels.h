@@ -8,7 +8,7 @@ namespace armllm_test {
 
 using namespace armllm;
 
-// INT8 groups are panels of i8 to the kernels.
+// Schemes that kernels see: INT8 groups reach them as panels of i8.
 inline std::vector<SchemeName> kernel_schemes() {
   std::vector<SchemeName> schemes;
   for (const SchemeName& one : kSchemeNames)
@@ -16,7 +16,7 @@ inline std::vector<SchemeName> kernel_schemes() {
   return schemes;
 }
 
-// Random bytes are a valid panel, but for the scales.
+// Random bytes are a valid panel, except for the scales.
 inline std::vector<uint8_t> random_panel(Scheme scheme, int64_t groups, bool extreme, Random& random) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);
   std::vector<uint8_t> panel(size_t(layout.bytes));

@@ -1,12 +1,12 @@
-// Kernels on parts of what they may be asked for at once: any tokens, panels, rows, columns.  The parts have the bits
-// of the whole.
+// Linear kernels on work cut into several calls, by tokens, panels, rows or columns: the bits must equal
+// those of one call.
 #include "kernel_test_panels.h"
 #include "linear/tile_grid.h"
 
 namespace armllm_test {
 namespace {
 
-constexpr int kRounds = 3;  // ways to cut, after one piece a unit
+constexpr int kRounds = 3;  // random cuts, after a cut into single units
 
 std::vector<uint8_t> panels_of(Scheme scheme, int64_t groups, int64_t count, int64_t stride, Random& random) {
   std::vector<uint8_t> all;
@@ -18,7 +18,7 @@ std::vector<uint8_t> panels_of(Scheme scheme, int64_t groups, int64_t count, int
   return all;
 }
 
-// Tokens one by one, and as many at a time as gemv takes.
+// Tokens one at a time, and in every count that gemv accepts.
 void test_gemv_parts(const LinearKernels& kernels, const char* name, Report& report) {
   constexpr int64_t tokens = 19;
   Random random(31);
@@ -51,7 +51,7 @@ struct Product {
   const LinearKernels& kernels;
   Scheme scheme;
   const std::vector<uint8_t>& panels;
-  int64_t stride;  // of panels
+  int64_t stride;  // bytes from panel to panel
   Activations x;
 
   void run(int64_t panel, int64_t count, int64_t first, int64_t tokens, float* out, int64_t out_stride) {
@@ -70,7 +70,7 @@ void test_gemm_parts(const LinearKernels& kernels, const char* name, Report& rep
   Random random(32);
   const int64_t block = kernels.gemm_block, panels = kernels.gemm_panels;
   for (const auto& [scheme, scheme_name] : kernel_schemes())
-    for (int64_t rest : {1, 2, 3, 5, 6, 7}) {  // tokens of a last block
+    for (int64_t rest : {1, 2, 3, 5, 6, 7}) {  // tokens of the last block
       const int64_t groups = 1 + 2 * (rest % 2), tokens = 2 * block + rest % block;
       const int64_t stride = panel_layout(scheme, groups * kGroup).bytes, columns = panels * kPanel;
       const std::vector<uint8_t> w = panels_of(scheme, groups, panels, stride, random);
@@ -82,7 +82,7 @@ void test_gemm_parts(const LinearKernels& kernels, const char* name, Report& rep
         product.run(0, panels, t, std::min(kernels.gemm_tokens, tokens - t), whole.data(), columns);
       for (int round = 0; round < kRounds; ++round) {
         parts.assign(whole.size(), -7.0f);
-        // Fetching what comes next changes no bit.
+        // Prefetching must not change any bit.
         product.x.prefetch = round % 2 ? w.data() : nullptr;
         product.x.prefetch_bytes = round % 2 ? int64_t(w.size()) : 0;
         for (int64_t p = 0; p < panels;) {
@@ -101,7 +101,7 @@ void test_gemm_parts(const LinearKernels& kernels, const char* name, Report& rep
     }
 }
 
-// Tiles of any size, of rows that lie anywhere in a buffer, as those of an expert do.
+// Tiles of any size, over rows at any place in a buffer, like those of an expert.
 void test_tiles(const LinearKernels& kernels, const char* name, Report& report) {
   constexpr int64_t groups = 2, panels = 7, columns = panels * kPanel;
   Random random(33);

@@ -1,5 +1,5 @@
-// Row kernels on parts of what they may be asked for at once: any rows, heads, columns.  The parts have the bits of the
-// whole.
+// Row kernels on work cut into several calls, by rows, heads or columns: the bits must equal those of one
+// call.
 #include "activation/activation.h"
 #include "kernel_test.h"
 #include "linear/dense.h"

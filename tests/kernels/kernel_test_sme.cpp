@@ -1,5 +1,5 @@
-// What the calling convention asks of code that uses ZA: a caller may have left its own ZA in the register and said in
-// TPIDR2_EL0 where to save it.
+// Lazy ZA save of the SME calling convention: a caller may leave live data in ZA and the address of a save
+// buffer in TPIDR2_EL0.
 #if defined(ARMLLM_TEST_SME)
 #include "kernel_test.h"
 #include "linear/quant_linear.h"

@@ -3,18 +3,18 @@
 // Names of kernels: <phase>_<weights>_<instruction>[_<tokens>][_by_<parameter>]
 //
 //   phase        unpack, gemv, gemm; dot, which returns sums before the epilogue; dense, for unquantized weights;
-//                with _panels, _rows, _segments or _step if the kernel does not cover one panel over all of K
-//   weights      g32i, row (row and rowz), groups (float group scales), grouped (g32i and groups: a sum ends with
+//                with _panels, _rows, _segments or _step if it does not cover one panel over all of K
+//   weights      g32i, row (row and rowz), groups (float group scales), grouped (g32i and groups: sums end with
 //                each group), i4 (every INT4 scheme, chosen by template argument), i8, i16, bf16;
 //                left out where a dispatcher covers every scheme
-//   instruction  the one that multiplies: maddubs, madd, vpdpbusd, tdpbssd, smull, sdot, smmla, smopa, sve_sdot,
+//   instruction  the multiplication: maddubs, madd, vpdpbusd, tdpbssd, smull, sdot, smmla, smopa, sve_sdot,
 //                sve_smmla, bfmmla, fma
-//   tokens       token counts that the kernel handles, where several kernels share a phase: 2, 3_4, 5_8, 9_16
-//   by_...       a dispatcher: turns the scheme, the token count or the vector length into template arguments
+//   tokens       token counts that the kernel handles, where kernels share a phase: 2, 3_4, 5_8, 9_16
+//   by_...       a dispatcher: turns scheme, token count or vector length into template arguments
 //
 // Functions with internal linkage that fill a variant's LinearKernels have the names of its members: gemv,
-// gemv_panels, gemv_wide, unpack, gemm.  Files: read_panel_<isa>.h loads and widens panels, unpack_<isa>.h converts
-// them for gemm, gemv_<instruction>.h and linear_<variant>.cpp hold the kernels.
+// gemv_panels, gemv_wide, unpack, gemm. Files: read_panel_<isa>.h loads and widens panels, unpack_<isa>.h
+// converts them for gemm; gemv_<instruction>.h and linear_<variant>.cpp hold the kernels.
 #pragma once
 
 #include "linear/quant_linear.h"
@@ -37,25 +37,25 @@ void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& 
                         int tokens, float* out, int64_t out_stride);
 void linear_accumulate(float* sums, const float* more, int64_t n);
 
-// How gemm takes the float group scales of scale group `column`: 16 factors, round_half_even(s_group / s_row · kFoldOne)
-// within ±kFoldLimit, 0 where s_row is 0.  The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).
+// The 16 fold factors of scale group `column`: round_half_even(s_group / s_row · kFoldOne) clamped to
+// ±kFoldLimit, 0 if s_row is 0. The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).
 void linear_fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_t column, int16_t* factors);
 
-// One group of a panel of any scheme as INT8 in the order of scheme i8 (8 lines of 64 bytes): q less its zero point,
-// times its multiplier, and, with `fold`, times the fold factor of a float group scale.
+// Converts one group of a panel of any scheme to INT8 in the order of scheme i8 (8 lines of 64 bytes): q
+// minus its zero point, times its multiplier, and, with `fold`, times the fold factor of a float group scale.
 void linear_group_int8(const uint8_t* panel, const PanelLayout& layout, int64_t group, bool fold,
                        int8_t* lines);
 
-// LinearKernels::gemv for every scheme and any block, without haste.
+// LinearKernels::gemv for every scheme and any block, unoptimized.
 void linear_gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                  float* out);
 
-// The 16 row scales.
+// The 16 row scales of a panel.
 static inline const float* panel_scales(const uint8_t* panel) {
   return reinterpret_cast<const float*>(panel);
 }
 
-// Nibble `row` (0 … 15) of 8 bytes: a group of multipliers or zero points.
+// Nibble `row` (0 … 15) of 8 bytes: one group of multipliers or of zero points.
 static inline int panel_nibble(const uint8_t* eight, int row) {
   return row >= 8 ? eight[row - 8] >> 4 : eight[row] & 15;
 }
@@ -75,23 +75,24 @@ static inline float panel_group_scale(const uint8_t* panel, const PanelLayout& l
   return scale;
 }
 
-// First byte of token `m` in quantized activations; its chunks of 8 bytes lie block · 8 apart.
+// First byte of a token's quantized activations; its chunks of 8 bytes are block · 8 apart.
 static inline const int8_t* token_values(const Activations& x, int64_t token) {
   return x.values + (token / x.block) * x.block * x.row_bytes() + (token % x.block) * 8;
 }
 
-// How gemv comes by the bytes of this panel and the next, each of which is read once.
+// How gemv prefetches the bytes of a panel, each of which is read once.
 //
-// by_cpu: where the CPU has time to run ahead, by its own prefetcher.  As long as that sees one stream, it fetches faster
-// than any prefetches of ours.  It would lose it between values here and scales or multipliers there, so these are read
-// first, in order.
+// hardware: a single token leaves the CPU time to run ahead, so its own prefetcher suffices, and while that
+// sees one stream it is faster than software prefetches. Jumping between values and scales or multipliers
+// would break the stream, so those are touched first, in order.
 //
-// Otherwise every line of the stream is prefetched, in two steps, since the first-level cache can wait for fewer lines
-// than the memory needs under way.  short_steps: for CPUs whose own prefetcher would fetch as well, but loses the stream at
-// whatever else is touched between panels.  long_steps: more tokens keep any CPU too busy to run ahead.
+// Otherwise every line is prefetched in two steps, L2 and then L1, because L1 can track fewer outstanding
+// misses than memory latency requires. software_near: for CPUs whose prefetcher works as well, but loses the
+// stream at any other access between panels. software_far: several tokens keep every CPU too busy to run
+// ahead.
 enum class Prefetch { hardware, software_near, software_far };
 
-template <int kLines, Prefetch kPrefetch>  // kLines: of values a group
+template <int kLines, Prefetch kPrefetch>  // kLines: cache lines of values per group
 struct PanelStream {
   static constexpr int64_t kNear = kPrefetch == Prefetch::software_near ? 1024 : 4096;  // bytes ahead
   static constexpr int64_t kFar = kPrefetch == Prefetch::software_near ? 4096 : 12288;

@@ -1,4 +1,4 @@
-// The linear kernels in plain C++: the truth that the other variants are tested against.
+// The linear kernels in plain C++: the reference that the other variants are tested against.
 #include "linear/kernels/common.h"
 
 namespace armllm::scalar {

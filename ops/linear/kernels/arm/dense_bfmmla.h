@@ -1,8 +1,8 @@
-// Products of bfloat16 rows with BFMMLA.
+// Dense products of bfloat16 rows with BFMMLA.
 //
-// A sum of a token and an output runs in two halves: over the first and over the last four of every 8 k.  An instruction
-// adds one half of 2 tokens × 2 outputs, or, of a single token and output, both halves on the diagonal of its result:
-// the same bits in either way.
+// The sum of a token and an output has two halves: over the first and over the last four of every 8 k. One
+// instruction adds one half for 2 tokens × 2 outputs or, for a single token and output, both halves on the
+// diagonal of its result; the bits are the same either way.
 #pragma once
 
 #include <arm_neon.h>
@@ -12,7 +12,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// 8 values of which `count` are there.
+// Loads 8 values, of which `count` exist; the rest are zeros.
 inline bfloat16x8_t load_k(const uint16_t* p, int64_t count) {
   if (count >= 8) return vreinterpretq_bf16_u16(vld1q_u16(p));
   uint16_t some[8] = {};
@@ -20,8 +20,8 @@ inline bfloat16x8_t load_k(const uint16_t* p, int64_t count) {
   return vreinterpretq_bf16_u16(vld1q_u16(some));
 }
 
-// Adds the products of 32 values, two times four a lane, and goes on to the next.  In assembly because GCC 12 takes
-// three instructions to load a row's and moves them twice.
+// Adds the products of 32 values, two times four per lane, and advances `row`. Inline assembly, because GCC
+// 12 emits three instructions for the load of a row and moves it twice.
 __attribute__((always_inline)) inline float32x4_t add_32(float32x4_t sum, const bfloat16x8_t* x,
                                                          const uint16_t*& row) {
   __asm__(
@@ -36,7 +36,7 @@ __attribute__((always_inline)) inline float32x4_t add_32(float32x4_t sum, const 
   return sum;
 }
 
-// One token and all outputs of a tile.
+// One token × all outputs of a tile.
 inline void dense_bf16_bfmmla_1(const uint16_t* x, const uint16_t* const* weight, int64_t n, float* out) {
   constexpr int kOutputs = int(kDenseOutputs);
   float32x4_t sums[kOutputs];
@@ -61,7 +61,7 @@ inline void dense_bf16_bfmmla_1(const uint16_t* x, const uint16_t* const* weight
 
 struct Halves {
   bfloat16x8_t half[2];
-  // The first and the last four of 8 k of two rows.
+  // Splits two rows into the first and the last four of 8 k.
   __attribute__((always_inline)) inline Halves(bfloat16x8_t a, bfloat16x8_t b) {
     const uint64x2_t x = vreinterpretq_u64_bf16(a), y = vreinterpretq_u64_bf16(b);
     half[0] = vreinterpretq_bf16_u64(vzip1q_u64(x, y));
@@ -69,7 +69,7 @@ struct Halves {
   }
 };
 
-// 2 · kPairs tokens and 8 outputs.
+// 2 · kPairs tokens × 8 outputs.
 template <int kPairs>
 inline void dense_bf16_bfmmla_2_4(const uint16_t* const* x, const uint16_t* const* w, int64_t n, int first,
                                   float (&out)[kDenseTokens][kDenseOutputs]) {
@@ -110,7 +110,7 @@ inline void dense_bf16_bfmmla_2_4(const uint16_t* const* x, const uint16_t* cons
     }
 }
 
-// Products of bfloat16 rows.  Rows at the edge that nobody asked for are the last ones once more.
+// Products of bfloat16 rows. Missing rows at the edge repeat the last one.
 void dense_bf16_bfmmla(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
                        int outputs, float (&out)[kDenseTokens][kDenseOutputs]) {
   const uint16_t *x[kDenseTokens], *weight[kDenseOutputs];

@@ -1,8 +1,8 @@
-// One or two tokens against one panel with SDOT, shared by the variants that have it.
+// gemv with SDOT for one or two tokens, shared by the variants that have it.
 //
-// Weights are used as they lie.  A lane of an accumulator holds one row and half of each 8 k; two lanes are added
-// when a group's sum is needed.  Accumulators are never set back: a group's sum is the difference to what they held
-// before, modulo 2^16 or 2^32, which is exact because the sum itself fits.
+// Weights are used as they are packed. An accumulator lane holds one row and half of each 8 k; pairs of
+// lanes are added when a group's sum is needed. Accumulators are never reset: a group's sum is the
+// difference from the previous value, modulo 2^16 or 2^32, which is exact because the sum itself fits.
 #pragma once
 
 #include "linear/kernels/arm/read_panel.h"
@@ -10,7 +10,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Dot products with 16 rows: A of whole bytes (16 · high + low nibble) and B of low nibbles.
+// Dot products with 16 rows: A over whole bytes (16 · high + low nibble) and B over low nibbles.
 template <int kCount>
 struct Dots {
   int32x4_t whole[kCount][4] = {}, low[kCount][4] = {};
@@ -35,21 +35,21 @@ struct Dots {
     }
   }
 
-  // Rows 4·i … 4·i + 3: the sums of the low nibbles, and 16 times those of the high ones.
+  // Rows 4·i … 4·i + 3: sums of the low nibbles, and 16 times those of the high nibbles.
   ARMLLM_INLINE int32x4_t low_sum(int t, int i) const { return vpaddq_s32(low[t][2 * i], low[t][2 * i + 1]); }
   ARMLLM_INLINE int32x4_t high_sum16(int t, int i) const {
     return vsubq_s32(vpaddq_s32(whole[t][2 * i], whole[t][2 * i + 1]), low_sum(t, i));
   }
 };
 
-// The low 16 bits.
+// Broadcasts the low 16 bits of *p.
 ARMLLM_INLINE int16x8_t broadcast_low16(const int32_t* p) {
   int16_t half;
   __builtin_memcpy(&half, p, 2);
   return vdupq_n_s16(half);
 }
 
-// g32i.  A group's sum is at most 32 · 8 · 127 = 32512 in size and thus fits 16 bits.
+// g32i. A group's sum is at most 32 · 8 · 127 = 32512 in magnitude, so 16 bits hold it.
 template <int kCount>
 ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLayout& layout,
                                             const int8_t* const* x, const int32_t* const* group_sums,
@@ -78,7 +78,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLay
       total[t][3] = vmlal_high_s16(total[t][3], h, high_factor);
     }
   };
-  // Widening by a zip with zeros: shifts are scarcer.
+  // Widens by ZIP with zeros, because shifts have fewer pipes.
   const uint8x16_t none = vdupq_n_u8(0), one = vdupq_n_u8(1);
   int64_t g = 0;
   for (; g < layout.groups; g += 2) {
@@ -94,8 +94,8 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLay
     for (int i = 0; i < 4; ++i) store_scaled(out + t * kPanel + 4 * i, total[t][i], scales + 4 * i);
 }
 
-// Adds −z · Σ x to the sums of low nibbles and to 16 times those of high ones, which hold u − 8.
-// `correction` is −8 · Σ x; without zero points, z = 8.
+// Adds −z · Σ x to sums of low nibbles (low) or to 16 times those of high nibbles, which are stored as u − 8
+// (high16). `correction` is −8 · Σ x; without zero points, z = 8.
 struct ZeroPoints {
   int32x4_t row_zeros[4];
 
@@ -185,7 +185,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_groups_sdot(const uint8_t* panel, const PanelL
     for (int i = 0; i < 4; ++i) vst1q_f32(out + t * kPanel + 4 * i, total[t][i]);
 }
 
-// i8: kCount tokens against 4 · kQuads rows.
+// i8: kCount tokens × 4 · kQuads rows.
 template <int kCount, int kQuads>
 ARMLLM_IN_WRITTEN_ORDER void gemv_i8_sdot(const uint8_t* panel, const PanelLayout& layout,
                                           const int8_t* const* x, int first, float* out) {
@@ -222,7 +222,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_i8_sdot(const uint8_t* panel, const PanelLayou
     }
 }
 
-// kCount tokens from `first` on (block 1) against one panel, any scheme.
+// One panel of any scheme, kCount tokens from `first` on (block 1).
 template <int kCount>
 void gemv_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first,
                          float* out) {
@@ -233,7 +233,7 @@ void gemv_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activations&
     values[t] = token_values(x, first + t);
     group_sums[t] = x.group_sums + (first + t) * x.row_groups();
   }
-  if (scheme == Scheme::g32i) {  // one by one: two at a time take more registers than there are
+  if (scheme == Scheme::g32i) {  // one token at a time: two would need too many registers
     for (int t = 0; t < kCount; ++t)
       gemv_g32i_sdot<1>(panel, layout, values + t, group_sums + t, out + t * kPanel);
     return;

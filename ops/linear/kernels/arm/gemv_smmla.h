@@ -1,4 +1,4 @@
-// 2 to 8 tokens against one panel with SMMLA.
+// gemv with SMMLA for 2 to 8 tokens.
 #pragma once
 
 #include "linear/kernels/arm/gemv_smmla_2_tokens.h"
@@ -7,7 +7,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// g32i for more tokens: weights multiplied out, 8 rows at a time.
+// g32i, 5 to 8 tokens: weights are unpacked to INT8 in registers, 8 rows at a time.
 template <bool kHigh, int kPairs>
 ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_smmla_5_8(const uint8_t* panel, const PanelLayout& layout,
                                                  const TokenPairs& x, float* out) {
@@ -37,7 +37,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_smmla_5_8(const uint8_t* panel, const Pan
     }
 }
 
-// Σ x of a pair of tokens (from −8 · Σ x) times the zero points less `bias` of rows 2v and 2v + 1.
+// Σ x of a token pair (given as −8 · Σ x) times the zero points minus `bias` of rows `row` and `row` + 1.
 ARMLLM_INLINE int32x4_t zero_products(uint8x16_t zeros, int row, int bias, int32_t first, int32_t second) {
   const uint8x16_t lanes = vld1q_u8(kPairLanes.index[row / 2]);
   const int32x4_t z = vsubq_s32(broadcast_pair<0>(zeros, vdupq_n_u8(0), lanes), vdupq_n_s32(bias));

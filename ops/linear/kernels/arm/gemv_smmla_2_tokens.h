@@ -1,4 +1,5 @@
-// gemv of scheme g32i with SMMLA for 2 tokens: straight from the nibbles, sums multiplied group by group.
+// gemv with SMMLA for scheme g32i and 2 tokens: multiplies packed nibbles, and applies the multipliers per
+// group.
 #pragma once
 
 #include "linear/kernels/arm/smmla_products.h"
@@ -6,14 +7,14 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Σ over groups of m[row] · group_sum[token] for rows 0 … 7: what low nibbles, which hold q + 8, are too much.
-// Group sums go in as their two bytes.
+// Σ over groups of m[row] · group_sum[token] for rows 0 … 7, the excess of low nibbles that are stored as q +
+// 8. Group sums are split into two bytes.
 template <int kPairs>
 struct GroupSumProducts {
   int32x4_t upper[kPairs][4] = {};
   uint32x4_t lower[kPairs][4] = {};
 
-  // Eight groups; `from` are their group sums, token by token.
+  // Adds eight groups; `from` holds their group sums, token by token.
   ARMLLM_INLINE void add(const uint8_t* multipliers, const int32_t* const* from) {
     uint8x16_t m[4], fours[4], rows[4];
 #pragma GCC unroll 4
@@ -62,7 +63,7 @@ ARMLLM_IN_WRITTEN_ORDER void group_sum_products(const uint8_t* multipliers, int6
 #pragma GCC unroll 4
     for (int t = 0; t < 2 * kPairs; ++t) from[t] += 8;
   }
-  if (g < groups) {  // the section of the multipliers is padded to 64 bytes
+  if (g < groups) {  // the multipliers' section is padded to 64 bytes
     int32_t last[2 * kPairs][8] = {};
 #pragma GCC unroll 4
     for (int t = 0; t < 2 * kPairs; ++t) {
@@ -79,15 +80,15 @@ ARMLLM_IN_WRITTEN_ORDER void group_sum_products(const uint8_t* multipliers, int6
           vaddq_s32(vshlq_n_s32(products.upper[p][v], 8), vreinterpretq_s32_u32(products.lower[p][v]));
 }
 
-// The sums of a pass over 4 low and 4 high rows: index 2·pair + vector.
+// Accumulators of a pass over 4 low and 4 high rows; index 2·pair + vector.
 template <int kPairs>
 struct RunningSums {
   Products<kPairs, 2> products;
   int32x4_t low_total[kPairs][2] = {}, high_total[kPairs][2] = {};
-  uint8x16_t low_before = vdupq_n_u8(0), high_before = vdupq_n_u8(0);  // multipliers less one
+  uint8x16_t low_before = vdupq_n_u8(0), high_before = vdupq_n_u8(0);  // multipliers minus one
 };
 
-// Adds the products so far times a multiplier (or a step of multipliers) of each row to the totals.
+// Adds the running products, times a multiplier (or a difference of multipliers) per row, to the totals.
 template <int kPairs>
 ARMLLM_INLINE void multiply(RunningSums<kPairs>& s, uint8x16_t low, uint8x16_t low_sign, uint8x16_t high,
                             uint8x16_t high_sign, const uint8_t* lanes) {
@@ -103,11 +104,11 @@ ARMLLM_INLINE void multiply(RunningSums<kPairs>& s, uint8x16_t low, uint8x16_t l
   }
 }
 
-// Four groups, or `count` of them at the end.
+// Adds four groups, or `count` at the end.
 template <int kPairs, int kFirst>
 ARMLLM_INLINE void add_four(RunningSums<kPairs>& s, int count, const uint8_t*& lines,
                             const uint8_t*& multipliers, const int8_t*& values, const uint8_t* lanes) {
-  // Four rows of four groups; the values follow the last multipliers.
+  // Multipliers of four rows in four groups.  Reading past the last is safe: the values follow.
   const uint32x4_t a = vreinterpretq_u32_u8(vld1q_u8(multipliers));
   const uint32x4_t b = vreinterpretq_u32_u8(vld1q_u8(multipliers + 16));
   const uint8x16_t four = vreinterpretq_u8_u32(kFirst == 0 ? vuzp1q_u32(a, b) : vuzp2q_u32(a, b));
@@ -129,9 +130,11 @@ ARMLLM_INLINE void add_four(RunningSums<kPairs>& s, int count, const uint8_t*& l
   multipliers += 32;
 }
 
-// g32i.  Accumulators run on over the groups: with S_g the sum of groups 0 … g,
+// g32i. Accumulators run over all groups without a reset. With S_g the sum of groups 0 … g,
+//
 //   Σ m_g · s_g = Σ (m_g − m_(g+1)) · S_g + m_last · S_last
-// needs no zeroing, and is exact modulo 2^32.  A pass takes rows 2·kFirst … 2·kFirst + 3 of both halves.
+//
+// which is exact modulo 2^32. One pass covers rows 2·kFirst … 2·kFirst + 3 of both halves.
 template <int kPairs, int kFirst>
 ARMLLM_IN_WRITTEN_ORDER void gemv_rows_g32i_smmla_2(const uint8_t* panel, const PanelLayout& layout,
                                                     const TokenPairs& x, const int32x4_t (*low_start)[4],

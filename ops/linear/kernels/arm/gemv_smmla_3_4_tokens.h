@@ -1,9 +1,11 @@
-// gemv of scheme g32i with SMMLA for 3 and 4 tokens, the experts of a Mixture-of-Experts most of all: several panels a
-// call, in assembly because the tile takes every register.
+// gemv_panels with SMMLA for scheme g32i and 3 or 4 tokens, typical of Mixture-of-Experts experts. In
+// assembly, because the tile uses every register.
 //
-// Accumulators run on over the groups: with S_g the sum of groups 0 … g,
+// Accumulators run over all groups without a reset. With S_g the sum of groups 0 … g,
+//
 //   Σ m_g · s_g = Σ (m_g − m_(g+1)) · S_g + m_last · S_last
-// needs no zeroing, and is exact modulo 2^32.
+//
+// which is exact modulo 2^32.
 #pragma once
 
 #include "linear/kernels/arm/smmla_products.h"
@@ -11,11 +13,11 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Low nibbles hold q + 8: with u = m − 1 as it is stored, they are too much by Σ (u + 1) · group_sum.  Group sums are taken
-// as their two bytes.  One segment; the same for all panels.
+// Low nibbles are stored as q + 8. With u = m − 1 as stored, their excess is Σ (u + 1) · group_sum. Group
+// sums are split into two bytes. Covers one segment and serves all panels.
 struct GroupSumBytes {
   alignas(16) int8_t bytes[kSegment / 8][2][2][16];  // [8 groups][pair of tokens][high, low][token][group]
-  int32x4_t sums[2];                                 // Σ group_sum of a pair: a a b b
+  int32x4_t sums[2];                                 // Σ group_sum of a token pair: a a b b
 
   void set(const TokenPairs& x, int64_t begin, int64_t groups) {
     const int64_t whole = groups / 8;
@@ -49,7 +51,7 @@ struct GroupSumBytes {
   }
 };
 
-// Bytes of two rows in eight groups of eight: indices into 64 bytes.
+// TBL indices that gather the bytes of two rows from eight groups (64 bytes).
 struct RowLanes {
   alignas(16) uint8_t index[4][16];
 };
@@ -61,12 +63,12 @@ constexpr RowLanes row_lanes() {
 }
 constexpr RowLanes kRowLanes = row_lanes();
 
-// out[pair of tokens][pair of low rows] = Σ (u + 1) · group_sum.  `multipliers` are read 64 bytes at a time.
+// out[pair of tokens][pair of low rows] = Σ (u + 1) · group_sum. Reads `multipliers` 64 bytes at a time.
 ARMLLM_INLINE void multiply_group_sums(const uint8_t* multipliers, int64_t groups,
                                        const GroupSumBytes& group_sums, int32x4_t (*out)[4]) {
   const int8_t* from = group_sums.bytes[0][0][0];
   int64_t eights = ceil_div(groups, 8);
-// v0 … v7 sums of high bytes, v8 … v15 of low ones
+// v0 … v7: sums of high bytes; v8 … v15: sums of low bytes
 #define ARMLLM_ROWS(v, a, b, c, d)         \
   "tbl v25.16b, {v16.16b - v19.16b}, v" #v \
   ".16b\n"                                 \
@@ -104,24 +106,25 @@ ARMLLM_INLINE void multiply_group_sums(const uint8_t* multipliers, int64_t group
       : [multipliers] "+r"(multipliers), [from] "+r"(from), [eights] "+r"(eights)
       : [sums] "r"(group_sums.sums), [lanes] "r"(kRowLanes.index[0]), [out] "r"(out)
       : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15",
-        "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v28", "v29", "v30", "v31", "cc",
-        "memory");
+        "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v28", "v29", "v30", "v31",
+        "cc", "memory");
 #undef ARMLLM_ROWS
 #undef ARMLLM_END
 }
 
 struct RowTotals {
-  int32x4_t low[2][2], high[2][2];  // [pair of tokens][pair of rows]; high: 16 times as much
+  int32x4_t low[2][2], high[2][2];  // [pair of tokens][pair of rows]; high is scaled by 16
 };
 
-// Rows 2·kFirst … 2·kFirst + 3 of both halves over `groups` groups.  The low sums begin with `low_start`.
+// Rows 2·kFirst … 2·kFirst + 3 of both halves over `groups` groups. The low sums start from `low_start`.
 template <int kFirst>
 ARMLLM_INLINE RowTotals dot_rows_g32i_smmla_3_4(const uint8_t* lines, const uint8_t* multipliers,
                                                 const int8_t* values, int64_t groups,
                                                 const int32x4_t* low_start) {
-// v0 … v3 whole bytes, v4 … v7 low nibbles, v8 … v11 and v12 … v15 their totals; v16 is 15
-// v17 multipliers before; v18 v23 lanes of the first of four groups
-// v28 v29 and v30 v31 steps of the low and high rows' multipliers with their signs
+//   v0 … v3: products of whole bytes; v4 … v7: of low nibbles
+//   v8 … v11 and v12 … v15: totals of low and high rows; v16: 15
+//   v17: previous multipliers; v18, v23: lane indices of the first of four groups
+//   v28, v29 and v30, v31: multiplier differences of the low and high rows, each with its signs
 #define ARMLLM_LINE(x0, x1)         \
   "ldp q21, q22, [%[lines]], #64\n" \
   "and v19.16b, v21.16b, v16.16b\n" \
@@ -197,7 +200,7 @@ ARMLLM_INLINE RowTotals dot_rows_g32i_smmla_3_4(const uint8_t* lines, const uint
       "ldp q18, q23, [%[lanes]]\n"
       "cbz %[blocks], 3f\n"
       ARMLLM_STEPS
-      "tbnz %[blocks], #0, 2f\n"  // no sums yet to multiply
+      "tbnz %[blocks], #0, 2f\n"  // skips the multiply: there are no sums yet
       "b 1f\n"
       "0:\n"
       ARMLLM_STEPS
@@ -235,12 +238,12 @@ ARMLLM_INLINE RowTotals dot_rows_g32i_smmla_3_4(const uint8_t* lines, const uint
       "add v30.16b, v30.16b, v19.16b\n"
       "add v28.16b, v28.16b, v19.16b\n"
       "ldp q19, q20, [%[lanes], %[rows]]\n"
-      ARMLLM_MULTIPLY("{v28.16b}", "{v30.16b}", 19, 20)  // what lies outside of one register reads as zero
+      ARMLLM_MULTIPLY("{v28.16b}", "{v30.16b}", 19, 20)  // TBL reads zero past its one-register table
       : "=w"(low00), "=w"(low01), "=w"(low10), "=w"(low11), "=w"(high00), "=w"(high01), "=w"(high10),
         "=w"(high11), [blocks] "+r"(blocks), [rest] "+r"(rest), [lines] "+r"(lines),
         [multipliers] "+r"(multipliers), [values] "+r"(values)
-      : [start] "r"(low_start + kFirst), [lanes] "r"(kPairLanes.index[0]), [last] "r"(last), [half] "i"(kFirst == 0 ? 1 : 2),
-        [rows] "i"(16 * kFirst)
+      : [start] "r"(low_start + kFirst), [lanes] "r"(kPairLanes.index[0]), [last] "r"(last),
+        [half] "i"(kFirst == 0 ? 1 : 2), [rows] "i"(16 * kFirst)
       : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17", "v18", "v19", "v20", "v21", "v22",
         "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "cc", "memory");
 #undef ARMLLM_LINE
@@ -253,8 +256,8 @@ ARMLLM_INLINE RowTotals dot_rows_g32i_smmla_3_4(const uint8_t* lines, const uint
   return {{{low00, low01}, {low10, low11}}, {{high00, high01}, {high10, high11}}};
 }
 
-// Rows 2·kFirst … 2·kFirst + 3 of both halves of a panel, and where the rows of four tokens go.  A second token is
-// written first: it may stand for one that is not there.
+// Stores rows 2·kFirst … 2·kFirst + 3 of both halves of a panel for four tokens. The second token of a pair
+// is stored first, because a missing token shares the row of the last one and must be overwritten.
 template <int kFirst, bool kSixteenfold>
 ARMLLM_INLINE void store_rows_3_4(const RowTotals& totals, const float* panel_scales, float* const* out) {
   const float32x4_t low_scale = vld1q_f32(panel_scales + 2 * kFirst);
@@ -279,7 +282,8 @@ ARMLLM_INLINE void store_rows_3_4(const RowTotals& totals, const float* panel_sc
   }
 }
 
-// More groups than a segment has.  Of the high sums what RowTotals holds 16 times.
+// Sums of more groups than one segment holds. High sums are returned unscaled here, not times 16 as in
+// RowTotals.
 template <int kFirst>
 RowTotals dot_segments_g32i_smmla_3_4(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x) {
   RowTotals totals{};

@@ -1,8 +1,8 @@
-// Up to kGemvTokens tokens against one panel with SVE.
+// gemv with SVE for up to kGemvTokens tokens.
 //
-// Vectors without a size cannot be in arrays: macros ARMLLM_* repeat a statement for four numbered slots, each a pair
-// of accumulators for one of V vectors of a line and one of N tokens.  What slots have in common (loads, masks) is
-// computed once: compilers find that.
+// Sizeless vectors cannot be array elements. Macros ARMLLM_* repeat a statement for four numbered slots
+// instead, each a pair of accumulators for one of V vectors of a line and one of N tokens. Compilers
+// eliminate the common subexpressions of slots (loads, masks).
 #pragma once
 
 #include "linear/kernels/arm/read_panel_sve.h"
@@ -13,18 +13,18 @@ namespace {
 constexpr int kSlots = 4;
 #define ARMLLM_EACH(M) M(0) M(1) M(2) M(3)
 
-// Lanes are (row, half of 8 k).  What a sum starts with is in one half only.
+// Lanes are (row, half of 8 k). The initial value of a sum belongs to one half only.
 ARMLLM_INLINE svint32_t in_one_half(int32_t value) { return svreinterpret_s32(svdup_n_u64(uint32_t(value))); }
 
-// For lanes of vector `v` of a line: picks the byte of each lane's row out of 8, zero extended, because what is past
-// the table reads as 0.
+// TBL indices for lanes of vector `v` of a line: the byte of each lane's row out of 8, zero extended, because
+// TBL reads 0 past the table.
 ARMLLM_INLINE svuint8_t rows_of_lanes(int64_t v) {
   const svbool_t all = svptrue_b32();
   const svuint32_t row = svlsr_n_u32_x(all, svindex_u32(uint32_t(v * int64_t(svcntw())), 1), 1);
   return svreinterpret_u8(svorr_n_u32_x(all, row, 0xffffff00u));
 }
 
-// Two vectors of lanes hold a vector of rows.
+// Two vectors of lanes hold one vector of rows.
 ARMLLM_INLINE void store_rows(svint32_t a, svint32_t b, const float* scale, float* out) {
   store_scaled(svadd_s32_x(svptrue_b32(), svuzp1_s32(a, b), svuzp2_s32(a, b)), scale, out);
 }
@@ -39,7 +39,7 @@ ARMLLM_INLINE void add_line(svint32_t& a, svint32_t& b, const int8_t* line, cons
   b = svdot_s32(b, svand_n_s8_x(svptrue_b8(), w, 15), operand);
 }
 
-// (A − B) / 16: the sum of the high nibbles.
+// (A − B) / 16, the sum of the high nibbles.
 ARMLLM_INLINE svint32_t high_sum(svint32_t a, svint32_t b) {
   return svasr_n_s32_x(svptrue_b32(), svsub_s32_x(svptrue_b32(), a, b), 4);
 }
@@ -52,8 +52,7 @@ ARMLLM_INLINE void add_multiplied(svint32_t& low, svint32_t& high, svint32_t a, 
   high = svmla_s32_x(all, high, high_sum(a, b), svreinterpret_s32(svtbl_u8(second, rows)));
 }
 
-// The sums of a row with one scale: less its zero point (8 without) times the sum of x, of which `correction` holds −8
-// times as much.
+// Subtracts zero point (8 without) · Σ x from the sums of a row with one scale; `correction` is −8 · Σ x.
 ARMLLM_INLINE void add_zero_points(svint32_t& low, svint32_t& high, svint32_t a, svint32_t b,
                                    svint32_t correction, svuint8_t first, svuint8_t second, svuint8_t rows) {
   const svbool_t all = svptrue_b32();
@@ -69,7 +68,7 @@ inline int32_t row_correction(const int32_t* group_sums, int64_t groups) {
   return sum;
 }
 
-// V vectors a line, N tokens, of which `tokens` are stored.
+// V vectors per line, N tokens, of which `tokens` are stored.
 template <Scheme kScheme, int V, int N>
 void gemv_i4_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x,
                       const int32_t* const* group_sums, int tokens, float* out) {
@@ -124,7 +123,7 @@ void gemv_i4_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int
   ARMLLM_STORE(0, 1) ARMLLM_STORE(1, 2) ARMLLM_STORE(2, 3) ARMLLM_STORE(3, 3)
 }
 
-// One token against INT8 weights; a lane is a row.
+// INT8 weights, one token; a lane is a row.
 template <int V>
 void gemv_i8_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, float* out) {
   const svbool_t all = svptrue_b8();
@@ -151,7 +150,7 @@ void gemv_i8_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int
   ARMLLM_EACH(ARMLLM_STORE_ROWS)
 }
 
-// N tokens from `first` on; missing ones repeat the last.
+// N tokens from `first` on; missing tokens repeat the last. Returns N.
 template <Scheme kScheme, int V, int N>
 int gemv_i4_sve_sdot_padded(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
                             int64_t first, int tokens, float* out) {
@@ -194,7 +193,7 @@ void gemv_i4_sve_sdot_by_scheme(Scheme scheme, const uint8_t* panel, const Activ
   gemv_i4_sve_sdot_by_tokens<Scheme::rowz, V>(panel, layout, x, first, tokens, out);
 }
 
-// LinearKernels::gemv of the INT4 schemes with one scale a row.
+// LinearKernels::gemv for INT4 schemes with one scale per row.
 inline void gemv_i4_sve_sdot_by_length(Scheme scheme, const uint8_t* panel, const Activations& x,
                                        int64_t first, int tokens, float* out) {
   switch (vectors_a_line()) {
@@ -207,7 +206,7 @@ inline void gemv_i4_sve_sdot_by_length(Scheme scheme, const uint8_t* panel, cons
   }
 }
 
-// LinearKernels::gemv of INT8 weights.
+// LinearKernels::gemv for INT8 weights.
 inline void gemv_i8_sve_sdot_by_length(const uint8_t* panel, const Activations& x, int64_t first, int tokens,
                                        float* out) {
   const PanelLayout layout = panel_layout(Scheme::i8, x.groups * kGroup);

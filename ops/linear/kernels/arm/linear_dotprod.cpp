@@ -10,11 +10,11 @@ namespace armllm::dotprod {
 namespace {
 
 constexpr int kTokens = 8;      // a tile is 8 tokens × 8 rows: 8 loads for 32 SDOT, 16 accumulators
-constexpr int kStepBytes = 64;  // of the panel and of the activations, 8 k
+constexpr int kStepBytes = 64;  // bytes of the panel, and of the activations, per step of 8 k
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
 
-// Panel order of gemm: [half of 8 rows][k / 8][2][2 quads][4 rows][4].
+// Panel order that gemm reads: [half of 8 rows][k / 8][2][2 quads][4 rows][4].
 struct QuadOrder {
   static ARMLLM_INLINE void put(int8_t* w, int64_t groups, int64_t step, int first, int8x16_t rows01,
                                 int8x16_t rows23) {
@@ -25,7 +25,7 @@ struct QuadOrder {
   }
 };
 
-// kCount tokens against 2 · kPairs rows of one half of a panel, multiplied out.
+// kCount tokens × 2 · kPairs rows of one half of a panel, weights unpacked to INT8 in registers.
 template <Scheme kScheme, bool kHigh, int kCount, int kPairs>
 ARMLLM_IN_WRITTEN_ORDER void gemv_rows_i4_sdot_3_8(const uint8_t* panel, const PanelLayout& layout,
                                                    const int8_t* const* x, int first, float* out) {
@@ -55,7 +55,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_rows_i4_sdot_3_8(const uint8_t* panel, const P
                    panel_scales(panel) + row + 2 * p);
 }
 
-// 3, 4 or 8 tokens: unpacked weights pay from 3 on.
+// One panel, 3, 4 or 8 tokens: from 3 tokens on, unpacking in registers pays off.
 template <Scheme kScheme, int kCount>
 void gemv_i4_sdot_3_8(const uint8_t* panel, const PanelLayout& layout, const int8_t* const* x, float* out) {
   if constexpr (kCount == 8) {
@@ -100,7 +100,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   if (t < tokens) gemv_sdot_by_scheme<1>(scheme, panel, x, first_token + t, out + t * kPanel);
 }
 
-// 2 · kPairs tokens × 8 rows over all of K.
+// Register tile of 2 · kPairs tokens × 8 rows over all of K.
 template <int kPairs>
 void gemm_i8_sdot(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
                   float* out, int64_t out_stride) {

@@ -1,4 +1,4 @@
-// Linear kernels with SMMLA (and SDOT for a single token).
+// Linear kernels with SMMLA, and SDOT for a single token.
 #include "linear/kernels/arm/gemv_sdot.h"
 #include "linear/kernels/arm/gemv_smmla.h"
 #include "linear/kernels/arm/unpack.h"
@@ -11,11 +11,11 @@ namespace armllm::i8mm {
 namespace {
 
 constexpr int kTokens = 8;      // a tile is 8 tokens × 8 rows: 8 loads for 16 SMMLA, 16 accumulators
-constexpr int kStepBytes = 64;  // of the panel and of the activations, 8 k
+constexpr int kStepBytes = 64;  // bytes of the panel, and of the activations, per step of 8 k
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
 
-// Panel order of gemm: [half of 8 rows][k / 8][4 row pairs][2][8].
+// Panel order that gemm reads: [half of 8 rows][k / 8][4 row pairs][2][8].
 struct PairOrder {
   static ARMLLM_INLINE void put(int8_t* w, int64_t groups, int64_t step, int first, int8x16_t rows01,
                                 int8x16_t rows23) {
@@ -55,7 +55,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   gemv_panels(scheme, panel, 0, 1, x, first_token, tokens, out, kPanel);
 }
 
-// Products of 2 · kPairs tokens and 8 rows over all of K.
+// Dot products of 2 · kPairs tokens × 8 rows over all of K.
 template <int kPairs>
 ARMLLM_INLINE void dot_i8_smmla(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
 #pragma GCC unroll 4
@@ -76,7 +76,8 @@ ARMLLM_INLINE void dot_i8_smmla(const int8_t* w, const int8_t* x, int64_t steps,
   }
 }
 
-// A whole tile, a group of 32 k a turn.  In assembly because GCC 12 takes three instructions for a load of 64 bytes.
+// A full tile, one group of 32 k per iteration. Inline assembly, because GCC 12 emits three instructions for
+// a 64-byte load.
 template <>
 ARMLLM_INLINE void dot_i8_smmla<4>(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {
 #define ARMLLM_PAIR(x, a, b, c, d) \
@@ -132,7 +133,7 @@ ARMLLM_INLINE void dot_i8_smmla<4>(const int8_t* w, const int8_t* x, int64_t ste
     for (int r = 0; r < 4; ++r) sums[q][r] = all[q][r];
 }
 
-// 2 · kPairs tokens × 8 rows over all of K.
+// Register tile of 2 · kPairs tokens × 8 rows over all of K.
 template <int kPairs>
 void gemm_i8_smmla(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
                    float* out, int64_t out_stride) {

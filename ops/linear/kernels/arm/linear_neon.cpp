@@ -1,15 +1,15 @@
-// Linear kernels for Armv8-A without the dot product extension: SMULL and SMLAL, exact in every step.
+// Linear kernels for Armv8-A without the dot product extension: SMULL and SMLAL, exact at every step.
 #include "linear/kernels/arm/unpack.h"
 
 namespace armllm::neon {
 namespace {
 
 constexpr int kTokens = 4;      // a tile is 4 tokens × 4 rows: 8 loads for 48 multiplies and adds
-constexpr int kStepBytes = 64;  // of the panel, 16 k
+constexpr int kStepBytes = 64;  // panel bytes per step of 16 k
 constexpr int64_t kCallTokens = 32;
 constexpr int64_t kCallPanels = 2;
 
-// Panel order of gemm: [4 quads][k / 16][4 rows][16].
+// Panel order that gemm reads: [4 quads][k / 16][4 rows][16].
 struct RowOrder {
   static ARMLLM_INLINE void put(int8_t* w, int64_t groups, int64_t step, int first, int8x16_t rows01,
                                 int8x16_t rows23) {
@@ -30,7 +30,7 @@ ARMLLM_INLINE int16x8_t add_across(const int16x8_t* r) {
                     vpaddq_s16(vpaddq_s16(r[4], r[5]), vpaddq_s16(r[6], r[7])));
 }
 
-// Σ u·x over one group for each of 8 rows, u = 0 … 15 (low nibbles) or −8 … 7 (high ones), modulo 2^16.
+// Σ u·x over one group for 8 rows, u = 0 … 15 (low nibbles) or −8 … 7 (high nibbles), modulo 2^16.
 template <bool kHigh>
 ARMLLM_INLINE int16x8_t dot_group_smull(const uint8_t* group, const int8_t* x) {
   int16x8_t rows[8];
@@ -52,7 +52,7 @@ ARMLLM_INLINE int16x8_t dot_group_smull(const uint8_t* group, const int8_t* x) {
 
 enum class SumKind { g32i, row, groups };
 
-// A group's sum of q·x with q = −8 … 7 is at most 32512 in size: exact in 16 bits.
+// A group's sum of q·x with q = −8 … 7 is at most 32512 in magnitude, so 16 bits hold it exactly.
 template <SumKind kSum>
 ARMLLM_IN_WRITTEN_ORDER void gemv_i4_smull(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
                                            const int32_t* group_sums, float* out) {
@@ -84,7 +84,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_i4_smull(const uint8_t* panel, const PanelLayo
     }
     correction += group_sums[g];
     if (--left != 0 && g + 1 != layout.groups) continue;
-    if (zeros) {  // q is 8 more than the sums took it for, less the zero point
+    if (zeros) {  // the sums assume a zero point of 8
       const uint8x16_t rows = row_nibbles(panel + layout.zero_points + 8 * column);
       for (int i = 0; i < 4; ++i)
         total[i] = vmlaq_n_s32(total[i], vsubq_s32(widen4(rows, 4 * i), vdupq_n_s32(8)), correction / 8);
@@ -116,7 +116,8 @@ ARMLLM_INLINE int8x16_t zip_words(const int8_t* quad, bool second) {
   return second ? zip2_words(a, b) : zip1_words(a, b);
 }
 
-// 128 · 127 twice is the most that 16 bits hold: one SMULL, one SMLAL, then on to 32 bits.
+// 16 bits hold two products of 128 · 127, so one SMULL and one SMLAL are accumulated before widening to 32
+// bits.
 void gemv_i8_smull(const uint8_t* panel, const PanelLayout& layout, const int8_t* x, float* out) {
   int32x4_t sums[kPanel] = {};
   const int8_t* lines = reinterpret_cast<const int8_t*>(panel + layout.values);
@@ -163,7 +164,7 @@ void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t fir
   }
 }
 
-// Up to 4 tokens × 4 rows over all of K.
+// Register tile of up to 4 tokens × 4 rows over all of K.
 template <int kCount>
 ARMLLM_IN_WRITTEN_ORDER void gemm_i8_smull(const int8_t* w, const int8_t* x, int64_t x_stride, int64_t steps,
                                            const float* scales, float* out, int64_t out_stride) {

@@ -1,5 +1,5 @@
-// Linear kernels with SMOPA, an outer product in streaming mode.  Few tokens go through NEON: entering the mode costs
-// more than they do.
+// Linear kernels with SMOPA, an outer product in streaming mode. Few tokens go through NEON: entering
+// streaming mode costs more than their product.
 #include "linear/kernels/arm/unpack.h"
 
 namespace armllm::i8mm {
@@ -9,25 +9,25 @@ extern const LinearKernels linear;
 namespace armllm::sme2 {
 namespace {
 
-constexpr int64_t kBlock = 16;  // tokens: those of a tile of 512-bit vectors
+constexpr int64_t kBlock = 16;  // tokens of a tile with 512-bit vectors
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
 
-// All of one call of gemm: streaming mode is entered once.  A tile is L tokens × 4 · L rows, L the 32-bit lanes of a
-// vector; its weights lie as [k / 8][half of 8 k][row][4].
+// Arguments of one gemm call, so that streaming mode is entered once per call. A tile is L tokens × 4 · L
+// rows, L being the 32-bit lanes of a vector; its weights are ordered [k / 8][half of 8 k][row][4].
 struct GemmCall {
   const int8_t* w;
   const int8_t* x;
   const float* scales;
   float* out;
-  int64_t steps;  // of 8 k
+  int64_t steps;  // steps of 8 k
   int64_t out_stride_bytes;
   int64_t tokens, rows;
   int64_t block_bytes;  // from one block of activations to the next
 };
 
-// Assembly throughout: compilers that know SME call a library of their own to save what callers keep in ZA, which
-// older systems lack.  Assemblers that know SME but not SME2 get the few instructions of SME2 as numbers.
+// All in assembly: compilers that know SME call a support library to save the callers' ZA, and older systems
+// lack that library. SME2 instructions are encoded as numbers for assemblers that know SME but not SME2.
 __attribute__((noinline)) void gemm_i8_smopa(const GemmCall* call) {
   register const GemmCall* x0 asm("x0") = call;
   asm volatile(
@@ -39,7 +39,7 @@ __attribute__((noinline)) void gemm_i8_smopa(const GemmCall* call) {
       "ldp x7, x8, [x0, #48]\n"
       "ldr x9, [x0, #64]\n"
 
-      // Someone up the stack has put off saving ZA (TPIDR2_EL0 points to where): do it for them.
+      // Lazy ZA save: TPIDR2_EL0 points to a caller's save buffer, if there is one. Save ZA on its behalf.
       "mrs x13, S3_3_C13_C0_5\n"
       "cbz x13, 3f\n"
       "ldr x15, [x13]\n"
@@ -157,7 +157,7 @@ int64_t streaming_vector_bytes() {
   return bytes;
 }
 
-// Tiles of kStepBytes / 8 rows; w is where the panel's first row goes.
+// Tile order of kStepBytes / 8 rows; w is where the panel's first row goes.
 template <int kStepBytes>
 struct HalfOrder {
   static ARMLLM_INLINE void put(int8_t* w, int64_t, int64_t step, int first, int8x16_t rows01,

@@ -1,4 +1,5 @@
-// Linear kernels with SVE's SDOT, for CPUs whose vectors are longer than NEON's but which may lack NEON's dot product.
+// Linear kernels with SVE's SDOT, for CPUs whose vectors are longer than NEON's but which may lack NEON's dot
+// product extension.
 #include "linear/kernels/arm/gemv_sve.h"
 
 #if !defined(__ARM_FEATURE_SVE)
@@ -16,10 +17,10 @@ constexpr int kTokens = 8;  // a tile is 8 tokens × 2 vectors: 10 loads for 16 
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
 
-// A lane is (row, half of 8 k): two vectors hold a vector of rows.
+// Lanes are (row, half of 8 k), so two vectors hold one vector of rows.
 ARMLLM_INLINE int64_t tile_rows() { return int64_t(svcntb()) / 4; }
 
-// kCount tokens of a block × tile_rows() rows over all of K.
+// Register tile of kCount tokens of a block × tile_rows() rows over all of K.
 template <int kCount>
 void gemm_i8_sve_sdot(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
                       float* out, int64_t out_stride) {

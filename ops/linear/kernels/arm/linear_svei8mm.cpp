@@ -1,5 +1,5 @@
-// Linear kernels with SVE's SMMLA.  Few tokens and unpacking are the variant i8mm's: on the CPUs that there are, NEON
-// has as many bytes of pipes as SVE, and its instructions of 128 bits waste none on half a line.
+// Linear kernels with SVE's SMMLA. gemv and unpack are those of the variant i8mm: on existing CPUs, NEON's
+// pipes together are as wide as SVE's, and its 128-bit instructions waste no lanes on half a line.
 #include <arm_sve.h>
 
 #include "linear/kernels/common.h"
@@ -18,13 +18,13 @@ namespace {
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 #define ARMLLM_EACH(M) M(0) M(1) M(2) M(3)
 
-constexpr int kTokens =
-    8;  // a tile is 8 tokens × 4 vectors (2 of 512 bits): 8 loads for 16 SMMLA, 16 accumulators
+// A tile is 8 tokens × 4 vectors (2 of 512 bits): 8 loads for 16 SMMLA, 16 accumulators.
+constexpr int kTokens = 8;
 constexpr int64_t kLine = 64;  // bytes of 8 rows × 8 k; unpacked weights are [half of 8 rows][k / 8][row][8]
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
 
-// Every 128 bits of `a`, then of `b`, are 2 tokens × 2 rows.
+// Each 128-bit segment of `a`, then of `b`, is 2 tokens × 2 rows.
 ARMLLM_INLINE void store_rows(svint64_t rows, const float* scale, float* out) {
   const svbool_t all = svptrue_b32();
   svst1_f32(all, out, svmul_f32_x(all, svcvt_f32_s32_x(all, svreinterpret_s32(rows)), svld1_f32(all, scale)));
@@ -35,8 +35,8 @@ ARMLLM_INLINE void store_pair(svint32_t a, svint32_t b, const float* scale, floa
   if (second != nullptr) store_rows(svuzp2_s64(x, y), scale, second);
 }
 
-// 2 · kPairs tokens of a block × V vectors of rows over all of K.  Vector i lies i vectors on from `w`, in the next
-// half where the line ends.
+// Register tile of 2 · kPairs tokens of a block × V vectors of rows over all of K. Vector i starts i vectors
+// after `w`, in the next half past the end of a line.
 template <int V, int kPairs>
 void gemm_i8_sve_smmla(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,
                        float* out, int64_t out_stride) {
@@ -61,7 +61,7 @@ void gemm_i8_sve_smmla(const int8_t* w, const int8_t* x, int64_t steps, const fl
   }
     ARMLLM_EACH(ARMLLM_MULTIPLY)
   }
-  const int64_t rows = length / 4;  // of two vectors
+  const int64_t rows = length / 4;  // rows of two vectors
 #define ARMLLM_STORE(p)                                                                                   \
   if constexpr (p < kPairs) {                                                                             \
     float* const to = out + 2 * p * out_stride;                                                           \

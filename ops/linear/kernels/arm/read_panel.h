@@ -1,5 +1,5 @@
-// Reading weight panels with NEON.  16 bytes of nibbles hold 2 rows × 8 k twice: rows 2v and 2v + 1 in the low
-// nibbles, rows 2v + 8 and 2v + 9 in the high ones (packed_panel.h).
+// Loads and widens weight panels with NEON. 16 bytes of nibbles hold 2 rows × 8 k twice: rows 2v and 2v + 1
+// in the low nibbles, rows 2v + 8 and 2v + 9 in the high ones (packed_panel.h).
 #pragma once
 
 #include <arm_neon.h>
@@ -12,8 +12,8 @@ namespace {
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 #define ARMLLM_INLINE_LAMBDA __attribute__((always_inline))
 
-// For tiles that use nearly every register: GCC's scheduler before register allocation moves loads up until
-// accumulators spill.
+// For tiles that use nearly every register: GCC's pre-allocation scheduler hoists loads until accumulators
+// spill.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ARMLLM_IN_WRITTEN_ORDER __attribute__((optimize("no-schedule-insns")))
 #else
@@ -22,7 +22,7 @@ namespace {
 
 ARMLLM_INLINE int8x16_t load_values(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
 
-// 32 bytes in one instruction: GCC 12 often leaves two loads apart that could be one.
+// Loads 32 bytes with one LDP: GCC 12 often leaves two separate loads.
 ARMLLM_INLINE void load_two(const void* p, int8x16_t& a, int8x16_t& b) {
 #if defined(__GNUC__) && !defined(__clang__)
   using Lane = int8x16_t __attribute__((aligned(1), may_alias));
@@ -34,10 +34,10 @@ ARMLLM_INLINE void load_two(const void* p, int8x16_t& a, int8x16_t& b) {
 #endif
 }
 
-// 0 … 15
+// The low nibbles, 0 … 15.
 ARMLLM_INLINE int8x16_t low_nibbles(int8x16_t bytes) { return vandq_s8(bytes, vdupq_n_s8(15)); }
 
-// 8 bytes in both halves.
+// Loads 8 bytes into both halves.
 ARMLLM_INLINE int8x16_t broadcast8(const void* p) {
   int64_t eight;
   __builtin_memcpy(&eight, p, 8);
@@ -57,21 +57,21 @@ ARMLLM_INLINE int32x4_t zip2_doubles(int32x4_t a, int32x4_t b) {
   return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
 }
 
-// The nibbles of 8 bytes (multipliers or zero points) in the order of the panel's rows.  Reads 16 bytes: the values
-// follow.
+// The nibbles of 8 bytes (multipliers or zero points) in panel row order. Reads 16 bytes, which is safe
+// because the values follow.
 ARMLLM_INLINE uint8x16_t row_nibbles(const uint8_t* eight) {
   const uint8x16_t bytes = vld1q_u8(eight);
   return vcombine_u8(vget_low_u8(vandq_u8(bytes, vdupq_n_u8(15))), vget_low_u8(vshrq_n_u8(bytes, 4)));
 }
 
-// Bytes 2·pair and 2·pair + 1 of 16, eight times each: as the rows of 16 bytes of values lie.
+// Repeats bytes 2·pair and 2·pair + 1 of 16 eight times each, as the rows of 16 bytes of values are laid out.
 ARMLLM_INLINE uint8x16_t pair_bytes(uint8x16_t rows, int pair) {
   const uint8x16_t first = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
   return vqtbl1q_u8(rows, vaddq_u8(first, vdupq_n_u8(uint8_t(2 * pair))));
 }
 
-// Pairs of rows of a panel, 2 · kPairs rows from row 8 · kHigh + 2 · first on, as INT8 weights: the exact INT4 schemes
-// multiplied out, group by group.
+// INT8 weights of kPairs row pairs of a panel, starting at row 8 · kHigh + 2 · first, for the exact INT4
+// schemes; multiplied by the group multipliers, group by group.
 template <Scheme kScheme, bool kHigh, int kPairs>
 class Int8Pairs {
  public:
@@ -103,7 +103,7 @@ class Int8Pairs {
 #pragma GCC unroll 4
     for (int p = 0; p < kPairs; ++p) {
       row_values_[p] = vreinterpretq_s8_u8(pair_bytes(rows, 4 * kHigh + first_ + p));
-      // High nibbles hold u − 8.
+      // High nibbles are stored as u − 8.
       if (kHigh && kScheme == Scheme::rowz) row_values_[p] = vsubq_s8(row_values_[p], vdupq_n_s8(8));
     }
   }
@@ -123,13 +123,13 @@ ARMLLM_INLINE void store_scaled(float* out, int32x4_t sum, const float* scale) {
   vst1q_f32(out, vmulq_f32(vcvtq_f32_s32(sum), vld1q_f32(scale)));
 }
 
-// Float scales of rows `row` … `row` + 3.
+// Float group scales of rows `row` … `row` + 3.
 ARMLLM_INLINE float32x4_t group_scales(const uint8_t* scales, bool halves, int row) {
   if (!halves) return vld1q_f32(reinterpret_cast<const float*>(scales) + row);
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(scales) + row), 16));
 }
 
-// 4 of 16 bytes, from byte `row` on, as 32-bit numbers.
+// Widens 4 of 16 bytes, from byte `row` on, to 32 bits.
 ARMLLM_INLINE int32x4_t widen4(uint8x16_t bytes, int row) {
   const uint8x16_t first = {0, 255, 255, 255, 1, 255, 255, 255, 2, 255, 255, 255, 3, 255, 255, 255};
   return vreinterpretq_s32_u8(vqtbl1q_u8(bytes, vqaddq_u8(first, vdupq_n_u8(uint8_t(row)))));

@@ -1,4 +1,5 @@
-// Weight panels read with SVE, for any length of vectors that divides a line of 64 bytes (128, 256, 512 bits).
+// Loads and unpacks weight panels with SVE, for every vector length that divides a line of 64 bytes (128,
+// 256, 512 bits).
 #pragma once
 
 #include <arm_sve.h>
@@ -10,7 +11,7 @@ namespace {
 
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 
-constexpr int64_t kLine = 64;  // bytes of a line of 8 rows × 8 k
+constexpr int64_t kLine = 64;  // bytes per line of 8 rows × 8 k
 
 ARMLLM_INLINE int64_t vectors_a_line() { return kLine / int64_t(svcntb()); }
 
@@ -20,11 +21,11 @@ ARMLLM_INLINE svuint8_t broadcast8(const void* from) {
   return svreinterpret_u8(svdup_n_u64(eight));
 }
 
-// 16 nibbles of a group's 8 bytes: those of rows 0 … 7, or of rows 8 … 15, again and again.
+// The 16 nibbles of a group's 8 bytes, repeated: rows 0 … 7 (low_nibbles) or rows 8 … 15 (high_nibbles).
 ARMLLM_INLINE svuint8_t low_nibbles(svuint8_t bytes) { return svand_n_u8_x(svptrue_b8(), bytes, 15); }
 ARMLLM_INLINE svuint8_t high_nibbles(svuint8_t bytes) { return svlsr_n_u8_x(svptrue_b8(), bytes, 4); }
 
-// For each byte of vector `v` of a line: its row, 0 … 7.
+// The row, 0 … 7, of each byte of vector `v` of a line.
 ARMLLM_INLINE svuint8_t rows_of_bytes(int64_t v) {
   return svlsr_n_u8_x(svptrue_b8(), svindex_u8(uint8_t(v * int64_t(svcntb())), 1), 3);
 }
@@ -35,7 +36,7 @@ ARMLLM_INLINE void store_scaled(svint32_t sum, const float* scale, float* out) {
   svst1_f32(all, out, svmul_f32_x(all, svcvt_f32_s32_x(all, sum), svld1_f32(all, scale)));
 }
 
-// Unpacked weights: tiles of `rows` rows over all of k, [tile][k / 8][row][8].
+// Order of unpacked weights: tiles of `rows` rows over all of K, [tile][k / 8][row][8].
 struct TileOrder {
   int64_t rows, steps;
   ARMLLM_INLINE int8_t* at(int8_t* w, int64_t row, int64_t step) const {
@@ -49,7 +50,7 @@ ARMLLM_INLINE svuint16_t rows_of_halves(int64_t v, int64_t half) {
   return svadd_n_u16_x(svptrue_b16(), svlsr_n_u16_x(svptrue_b16(), svindex_u16(0, 1), 3), uint16_t(first));
 }
 
-// (q · factor + 128) >> 8 with one 16-bit factor a row.
+// (q · factor + 128) >> 8 with one 16-bit factor per row.
 ARMLLM_INLINE svint8_t fold(svint8_t q, svint16_t first, svint16_t second) {
   const svbool_t all = svptrue_b16();
   const svint16_t a = svmad_s16_x(all, svunpklo_s16(q), first, svdup_n_s16(128));
@@ -57,14 +58,14 @@ ARMLLM_INLINE svint8_t fold(svint8_t q, svint16_t first, svint16_t second) {
   return svuzp1_s8(svreinterpret_s8(svasr_n_s16_x(all, a, 8)), svreinterpret_s8(svasr_n_s16_x(all, b, 8)));
 }
 
-// One vector's rows of all lines of a group.
+// Unpacks one vector's rows of all lines of a group.
 template <bool kMultiplied, bool kFolded>
 ARMLLM_INLINE void unpack_i4(const uint8_t* panel, const PanelLayout& layout, int64_t group, int64_t v,
                              const int16_t* folded, const TileOrder& order, int8_t* w) {
   const svbool_t all = svptrue_b8();
   const int64_t step = groups_per_scale(layout.scheme), column = step ? group / step : 0;
   const svuint8_t rows = rows_of_bytes(v);
-  svint8_t first_zero = svdup_n_s8(8), second_zero = svdup_n_s8(0);  // high nibbles are stored less 8
+  svint8_t first_zero = svdup_n_s8(8), second_zero = svdup_n_s8(0);  // high nibbles are stored minus 8
   if (has_zero_points(layout.scheme)) {
     const svuint8_t stored = svtbl_u8(broadcast8(panel + layout.zero_points + 8 * column), rows);
     first_zero = svreinterpret_s8(low_nibbles(stored));
@@ -102,7 +103,7 @@ ARMLLM_INLINE void unpack_i4(const uint8_t* panel, const PanelLayout& layout, in
   }
 }
 
-// Lines of 16 rows × 4 k: the words of two make rows of 8 k.
+// Lines are 16 rows × 4 k: words of two lines are zipped to rows of 8 k.
 inline void unpack_i8(const uint8_t* panel, const PanelLayout& layout, const TileOrder& order, int8_t* w) {
   const svbool_t all = svptrue_b8();
   const int64_t length = int64_t(svcntb());
@@ -115,7 +116,7 @@ inline void unpack_i8(const uint8_t* panel, const PanelLayout& layout, const Til
     }
 }
 
-// LinearKernels::unpack to tiles of `tile_rows`, a multiple of the rows of a vector and a divisor of the panel's.
+// LinearKernels::unpack to tiles of `tile_rows`, a multiple of a vector's rows and a divisor of a panel's.
 inline void unpack_tiles(Scheme scheme, const uint8_t* const* panels, int count, int64_t groups,
                          int64_t tile_rows, int8_t* w, int32_t* row_info, float* row_scales) {
   const PanelLayout layout = panel_layout(scheme, groups * kGroup);

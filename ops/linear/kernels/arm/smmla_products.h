@@ -1,7 +1,8 @@
-// What gemv with SMMLA is made of.
+// Building blocks of gemv with SMMLA.
 //
-// Tokens lie interleaved in one block, weights as they are packed: pairs of both are operands of SMMLA without a move.
-// A lane of an accumulator holds (token, row): (0, 0) (0, 1) (1, 0) (1, 1) of a pair of tokens and a pair of rows.
+// Tokens are interleaved in one block and weights are used as packed: pairs of either are SMMLA operands
+// without a move. Accumulator lanes hold (token, row): (0, 0) (0, 1) (1, 0) (1, 1) of a pair of tokens and a
+// pair of rows.
 #pragma once
 
 #include "linear/kernels/arm/read_panel.h"
@@ -9,16 +10,16 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int64_t kSegment = 256;  // groups of g32i whose sums times 16 · 16 fit 32 bits
+constexpr int64_t kSegment = 256;  // g32i groups whose sums, times 16 · 16, fit 32 bits
 
-// The two tokens of a pair, scaled, from sums of rows 0, 1 and of rows 2, 3.
+// Stores the two tokens of a pair, scaled, from sums of rows 0, 1 and of rows 2, 3.
 ARMLLM_INLINE void store_pairs(int32x4_t rows01, int32x4_t rows23, const float* scale, float* first,
                                float* second) {
   store_scaled(first, zip1_doubles(rows01, rows23), scale);
   if (second != nullptr) store_scaled(second, zip2_doubles(rows01, rows23), scale);
 }
 
-// Chunks of 8 k of kPairs pairs of tokens, as few instructions as there can be.
+// Chunks of 8 k of kPairs token pairs, loaded with as few instructions as possible.
 template <int kPairs>
 struct TokenChunks {
   static constexpr int kChunks = kPairs == 1 ? 2 : 1;
@@ -53,13 +54,13 @@ struct TokenChunks {
   }
 };
 
-// What a call works on.
+// Activations and output stride of one gemv call.
 struct TokenPairs {
   const int8_t* values;
   const int32_t* group_sums;  // −8 · Σ x, token by token
   int64_t row_groups;
   int tokens;
-  int64_t stride;  // floats from one token's results to the next's
+  int64_t stride;  // floats from token to token in the output
 
   ARMLLM_INLINE TokenPairs(const Activations& x, int64_t first, int count, int64_t out_stride)
       : values(x.values + first * x.row_bytes()),
@@ -68,7 +69,7 @@ struct TokenPairs {
         tokens(count),
         stride(out_stride) {}
 
-  // An odd last token stands in for the missing one.
+  // A missing token is replaced by the last.
   ARMLLM_INLINE const int32_t* group_sums_of(int token) const {
     return group_sums + (token < tokens ? token : tokens - 1) * row_groups;
   }
@@ -77,8 +78,8 @@ struct TokenPairs {
   }
 };
 
-// Products with rows 2·first … 2·(first + kVectors) − 1 of both halves: A of whole bytes and B of low nibbles.
-// (A − B) is 16 times the products with the high rows.
+// Products with rows 2·first … 2·(first + kVectors) − 1 of both halves: A over whole bytes, B over low
+// nibbles; (A − B) is 16 times the product with the high rows.
 template <int kPairs, int kVectors>
 struct Products {
   int32x4_t whole[kPairs][kVectors] = {}, low[kPairs][kVectors] = {};
@@ -113,7 +114,8 @@ struct Products {
   ARMLLM_INLINE int32x4_t high16(int p, int v) const { return vsubq_s32(whole[p][v], low[p][v]); }
 };
 
-// Bytes 2i and 2i + 1 of 16 as 32-bit lanes a b a b, with bytes 16 … 31 as the signs: an index for TBL.
+// TBL indices that expand bytes 2i and 2i + 1 of 16 to 32-bit lanes a b a b; bytes 16 … 31 of the table are
+// the sign extension.
 struct PairLanes {
   alignas(16) uint8_t index[8][16];
 };
@@ -125,7 +127,8 @@ constexpr PairLanes pair_lanes() {
 }
 constexpr PairLanes kPairLanes = pair_lanes();
 
-// `lanes` is kPairLanes.index[pair].  In assembly because GCC 12 copies both registers of a table that it holds as one.
+// `lanes` is kPairLanes.index[pair]. Inline assembly, because GCC 12 copies both registers of a two-register
+// table.
 template <int kTable>
 ARMLLM_INLINE int32x4_t broadcast_pair(uint8x16_t values, uint8x16_t signs, uint8x16_t lanes) {
   uint8x16_t out;

@@ -1,4 +1,4 @@
-// Panels to INT8 in the order that a variant's gemm reads.
+// Unpacks panels to INT8 in the order that a variant's gemm reads.
 #pragma once
 
 #include "linear/kernels/arm/fold_scales.h"

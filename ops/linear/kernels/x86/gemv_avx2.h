@@ -1,4 +1,4 @@
-// One to eight tokens against one panel with AVX2.
+// gemv with AVX2: one to eight tokens, one panel.
 #pragma once
 
 #include "linear/kernels/x86/read_panel_avx2.h"
@@ -18,9 +18,9 @@ void gemv_i4_maddubs(const uint8_t* panel, const PanelLayout& layout, const Acti
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
   PanelStream<4, T == 1 ? Prefetch::hardware : Prefetch::software_far> stream(panel, layout);
-  __m256i total[2][2][T];  // [h][low, high]
+  __m256i total[2][2][T];  // [half of the line][low, high nibbles]
   __m256 total_f[2][T];
-  int32_t correction[T] = {};  // since the last scale
+  int32_t correction[T] = {};  // −8 · Σ x since the last scale
 #pragma GCC unroll 4
   for (int h = 0; h < 2; ++h) {
 #pragma GCC unroll 4
@@ -29,7 +29,7 @@ void gemv_i4_maddubs(const uint8_t* panel, const PanelLayout& layout, const Acti
       total_f[h][t] = _mm256_setzero_ps();
     }
   }
-  int64_t left = step;  // groups of this scale
+  int64_t left = step;  // groups left of this scale
   for (int64_t g = 0; g < groups; ++g, w += 256) {
     const int8_t* xg = values + g * kGroup;
     stream.group();
@@ -37,8 +37,8 @@ void gemv_i4_maddubs(const uint8_t* panel, const PanelLayout& layout, const Acti
     for (int t = 0; t < T; ++t) correction[t] += group_sums[t * row_groups + g];
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
-      // A 16-bit lane sums 8 products u·x, and one of a row's four takes the whole group's correction: at most 32512 in
-      // the end, whatever wraps on the way.
+      // A 16-bit lane sums 8 products u·x, and one of a row's four lanes starts from the group's correction.
+      // The final sum is at most 32512, so intermediate wrap-around is harmless.
       __m256i low_acc[T], high_acc[T];
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t)
@@ -144,7 +144,7 @@ void gemv_maddubs_by_scheme(const uint8_t* panel, const PanelLayout& layout, con
   return gemv_i4_maddubs<SumKind::row, T>(panel, layout, x, first, out);
 }
 
-// Up to four tokens at a time: more would not stay in 16 registers.
+// Four tokens at most per pass: more accumulators would not fit 16 registers.
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   for (; tokens >= 4; tokens -= 4, first += 4, out += 4 * kPanel)

@@ -1,4 +1,4 @@
-// One to eight tokens against one panel with AVX-512 VNNI.
+// gemv with AVX-512 VNNI: one to eight tokens, one panel.
 #pragma once
 
 #include "linear/kernels/x86/read_panel_avx512.h"
@@ -7,7 +7,7 @@
 namespace armllm::avx512 {
 namespace {
 
-// Sums that end with each group: float group scales, or the multipliers of g32i.
+// Schemes whose integer sums end with each group: float group scales, or the multipliers of g32i.
 template <bool kMultiplied, int T, Prefetch kPrefetch>
 void gemv_grouped_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
                            int64_t first_token, float* out) {
@@ -17,20 +17,20 @@ void gemv_grouped_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, cons
   const int32_t* group_sums = x.group_sums + first_token * row_groups;
   const uint8_t* w = panel + layout.values;
   const bool zero_points = has_zero_points(layout.scheme);
-  // The correction of a symmetric scheme belongs to one of the two lanes of each row.
+  // A symmetric scheme adds the correction to one of the two lanes of each row.
   const __mmask16 correction_lanes = zero_points ? 0 : 0x5555;
   const __m512i ones = _mm512_set1_epi16(1);
   PanelStream<4, kPrefetch> stream(panel, layout);
   __m512i total[T];
   __m512 total_f[T];
-  int32_t correction[T];  // since the last scale
+  int32_t correction[T];  // −8 · Σ x since the last scale
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
     total[t] = _mm512_setzero_si512();
     total_f[t] = _mm512_setzero_ps();
     correction[t] = 0;
   }
-  int64_t left = step;  // groups of this scale
+  int64_t left = step;  // groups left of this scale
   for (int64_t g = 0; g < groups; ++g) {
     __m512i low_acc[T], high_acc[T];
 #pragma GCC unroll 8
@@ -50,7 +50,8 @@ void gemv_grouped_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, cons
         dot(high_acc[t], high, eight);
       }
     }
-    // Half a group's sum is at most 16·15·127 in size, or 32·8·127 with the correction: it fits 16 bits.
+    // Half a group's sum is at most 16·15·127 in magnitude, or 32·8·127 with the correction, so it fits 16
+    // bits.
     __m512i factor = ones;
     if constexpr (kMultiplied)
       factor = _mm512_add_epi16(lane_nibbles(panel + layout.multipliers + g * 8), ones);
@@ -87,13 +88,13 @@ void gemv_grouped_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, cons
   }
 }
 
-// Σ of the two lanes of each row, in the order of rows.
+// Sums the two lanes of each row, in row order.
 ARMLLM_INLINE __m512i add_halves(__m512i low, __m512i high) {
   const EvenOdd lanes = even_odd_i32(low, high);
   return _mm512_add_epi32(lanes.even, lanes.odd);
 }
 
-// One scale a row: the sums run through, and what the zero points take away is one product at the end.
+// One scale per row: sums run over all of K, and the zero points need a single product at the end.
 template <int T, Prefetch kPrefetch>
 void gemv_row_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
                        int64_t first_token, float* out) {
@@ -143,7 +144,7 @@ void gemv_i8_vpdpbusd(const uint8_t* panel, const PanelLayout& layout, const Act
   const uint8_t* w = panel + layout.values;
   const __m512i flip = _mm512_set1_epi8(-128);
   PanelStream<8, kPrefetch> stream(panel, layout);
-  __m512i even[T], odd[T];  // two chains each
+  __m512i even[T], odd[T];  // two dependency chains per token
   int32_t correction[T];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
@@ -185,10 +186,10 @@ void gemv_vpdpbusd_by_scheme(const uint8_t* panel, const PanelLayout& layout, co
   return gemv_row_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
 }
 
-// Measured on Zen 4 and on a Xeon with AMX; see Fetch.
+// Choice measured on Zen 4 and on a Xeon with AMX; see Prefetch.
 inline bool needs_software_prefetch() {
-  static const bool found = __builtin_cpu_is("intel");
-  return found;
+  static const bool intel = __builtin_cpu_is("intel");
+  return intel;
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {

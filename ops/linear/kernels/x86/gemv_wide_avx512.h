@@ -1,5 +1,5 @@
-// Nine to sixteen tokens against one panel with AVX-512 VNNI: its weights are made unsigned bytes in registers, once for
-// all tokens.
+// gemv with AVX-512 VNNI for nine to sixteen tokens: weights are converted to unsigned bytes in registers,
+// once for all tokens.
 #pragma once
 
 #include "linear/kernels/x86/read_panel_avx512.h"
@@ -7,9 +7,9 @@
 namespace armllm::avx512 {
 namespace {
 
-// Of g32i: multiplied out.  The lines come in the order of row_of_lane().
+// g32i weights times their multipliers, as unsigned bytes. Lines are in the lane order of row_of_lane().
 struct UnsignedG32i {
-  static constexpr int kLines = 4;  // of 64 bytes a group
+  static constexpr int kLines = 4;  // of 64 bytes per group
   __m512i low_factor, high_factor, low_bias, high_bias;
 
   ARMLLM_INLINE void group(const uint8_t* multipliers) {
@@ -20,7 +20,7 @@ struct UnsignedG32i {
     low_bias = unsigned_bias(low_factor);
     high_bias = unsigned_bias(high_factor);
   }
-  // k 0 … 3 and 4 … 7 of eight
+  // k = 0 … 3 and k = 4 … 7 of eight
   ARMLLM_INLINE void lines(const uint8_t* w, __m512i* first, __m512i* second) const {
     const __m512i line = load(w);
     const __m512i low = _mm512_add_epi8(_mm512_mullo_epi16(low_rows(line), low_factor), low_bias),
@@ -42,11 +42,11 @@ struct UnsignedI8 {
   static ARMLLM_INLINE __m512i rows(__m512i sums) { return sums; }
 };
 
-// T tokens of one block; `corrections` holds −128 · Σ x of each.
+// One panel, T tokens of one block; `corrections` holds −128 · Σ x of each token.
 template <typename Weights, int T>
 void gemv_vpdpbusd_9_16(const uint8_t* panel, const PanelLayout& layout, const int8_t* x,
                         const int32_t* corrections, int tokens, float* out, int64_t out_stride) {
-  constexpr int kStep = Weights::kLines * 16;  // of eight k
+  constexpr int kStep = Weights::kLines * 16;  // bytes of eight k
   const uint8_t* w = panel + layout.values;
   const uint8_t* multipliers = panel + layout.multipliers;
   __m512i acc[T];

@@ -1,4 +1,4 @@
-// Products of many tokens with AMX: tiles of 16 tokens × 64 k and 64 k × 16 rows.  Few tokens go through AVX-512.
+// gemm with AMX: tiles of 16 tokens × 64 k and 64 k × 16 rows. Few tokens go through AVX-512.
 #include "linear/kernels/x86/unpack_avx512.h"
 #include "simd/amx_tiles.h"
 
@@ -9,12 +9,12 @@ extern const LinearKernels linear;
 namespace armllm::amx {
 namespace {
 
-constexpr int kTokens = 64;     // of one call of gemm
-constexpr int kPanels = 8;      // the same
+constexpr int kTokens = 64;     // per call of gemm
+constexpr int kPanels = 8;      // per call of gemm
 constexpr int64_t kTile = 16;   // tokens, or rows
 constexpr int64_t kDepth = 64;  // k
 
-// Tiles 0 … 3 are sums, [tokens][panel]; 4 and 5 tokens, 6 and 7 weights.
+// Tiles 0 … 3 are accumulators, [tokens][panel]; 4 and 5 hold tokens, 6 and 7 weights.
 void configure_tiles(int first_tokens, int second_tokens) {
   TileConfig config;
   const int tokens[2] = {first_tokens, second_tokens};
@@ -22,7 +22,7 @@ void configure_tiles(int first_tokens, int second_tokens) {
   config.use();
 }
 
-// Products of one step of k, of up to two tiles of tokens and two panels.
+// One step of 64 k for up to two tiles of tokens and two panels.
 template <int T, int P>
 ARMLLM_INLINE void gemm_step_i8_tdpbssd(const int8_t* x, int64_t x_stride, int64_t second_tokens,
                                         const int8_t* w, int64_t second_panel) {
@@ -40,7 +40,7 @@ ARMLLM_INLINE void gemm_step_i8_tdpbssd(const int8_t* x, int64_t x_stride, int64
   }
 }
 
-// The last 32 k of an odd number of groups: operands with zeros behind them.
+// The last 32 k of an odd group count: operands padded with zeros to 64 k.
 struct PaddedLastGroup {
   alignas(64) int8_t x[2 * kTile][kDepth] = {};
   alignas(64) int8_t w[2][kDepth * kPanel] = {};
@@ -52,7 +52,7 @@ struct PaddedLastGroup {
   }
 };
 
-// 16 T tokens at most × P panels; `out` gets those that there are.
+// Up to 16·T tokens × P panels; `out` receives `tokens` rows.
 template <int T, int P>
 void gemm_i8_tdpbssd(const int8_t* w, const Activations& x, const int8_t* values, const float* row_scales,
                      int tokens, Prefetcher& prefetcher, float* out, int64_t out_stride) {

@@ -1,26 +1,27 @@
-// The linear kernels with AVX2 alone (no VNNI), exact all the same.
+// The linear kernels with AVX2, without VNNI; just as exact.
 //
-// VPMADDUBSW multiplies unsigned by signed bytes and adds pairs to 16 bits, saturating.  Nibbles are small enough that
-// a whole group of 32 stays within 16 bits, in gemv as in gemm: one VPMADDWD a group multiplies the sums and widens
-// them.  Weights of 8 bits, and those that become so when float scales are folded, are multiplied as words.
+// VPMADDUBSW multiplies unsigned by signed bytes and adds pairs to 16 bits with saturation. Nibbles are
+// small enough for a whole group of 32 to stay within 16 bits, in gemv and in gemm: one VPMADDWD per group
+// multiplies the sums by the group multiplier and widens them. 8-bit weights, and nibbles with folded float
+// scales, are multiplied as words.
 #include "linear/kernels/x86/gemv_avx2.h"
 
 namespace armllm::avx2 {
 namespace {
 
-constexpr int kBlock = 4;  // tokens of a register tile: 4 × 2 sums, two weights and one activation register
+constexpr int kBlock =
+    4;  // tokens of a register tile: 4 × 2 accumulators, two weights, one activation register
 constexpr int kTokens = 64;
 constexpr int kPanels = 2;
-constexpr int64_t kGemvLimit = 12;  // folding float scales takes longer than the other schemes' unpacking
-constexpr int kSegment = 16;        // groups that gemm takes at a time
+constexpr int kSegment = 16;  // groups per gemm pass
 
-// What gemm reads, a group of a panel: words, 16 steps of 16 rows × 2 k; or nibbles, 8 steps of 16 rows × 4 k, and each
-// row's multiplier twice.
+// Operands of gemm per group of a panel: words, 16 steps of 16 rows × 2 k; or nibbles, 8 steps of 16 rows × 4
+// k, followed by each row's multiplier twice.
 constexpr int64_t kWordBytes = 1024, kNibbleBytes = 512 + 64;
 enum Form : int32_t { kWords, kNibbles };
 Form form_of(Scheme scheme) { return scheme == Scheme::g32i || scheme == Scheme::row ? kNibbles : kWords; }
 
-// 16 words, one a row, in the 16-bit lanes of the rows of a half-line.
+// Spreads 16 words, one per row, over the 16-bit lanes of the rows of a half-line.
 ARMLLM_INLINE void row_words(const int16_t* p, __m256i* low, __m256i* high) {
   const __m256i index =
       _mm256_set_epi64x(0x0706070607060706, 0x0504050405040504, 0x0302030203020302, 0x0100010001000100);
@@ -31,7 +32,7 @@ ARMLLM_INLINE void row_words(const int16_t* p, __m256i* low, __m256i* high) {
   *high = _mm256_shuffle_epi8(_mm256_set1_epi64x(four[1]), index);
 }
 
-// (u − z) · factor, rounded where the factor is a folded scale.
+// (u − z) · factor, rounded if the factor is a folded scale.
 ARMLLM_INLINE __m256i weights(__m256i u, __m256i zero, __m256i factor, bool fold) {
   const __m256i bytes = _mm256_set1_epi16(255), half = _mm256_set1_epi16(fold ? 128 : 0);
   const __m256i even = _mm256_sub_epi16(_mm256_and_si256(u, bytes), zero);
@@ -42,14 +43,14 @@ ARMLLM_INLINE __m256i weights(__m256i u, __m256i zero, __m256i factor, bool fold
   return _mm256_or_si256(_mm256_and_si256(a, bytes), _mm256_slli_epi16(b, 8));
 }
 
-// Rows 0 … 3 and 4 … 7 × 8 k become 8 rows × 4 k, twice.
+// Reorders rows 0 … 3 and 4 … 7 × 8 k to two vectors of 8 rows × 4 k.
 ARMLLM_INLINE void rows8(__m256i first, __m256i second, __m256i* even, __m256i* odd) {
   const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
   *even = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
   *odd = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
 }
 
-// 8 rows × 4 k of bytes become 8 rows × 2 k of words, twice, 64 bytes apart.
+// Widens 8 rows × 4 k of bytes to two vectors of 8 rows × 2 k of words, stored 64 bytes apart.
 ARMLLM_INLINE void store_words(int8_t* w, __m256i bytes) {
   const __m256i low = _mm256_set1_epi32(0x01800080), high = _mm256_set1_epi32(0x03800280);
   const auto place = [](__m256i index) {  // of the four bytes of each lane
@@ -149,8 +150,8 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
   }
 }
 
-// What a segment's activations become, for one block of tokens: words; or for nibbles, which are q + 8, −8 · Σ x of each
-// token and group.
+// Activations of a segment, prepared for one block of tokens: widened to words, or, for nibbles stored as q +
+// 8, −8 · Σ x of each token and group.
 struct PreparedActivations {
   alignas(32) int8_t words[kSegment * kBlock * kGroup * 2];
   alignas(32) int32_t group_sums[kSegment][kBlock];
@@ -175,10 +176,10 @@ void prepare_group_sums(const int8_t* x, int64_t groups, PreparedActivations& to
   }
 }
 
-using Sums = __m256i[kBlock][2];  // of rows 0 … 7 and 8 … 15
+using Sums = __m256i[kBlock][2];  // rows 0 … 7 and 8 … 15
 
-// A word sums 16 products u·x of a row, and one of a row's two takes the whole group's correction: at most 32512 in the end,
-// whatever wraps on the way.
+// A 16-bit lane sums 16 products u·x, and one of a row's two lanes starts from the group's correction. The
+// final sum is at most 32512, so intermediate wrap-around is harmless.
 void gemm_i4_maddubs(const int8_t* w, const int8_t* x, int64_t groups, const PreparedActivations& prepared,
                      Sums& sums) {
   for (int64_t g = 0; g < groups; ++g, w += kNibbleBytes, x += kBlock * kGroup) {

@@ -1,8 +1,8 @@
 // The linear kernels with AVX-512 VNNI.
 //
-// VPDPBUSD multiplies unsigned by signed bytes.  The weights are the unsigned side: nibbles are stored as q + 8, and
-// INT8 weights are taken as w + 128.  What that adds to a sum depends on the activations alone, is an integer, and is
-// taken away again: per group by Activations::group_sums (gemv), per token by Σ x (gemm).
+// VPDPBUSD multiplies unsigned by signed bytes. Weights are the unsigned operand: nibbles are stored as q +
+// 8, and INT8 weights become w + 128. The resulting error is an integer that depends on the activations
+// only. It is subtracted per group by Activations::group_sums (gemv) and per token by Σ x (gemm).
 #include "linear/kernels/x86/gemv_avx512.h"
 #include "linear/kernels/x86/gemv_wide_avx512.h"
 #include "linear/kernels/x86/unpack_avx512.h"
@@ -11,8 +11,8 @@ namespace armllm::avx512 {
 namespace {
 
 constexpr int kBlock = 8;  // tokens of a register tile
-constexpr int kWide =
-    3;  // panels of a register tile: 8 × 3 accumulators, 3 weights and one activation register
+// Panels of a register tile: 8 × 3 accumulators, 3 weights and one activation register.
+constexpr int kWide = 3;
 constexpr int kTokens = 64;
 constexpr int kPanels = 2 * kWide;
 
@@ -26,11 +26,11 @@ void unpack(Scheme scheme, const uint8_t* const* panel, int panels, int64_t grou
   }
 }
 
-// −128 · Σ x of each of a block's tokens.
+// corrections[t] = −128 · Σ x for each token of a block.
 void token_corrections(const int8_t* x, int64_t chunks, int32_t* corrections) {
   const __m512i ones = _mm512_set1_epi8(1);
   __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-  for (int64_t c = 0; c < chunks; c += 2) {  // groups have four chunks
+  for (int64_t c = 0; c < chunks; c += 2) {  // a group has four chunks
     dot(sums[0], ones, load(x + c * 64));
     dot(sums[1], ones, load(x + c * 64 + 64));
   }
@@ -39,7 +39,7 @@ void token_corrections(const int8_t* x, int64_t chunks, int32_t* corrections) {
   for (int t = 0; t < kBlock; ++t) corrections[t] = -128 * (halves[2 * t] + halves[2 * t + 1]);
 }
 
-// T ≤ kBlock tokens × P panels in registers.
+// Register tile of T ≤ kBlock tokens × P panels over all of K.
 template <int T, int P>
 void gemm_i8_vpdpbusd(const int8_t* w, const int8_t* x, int64_t groups, const int32_t* corrections,
                       const float* row_scales, int tokens, Prefetcher& prefetcher, float* out,
@@ -63,9 +63,8 @@ void gemm_i8_vpdpbusd(const int8_t* w, const int8_t* x, int64_t groups, const in
 #pragma GCC unroll 3
         for (int p = 0; p < P; ++p) dot(acc[t][p], lines[p], four);
       }
-      asm volatile(
-          "" ::
-              : "memory");  // loads hoisted from the next step would push accumulators out of registers
+      // Loads hoisted from the next step would spill accumulators.
+      asm volatile("" ::: "memory");
     }
     w += 8 * P * 64;
     x += 4 * kBlock * 8;
@@ -90,7 +89,7 @@ void gemm_panels_i8_vpdpbusd(const int8_t* w, const float* row_scales, const Act
     const int8_t* values = x.values + (first_token + t) * x.row_bytes();
     const int left = tokens - t;
     float* to = out + t * out_stride;
-    // Experts have few rows: a last block is often ragged.
+    // Experts have few rows, so the last block is often ragged.
     if (left > 6) {
       gemm_i8_vpdpbusd<8, P>(w, values, x.groups, corrections + t, row_scales, left, prefetcher, to,
                              out_stride);

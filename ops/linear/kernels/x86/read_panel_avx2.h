@@ -1,4 +1,4 @@
-// Reading weight panels with AVX2.
+// Loads and widens weight panels with AVX2.
 #pragma once
 
 #include <immintrin.h>
@@ -25,13 +25,14 @@ ARMLLM_INLINE __m256i broadcast8(const int8_t* x) {
   return _mm256_set1_epi64x(eight);
 }
 
-// Half a line, 32 bytes: u of rows 4·h … 4·h + 3, and of rows 8 + 4·h …; 8 k each, one 64-bit lane a row.
+// Half a line, 32 bytes: u of rows 4·h … 4·h + 3 (low_rows) or 8 + 4·h … (high_rows); 8 k each, one 64-bit
+// lane per row.
 ARMLLM_INLINE __m256i low_rows(__m256i half) { return _mm256_and_si256(half, _mm256_set1_epi8(15)); }
 ARMLLM_INLINE __m256i high_rows(__m256i half) {
   return low_rows(_mm256_xor_si256(_mm256_srli_epi16(half, 4), _mm256_set1_epi8(8)));
 }
 
-// The nibbles of the four rows of `p` (bytes 4·h … of 8), likewise: in the 16-bit lanes of a 64-bit lane.
+// Spreads the nibbles of four rows (bytes 4·h … of 8) likewise, over the 16-bit lanes of each 64-bit lane.
 ARMLLM_INLINE void row_nibbles(const uint8_t* p, __m256i* low, __m256i* high) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
@@ -42,12 +43,12 @@ ARMLLM_INLINE void row_nibbles(const uint8_t* p, __m256i* low, __m256i* high) {
   *high = _mm256_srli_epi16(bytes, 4);
 }
 
-// The 32-bit halves of rows 4·h … and 8 + 4·h … added: one lane a row, four of each.
+// Adds the 32-bit halves of rows 4·h … and 8 + 4·h …: one lane per row, four of each.
 ARMLLM_INLINE __m256i row_sums(__m256i low, __m256i high) {
   return _mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xd8);
 }
 
-// Four values from `p` and four from 8 rows further on.
+// Four values at `p` and the four values 8 rows later.
 ARMLLM_INLINE __m256 row_floats(const float* p) {
   return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 8), 1);
 }
@@ -67,7 +68,7 @@ ARMLLM_INLINE void store_rows(float* out, __m256 v) {
   _mm_storeu_ps(out + 8, _mm256_extractf128_ps(v, 1));
 }
 
-// −z · Σ x of the rows of row_sums().
+// −z · Σ x for the rows of row_sums().
 ARMLLM_INLINE __m256i zero_term(const uint8_t* zero_points, int h, int32_t correction) {
   __m256i low, high;
   row_nibbles(zero_points + 4 * h, &low, &high);
@@ -76,8 +77,8 @@ ARMLLM_INLINE __m256i zero_term(const uint8_t* zero_points, int h, int32_t corre
                   _mm256_mullo_epi32(_mm256_and_si256(high, words), minus));
 }
 
-// Additions written as instructions: GCC would add the products of several steps to each other first, and keep all of
-// them in memory until then.
+// Additions as inline assembly: GCC would reassociate the products of several steps and keep all of them in
+// memory until then.
 ARMLLM_INLINE void add_words(__m256i& acc, __m256i words) {
   asm("vpaddw %1, %0, %0" : "+x"(acc) : "x"(words));
 }
@@ -90,7 +91,7 @@ ARMLLM_INLINE void dot_signed(__m256i& acc, __m256i w, __m256i magnitude, __m256
   add_lanes(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-// Keeps loads where they are: moved up, and shared between steps, they would push accumulators out of registers.
+// Compiler barrier: loads hoisted and shared between steps would spill accumulators.
 ARMLLM_INLINE void in_written_order() { asm volatile("" ::: "memory"); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Reading weight panels with AVX-512.
+// Loads and widens weight panels with AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -12,13 +12,13 @@ namespace {
 
 ARMLLM_INLINE __m512i load(const void* p) { return _mm512_loadu_si512(p); }
 
-// acc += Σ of four products unsigned × signed, a lane.  Written as an instruction: with the intrinsic GCC 12 renames
-// accumulators inside unrolled loops and copies them back at the end of each turn, a tenth of the whole time.
+// acc += Σ of four products unsigned × signed, per lane. Inline assembly: with the intrinsic, GCC 12 renames
+// the accumulators of unrolled loops and copies them back in each iteration, a tenth of the run time.
 ARMLLM_INLINE void dot(__m512i& acc, __m512i w, __m512i x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
 }
 
-// The same, of the four values at `x` in every lane.
+// The same with the four values at `x` broadcast to every lane.
 ARMLLM_INLINE void dot_broadcast4(__m512i& acc, __m512i w, const int8_t* x) {
   struct Four {
     int8_t values[4];
@@ -38,7 +38,7 @@ ARMLLM_INLINE __m512i broadcast8(const int8_t* x) {
   return _mm512_set1_epi64(eight);
 }
 
-// u of rows 0 … 7 and of rows 8 … 15 of a line, 8 k each: 64-bit lane r.
+// u of rows 0 … 7 (low_rows) or 8 … 15 (high_rows) of a line; 8 k each, one 64-bit lane per row.
 ARMLLM_INLINE __m512i low_rows(__m512i line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
 ARMLLM_INLINE __m512i high_rows(__m512i line) {
   // (line >> 4 & 15) ^ 8
@@ -46,7 +46,7 @@ ARMLLM_INLINE __m512i high_rows(__m512i line) {
                                    0x6a);
 }
 
-// Sums of gemv lie where VPACKSSDW of the two halves puts them: 32-bit lane 4·i + 2·h + j is row 8·h + 2·i + j.
+// gemv sums are in the lane order of VPACKSSDW: 32-bit lane 4·i + 2·h + j is row 8·h + 2·i + j.
 ARMLLM_INLINE __m512i row_of_lane() {
   return _mm512_set_epi32(15, 14, 7, 6, 13, 12, 5, 4, 11, 10, 3, 2, 9, 8, 1, 0);
 }
@@ -54,8 +54,8 @@ ARMLLM_INLINE __m512i lane_of_row() {
   return _mm512_set_epi32(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
 }
 
-// k 0 … 3 and k 4 … 7 of all rows of a line, in the order of those lanes.  VPERMT2D would take the place of two dot
-// products.
+// k = 0 … 3 (even_k4) and k = 4 … 7 (odd_k4) of all rows of a line, in that lane order. SHUFPS, because
+// VPERMT2D would take the issue slots of two dot products.
 ARMLLM_INLINE __m512i even_k4(__m512i low, __m512i high) {
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0x88));
 }
@@ -63,13 +63,13 @@ ARMLLM_INLINE __m512i odd_k4(__m512i low, __m512i high) {
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0xdd));
 }
 
-// 128 − 8 · m in both bytes of 16-bit lanes m: what makes u · m the unsigned w + 128.
+// 128 − 8 · m in both bytes of 16-bit lanes m: added to u · m, the unsigned w + 128.
 ARMLLM_INLINE __m512i unsigned_bias(__m512i m) {
   const __m512i eight = _mm512_slli_epi16(m, 3);
   return _mm512_sub_epi8(_mm512_set1_epi8(-128), _mm512_or_si512(eight, _mm512_slli_epi16(eight, 8)));
 }
 
-// The nibbles of 8 bytes in the order of those lanes, the same in both 16-bit halves of a lane.
+// The nibbles of 8 bytes in that lane order, repeated in both 16-bit halves of a lane.
 ARMLLM_INLINE __m512i lane_nibbles(const uint8_t* p) {
   const __m512i bytes = _mm512_shuffle_epi8(
       broadcast8(reinterpret_cast<const int8_t*>(p)),
@@ -80,7 +80,7 @@ ARMLLM_INLINE __m512i lane_nibbles(const uint8_t* p) {
   return _mm512_and_si512(_mm512_srlv_epi32(bytes, shifts), _mm512_set1_epi16(15));
 }
 
-// The nibbles of 8 bytes, 32-bit lane r for row r.
+// The nibbles of 8 bytes; 32-bit lane r is row r.
 ARMLLM_INLINE __m512i row_nibbles_i32(const uint8_t* p) {
   const __m256i eight = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   const __m512i low = _mm512_castsi256_si512(_mm256_and_si256(eight, _mm256_set1_epi32(15)));
@@ -94,7 +94,8 @@ ARMLLM_INLINE __m512 group_scales(const uint8_t* panel, const PanelLayout& layou
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
 }
 
-// 8 nibbles of `p` in the 16-bit lanes of rows 0 … 7 (low) or 8 … 15 (high), one 64-bit lane a row.
+// Spreads 8 nibbles of `p` over the 16-bit lanes of rows 0 … 7 (low) or 8 … 15 (high), one 64-bit lane per
+// row.
 ARMLLM_INLINE void row_nibbles(const uint8_t* p, __m512i* low, __m512i* high) {
   const __m512i bytes = _mm512_shuffle_epi8(
       broadcast8(reinterpret_cast<const int8_t*>(p)),

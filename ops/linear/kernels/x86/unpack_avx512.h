@@ -1,4 +1,4 @@
-// Panels of any scheme to INT8, in lines of 16 rows × 4 k, with AVX-512.
+// Unpacks panels of any scheme to INT8 with AVX-512, in lines of 16 rows × 4 k.
 #pragma once
 
 #include "linear/kernels/x86/read_panel_avx512.h"
@@ -7,13 +7,13 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// w + 128, or w.
+// Stores w + 128 as it is, or converted to w.
 template <bool kSigned>
 ARMLLM_INLINE void store_line(int8_t* w, __m512i line) {
   _mm512_storeu_si512(w, kSigned ? _mm512_xor_si512(line, _mm512_set1_epi8(-128)) : line);
 }
 
-// Lines of rows × 8 k become the lines of gemm: 16 rows × 4 k.
+// Reorders lines of rows × 8 k to the lines of gemm: 16 rows × 4 k.
 template <bool kSigned>
 ARMLLM_INLINE void store_lines(int8_t* w, int64_t step, __m512i low, __m512i high) {
   const EvenOdd lines = even_odd_i32(low, high);
@@ -21,7 +21,7 @@ ARMLLM_INLINE void store_lines(int8_t* w, int64_t step, __m512i low, __m512i hig
   store_line<kSigned>(w + step, lines.odd);
 }
 
-// The fold factors of a scale group (linear_fold_factors) in the 16-bit lanes of rows 0 … 7 and 8 … 15.
+// Fold factors of a scale group (linear_fold_factors) in the 16-bit lanes of rows 0 … 7 and 8 … 15.
 ARMLLM_INLINE void fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_t column, __m512i* low,
                                 __m512i* high) {
   const __m512 row_scale = _mm512_loadu_ps(panel_scales(panel));
@@ -43,7 +43,8 @@ ARMLLM_INLINE __m512i both_bytes(__m512i words) {
   return _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
 }
 
-// (u − z) · factor rounded, + 128, for the bytes of a line's rows: each half of them in 16 bits.
+// (u − z) · factor, rounded, + 128 for the bytes of a line; even and odd bytes are multiplied in 16 bits
+// each.
 ARMLLM_INLINE __m512i folded(__m512i u, __m512i zero, __m512i factor) {
   const __m512i half = _mm512_set1_epi16(128);
   const __m512i even = _mm512_sub_epi16(_mm512_and_si512(u, _mm512_set1_epi16(255)), zero);
@@ -55,7 +56,7 @@ ARMLLM_INLINE __m512i folded(__m512i u, __m512i zero, __m512i factor) {
   return _mm512_xor_si512(both, _mm512_set1_epi8(-128));
 }
 
-// One panel to INT8, w or w + 128; its lines lie `step` bytes apart.
+// Unpacks one panel to INT8, w or w + 128; its lines are `step` bytes apart.
 template <bool kSigned>
 void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w, int64_t step) {
   const Scheme scheme = layout.scheme;
@@ -104,7 +105,7 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w, in
       const __m512i line = load(values);
       __m512i low = low_rows(line), high = high_rows(line);
       if (scheme == Scheme::g32i) {
-        // u times m stays below 256: one 16-bit product multiplies both bytes, nothing crosses between them.
+        // u · m stays below 256, so one 16-bit product multiplies both bytes without a carry between them.
         low = _mm512_mullo_epi16(low, factor[0]);
         high = _mm512_mullo_epi16(high, factor[1]);
       }
@@ -113,7 +114,8 @@ void unpack_panel(const uint8_t* panel, const PanelLayout& layout, int8_t* w, in
   }
 }
 
-// Fetches four lines a group until it is at the end, where it stays: a branch would cost the tiles registers.
+// Prefetches four lines per group up to the end and stays there: a branch would cost the register tiles
+// registers.
 struct Prefetcher {
   const uint8_t *at, *end;
 
