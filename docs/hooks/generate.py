@@ -142,7 +142,22 @@ def fields(path: str, *names: str) -> str:
             field, type_ = _field_name(node.target.id, default), _plain(ast.unparse(node.annotation))
             row = f"| `{field}` | {_code(type_)} | {_code(_default(default))} |"
             rows.append(f"{row} {_cell(texts.get(node.target.id, ''))} |" if described else row)
-    return "\n".join(rows)
+    constants = _constants(ROOT / path)
+    return re.sub(r"\b[A-Z_]{4,}\b", lambda match: constants.get(match[0], match[0]), "\n".join(rows))
+
+
+def _constants(path: Path) -> dict[str, str]:
+    """Return the whole numbers that a module defines or imports from another one of ours, by name."""
+    constants: dict[str, str] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch_armllm."):
+            imported = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+            if imported.exists() and any(alias.name.isupper() for alias in node.names):
+                constants |= _constants(imported)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, int) and isinstance(node.targets[0], ast.Name):
+                constants[node.targets[0].id] = str(node.value.value)
+    return constants
 
 
 def _plain(annotation: str) -> str:
