@@ -30,7 +30,7 @@ def test_a_float_gguf_file_reads_back_as_the_model(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="needs the extra gguf")
     model = tiny("llama", tie_word_embeddings=True)
     write_float(tmp_path / "model.gguf", model)
-    read = load_model(str(tmp_path / "model.gguf"), torch.float32, decoded=True)
+    read = load_model(str(tmp_path / "model.gguf"), torch.float32, dequantize=True)
     ids = token_ids(2, 24)
     with torch.no_grad():
         torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-6)

@@ -101,7 +101,7 @@ def test_what_has_changed_since_is_noticed(
         patch.setattr(journal.Journal, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             quantize_folder(source, tmp_path / "out", progress=False)
-    with pytest.raises(ValueError, match=r"q_proj as g32i, and it is to be row now: begin anew with restart"):
+    with pytest.raises(ValueError, match=r"q_proj as g32i, and the recipe says row: start over with restart"):
         quantize_folder(source, tmp_path / "out", Recipe("row"), progress=False)
     with pytest.raises(ValueError, match="an unfinished run of another checkpoint or method"):
         quantize_folder(source, tmp_path / "out", Recipe(method="rtn"), progress=False)
@@ -109,7 +109,7 @@ def test_what_has_changed_since_is_noticed(
     save_file(
         {name: 2 * tensor for name, tensor in state.items()}, source / "model.safetensors", {"format": "pt"}
     )
-    with pytest.raises(ValueError, match="or the checkpoint has changed since: begin anew"):
+    with pytest.raises(ValueError, match="or the checkpoint has changed since: start over"):
         quantize_folder(source, tmp_path / "out", progress=False)
     report = quantize_folder(source, tmp_path / "out", Recipe("row"), restart=True, progress=False)
     assert {layer.scheme for layer in report.layers} == {"row", "int8"}
@@ -168,13 +168,13 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_only_one_block_is_in_memory(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[set[str]] = []
-    stored = BlockReader.stored
+    stored = BlockReader.loaded_tensors
 
     def seen(self: BlockReader) -> dict[str, torch.Tensor]:
         found = stored(self)
         most.append({block_of(name) for name in found})
         return found
 
-    monkeypatch.setattr(BlockReader, "stored", seen)
+    monkeypatch.setattr(BlockReader, "loaded_tensors", seen)
     quantize_folder(source, tmp_path / "out", progress=False)
     assert [len(blocks) for blocks in most] == [1] * 5

@@ -16,7 +16,7 @@ from tests.support.calibration import CALIBRATION, tensors
 from tests.support.models import tiny
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
-from torch_armllm.checkpoint.streamed_calibration import kept_tokens
+from torch_armllm.checkpoint.streamed_calibration import saved_tokens
 from torch_armllm.cli import main
 from torch_armllm.llm import calibration_text
 from torch_armllm.quant.recipe import Recipe
@@ -63,7 +63,7 @@ def test_an_interrupted_calibration_goes_on(
         patch.setattr(BlockReader, "load", interrupted)
         with pytest.raises(KeyboardInterrupt):
             quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
-    assert torch.equal(kept_tokens(out), CALIBRATION)
+    assert torch.equal(saved_tokens(out), CALIBRATION)
     with pytest.raises(ValueError, match="other texts"):
         quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION.flip(0))
     seen: list[str] = []

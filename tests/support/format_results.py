@@ -15,7 +15,7 @@ _PLAIN = ("lm_head", "gate", "router", "shared_expert_gate")
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Rows as INT8 with one scale each, in float64."""
+    """LazyRows as INT8 with one scale each, in float64."""
     q, scale = quantize_activations(x.float())
     return q.double() * scale.double()
 
@@ -37,9 +37,9 @@ class _Experts(nn.Module):
         super().__init__()
         self._source = (source,)
         self._batched = not hasattr(source, "_apply_gate")
-        flipped = self._batched or source.is_transposed
+        transposed = self._batched or source.is_transposed
         self._weights = [
-            weight.double().transpose(1, 2) if not flipped else weight.double()
+            weight.double().transpose(1, 2) if not transposed else weight.double()
             for weight in (source.gate_up_proj, source.down_proj)
         ]
         self._biases = [getattr(source, f"{name}_proj_bias", None) for name in ("gate_up", "down")]

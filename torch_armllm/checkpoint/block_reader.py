@@ -1,4 +1,4 @@
-"""Reading a float checkpoint into an empty model, one block of layers at a time."""
+"""Loading of a float checkpoint into a model on the meta device, one block of layers at a time."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
 _BLOCK = re.compile(r"(.*?\.\d+)\.")
-"""A decoder layer: what is in front of the first number of a name, and the number."""
+"""A decoder layer: a name up to its first number, inclusive."""
 
 
 class BlockReader:
-    """Fills a model that is on the meta device block by block; who reads one releases it before the next.
+    """Loads a model on the meta device block by block; release each block before you load the next.
 
     A block is a decoder layer, or a module outside of them, such as the embedding.
 
     Attributes:
-        blocks: their names, in the model's order.
+        blocks: the names of the blocks, in the model's order.
     """
 
     def __init__(self, model: Any, files: Sequence[Path]) -> None:
-        """Looks which tensors of the ``files`` belong to which block.
+        """Assigns the tensors of the ``files`` to blocks.
 
         Raises:
-            ValueError: a file is damaged, or there is none with some of the model's tensors.
+            ValueError: a file is damaged, or no file has some of the model's tensors.
         """
         self._model = model
         self._mapping = get_model_conversion_mapping(model)
@@ -55,16 +55,16 @@ class BlockReader:
                 held.update(names)
                 self._keys[block_of(names[0])].append((key, file))
         self._refuse_missing(set(state) - held)
-        # heads are tied to embeddings or come alone: either way the body is done before them
+        # the head comes after the base model, whether or not it is tied to the embedding
         self.blocks = sorted(
             self._keys, key=lambda block: (not _BLOCK.match(f"{block}."), dot_natural_key(block))
         )
 
     def load(self, block: str) -> None:
-        """Reads a block's tensors into their places, and whatever is tied to them.
+        """Loads a block's tensors, and the parameters tied to them.
 
         Raises:
-            ValueError: a tensor does not fit the model.
+            ValueError: a tensor does not match the model.
         """
         by_file: dict[Path, list[str]] = defaultdict(list)
         for key, file in self._keys[block]:
@@ -93,19 +93,19 @@ class BlockReader:
             for _, module, name in places if real is not None else ():
                 module._parameters[name] = real
 
-    def stored(self) -> dict[str, Tensor]:
-        """What is in memory and belongs into a file, by its name there; of tied tensors the first."""
+    def loaded_tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors in memory, by their names in a checkpoint; tied tensors once."""
         found: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             if not tensor.is_meta and id(tensor) not in seen:
                 seen.add(id(tensor))
                 found[name] = tensor.detach()
-        stored: dict[str, Tensor] = revert_weight_conversion(self._model, found)
-        return stored
+        tensors: dict[str, Tensor] = revert_weight_conversion(self._model, found)
+        return tensors
 
     def release(self) -> None:
-        """Lets go of all that was read."""
+        """Moves all loaded tensors back to the meta device."""
         for module in self._model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta:
@@ -140,7 +140,7 @@ class BlockReader:
         )
 
     def _targets(self, key: str, state: dict[str, Tensor]) -> list[str]:
-        """Names in the model that a tensor of a file goes to, as transformers' own loader finds them."""
+        """Returns the names in the model of a file's tensor, as transformers' own loader maps them."""
         renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
         prefix = self._model.base_model_prefix
@@ -154,7 +154,7 @@ class BlockReader:
 
 
 def _tied(model: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
-    """Parameters that hang in several places: their names, modules and names there."""
+    """Returns the names, modules and attributes of each parameter that several modules share."""
     places: dict[int, list[tuple[str, nn.Module, str]]] = defaultdict(list)
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -167,11 +167,11 @@ def _keys_of(file: Path) -> list[str]:
     try:
         with safe_open(file, framework="pt") as opened:
             return list(opened.keys())
-    except Exception as error:  # safetensors' own kind of error is not part of its interface
+    except Exception as error:  # safetensors does not export its error class
         raise ValueError(f"{file} is damaged or cut short ({error}): copy or download it again") from error
 
 
 def block_of(name: str) -> str:
-    """The block that a tensor of a model belongs to."""
+    """Returns the name of the block of a model's tensor."""
     found = _BLOCK.match(name)
     return found.group(1) if found else name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""What a run from folder to folder has done so far: shards on disk, and a file that says what they hold."""
+"""Progress of a run from folder to folder: shards on disk, and a JSON file that lists them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ NAME = "quantizing.json"
 INDEX = "model.safetensors.index.json"
 _VERSION = 1
 _SHARD = 1 << 28
-"""Bytes of finished tensors that wait in memory for a file of their own."""
+"""Bytes of finished tensors per shard."""
 
 
 class Journal:
-    """Keeps the finished blocks of a run; what was kept is there again after an interruption.
+    """Records the finished blocks of a run, so that an interrupted run can resume.
 
     Attributes:
-        records: of the finished layers.
-        modules: what `config.json` is to say of them: see `describe_modules`.
+        records: the records of the finished layers.
+        modules: their entries in `config.json`, see `describe_modules`.
     """
 
     def __init__(self, folder: Path, source: Mapping[str, Any], restart: bool) -> None:
         """Opens the journal of a folder, or begins one.
 
         Args:
-            folder: where the model is written; it is made.
-            source: what the model is made from, as JSON types: see `fingerprint`.
-            restart: forgets what an unfinished run left there.
+            folder: the folder of the new model; it is created.
+            source: the inputs of the run, as JSON types: see `fingerprint`.
+            restart: discards an unfinished run in the folder.
 
         Raises:
             ValueError: the folder holds something else, or an unfinished run from another source.
@@ -45,7 +45,7 @@ class Journal:
         self._file = folder / NAME
         self._waiting: dict[str, Tensor] = {}
         self._blocks: set[str] = set()
-        self._kept: dict[str, Any] = {
+        self._content: dict[str, Any] = {
             "version": _VERSION,
             "source": dict(source),
             "blocks": [],
@@ -59,27 +59,27 @@ class Journal:
             self._open(restart)
         elif any(folder.iterdir()):
             raise ValueError(f"{folder} is not empty: name a new folder")
-        self.records = [LayerRecord(**record) for record in self._kept["records"]]
-        self.modules: dict[str, dict[str, Any]] = self._kept["modules"]
+        self.records = [LayerRecord(**record) for record in self._content["records"]]
+        self.modules: dict[str, dict[str, Any]] = self._content["modules"]
 
     def _open(self, restart: bool) -> None:
-        kept = json.loads(self._file.read_text())
+        content = json.loads(self._file.read_text())
         if restart:
-            for name in {*kept["tensors"].values(), NAME}:
+            for name in {*content["tensors"].values(), NAME}:
                 (self._folder / name).unlink(missing_ok=True)
             return
-        for what in ("version", "source"):
-            if kept[what] != self._kept[what]:
+        for key in ("version", "source"):
+            if content[key] != self._content[key]:
                 raise ValueError(
                     f"{self._folder} holds an unfinished run of another checkpoint or method, or with other "
-                    "texts, or the checkpoint has changed since: begin anew with restart=True (--restart), "
-                    "or name another folder"
+                    "calibration tokens, or the checkpoint has changed since: start over with restart=True "
+                    "(--restart), or name another folder"
                 )
-        self._kept = kept
+        self._content = content
 
     def holds(self, block: str) -> bool:
-        """Whether a block is done."""
-        return block in self._kept["blocks"]
+        """True if a block is finished."""
+        return block in self._content["blocks"]
 
     def add(
         self,
@@ -88,7 +88,7 @@ class Journal:
         records: Sequence[LayerRecord],
         modules: Mapping[str, Any],
     ) -> None:
-        """Takes a finished block, and writes a shard when enough has come together."""
+        """Adds a finished block, and writes a shard once enough tensors are waiting."""
         self._waiting.update((name, tensor.contiguous()) for name, tensor in tensors.items())
         self._blocks.add(block)
         self.records += records
@@ -97,35 +97,35 @@ class Journal:
             self.write()
 
     def write(self) -> None:
-        """Writes what waits, and then says so: an interruption between the two loses a shard, never mixes."""
+        """Writes the waiting tensors to a shard, then the journal: an interruption between loses the shard."""
         if not self._blocks:
             return
-        kept = self._kept
+        content = self._content
         if self._waiting:
-            name = f"model-{len(set(kept['tensors'].values())) + 1:05d}.safetensors"
+            name = f"model-{len(set(content['tensors'].values())) + 1:05d}.safetensors"
             save_file(self._waiting, self._folder / name, {"format": "pt"})
-            kept["bytes"] += sum(tensor.nbytes for tensor in self._waiting.values())
-            kept["tensors"].update(dict.fromkeys(self._waiting, name))
-        kept["blocks"] += sorted(self._blocks)
-        kept["records"] = [asdict(record) for record in self.records]
+            content["bytes"] += sum(tensor.nbytes for tensor in self._waiting.values())
+            content["tensors"].update(dict.fromkeys(self._waiting, name))
+        content["blocks"] += sorted(self._blocks)
+        content["records"] = [asdict(record) for record in self.records]
         with atomic_file(self._file) as scratch:
-            scratch.write_text(json.dumps(kept))
+            scratch.write_text(json.dumps(content))
         self._waiting, self._blocks = {}, set()
 
     def finish(self) -> int:
-        """Writes the index of all shards; returns the bytes of the model."""
+        """Writes the index of all shards, and returns the bytes of the model."""
         self.write()
-        total: int = self._kept["bytes"]
-        index = {"metadata": {"total_size": total}, "weight_map": self._kept["tensors"]}
+        total: int = self._content["bytes"]
+        index = {"metadata": {"total_size": total}, "weight_map": self._content["tensors"]}
         (self._folder / INDEX).write_text(json.dumps(index, indent=1))
         return total
 
     def close(self) -> None:
-        """Forgets the journal: the model is whole."""
+        """Removes the journal: the model is complete."""
         self._file.unlink(missing_ok=True)
 
 
 def fingerprint(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """What tells whether a checkpoint is the same as before: its configuration, its files' sizes, times."""
+    """Returns the identity of a checkpoint: a hash of its configuration, and its files' sizes and times."""
     stats = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
     return {"config": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(), "files": stats}

@@ -141,7 +141,7 @@ def check_files(files: Sequence[str], model: nn.Module | None = None) -> None:
         try:
             with safe_open(file, framework="pt") as opened:
                 shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        except Exception as error:  # safetensors' own kind of error is not part of its interface
+        except Exception as error:  # safetensors does not export its error class
             raise ValueError(
                 f"{file} is damaged or cut short ({error}): copy or download it again"
             ) from error

@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer from whatever a user names."""
+"""Loading of models and tokenizers: folders, GGUF files, hub names, the bundled model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ from transformers import (
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from torch_armllm.checkpoint import bundled_model
-from torch_armllm.checkpoint.formats import home_of, method_of, open_foreign, settings_of
-from torch_armllm.checkpoint.formats.foreign_loader import load_foreign
+from torch_armllm.checkpoint.formats.registry import (
+    file_reader,
+    open_third_party,
+    quant_method_of,
+    quantization_settings,
+)
+from torch_armllm.checkpoint.formats.third_party_loader import load_third_party
 from torch_armllm.checkpoint.upcycle import upcycle
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
@@ -48,35 +53,36 @@ def load(
     """Loads a causal language model into packed modules, layer by layer, and patches it.
 
     A checkpoint that GPTQ, AWQ, llama.cpp, compressed-tensors or torchao quantized keeps its integers and
-    scales; one that this package saved is taken as it lies; one of floats is quantized as it is read.
+    scales.  A checkpoint that this package saved is loaded unchanged.  A float checkpoint is quantized as it
+    is read.
 
     Args:
         source: see `load_model`.
-        config: how floats are quantized; of a checkpoint that is quantized already, ``head``, ``ignore``,
-            ``kv_cache`` and ``fuse`` are regarded, of one of this package none.
-        dtype: of what is not quantized, and of what the model computes; ``auto`` is the checkpoint's own.
-        scheme: instead of that of ``config``.  What another tool quantized is decoded and quantized anew,
-            layer by layer, by all that ``config`` says; the report has the error.
+        config: the settings by which floats are quantized.  For a third-party checkpoint only ``head``,
+            ``ignore``, ``kv_cache`` and ``fuse`` apply; for a checkpoint of this package, nothing does.
+        dtype: of the float weights and the activations; ``auto`` is the checkpoint's own.
+        scheme: replaces the scheme of ``config``.  A third-party checkpoint is dequantized and quantized
+            again, layer by layer, by all of ``config``; the report has the errors.
 
     Raises:
         FileNotFoundError: the folder holds no checkpoint.
-        ValueError: the checkpoint is damaged, or quantized in a way that cannot be read; or it has a scheme
-            of this package, and another one is asked for.
+        ValueError: the checkpoint is damaged, or quantized in a way that no reader supports; or this package
+            quantized it in another scheme than the requested one.
     """
-    place = _place(source)
-    saved = _config(place)
-    foreign = open_foreign(place, saved, decoded=scheme is not None)
+    path = _resolve(source)
+    saved = _config(path)
+    third_party = open_third_party(path, saved, dequantize=scheme is not None)
     config = copy.deepcopy(config) or ArmInt4Config()
     if scheme is not None:
         config.scheme = scheme_named(scheme).name
-    if foreign is not None:
-        return load_foreign(foreign, config, dtype)
+    if third_party is not None:
+        return load_third_party(third_party, config, dtype)
     assert saved is not None
-    own = settings_of(saved)
-    if own is not None and scheme is not None:
-        config.recipe.check_packed(ArmInt4Config(**own).recipe)
-    options = {"quantization_config": config} if own is None else {}
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
+    settings = quantization_settings(saved)
+    if settings is not None and scheme is not None:
+        config.recipe.check_packed(ArmInt4Config(**settings).recipe)
+    options = {"quantization_config": config} if settings is None else {}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     return model.eval()
 
 
@@ -86,72 +92,71 @@ def load_model(
     progress: bool = False,
     kv_cache: str | None = None,
     quantization: Recipe | None = None,
-    decoded: bool = False,
+    dequantize: bool = False,
 ) -> PreTrainedModel:
     """Loads a causal language model.
 
     Args:
-        source: ``smollm2``, the embedded SmolLM2-135M-Instruct; ``smollm2-moe``, a Mixture-of-Experts of
-            8 experts a layer made from it; a checkpoint's folder; a GGUF file; or a name on the
-            model hub.
+        source: ``smollm2``, the bundled SmolLM2-135M-Instruct; ``smollm2-moe``, a Mixture-of-Experts with
+            8 experts per layer made from it; a checkpoint's folder; a GGUF file; or a name on the model hub.
         dtype: of the weights; ``auto`` is the checkpoint's own.
         progress: shows a bar while the experts are made.
-        kv_cache: see `patch`; of a checkpoint that was quantized before, instead of what it was saved with.
-        quantization: the recipe by which weights are quantized as they are read, layer by layer, where memory
-            does not suffice for all of them; None: they are loaded as they are.
-        decoded: what another tool quantized is loaded as the floats that it stands for, and is not patched.
+        kv_cache: see `patch`; for a quantized checkpoint, replaces the saved setting.
+        quantization: the recipe by which weights are quantized as they are read, layer by layer, if the free
+            memory is less than the float weights; None: weights are loaded unchanged.
+        dequantize: loads a third-party checkpoint as floats, and does not patch the model.
 
     Raises:
-        FileNotFoundError: the embedded model is not installed, or the folder holds no checkpoint.
+        FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
     """
-    place = _place(source)
-    config = _config(place)
+    path = _resolve(source)
+    config = _config(path)
     options: dict[str, Any]
-    foreign = open_foreign(place, config, decoded)
-    if foreign is not None and decoded:
-        return load_foreign(foreign, None, dtype)
-    if foreign is not None:
+    third_party = open_third_party(path, config, dequantize)
+    if third_party is not None and dequantize:
+        return load_third_party(third_party, None, dtype)
+    if third_party is not None:
         options = {} if quantization is None else {"head": quantization.head, "ignore": quantization.ignore}
-        return load_foreign(foreign, ArmInt4Config(**options, kv_cache=kv_cache), dtype)
+        return load_third_party(third_party, ArmInt4Config(**options, kv_cache=kv_cache), dtype)
     saved = getattr(config, "quantization_config", None)
     options = {"config": config, "dtype": dtype}
     if saved is not None:
         if kv_cache is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
             saved["kv_cache"] = kv_cache
-    elif quantization is not None and (size := _weight_bytes(place)) > (free := free_memory()):
+    elif quantization is not None and (size := _weight_bytes(path)) > (free := free_memory()):
         logger.warning(
             "the weights have %.1f GB and %.1f GB are free: each layer is quantized as it is read, "
-            "without regard to what its inputs carry",
+            "without input importance",
             *(size / 1e9, free / 1e9),
         )
         options["quantization_config"] = ArmInt4Config(**quantization.to_dict(), kv_cache=kv_cache)
-    model = AutoModelForCausalLM.from_pretrained(place, **options).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, **options).eval()
     return upcycle(model, progress=progress) if source == MOE else model
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model; see `load_model`."""
-    place = _place(source)
-    home = home_of(place)
-    where, options = (place, {}) if home is None else home.tokenizer_options(place)
-    return AutoTokenizer.from_pretrained(where, **options)
+    path = _resolve(source)
+    reader = file_reader(path)
+    name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
+    return AutoTokenizer.from_pretrained(name, **options)
 
 
-def _config(place: str) -> PreTrainedConfig | None:
-    """The configuration of a model; None where its file has none beside it."""
-    return None if home_of(place) is not None else AutoConfig.from_pretrained(place)
+def _config(path: str) -> PreTrainedConfig | None:
+    """Reads the configuration of a model; None for a single file, which has no config.json."""
+    return None if file_reader(path) is not None else AutoConfig.from_pretrained(path)
 
 
 def checkpoint_folder(source: str) -> Path:
-    """The folder of a checkpoint; what is on the model hub is fetched.
+    """Returns the folder of a checkpoint, downloaded if it is on the model hub.
 
     Raises:
-        FileNotFoundError: the embedded model is not installed, or the folder holds no checkpoint.
-        OSError: there is no such model on the hub, or no way to it.
+        FileNotFoundError: the bundled model is not installed, or the folder holds no checkpoint.
+        OSError: the hub has no such model, or cannot be reached.
     """
-    place = Path(_place(source))
-    if place.is_dir():
-        return place
+    folder = Path(_resolve(source))
+    if folder.is_dir():
+        return folder
     from huggingface_hub import snapshot_download
 
     return Path(
@@ -159,14 +164,14 @@ def checkpoint_folder(source: str) -> Path:
     )
 
 
-def is_foreign(source: str) -> bool:
-    """Whether another tool quantized a checkpoint, or it is a file of one."""
-    place = _place(source)
-    settings = None if (config := _config(place)) is None else settings_of(config)
-    return config is None or (settings is not None and method_of(settings) != METHOD)
+def is_third_party(source: str) -> bool:
+    """True if another tool quantized the checkpoint or wrote it as a single file."""
+    path = _resolve(source)
+    settings = None if (config := _config(path)) is None else quantization_settings(config)
+    return config is None or (settings is not None and quant_method_of(settings) != METHOD)
 
 
-def _place(source: str) -> str:
+def _resolve(source: str) -> str:
     if source in (DENSE, MOE):
         return str(bundled_model.smollm2_dir())
     path = Path(source).expanduser()
@@ -175,10 +180,10 @@ def _place(source: str) -> str:
     return str(path) if path.exists() else source
 
 
-def _weight_bytes(place: str) -> int:
-    """Bytes of a checkpoint's weights, by its index or its only file; 0 where it has neither."""
-    index = cached_file(place, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+def _weight_bytes(path: str) -> int:
+    """Returns the bytes of a checkpoint's weights, by its index or its only file; 0 if it has neither."""
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     if index is not None:
         return int(json.loads(Path(index).read_text())["metadata"]["total_size"])
-    file = cached_file(place, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    file = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     return 0 if file is None else Path(file).stat().st_size

@@ -1,4 +1,4 @@
-"""Calibrating a model that is never in memory as a whole: what is between its blocks, and on the disk."""
+"""Calibration of a model that is read block by block, and never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from torch_armllm.checkpoint.block_reader import BlockReader
+from torch_armllm.checkpoint.journal import Journal
 from torch_armllm.hf.base_model import body_of
 from torch_armllm.quant.layers import Layer
+from torch_armllm.quant.methods.base import Method
 from torch_armllm.quant.methods.calibrated.base import Staged
 from torch_armllm.quant.methods.calibrated.layerwise import decoder_layers
 from torch_armllm.quant.methods.registry import make_method
@@ -22,33 +24,66 @@ _STATES = "calibrating-{}.pt"
 _TOKENS = "calibrating-tokens.pt"
 
 
-class Hollow:
-    """A method that calibrates with the blocks of a checkpoint as they come.
-
-    What leaves a decoder layer is kept in the folder of the new model, so that a run after an interruption
-    goes on behind it.
+class NoCalibration:
+    """Stands in for `StreamedCalibration` where the method does not calibrate.
 
     Attributes:
-        method: which is told of the layers.
+        method: the method.
+        fingerprint: empty: no input of the run beside the checkpoint.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.fingerprint: dict[str, Any] = {}
+
+    def resume(self, finished: Sequence[str]) -> None:
+        """Does nothing."""
+
+    def finish_block(self, block: str) -> None:
+        """Does nothing."""
+
+    def commit_block(self, block: str, journal: Journal) -> None:
+        """Does nothing."""
+
+
+class StreamedCalibration:
+    """Runs a calibrating method over the blocks of a checkpoint as they are read.
+
+    The output of the last finished decoder layer is saved in the folder of the new model, from which an
+    interrupted run resumes.
+
+    Attributes:
+        method: the calibrating method.
+        fingerprint: the hash of the calibration tokens, for the journal.
     """
 
     def __init__(
         self, model: Any, reader: BlockReader, layers: Sequence[Layer], name: str, tokens: Tensor, out: Path
     ) -> None:
-        """Takes a model on the meta device, the reader that fills it and token ids (sequences, length).
+        """Prepares a method.
+
+        Args:
+            model: a model on the meta device.
+            reader: loads its blocks.
+            layers: the layers to quantize.
+            name: the name of the method.
+            tokens: token ids ``(sequences, length)``.
+            out: the folder of the new model.
 
         Raises:
             ValueError: the model cannot be run layer by layer.
         """
         self._out = out
+        self._tokens = tokens
+        self.fingerprint = {"calibration": tokens_hash(tokens)}
         stages = decoder_layers(model)
         inside = {id(module): index for index, stage in enumerate(stages) for module in stage.modules()}
         modules = {block: model.get_submodule(block) for block in reader.blocks}
         self._stages = {b: inside[id(module)] for b, module in modules.items() if id(module) in inside}
-        body = {id(module) for module in body_of(model).modules()}
+        base_model = {id(module) for module in body_of(model).modules()}
         _compute_buffers(model)
         for block, module in modules.items():
-            if block not in self._stages and id(module) in body:
+            if block not in self._stages and id(module) in base_model:
                 reader.load(block)
         method = make_method(name, model, layers, calibration=tokens, hollow=True)
         reader.release()
@@ -56,15 +91,16 @@ class Hollow:
         self.method = method
         self._last = len(stages) - 1
 
-    def go_on(self, done: Sequence[str]) -> None:
-        """Goes on behind the blocks that an earlier run has finished."""
-        finished = max((self._stages[block] for block in done if block in self._stages), default=-1)
-        if 0 <= finished < self._last:
-            self.method.stages.restore(torch.load(self._out / _STATES.format(finished)))
-        self.method.go_on(finished)
+    def resume(self, finished: Sequence[str]) -> None:
+        """Saves the tokens, and continues after the blocks that an earlier run has finished."""
+        torch.save(self._tokens, self._out / _TOKENS)
+        last = max((self._stages[block] for block in finished if block in self._stages), default=-1)
+        if 0 <= last < self._last:
+            self.method.stages.restore(torch.load(self._out / _STATES.format(last)))
+        self.method.go_on(last)
 
-    def finish(self, block: str) -> None:
-        """Runs a block whose layers are done, and keeps what leaves it; to be called before it is written."""
+    def finish_block(self, block: str) -> None:
+        """Runs a quantized decoder layer and saves its output; called before the block is written."""
         stage = self._stages.get(block)
         if stage is not None and stage < self._last:
             self.method.finish(stage)
@@ -72,36 +108,32 @@ class Hollow:
             with atomic_file(file) as scratch:
                 torch.save(self.method.stages.state(), scratch)
 
-    def written(self, block: str) -> None:
-        """Forgets what only the block needed; to be called when it is written."""
+    def commit_block(self, block: str, journal: Journal) -> None:
+        """Writes the block's shard, and removes the output of the layer before it."""
+        journal.write()
         stage = self._stages.get(block, 0)
         (self._out / _STATES.format(stage - 1)).unlink(missing_ok=True)
 
 
-def keep_tokens(out: Path, tokens: Tensor) -> None:
-    """Keeps the texts of a run beside what it has done."""
-    torch.save(tokens, out / _TOKENS)
-
-
-def kept_tokens(out: Path) -> Tensor | None:
-    """The texts of the unfinished run in a folder."""
+def saved_tokens(out: Path) -> Tensor | None:
+    """Returns the calibration tokens of the unfinished run in a folder; None if there are none."""
     file = out / _TOKENS
     return torch.load(file) if file.exists() else None
 
 
-def forget(out: Path) -> None:
-    """Removes all that this module left in a folder."""
+def remove_calibration_files(out: Path) -> None:
+    """Removes all files that this module wrote into a folder."""
     for file in out.glob("calibrating-*"):
         file.unlink()
 
 
 def tokens_hash(tokens: Tensor) -> str:
-    """What tells texts from others."""
+    """Returns a hash of token ids."""
     return hashlib.sha256(tokens.contiguous().numpy().tobytes()).hexdigest()
 
 
 def _compute_buffers(model: Any) -> None:
-    """Gives buffers that no checkpoint holds their values, as transformers' loader does."""
+    """Computes the buffers that no checkpoint holds, as transformers' loader does."""
     for module in model.modules():
         empty = {
             name: buffer

@@ -44,7 +44,7 @@ def load_scheme(
     """
     wanted = scheme.dtype or dtype
     chosen = wanted if wanted == "auto" else getattr(torch, wanted)
-    model = load_model(source, chosen, progress=progress, decoded=not scheme.saved)
+    model = load_model(source, chosen, progress=progress, dequantize=not scheme.saved)
     if is_packed(model):
         _check_packed(model, scheme)
     elif off_grid:

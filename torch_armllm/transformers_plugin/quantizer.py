@@ -55,7 +55,7 @@ class ArmInt4Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
-        from torch_armllm.checkpoint.formats.foreign_loader import ForeignLoader
+        from torch_armllm.checkpoint.formats.third_party_loader import ThirdPartyLoader
         from torch_armllm.checkpoint.layer_loader import LayerLoader, check_files
         from torch_armllm.quant.skeleton import build_skeleton, forget_ties
 
@@ -66,7 +66,7 @@ class ArmInt4Quantizer(HfQuantizer):
                 check_files(checkpoint_files or [], model)
                 forget_ties(model)
             elif self.quantization_config.source is not None:
-                self._loader = ForeignLoader(model, self.quantization_config)
+                self._loader = ThirdPartyLoader(model, self.quantization_config)
             elif not self.quantization_config.importance:
                 self._loader = LayerLoader(model, self.quantization_config)
 

@@ -18,14 +18,14 @@ from tests.support.gguf_files import encode
 from tests.support.models import token_ids
 from torch_armllm import ArmInt4Config, load
 from torch_armllm.checkpoint.bundled_model import smollm2_file
-from torch_armllm.checkpoint.formats.gguf import File, read_file
-from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, exact
+from torch_armllm.checkpoint.formats.gguf import GgufFile, read_file
+from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, decode
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.schemes.registry import SCHEMES
 
 KINDS = gguf.GGMLQuantizationType
-HIDDEN, HEADS, KV_HEADS, WIDE, LAYERS, VOCABULARY = 256, 4, 2, 512, 2, 64
+HIDDEN, HEADS, KV_HEADS, INT8_SCHEME, LAYERS, VOCABULARY = 256, 4, 2, 512, 2, 64
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -53,7 +53,7 @@ def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", EXACT)
 def test_blocks_are_held_exactly(kind: str) -> None:
     raw = random_blocks(kind, 6, 3)
-    found = exact(kind, torch.from_numpy(raw))
+    found = decode(kind, torch.from_numpy(raw))
     expected = torch.from_numpy(gguf.dequantize(raw, KINDS[kind]))
     assert found.scheme == SCHEME_OF[kind]
     # an offset is m + 8 · d or m + 16 · d, which float32 may round
@@ -72,7 +72,7 @@ def write(path: Path, kind: str, embedding: str = "Q8_0") -> Any:
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
-        intermediate_size=WIDE,
+        intermediate_size=INT8_SCHEME,
         num_hidden_layers=LAYERS,
         vocab_size=VOCABULARY,
         rms_norm_eps=1e-5,
@@ -86,7 +86,7 @@ def write(path: Path, kind: str, embedding: str = "Q8_0") -> Any:
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(WIDE)
+    writer.add_feed_forward_length(INT8_SCHEME)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -159,7 +159,7 @@ def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
 
 def test_a_file_that_was_read_is_not_in_memory(tmp_path: Path) -> None:
     write(tmp_path / "tiny.gguf", "Q8_0")
-    file = File(str(tmp_path / "tiny.gguf"))
+    file = GgufFile(str(tmp_path / "tiny.gguf"))
     whole = file.floats("blk.0.ffn_up.weight")
     assert resident(tmp_path / "tiny.gguf") > 0
     file.release()
@@ -175,16 +175,16 @@ def resident(path: Path) -> int:
 
 def test_embeddings_are_decoded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, rows = write(tmp_path / "tiny.gguf", "Q4_0", "Q6_K"), []
-    monkeypatch.setattr("torch_armllm.checkpoint.formats.integer_weight.PART", 16 * HIDDEN)
-    floats = File.floats
+    monkeypatch.setattr("torch_armllm.checkpoint.formats.integer_weight.CHUNK", 16 * HIDDEN)
+    floats = GgufFile.floats
 
-    def decode(self: File, name: str, part: slice = slice(None)) -> Tensor:
+    def decode(self: GgufFile, name: str, part: slice = slice(None)) -> Tensor:
         found = floats(self, name, part)
         if name == "token_embd.weight":
             rows.append(len(found))
         return found
 
-    monkeypatch.setattr(File, "floats", decode)
+    monkeypatch.setattr(GgufFile, "floats", decode)
     model: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None), torch.float32)
     assert rows == [16] * (VOCABULARY // 16)
     assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
@@ -204,10 +204,10 @@ def test_another_embedding_stays_tied(embedding: str, tmp_path: Path) -> None:
 
 def test_other_types_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
     write(tmp_path / "tiny.gguf", "TQ2_0")
-    foreign = read_file(str(tmp_path / "tiny.gguf"))
-    weight = foreign.weights["model.layers.0.mlp.up_proj.weight"][...]
+    checkpoint = read_file(str(tmp_path / "tiny.gguf"))
+    weight = checkpoint.weights["model.layers.0.mlp.up_proj.weight"][...]
     assert weight.scheme == "g32m"
-    (note,) = foreign.rounded.notes
+    (note,) = checkpoint.requantizer.notes
     assert "1 matrices of TQ2_0 were rounded to g32m: relative error 0.1" in note
 
 
@@ -233,12 +233,12 @@ def test_damaged_and_incomplete_files_are_refused(tmp_path: Path) -> None:
 def test_the_embedded_models_own_file() -> None:
     """Matrices of SmolLM2 in Q4_1 and Q8_0 are what the ``gguf`` package makes of them."""
     path = str(smollm2_file())
-    file, foreign = File(path), read_file(path)
+    file, checkpoint = GgufFile(path), read_file(path)
     for name, target in (("ffn_down", "mlp.down_proj"), ("attn_v", "self_attn.v_proj")):
-        weight = foreign.weights[f"model.layers.3.{target}.weight"][...]
+        weight = checkpoint.weights[f"model.layers.3.{target}.weight"][...]
         assert weight.scheme == "g32m"
         assert torch.equal(weight.dequantize(), file.floats(f"blk.3.{name}.weight"))
-    head = foreign.weights["lm_head.weight"][...]
+    head = checkpoint.weights["lm_head.weight"][...]
     assert head.scheme == "int8g32"
     assert torch.equal(head.dequantize(), file.floats("token_embd.weight"))
-    assert not foreign.rounded.notes
+    assert not checkpoint.requantizer.notes

@@ -142,7 +142,10 @@ def test_every_door_opens(tmp_path: Path) -> None:
         ({"bits": 3}, "weights of 3 bits: GPTQ of 4 and 8 bits can be read"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin': gptq and gptq_v2"),
         ({"group_size": 48}, "g_idx does not give every group 48 columns"),
-        ({"quant_method": "aqlm"}, "is quantized by 'aqlm', which cannot be read: what can be is awq, comp"),
+        (
+            {"quant_method": "aqlm"},
+            "is quantized by 'aqlm', which has no reader: there are readers for awq, comp",
+        ),
     ],
 )
 def test_settings_that_cannot_be_read(change: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def encode(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of 32·n columns to blocks, scales, and the floats that they stand for."""
+    """LazyRows of 32·n columns to blocks, scales, and the floats that they stand for."""
     groups = weight.unflatten(-1, (-1, 32))
     exponent = torch.floor(torch.log2(groups.abs().amax(-1).clamp(min=1e-20))) - 2
     value = groups / torch.exp2(exponent)[..., None]

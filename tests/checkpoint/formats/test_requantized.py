@@ -15,7 +15,7 @@ from tests.checkpoint.formats.test_gguf import VOCABULARY, write
 from tests.support import saved_folders
 from tests.support.models import tiny, token_ids
 from torch_armllm import ArmInt4Config
-from torch_armllm.checkpoint.load import is_foreign, load_model
+from torch_armllm.checkpoint.load import is_third_party, load_model
 from torch_armllm.cli.main import main
 from torch_armllm.evaluation.loading import load_scheme
 from torch_armllm.evaluation.variant import Scheme
@@ -37,7 +37,7 @@ def compressed(folder: Path) -> Any:
 
 def test_a_file_is_decoded_to_the_floats_that_it_stands_for(file: tuple[str, Any]) -> None:
     path, expected = file
-    model = load_model(path, torch.float32, decoded=True)
+    model = load_model(path, torch.float32, dequantize=True)
     assert not torch_armllm.is_patched(model) and model.config.tie_word_embeddings
     own = expected.state_dict()
     for name, value in model.state_dict().items():
@@ -49,7 +49,7 @@ def test_a_file_is_decoded_to_the_floats_that_it_stands_for(file: tuple[str, Any
 
 def test_a_folder_is_decoded_to_the_floats_that_it_stands_for(tmp_path: Path) -> None:
     expected = compressed(tmp_path)
-    model = load_model(str(tmp_path / "quantized"), torch.float32, decoded=True)
+    model = load_model(str(tmp_path / "quantized"), torch.float32, dequantize=True)
     own = expected.state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, own[name]), name
@@ -74,7 +74,11 @@ def test_the_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path:
     source, out = tmp_path / "ct" / "quantized", tmp_path / "out"
     tokenizer = torch_armllm.checkpoint.load.load_tokenizer("smollm2")
     tokenizer.save_pretrained(source)
-    assert is_foreign(file[0]) and is_foreign(str(source)) and not is_foreign(str(tmp_path / "ct" / "float"))
+    assert (
+        is_third_party(file[0])
+        and is_third_party(str(source))
+        and not is_third_party(str(tmp_path / "ct" / "float"))
+    )
     main(["quantize", str(source), str(out), "--scheme", "g64", "--json"])
     model: Any = torch_armllm.load(str(out), dtype=torch.float32)
     anew: Any = torch_armllm.load(str(source), scheme="g64", dtype=torch.float32)

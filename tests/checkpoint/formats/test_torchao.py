@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 from tests.support import saved_folders
 from tests.support.models import tiny
 from torch_armllm.checkpoint.formats import torchao
-from torch_armllm.checkpoint.formats.requantized import Rounded
+from torch_armllm.checkpoint.formats.requantizer import Requantizer
 from torch_armllm.checkpoint.load import load_model
 
 quantization = pytest.importorskip("torchao.quantization")
@@ -111,7 +111,7 @@ def test_two_columns_a_byte_and_a_float_a_group(minimum: float) -> None:
     scale = torch.rand(2, 16, generator=generator).bfloat16()
     zero = torch.full((2, 16), minimum, dtype=torch.bfloat16)
     parts = {"qdata": packed.view(torch.int8), "scale": scale, "zero_point": zero}
-    found = torchao._int4({"block_size": [1, 32]}, parts, Rounded())
+    found = torchao._int4({"block_size": [1, 32]}, parts, Requantizer())
     low, high = ((((packed >> shift) & 15).float() + 8) % 16 - 8 for shift in (0, 4))
     q = torch.stack([low, high], dim=-1).flatten(1)
     expected = q * scale.t().float().repeat_interleave(32, 1) + zero.t().float().repeat_interleave(32, 1)

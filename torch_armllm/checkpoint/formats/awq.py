@@ -1,4 +1,4 @@
-"""AutoAWQ's layouts: ``w = s · (q − z)`` with eight outputs (``gemm``) or inputs (``gemv``) in an int32."""
+"""AutoAWQ's layouts: ``w = s · (q − z)``, eight outputs (``gemm``) or inputs (``gemv``) per int32."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from torch_armllm.checkpoint.formats.base import Foreign
-from torch_armllm.checkpoint.formats.bit_unpacking import centered, integers, unpack
-from torch_armllm.checkpoint.formats.integer_weight import Integers
-from torch_armllm.checkpoint.formats.tensor_files import Packing, read_folder
+from torch_armllm.checkpoint.formats.bit_unpacking import centered, integer_weight, unpack
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
+from torch_armllm.checkpoint.formats.tensor_files import ModuleReader, read_folder
+from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 
-_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the outputs 0…7 lie in an int32: its nibbles hold 0, 2, 4, 6, 1, 3, 5, 7."""
+_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Nibbles of the outputs 0…7: the nibbles of an int32 hold the outputs 0, 2, 4, 6, 1, 3, 5, 7."""
 
 
-class Awq(Packing):
+class AwqReader(ModuleReader):
     """``qweight`` int32 (K, N/8), ``qzeros`` int32 (S, N/8), ``scales`` float16 (S, N)."""
 
     marker = "qweight"
@@ -28,30 +28,32 @@ class Awq(Packing):
         super().__init__()
         self._group = group
 
-    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
-        q = unpack(parts["qweight"].t().contiguous(), 4, 0, _PLACES)
-        zeros = unpack(parts["qzeros"], 4, 1, _PLACES).t().to(torch.int16) - 8
-        return integers(centered(q, 4), parts["scales"].t(), zeros, self._group, self.rounded)
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> IntegerWeight:  # noqa: D102
+        q = unpack(parts["qweight"].t().contiguous(), 4, 0, _NIBBLES)
+        zeros = unpack(parts["qzeros"], 4, 1, _NIBBLES).t().to(torch.int16) - 8
+        return integer_weight(centered(q, 4), parts["scales"].t(), zeros, self._group, self.requantizer)
 
 
-class Gemv(Awq):
+class AwqGemvReader(AwqReader):
     """``qweight`` int32 (N, K/8), ``qzeros`` int32 (N, Z) and ``scales`` float16 (N, 8·Z), padded groups."""
 
-    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> IntegerWeight:  # noqa: D102
         q = unpack(parts["qweight"], 4, 1)
         count = 1 if self._group <= 0 else -(-q.shape[1] // self._group)
         zeros = unpack(parts["qzeros"], 4, 1)[:, :count].to(torch.int16) - 8
-        return integers(centered(q, 4), parts["scales"][:, :count], zeros, self._group, self.rounded)
+        return integer_weight(
+            centered(q, 4), parts["scales"][:, :count], zeros, self._group, self.requantizer
+        )
 
 
-_VERSIONS = {"gemm": Awq, "gemv": Gemv}
+_VERSIONS = {"gemm": AwqReader, "gemv": AwqGemvReader}
 
 
-def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
-    """Opens a folder that AutoAWQ wrote.
+def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> ThirdPartyCheckpoint:
+    """Opens a checkpoint that AutoAWQ wrote.
 
     Raises:
-        ValueError: it is of a version for one kind of kernel, or not of 4 bits.
+        ValueError: the version is another one than ``gemm`` or ``gemv``, or the weights do not have 4 bits.
     """
     bits, version = settings.get("bits", settings.get("w_bit")), str(settings.get("version", "gemm")).lower()
     if bits != 4:
@@ -61,4 +63,4 @@ def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Fore
     if settings.get("zero_point", True) is not True:
         raise ValueError("zero_point is off: files with zero points can be read")
     group = settings.get("group_size", settings.get("q_group_size", 128))
-    return read_folder(place, config, "awq", _VERSIONS[version](int(group)))
+    return read_folder(source, config, "awq", _VERSIONS[version](int(group)))

@@ -1,4 +1,4 @@
-"""Small integers that lie side by side in larger ones, and the scheme that holds them."""
+"""Unpacking of 4-bit and 8-bit integers, and the choice of a scheme that holds them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_armllm.checkpoint.formats.integer_weight import Integers
-from torch_armllm.checkpoint.formats.requantized import Rounded
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
+from torch_armllm.checkpoint.formats.requantizer import Requantizer
 from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import scheme_named
 
-SPANS = (128, 64, 32)
-"""Group sizes that a scheme has."""
-WIDE = "int8g32"
-"""What weights of four bits lose little by being rounded to."""
+GROUP_SIZES = (128, 64, 32)
+"""Group sizes of our schemes, the largest first."""
+INT8_SCHEME = "int8g32"
+"""The scheme to which 4-bit weights are rounded with a small error."""
 
 
 def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = None) -> Tensor:
-    """Unsigned integers of 4 or 8 ``bits`` from the int32 that hold them, the lowest bits first.
+    """Unpacks unsigned integers of 4 or 8 ``bits`` from int32 words, the lowest bits first.
 
     Args:
         packed: int32 matrix.
-        bits: of each integer.
-        axis: along which neighbors were packed; the first one is faster.
-        order: where in the int32 the integers 0, 1, … lie; None for their own order.
+        bits: width of each integer.
+        axis: the axis along which neighbors were packed; axis 0 is faster.
+        order: positions of the integers 0, 1, … in a word; None: 0, 1, ….
 
     Returns:
         uint8, ``32 / bits`` times as long along ``axis``.
@@ -40,51 +40,51 @@ def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = N
 
 
 def centered(values: Tensor, bits: int) -> Tensor:
-    """Unsigned integers, uint8, as int8 around the middle of their range."""
+    """Shifts unsigned integers (uint8) by half their range, to int8 around 0."""
     return (values.contiguous() - (1 << (bits - 1))).view(torch.int8)
 
 
-def by_groups(groups: Tensor, columns: int, group: int) -> Tensor | None:
-    """The columns in the order of their groups (``desc_act``); None where they lie so.
+def group_permutation(groups: Tensor, columns: int, group: int) -> Tensor | None:
+    """Returns the act-order permutation (``desc_act``) that sorts columns by group; None if they are sorted.
 
     Args:
         groups: integers (K,), the group of each column.
         columns: K.
-        group: columns of each group.
+        group: columns per group.
 
     Raises:
-        ValueError: a group has another number of columns than the others.
+        ValueError: a group has more or fewer than ``group`` columns.
     """
     expected = torch.arange(columns) // (columns if group <= 0 else group)
     groups = groups.long()
     if torch.equal(groups, expected):
         return None
-    order = torch.argsort(groups, stable=True)
-    if groups.shape != expected.shape or not torch.equal(groups[order], expected):
+    permutation = torch.argsort(groups, stable=True)
+    if groups.shape != expected.shape or not torch.equal(groups[permutation], expected):
         raise ValueError(f"g_idx does not give every group {group} columns")
-    return order
+    return permutation
 
 
-def integers(
+def integer_weight(
     q: Tensor,
     scales: Tensor,
     zeros: Tensor | None,
     group: int,
-    rounded: Rounded,
-    order: Tensor | None = None,
+    requantizer: Requantizer,
+    permutation: Tensor | None = None,
     bits: int = 4,
-) -> Integers:
-    """Integers with the scheme that holds them as they are: ``w = scale · (q − zero)``.
+) -> IntegerWeight:
+    """Wraps integers in the scheme that holds them exactly: ``w = scale · (q − zero)``.
 
     Groups of another size than a multiple of 32 are rounded to INT8 in groups of 32.
 
     Args:
         q: int8 (N, K): −8…7, or −128…127 of 8 bits.
-        scales: floats (N, S), one a group of ``group`` columns.
-        zeros: int16 (N, S) in the range of q, or None where all are 0.
+        scales: floats (N, S), one per group of ``group`` columns.
+        zeros: zero points int16 (N, S) in the range of q; None if all are 0.
         group: columns that share a scale; K or more, or −1: the whole row.
-        rounded: rounds what no scheme holds.
-        order: see `Integers`.
+        requantizer: rounds weights that no scheme holds.
+        permutation: see `IntegerWeight`.
         bits: 4 or 8.
 
     Raises:
@@ -98,36 +98,38 @@ def integers(
             raise ValueError(f"{name} have the shape {tuple(part.shape)}, and {(rows, count)} is expected")
     if not bool(scales.isfinite().all()):
         raise ValueError("a scale is not finite: the checkpoint is damaged")
-    span = 0 if whole else next((span for span in SPANS if group % span == 0), None)
+    span = 0 if whole else next((span for span in GROUP_SIZES if group % span == 0), None)
     if span is None:
         value = q.float() if zeros is None else q.float() - _repeated(zeros, group, columns, 1)
         value *= _repeated(scales.float(), group, columns, 1)
-        return Integers(rounded.round(value, WIDE, f"groups of {group}").quantized, order)
+        return IntegerWeight(
+            requantizer.requantize(value, INT8_SCHEME, f"groups of {group}").quantized, permutation
+        )
     if span:
         scales = _repeated(scales, group // span, columns, span)
         zeros = None if zeros is None else _repeated(zeros, group // span, columns, span)
     if bits == 8:
-        return Integers(_int8(q, scales, zeros, span), order)
-    return Integers(_int4(q, scales, zeros, span), order)
+        return IntegerWeight(_int8(q, scales, zeros, span), permutation)
+    return IntegerWeight(_int4(q, scales, zeros, span), permutation)
 
 
-def with_offsets(found: Integers, offsets: Tensor) -> Integers:
-    """Integers of 4 bits whose groups have floats (N, S) that are added to what they stand for.
+def with_offsets(weight: IntegerWeight, offsets: Tensor) -> IntegerWeight:
+    """Adds an offset to each group of 4-bit integers: ``w = scale · q + offset``.
 
     Raises:
         ValueError: a whole row has one scale, or groups have another size than a multiple of 32.
     """
-    quantized = found.quantized
+    quantized = weight.quantized
     span = scheme_named(quantized.scheme).span
-    if not span or quantized.scheme == WIDE:
+    if not span or quantized.scheme == INT8_SCHEME:
         raise ValueError(
-            f"floats are added to {offsets.shape[1]} groups of {quantized.q.shape[1]} columns: groups of "
-            f"multiples of {min(SPANS)} can have them"
+            f"{offsets.shape[1]} groups in {quantized.q.shape[1]} columns have offsets: only groups of "
+            f"multiples of {min(GROUP_SIZES)} can have them"
         )
     times = -(-quantized.scales.shape[1] // offsets.shape[1])
     added = _repeated(offsets, times, quantized.q.shape[1], span).float()
     scales = quantized.scales.float()
-    return Integers(Quantized(f"g{span}m", quantized.q, scales, offsets=added), found.order)
+    return IntegerWeight(Quantized(f"g{span}m", quantized.q, scales, offsets=added), weight.permutation)
 
 
 def _int4(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantized:
@@ -149,8 +151,8 @@ def _int4(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantiz
 def _int8(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantized:
     if not span and zeros is None:
         return Quantized("int8", q.contiguous(), scales[:, 0].float().contiguous())
-    if not span:  # groups that all have the row's
-        span, columns = SPANS[0], q.shape[1]
+    if not span:  # each group gets the row's scale and zero point
+        span, columns = GROUP_SIZES[0], q.shape[1]
         groups = -(-columns // span)
         scales, zeros = (part.expand(-1, groups) for part in (scales, zeros) if part is not None)
     scales = scales.float().contiguous()
@@ -160,5 +162,5 @@ def _int8(q: Tensor, scales: Tensor, zeros: Tensor | None, span: int) -> Quantiz
 
 
 def _repeated(values: Tensor, times: int, columns: int, span: int) -> Tensor:
-    """One value for each ``span`` columns where there was one for so many ``times`` as many."""
+    """Repeats each value ``times``, to one per ``span`` columns."""
     return values.repeat_interleave(times, dim=1)[:, : -(-columns // span)].contiguous()

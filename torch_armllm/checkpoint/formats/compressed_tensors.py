@@ -1,4 +1,4 @@
-"""compressed-tensors, as llm-compressor writes them: integers of 4 and 8 bits, packed or one a byte."""
+"""compressed-tensors, as llm-compressor writes them: 4-bit and 8-bit integers, packed or one per byte."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from torch_armllm.checkpoint.formats.base import Foreign
-from torch_armllm.checkpoint.formats.bit_unpacking import by_groups, centered, integers, unpack
-from torch_armllm.checkpoint.formats.integer_weight import Integers
-from torch_armllm.checkpoint.formats.tensor_files import Packing, read_folder
+from torch_armllm.checkpoint.formats.bit_unpacking import centered, group_permutation, integer_weight, unpack
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
+from torch_armllm.checkpoint.formats.tensor_files import ModuleReader, read_folder
+from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 
 _JOINED = re.compile(r"(.+\.(?:gate_up_proj|up_proj|down_proj))(_packed|_scale|_zero_point|_shape|_g_idx)?")
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 
 
-class CompressedTensors(Packing):
+class CompressedTensorsReader(ModuleReader):
     """``weight_packed`` int32 (N, K/8 or K/4), or ``weight`` int8 (N, K), and ``weight_scale`` (N, S).
 
-    ``weight_zero_point`` is packed along its rows beside packed weights, or lies there one a byte.  All
-    experts of a layer have one more axis, in front, and are called ``gate_up_proj.weight_packed`` or
-    ``gate_up_proj_packed``.
+    ``weight_zero_point`` is packed along its rows if the weights are packed, else it has one per byte.  The
+    tensors of all experts of a layer have a leading expert axis, and are named
+    ``gate_up_proj.weight_packed`` or ``gate_up_proj_packed``.
     """
 
     marker = "weight_scale"
@@ -50,14 +50,14 @@ class CompressedTensors(Packing):
             return name
         return f"{match[1]}.weight{match[2] or ''}"
 
-    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> IntegerWeight:  # noqa: D102
         settings = self._settings(name)
         bits = int(settings["num_bits"])
         packed = "weight_packed" in parts
         scales = parts["weight_scale"]
         if packed:
             q = unpack(parts["weight_packed"], bits, 1)
-            if "weight_shape" in parts:  # of joined halves it holds both
+            if "weight_shape" in parts:  # of merged gate and up weights it has both shapes
                 q = q[:, : int(parts["weight_shape"].flatten()[-1])]
             q = centered(q, bits)
         else:
@@ -68,18 +68,20 @@ class CompressedTensors(Packing):
             )
         rows, columns = q.shape
         if settings["strategy"] == "tensor":
-            scales = scales.reshape(-1, 1).repeat_interleave(rows // scales.numel(), 0)  # a half has one
+            scales = scales.reshape(-1, 1).repeat_interleave(
+                rows // scales.numel(), 0
+            )  # merged gate and up weights have one scale each
         group = int(settings.get("group_size") or -1) if settings["strategy"] == "group" else -1
         zeros = self._zeros(parts, bits, rows, scales.shape[1])
-        order = None
+        permutation = None
         groups = parts.get("weight_g_idx")
         if groups is not None and bool((groups >= 0).all()):
-            order = by_groups(groups, columns, group)
-            q = q if order is None else q.index_select(1, order)
-        return integers(q, scales, zeros, group, self.rounded, order, bits)
+            permutation = group_permutation(groups, columns, group)
+            q = q if permutation is None else q.index_select(1, permutation)
+        return integer_weight(q, scales, zeros, group, self.requantizer, permutation, bits)
 
     def _zeros(self, parts: Mapping[str, Tensor], bits: int, rows: int, count: int) -> Tensor | None:
-        """Zero points int16 (N, S) among integers that have a sign; None where all of them are 0."""
+        """Returns zero points int16 (N, S) for signed integers; None if all of them are 0."""
         stored = parts.get("weight_zero_point")
         if stored is None:
             return None
@@ -90,20 +92,22 @@ class CompressedTensors(Packing):
         return zeros if bool(zeros.any()) else None
 
     def _settings(self, name: str) -> Mapping[str, Any]:
-        """How the weights of a module are quantized: its own target goes before that of its class."""
+        """Returns the settings of a module's weights; a target of its name precedes one of its class."""
         for by_class in (False, True):
             for group in self._groups.values():
-                if any(_fits(target, one, by_class) for target in group["targets"] for one in _spelt(name)):
+                if any(
+                    _fits(target, one, by_class) for target in group["targets"] for one in _target_names(name)
+                ):
                     settings: Mapping[str, Any] = group["weights"]
                     return settings
         raise ValueError("no entry of config_groups has it as a target")
 
 
-def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
-    """Opens a folder of compressed-tensors.
+def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> ThirdPartyCheckpoint:
+    """Opens a checkpoint of compressed-tensors.
 
     Raises:
-        ValueError: its weights are not integers of 4 or 8 bits, are sparse, or take part in a transform.
+        ValueError: its weights are not 4-bit or 8-bit integers, are sparse, or need an activation transform.
     """
     groups = settings.get("config_groups") or {}
     if not groups:
@@ -115,9 +119,9 @@ def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Fore
         raise ValueError(f"its weights are sparse ({sparsity}); dense ones can be read")
     if (settings.get("transform_config") or {}).get("config_groups"):
         raise ValueError("it rotates activations as it runs (transform_config), for which there is no op")
-    foreign = read_folder(place, config, "compressed-tensors", CompressedTensors(groups))
-    foreign.notes += _notes(groups, settings)
-    return foreign
+    checkpoint = read_folder(source, config, "compressed-tensors", CompressedTensorsReader(groups))
+    checkpoint.notes += _notes(groups, settings)
+    return checkpoint
 
 
 def _check_group(title: str, group: Mapping[str, Any], form: str) -> None:
@@ -139,7 +143,7 @@ def _check_group(title: str, group: Mapping[str, Any], form: str) -> None:
 
 
 def _notes(groups: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
-    """What is computed in another way than the checkpoint asks for."""
+    """Returns a note for each setting that is computed in another way."""
     notes = []
     inputs = [group.get("input_activations") for group in groups.values()]
     if any(given is not None and not given.get("dynamic") for given in inputs):
@@ -151,11 +155,11 @@ def _notes(groups: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any])
     return notes
 
 
-def _spelt(name: str) -> tuple[str, ...]:
-    """What a target may call a module: experts that are joined go by the name of each of them, too."""
+def _target_names(name: str) -> tuple[str, ...]:
+    """Returns the names by which a target may match a module; merged experts also match as single ones."""
     head, _, last = name.rpartition(".")
-    apart = f"{head}.0.{last.replace('gate_up', 'gate')}"
-    return (name, apart) if head.endswith("experts") else (name,)
+    unmerged = f"{head}.0.{last.resource('gate_up', 'gate')}"
+    return (name, unmerged) if head.endswith("experts") else (name,)
 
 
 def _fits(target: str, name: str, by_class: bool) -> bool:

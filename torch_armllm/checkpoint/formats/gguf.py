@@ -1,7 +1,7 @@
-"""GGUF files: what a scheme holds exactly stays as it is, other types are rounded to the nearest one.
+"""GGUF files: types that a scheme holds exactly keep their integers, other types are requantized.
 
-transformers knows the names, configurations and tokenizers of GGUF's architectures; weights never become a
-float model here.  Rows that llama.cpp reordered go back to their places as integers.
+transformers provides the names, configurations and tokenizers of GGUF's architectures, but no float model is
+built.  Rows that llama.cpp permuted are permuted back as integers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from torch_armllm.checkpoint.formats.base import Foreign
-from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, exact, with_zero_offsets
+from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, decode, with_zero_offsets
 from torch_armllm.checkpoint.formats.gguf_config import read_config
-from torch_armllm.checkpoint.formats.integer_weight import PART, Integers, Lazy, Rows, stacked
-from torch_armllm.checkpoint.formats.requantized import Rounded
+from torch_armllm.checkpoint.formats.integer_weight import CHUNK, IntegerWeight, LazyRows, LazyWeight, stacked
+from torch_armllm.checkpoint.formats.requantizer import Requantizer
+from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import Quantized, joined_rows, row_chunks
 
@@ -31,7 +31,7 @@ _EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)_exps\.weight")
 _EMBEDDING = "token_embd.weight"
 _ALL = slice(None)
 _OWN: tuple[Literal["C"], Literal["W"]] = ("C", "W")
-"""Copies what is mapped from the file or out of order, and nothing else: embeddings are large."""
+"""Requirements of `np.require`: copies only mapped or non-contiguous arrays, since embeddings are large."""
 _COMMON: tuple[tuple[set[str | None], str | None], ...] = (
     ({None}, None),
     ({"g32"}, "g32"),
@@ -39,18 +39,18 @@ _COMMON: tuple[tuple[set[str | None], str | None], ...] = (
     ({"int8g32"}, "int8g32"),
     ({"int8g32", "int8g32m"}, "int8g32m"),
 )
-"""Schemes of an expert's matrices, and the one that holds all of them exactly."""
+"""Schemes of the experts' matrices, and the scheme that holds all of them exactly."""
 _NARROW_BITS = 4.4
-"""A type of fewer bits than this is rounded to four bits, any other to eight."""
+"""Types with fewer bits per weight are rounded to 4 bits, others to 8."""
 
 
-class File:
+class GgufFile:
     """An opened GGUF file.
 
     Attributes:
-        tensors: by name, as the ``gguf`` package maps them.
-        fields: of its header, by name.
-        architecture: llama.cpp's name of it.
+        tensors: the tensors by name, as the ``gguf`` package maps them.
+        fields: the fields of its header by name.
+        architecture: llama.cpp's name of the architecture.
     """
 
     def __init__(self, path: str) -> None:
@@ -64,72 +64,74 @@ class File:
             self.fields: dict[str, Any] = self._reader.fields
             self.architecture = str(self.fields["general.architecture"].contents())
         except (ValueError, KeyError, IndexError, OSError) as error:
-            raise ValueError(f"{path} is damaged or no GGUF file ({error}): get it anew") from error
+            raise ValueError(f"{path} is damaged or no GGUF file ({error}): download it again") from error
         self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
-    def kind(self, name: str) -> str:
-        """The type of a tensor, such as ``Q4_1``."""
+    def type_name(self, name: str) -> str:
+        """Returns the type of a tensor, such as ``Q4_1``."""
         return str(self.tensors[name].tensor_type.name)
 
     def bits(self, name: str) -> float:
-        """Bits a weight."""
+        """Returns the bits per weight of a tensor."""
         tensor = self.tensors[name]
         return 8 * float(tensor.n_bytes) / float(tensor.n_elements)
 
     def shape(self, name: str) -> list[int]:
-        """Of a tensor: rows before columns."""
+        """Returns the shape of a tensor, rows before columns."""
         return [int(size) for size in reversed(self.tensors[name].shape)]
 
     def floats(self, name: str, rows: slice = _ALL) -> Tensor:
-        """A tensor as float32, or some of its rows, whatever its type."""
+        """Returns a tensor of any type, or some of its rows, as float32."""
         tensor = self.tensors[name]
-        if self.kind(name) == "BF16":
+        if self.type_name(name) == "BF16":
             return torch.from_numpy(np.array(tensor.data[rows])).view(torch.bfloat16).float()
         try:
             value = self._gguf.dequantize(tensor.data[rows], tensor.tensor_type)
         except NotImplementedError as error:
-            raise ValueError(f"{name} is of type {self.kind(name)}, which nothing here reads") from error
+            raise ValueError(
+                f"{name} is of type {self.type_name(name)}, which the gguf package cannot decode"
+            ) from error
         return torch.from_numpy(np.require(value, np.float32, _OWN))
 
     def release(self) -> None:
-        """Takes what was read out of the process's memory; the system keeps it as long as it has room."""
+        """Drops the pages that were read from the process's memory; the page cache may keep them."""
         mapping: Any = getattr(self._reader.data, "_mmap", None)
         if hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
 
-    def matrix(self, name: str) -> Rows:
-        """A tensor (rows, columns) as floats that are decoded when they are taken."""
-        return Rows(self.shape(name), lambda rows: self.floats(name, rows))
+    def matrix(self, name: str) -> LazyRows:
+        """Returns a tensor (rows, columns) as floats that are decoded on use."""
+        return LazyRows(self.shape(name), lambda rows: self.floats(name, rows))
 
-    def integers(self, name: str) -> Integers:
-        """A tensor of a type of `EXACT`: (rows, columns), or experts' (E, rows, columns)."""
-        kind, data = self.kind(name), self.tensors[name].data
+    def integers(self, name: str) -> IntegerWeight:
+        """Returns a tensor of a type of `EXACT`: (rows, columns), or experts' (E, rows, columns)."""
+        kind, data = self.type_name(name), self.tensors[name].data
 
         def part(rows: slice | int) -> Quantized:
-            return exact(kind, torch.from_numpy(np.array(data[rows])))
+            return decode(kind, torch.from_numpy(np.array(data[rows])))
 
         if data.ndim == 2:
             rows, columns = self.shape(name)
-            return Integers(joined_rows(each(part, row_chunks(rows, columns, PART))))
-        return stacked([Integers(one) for one in each(part, range(len(data)))])
+            return IntegerWeight(joined_rows(each(part, row_chunks(rows, columns, CHUNK))))
+        return stacked([IntegerWeight(one) for one in each(part, range(len(data)))])
 
 
-def read_file(path: str, decoded: bool = False) -> Foreign:
-    """Opens a GGUF file; its weights are floats where they are to be ``decoded``.
+def read_file(path: str, dequantize: bool = False) -> ThirdPartyCheckpoint:
+    """Opens a GGUF file; ``dequantize`` returns its weights as floats.
 
     Raises:
-        ImportError: the ``gguf`` package is missing.
-        ValueError: the file is damaged, or of an architecture or a type that cannot be read.
+        ImportError: the ``gguf`` package is not installed.
+        ValueError: the file is damaged, or its architecture or a type is not supported.
     """
-    file = File(path)
+    file = GgufFile(path)
     config = read_config(path, file.architecture, file.fields)
-    return Reading(file, path, config, decoded).foreign()
+    return GgufReader(file, path, config, dequantize).read()
 
 
-class Reading:
-    """A file on its way to the names and the order of rows that transformers' model of it has."""
+class GgufReader:
+    """Maps a file's tensors to the names and row order of transformers' model."""
 
-    def __init__(self, file: File, path: str, config: PreTrainedConfig, decoded: bool = False) -> None:
+    def __init__(self, file: GgufFile, path: str, config: PreTrainedConfig, dequantize: bool = False) -> None:
         from transformers.modeling_gguf_pytorch_utils import (
             TENSOR_PROCESSORS,
             TensorProcessor,
@@ -137,8 +139,8 @@ class Reading:
         )
 
         self._file, self._path, self._config = file, path, config
-        self._decoded = decoded
-        self._rounded = Rounded()
+        self._dequantize = dequantize
+        self._requantizer = Requantizer()
         self._untie()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -148,33 +150,35 @@ class Reading:
         self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor, family)
         self._wanted = set(model.state_dict())
 
-    def foreign(self) -> Foreign:
-        """The weights, read one by one when they are asked for."""
+    def read(self) -> ThirdPartyCheckpoint:
+        """Returns the checkpoint; each weight is read on use."""
         weights: dict[str, Any] = {}
         experts: dict[str, dict[str, str]] = {}
         for name in self._file.tensors:
             if match := _EXPERTS.fullmatch(name):
                 experts.setdefault(match[1], {})[match[2]] = name
             elif (target := self._names.get(name)) is not None and target in self._wanted:
-                embedding = name == _EMBEDDING and not self._decoded
-                weights[target] = Lazy(
+                embedding = name == _EMBEDDING and not self._dequantize
+                weights[target] = LazyWeight(
                     partial(self._file.matrix, name) if embedding else self._reader_of(name)
                 )
         for layer, parts in experts.items():
             weights.update(self._experts(layer, parts))
         if _EMBEDDING in self._file.tensors and self._untied:
             head = next(name for name in self._wanted if name.endswith("lm_head.weight"))
-            weights[head] = Lazy(self._reader_of(_EMBEDDING))
+            weights[head] = LazyWeight(self._reader_of(_EMBEDDING))
         missing = sorted(self._wanted - set(weights) - set(self._tied()))
         if missing:
             raise ValueError(f"{self._path} has no {missing[0]}: it is incomplete or of another model")
-        return Foreign("gguf", self._path, self._config, weights, [], self._decoded, self._rounded)
+        return ThirdPartyCheckpoint(
+            "gguf", self._path, self._config, weights, [], self._dequantize, self._requantizer
+        )
 
     def _untie(self) -> None:
-        """Gives the head the embedding's integers, where they can be held as they are."""
+        """Unties the head if a scheme holds the embedding's integers exactly: the head then keeps them."""
         text = self._config.get_text_config(decoder=True)
-        kind = self._file.kind(_EMBEDDING) if _EMBEDDING in self._file.tensors else ""
-        self._untied = bool(text.tie_word_embeddings) and kind in EXACT and not self._decoded
+        kind = self._file.type_name(_EMBEDDING) if _EMBEDDING in self._file.tensors else ""
+        self._untied = bool(text.tie_word_embeddings) and kind in EXACT and not self._dequantize
         if self._untied:
             self._config.tie_word_embeddings = text.tie_word_embeddings = False
 
@@ -182,52 +186,52 @@ class Reading:
         tied = self._config.get_text_config(decoder=True).tie_word_embeddings
         return [name for name in self._wanted if name.endswith("lm_head.weight")] if tied else []
 
-    def _reader_of(self, name: str) -> Callable[[], Integers | Tensor]:
+    def _reader_of(self, name: str) -> Callable[[], IntegerWeight | Tensor]:
         return lambda: self._weight(name, self._scheme(name))
 
     def _scheme(self, name: str) -> str | None:
-        """What a tensor becomes: None where it stays floats."""
-        kind = self._file.kind(name)
-        if self._decoded or kind in _FLOATS or len(self._file.tensors[name].shape) < 2:
+        """Returns the scheme of a tensor; None if it stays floats."""
+        kind = self._file.type_name(name)
+        if self._dequantize or kind in _FLOATS or len(self._file.tensors[name].shape) < 2:
             return None
         return SCHEME_OF.get(kind) or ("g32m" if self._file.bits(name) < _NARROW_BITS else "int8g32")
 
-    def _weight(self, name: str, scheme: str | None) -> Integers | Tensor:
-        """A tensor in the order of transformers' rows."""
-        self._file.release()  # those before it are packed
-        kind = self._file.kind(name)
+    def _weight(self, name: str, scheme: str | None) -> IntegerWeight | Tensor:
+        """Returns a tensor in transformers' row order."""
+        self._file.release()  # the tensors before it are packed
+        kind = self._file.type_name(name)
         if scheme is None:
             value = self._file.floats(name).numpy()
             return torch.from_numpy(np.require(self._processor.process(value, name).weights, None, _OWN))
         if kind in EXACT and SCHEME_OF[kind] == scheme:
             weight = self._file.integers(name)
         elif kind in EXACT and f"{SCHEME_OF[kind]}m" == scheme:
-            weight = Integers(with_zero_offsets(self._file.integers(name).quantized))
+            weight = IntegerWeight(with_zero_offsets(self._file.integers(name).quantized))
         else:
-            weight = self._round(name, scheme, kind)
-        order = self._order(name, weight.shape[-2])
-        return weight if order is None else weight.rows(order)
+            weight = self._requantized(name, scheme, kind)
+        permutation = self._row_permutation(name, weight.shape[-2])
+        return weight if permutation is None else weight.rows(permutation)
 
-    def _round(self, name: str, scheme: str, kind: str) -> Integers:
-        """A tensor of a type that no scheme holds, decoded and rounded a few rows at a time."""
+    def _requantized(self, name: str, scheme: str, kind: str) -> IntegerWeight:
+        """Requantizes a tensor of a type that no scheme holds, a few rows at a time."""
         file, (*experts, rows, columns) = self._file, self._file.shape(name)
         if not experts:
-            return self._rounded.round_parts(
+            return self._requantizer.requantize_rows(
                 lambda part: file.floats(name, part), (rows, columns), scheme, kind
             )
         whole = (file.floats(name, slice(expert, expert + 1))[0] for expert in range(experts[0]))
-        return stacked([self._rounded.round(expert, scheme, kind) for expert in whole])
+        return stacked([self._requantizer.requantize(expert, scheme, kind) for expert in whole])
 
-    def _order(self, name: str, rows: int) -> Tensor | None:
-        """Where each row of transformers' weight lies in the file's; None where it lies there."""
+    def _row_permutation(self, name: str, rows: int) -> Tensor | None:
+        """Returns the file's row for each row of transformers' weight; None if the orders are the same."""
         if len(self._file.tensors[name].shape) != 2:
             return None
         index = np.arange(rows)[:, None]
         found = torch.from_numpy(np.array(self._processor.process(index, name).weights)[:, 0])
         return None if torch.equal(found, torch.arange(rows)) else found
 
-    def _experts(self, layer: str, parts: dict[str, str]) -> dict[str, Lazy]:
-        """Gates and ups joined, and downs, in one scheme: the op takes no other."""
+    def _experts(self, layer: str, parts: dict[str, str]) -> dict[str, LazyWeight]:
+        """Returns merged gates and ups, and downs, all in one scheme, as the fused op requires."""
         schemes = {self._scheme(name) for name in parts.values()}
         scheme = next((wide for own, wide in _COMMON if schemes <= own), "g32m")
 
@@ -237,8 +241,8 @@ class Reading:
 
         names = {half: self._target(layer, half) for half in ("gate", "down")}
         return {
-            names["gate"]: Lazy(inner),
-            names["down"]: Lazy(lambda: self._weight(parts["down"], scheme)),
+            names["gate"]: LazyWeight(inner),
+            names["down"]: LazyWeight(lambda: self._weight(parts["down"], scheme)),
         }
 
     def _target(self, layer: str, half: str) -> str:
@@ -253,7 +257,7 @@ class Reading:
         raise ValueError(f"{self._path}: experts of architecture {self._file.architecture!r} cannot be read")
 
 
-def tokenizer_options(place: str) -> tuple[str, dict[str, Any]]:
-    """What `from_pretrained` takes to read the tokenizer of a GGUF file."""
-    path = Path(place)
+def tokenizer_options(file: str) -> tuple[str, dict[str, Any]]:
+    """Returns the arguments with which `from_pretrained` reads the tokenizer of a GGUF file."""
+    path = Path(file)
     return str(path.parent), {"gguf_file": path.name}

@@ -1,4 +1,4 @@
-"""The configuration of a GGUF file's model: what transformers reads of it, and what it leaves out."""
+"""The configuration of a GGUF file's model, with the fields that transformers does not read."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 from transformers import AutoConfig, MixtralConfig, PreTrainedConfig
 
-_LEFT_OUT = {
+_UNREAD = {
     "attention.key_length": "head_dim",
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
-"""Fields that transformers takes its own defaults for, and what they are called there."""
+"""Header fields for which transformers uses its own defaults, and their names in its configurations."""
 
 
 def read_config(path: str, architecture: str, fields: Any) -> PreTrainedConfig:
-    """The configuration of the model in a file.
+    """Reads the configuration of the model in a file.
 
     Args:
-        path: of the file.
-        architecture: llama.cpp's name of it.
-        fields: of the file's header, by name, as the ``gguf`` package reads them.
+        path: the file.
+        architecture: llama.cpp's name of the architecture.
+        fields: the file's header by name, as the ``gguf`` package reads it.
 
     Raises:
-        ValueError: transformers does not read the architecture.
+        ValueError: transformers does not support the architecture.
     """
-    place = Path(path)
+    file = Path(path)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(place.parent, gguf_file=place.name)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"{path}: architecture {architecture!r} cannot be read ({error})") from error
-    for field, name in _LEFT_OUT.items():
+    for field, name in _UNREAD.items():
         if (found := fields.get(f"{architecture}.{field}")) is not None and hasattr(config, name):
             setattr(config, name, int(found.contents()))
     experts = fields.get(f"{architecture}.expert_count")
@@ -41,8 +41,8 @@ def read_config(path: str, architecture: str, fields: Any) -> PreTrainedConfig:
 
 
 def _mixtral(config: PreTrainedConfig, experts: int, active: Any) -> PreTrainedConfig:
-    """llama.cpp calls Mixtral a Llama with experts, and transformers reads a Llama without."""
-    own = {
+    """Returns Mixtral's configuration: llama.cpp's header is a Llama with experts, read as one without."""
+    values = {
         name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")
     }
-    return MixtralConfig(**own, num_local_experts=experts, num_experts_per_tok=int(active.contents()))
+    return MixtralConfig(**values, num_local_experts=experts, num_experts_per_tok=int(active.contents()))

@@ -1,4 +1,4 @@
-"""GPTQ's layouts, versions 1 and 2: ``w = s · (q − z)`` with the inputs of eight columns in an int32."""
+"""GPTQ's layouts, versions 1 and 2: ``w = s · (q − z)``, 8 inputs of 4 bits (or 4 of 8) per int32."""
 
 from __future__ import annotations
 
@@ -10,53 +10,61 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from torch_armllm.checkpoint.formats.base import Foreign
-from torch_armllm.checkpoint.formats.bit_unpacking import WIDE, by_groups, centered, integers, unpack
-from torch_armllm.checkpoint.formats.integer_weight import Integers
-from torch_armllm.checkpoint.formats.tensor_files import Packing, read_folder
+from torch_armllm.checkpoint.formats.bit_unpacking import (
+    INT8_SCHEME,
+    centered,
+    group_permutation,
+    integer_weight,
+    unpack,
+)
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
+from torch_armllm.checkpoint.formats.tensor_files import ModuleReader, read_folder
+from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
-class Gptq(Packing):
+class GptqReader(ModuleReader):
     """``qweight`` int32 (K/8, N), ``qzeros`` int32 (S, N/8), ``scales`` (S, N) and ``g_idx`` int32 (K,).
 
-    Version 1 stores ``z − 1``, in as many bits as the weights have.  ``g_idx`` names the group of each input;
-    where it is not monotone (``desc_act``), columns are brought into the order of their groups.  Experts
-    have orders of their own and share their inputs: they are rounded once more instead.
+    Version 1 stores ``z − 1``, in as many bits as the weights have.  ``g_idx`` is the group of each input; if
+    it is not monotone (``desc_act``), columns are sorted by group.  Experts share their inputs, but each has
+    a permutation of its own: their weights are requantized instead.
     """
 
     marker = "qweight"
     parts = ("qzeros", "scales", "g_idx")
 
-    def __init__(self, bits: int, group: int, symmetric: bool, version: int, ordered: bool) -> None:
+    def __init__(self, bits: int, group: int, symmetric: bool, version: int, act_order: bool) -> None:
         super().__init__()
         self._bits, self._group, self._symmetric, self._version = bits, group, symmetric, version
-        self._ordered = ordered and group > 0
+        self._act_order = act_order and group > 0
 
-    def decode(self, name: str, parts: Mapping[str, Tensor]) -> Integers:  # noqa: D102
+    def decode(self, name: str, parts: Mapping[str, Tensor]) -> IntegerWeight:  # noqa: D102
         middle = 1 << (self._bits - 1)
         q = centered(unpack(parts["qweight"], self._bits, 0), self._bits).t().contiguous()
         zeros = unpack(parts["qzeros"], self._bits, 1).t()[: q.shape[0]]
         if self._version == 1:
             zeros = (zeros + 1) & (2 * middle - 1)
         exact = self._symmetric and bool((zeros == middle).all())
-        moved = None if exact else zeros.to(torch.int16) - middle
-        order = None
+        centered_zeros = None if exact else zeros.to(torch.int16) - middle
+        permutation = None
         if "g_idx" in parts:
-            order = by_groups(parts["g_idx"], q.shape[1], self._group)
-            q = q if order is None else q.index_select(1, order)
-        found = integers(q, parts["scales"].t(), moved, self._group, self.rounded, order, self._bits)
-        if self._ordered and _EXPERT.search(name):
-            return self.rounded.round(found.dequantize(), WIDE, "experts with desc_act")
+            permutation = group_permutation(parts["g_idx"], q.shape[1], self._group)
+            q = q if permutation is None else q.index_select(1, permutation)
+        found = integer_weight(
+            q, parts["scales"].t(), centered_zeros, self._group, self.requantizer, permutation, self._bits
+        )
+        if self._act_order and _EXPERT.search(name):
+            return self.requantizer.requantize(found.dequantize(), INT8_SCHEME, "experts with desc_act")
         return found
 
 
-def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
-    """Opens a folder that AutoGPTQ or GPTQModel wrote.
+def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> ThirdPartyCheckpoint:
+    """Opens a checkpoint that AutoGPTQ or GPTQModel wrote.
 
     Raises:
-        ValueError: it is not of 4 or 8 bits, or of another layout.
+        ValueError: the weights do not have 4 or 8 bits, or the layout is another one.
     """
     bits = settings.get("bits")
     if bits not in (4, 8):
@@ -64,11 +72,11 @@ def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Fore
     form = str(settings.get("checkpoint_format", "gptq")).lower()
     if form not in ("gptq", "gptq_v2"):
         raise ValueError(f"checkpoint_format {form!r}: gptq and gptq_v2 can be read")
-    packing = Gptq(
+    reader = GptqReader(
         int(bits),
         int(settings.get("group_size", 128)),
         bool(settings.get("sym", True)),
         2 if form == "gptq_v2" else 1,
         bool(settings.get("desc_act")) and not settings.get("static_groups"),
     )
-    return read_folder(place, config, "gptq", packing)
+    return read_folder(source, config, "gptq", reader)

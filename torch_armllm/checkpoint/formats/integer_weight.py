@@ -1,4 +1,4 @@
-"""A weight of integers on its way from a file to a layer: it takes part in what rearranges float weights."""
+"""Integer weights that transformers' weight conversions rearrange like float tensors."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import Quantized, row_chunks
 from torch_armllm.quant.schemes.registry import scheme_named
 
-PART = 1 << 20
-"""Weights decoded at once by one thread."""
+CHUNK = 1 << 20
+"""Weights that one thread decodes at a time."""
 
 
-class Integers:
-    """Matrices of integers: one (N, K), or experts' (E, N, K), or either of them transposed.
+class IntegerWeight:
+    """A matrix of integers (N, K), the matrices of several experts (E, N, K), or a transpose of either.
 
-    `torch.stack`, `torch.cat`, `torch.chunk` and `torch.transpose` rearrange it as they would the floats that
-    it stands for, as long as rows stay whole: so transformers merges experts and joins gates with ups.
+    `torch.stack`, `torch.cat`, `torch.chunk` and `torch.transpose` rearrange it like the float weight, as
+    long as rows stay whole: transformers uses them to merge experts and to concatenate gates and ups.
 
     Attributes:
-        quantized: its tensors have a leading axis of experts, where there are several.
-        order: int64 (K,) or (E, K): column j of ``quantized`` belongs to input ``order[j]``; None where they
-            lie in the inputs' order.
-        flipped: the last two axes of the float weight are the other way round.
+        quantized: the integers and scales; with experts, each tensor has a leading expert axis.
+        permutation: act-order permutation, int64 (K,) or (E, K): column j of ``quantized`` belongs to input
+            ``permutation[j]``; None: the columns have the order of the inputs.
+        transposed: the last two axes of the float weight are exchanged.
     """
 
-    def __init__(self, quantized: Quantized, order: Tensor | None = None, flipped: bool = False) -> None:
+    def __init__(
+        self, quantized: Quantized, permutation: Tensor | None = None, transposed: bool = False
+    ) -> None:
         self.quantized = quantized
-        self.order = order
-        self.flipped = flipped
+        self.permutation = permutation
+        self.transposed = transposed
 
     @property
     def scheme(self) -> str:
@@ -42,49 +44,53 @@ class Integers:
 
     @property
     def shape(self) -> torch.Size:
-        """The float weight's."""
+        """The shape of the float weight."""
         *lead, rows, columns = self.quantized.q.shape
-        return torch.Size((*lead, columns, rows) if self.flipped else (*lead, rows, columns))
+        return torch.Size((*lead, columns, rows) if self.transposed else (*lead, rows, columns))
 
     def dequantize(self) -> Tensor:
-        """The float32 weight that the integers stand for."""
+        """Returns the weight as float32."""
         if self.quantized.q.dim() > 2:
             return torch.stack([expert.dequantize() for expert in self.unbind()])
         value = scheme_named(self.scheme).dequantize(self.quantized)
-        if self.order is not None:
-            value = torch.empty_like(value).index_copy_(1, self.order, value)
-        return value.t() if self.flipped else value
+        if self.permutation is not None:
+            value = torch.empty_like(value).index_copy_(1, self.permutation, value)
+        return value.t() if self.transposed else value
 
     def as_type(self, dtype: torch.dtype) -> Tensor:
-        """The weight that the integers stand for, of a float type."""
-        if len(self.shape) > 2 or self.flipped:
+        """Returns the weight in a float dtype."""
+        if len(self.shape) > 2 or self.transposed:
             return self.dequantize().to(dtype)
-        return Rows(self.shape, lambda rows: self.rows(rows).dequantize()).as_type(dtype)
+        return LazyRows(self.shape, lambda rows: self.rows(rows).dequantize()).as_type(dtype)
 
-    def unbind(self) -> list[Integers]:
-        """The experts' matrices, one by one."""
+    def unbind(self) -> list[IntegerWeight]:
+        """Returns the experts' matrices."""
         parts = {name: part.unbind() for name, part in _tensors(self.quantized).items()}
         count = self.quantized.q.shape[0]
-        orders = [None] * count if self.order is None else list(self.order)
-        own = [_with(self.quantized, {name: part[e] for name, part in parts.items()}) for e in range(count)]
-        return [Integers(one, order, self.flipped) for one, order in zip(own, orders, strict=True)]
+        orders = [None] * count if self.permutation is None else list(self.permutation)
+        experts = [
+            _with(self.quantized, {name: part[e] for name, part in parts.items()}) for e in range(count)
+        ]
+        return [
+            IntegerWeight(one, order, self.transposed) for one, order in zip(experts, orders, strict=True)
+        ]
 
-    def rows(self, part: slice | Tensor) -> Integers:
-        """Some of the rows of the integers: outputs of the layer."""
+    def rows(self, part: slice | Tensor) -> IntegerWeight:
+        """Returns some rows of the integers, which are outputs of the layer."""
         index = (slice(None),) * self._row_axis + (part,)
         chosen = {name: tensor[index].contiguous() for name, tensor in _tensors(self.quantized).items()}
-        return Integers(_with(self.quantized, chosen), self.order, self.flipped)
+        return IntegerWeight(_with(self.quantized, chosen), self.permutation, self.transposed)
 
-    def __getitem__(self, index: Any) -> Integers:
+    def __getitem__(self, index: Any) -> IntegerWeight:
         assert index is Ellipsis, "transformers reads a weight as a whole"
         return self
 
-    def to(self, *args: Any, **kwargs: Any) -> Integers:
-        """Itself: integers have no other dtype."""
+    def to(self, *args: Any, **kwargs: Any) -> IntegerWeight:
+        """Returns itself: integers have no other dtype."""
         return self
 
-    def contiguous(self) -> Integers:
-        """Itself."""
+    def contiguous(self) -> IntegerWeight:
+        """Returns itself."""
         return self
 
     @property
@@ -95,16 +101,16 @@ class Integers:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if function not in _ARRANGED:
-            raise ValueError(f"weights that are integers cannot be rearranged by {function.__name__}")
-        return _ARRANGED[function](*args, **(kwargs or {}))
+        if function not in _TORCH_FUNCTIONS:
+            raise ValueError(f"integer weights cannot be rearranged by {function.__name__}")
+        return _TORCH_FUNCTIONS[function](*args, **(kwargs or {}))
 
 
-class Rows:
-    """A float matrix that is decoded a few rows at a time, into whatever takes it.
+class LazyRows:
+    """A float matrix that is decoded a few rows at a time, straight into its final dtype.
 
     Attributes:
-        shape: of the matrix.
+        shape: shape of the matrix.
     """
 
     def __init__(self, shape: Sequence[int], read: Callable[[slice], Tensor]) -> None:
@@ -112,85 +118,91 @@ class Rows:
         self._read = read
 
     def as_type(self, dtype: torch.dtype) -> Tensor:
-        """The matrix, of a float type."""
+        """Returns the matrix in a float dtype."""
         found = torch.empty(self.shape, dtype=dtype)
 
         def fill(rows: slice) -> None:
             found[rows] = self._read(rows)
 
-        each(fill, row_chunks(self.shape[0], self.shape[1], PART))
+        each(fill, row_chunks(self.shape[0], self.shape[1], CHUNK))
         return found
 
-    def __getitem__(self, index: Any) -> Rows:
+    def __getitem__(self, index: Any) -> LazyRows:
         assert index is Ellipsis, "transformers reads a weight as a whole"
         return self
 
-    def to(self, *args: Any, **kwargs: Any) -> Rows:
-        """Itself: what takes it says of which type it is to be."""
+    def to(self, *args: Any, **kwargs: Any) -> LazyRows:
+        """Returns itself: the loader chooses the dtype by `as_type`."""
         return self
 
 
-class Lazy:
-    """A weight that is read when transformers asks for it, as a safetensors slice is."""
+class LazyWeight:
+    """A weight that is read when transformers indexes it, like a safetensors slice."""
 
-    def __init__(self, read: Callable[[], Integers | Rows | Tensor]) -> None:
+    def __init__(self, read: Callable[[], IntegerWeight | LazyRows | Tensor]) -> None:
         self._read = read
 
-    def __getitem__(self, index: Any) -> Integers | Rows | Tensor:
+    def __getitem__(self, index: Any) -> IntegerWeight | LazyRows | Tensor:
         assert index is Ellipsis, "transformers reads a weight as a whole"
         return self._read()
 
 
-def stacked(matrices: Sequence[Integers]) -> Integers:
-    """Experts' matrices as one weight."""
+def stacked(matrices: Sequence[IntegerWeight]) -> IntegerWeight:
+    """Stacks experts' matrices into one weight."""
     return _stack(matrices)
 
 
-def _stack(weights: Sequence[Integers], dim: int = 0) -> Integers:
-    _alike(weights)
+def _stack(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
+    _check_same_kind(weights)
     if dim != 0:
-        raise ValueError(f"matrices of integers stack along axis 0, not {dim}")
-    orders = [weight.order for weight in weights]
+        raise ValueError(f"integer matrices stack along axis 0, not {dim}")
+    orders = [weight.permutation for weight in weights]
     given = [order for order in orders if order is not None]
     if given and len(given) < len(orders):
         columns = weights[0].quantized.q.shape[-1]
         given = [torch.arange(columns) if order is None else order for order in orders]
-    joined = _each([weight.quantized for weight in weights], torch.stack)
-    return Integers(joined, torch.stack(given) if given else None, weights[0].flipped)
+    joined = _join([weight.quantized for weight in weights], torch.stack)
+    return IntegerWeight(joined, torch.stack(given) if given else None, weights[0].transposed)
 
 
-def _cat(weights: Sequence[Integers], dim: int = 0) -> Integers:
-    _alike(weights)
+def _cat(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
+    _check_same_kind(weights)
     first = weights[0]
-    axis = first._row_axis + (1 if first.flipped else 0)
+    axis = first._row_axis + (1 if first.transposed else 0)
     if dim % len(first.shape) != axis:
-        raise ValueError("matrices of integers join along their rows only: groups of columns would be cut")
+        raise ValueError(
+            "integer matrices are concatenated along their rows only: groups of columns would be cut"
+        )
     for weight in weights[1:]:
-        same = weight.order is first.order or (
-            weight.order is not None and first.order is not None and torch.equal(weight.order, first.order)
+        same = weight.permutation is first.permutation or (
+            weight.permutation is not None
+            and first.permutation is not None
+            and torch.equal(weight.permutation, first.permutation)
         )
         if not same:
-            raise ValueError("two weights that are one in the model are ordered differently (desc_act)")
-    joined = _each([weight.quantized for weight in weights], lambda parts: torch.cat(parts, first._row_axis))
-    return Integers(joined, first.order, first.flipped)
+            raise ValueError(
+                "two weights that the model merges have different act-order permutations (desc_act)"
+            )
+    joined = _join([weight.quantized for weight in weights], lambda parts: torch.cat(parts, first._row_axis))
+    return IntegerWeight(joined, first.permutation, first.transposed)
 
 
-def _transpose(weight: Integers, dim0: int, dim1: int) -> Integers:
+def _transpose(weight: IntegerWeight, dim0: int, dim1: int) -> IntegerWeight:
     axes = len(weight.shape)
     if {dim0 % axes, dim1 % axes} != {axes - 1, axes - 2}:
-        raise ValueError(f"axes {dim0} and {dim1} of a matrix of integers cannot be exchanged")
-    return Integers(weight.quantized, weight.order, not weight.flipped)
+        raise ValueError(f"axes {dim0} and {dim1} of an integer matrix cannot be exchanged")
+    return IntegerWeight(weight.quantized, weight.permutation, not weight.transposed)
 
 
-def _chunk(weight: Integers, chunks: int, dim: int = 0) -> list[Integers]:
-    axis = weight._row_axis + (1 if weight.flipped else 0)
+def _chunk(weight: IntegerWeight, chunks: int, dim: int = 0) -> list[IntegerWeight]:
+    axis = weight._row_axis + (1 if weight.transposed else 0)
     if dim % len(weight.shape) != axis:
-        raise ValueError("matrices of integers are cut between their rows only")
+        raise ValueError("integer matrices are split between rows only")
     step = -(-weight.shape[axis] // chunks)
     return [weight.rows(slice(start, start + step)) for start in range(0, weight.shape[axis], step)]
 
 
-_ARRANGED: dict[Any, Callable[..., Any]] = {
+_TORCH_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.stack: _stack,
     torch.cat: _cat,
     torch.transpose: _transpose,
@@ -198,14 +210,14 @@ _ARRANGED: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _alike(weights: Sequence[Any]) -> None:
-    kinds = {weight.scheme if isinstance(weight, Integers) else str(weight.dtype) for weight in weights}
+def _check_same_kind(weights: Sequence[Any]) -> None:
+    kinds = {weight.scheme if isinstance(weight, IntegerWeight) else str(weight.dtype) for weight in weights}
     if len(kinds) > 1:
-        raise ValueError(f"weights that are one in the model are stored apart: {', '.join(sorted(kinds))}")
+        raise ValueError(f"weights that the model merges have different formats: {', '.join(sorted(kinds))}")
 
 
-def _each(several: Sequence[Quantized], join: Callable[[list[Tensor]], Tensor]) -> Quantized:
-    """One quantized weight of several, part by part."""
+def _join(several: Sequence[Quantized], join: Callable[[list[Tensor]], Tensor]) -> Quantized:
+    """Joins several quantized weights, tensor by tensor."""
     parts = [_tensors(one) for one in several]
     return _with(several[0], {name: join([part[name] for part in parts]) for name in parts[0]})
 

@@ -1,7 +1,7 @@
-"""gpt-oss' experts in MXFP4: FP4 values (e2m1) with a power of two (e8m0) for every 32 of them.
+"""gpt-oss' experts in MXFP4: FP4 values (e2m1) with a power-of-two scale (e8m0) per group of 32.
 
-``…_blocks`` is uint8 (E, rows, groups, 16), two values a byte, the first in its low half; ``…_scales``, uint8
-(E, rows, groups), is the exponent plus 127.  Twice a value is an integer of five bits.
+``…_blocks`` is uint8 (E, rows, groups, 16), two values per byte, the first in the low half; ``…_scales``,
+uint8 (E, rows, groups), is the exponent plus 127.  Twice a value is a 5-bit integer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from torch_armllm.checkpoint.formats.base import Foreign, without_quantization
-from torch_armllm.checkpoint.formats.integer_weight import Integers, Lazy, stacked
-from torch_armllm.checkpoint.formats.requantized import Rounded
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyWeight, stacked
+from torch_armllm.checkpoint.formats.requantizer import Requantizer
 from torch_armllm.checkpoint.formats.tensor_files import open_tensors
+from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint, without_quantization
 from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import scheme_named
 
@@ -24,13 +24,13 @@ _TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
 
 
 def decode(blocks: Tensor, scales: Tensor) -> Quantized:
-    """One expert's weight, from (rows, groups, 16) and (rows, groups), exactly.
+    """Decodes one expert's weight exactly, from (rows, groups, 16) and (rows, groups).
 
     Raises:
-        ValueError: the shapes do not fit one another, or an exponent says NaN.
+        ValueError: the shapes do not match, or an exponent is NaN.
     """
     if blocks.dim() != 3 or blocks.shape[:2] != scales.shape or blocks.shape[2] != 16:
-        raise ValueError(f"blocks of {tuple(blocks.shape)} and scales of {tuple(scales.shape)} do not fit")
+        raise ValueError(f"blocks of {tuple(blocks.shape)} and scales of {tuple(scales.shape)} do not match")
     if bool((scales == 255).any()):
         raise ValueError("a scale is NaN: the checkpoint is damaged")
     halves = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
@@ -38,38 +38,40 @@ def decode(blocks: Tensor, scales: Tensor) -> Quantized:
     return Quantized(EXACT, _TWICE[halves.int()], torch.ldexp(half, scales.int() - 127))
 
 
-def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
-    """Opens a folder of gpt-oss: experts are rounded to g32i, or what ``scheme`` in the settings names.
+def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> ThirdPartyCheckpoint:
+    """Opens a checkpoint of gpt-oss: experts are rounded to g32i, or to ``scheme`` of the settings.
 
     Raises:
         ValueError: a tensor is missing or damaged, or there is no such scheme.
     """
     scheme = scheme_named(str(settings.get("scheme", "g32i"))).name
-    tensors = open_tensors(place)
-    rounded = Rounded()
+    tensors = open_tensors(source)
+    requantizer = Requantizer()
 
-    def lazily(name: str) -> Lazy:
+    def lazy_weight(name: str) -> LazyWeight:
         blocks, scales = tensors[f"{name}_blocks"], tensors.get(f"{name}_scales")
         if scales is None:
-            raise ValueError(f"{name}_scales is missing: a file is, or it is damaged")
+            raise ValueError(f"{name}_scales is missing: a file is missing or damaged")
 
-        def expert(block: Tensor, scale: Tensor) -> Integers:
+        def expert(block: Tensor, scale: Tensor) -> IntegerWeight:
             found = decode(block, scale)
             if scheme == EXACT:
-                return Integers(found)
-            return rounded.round(scheme_named(EXACT).dequantize(found), scheme, "MXFP4")
+                return IntegerWeight(found)
+            return requantizer.requantize(scheme_named(EXACT).dequantize(found), scheme, "MXFP4")
 
-        def whole() -> Integers:
+        def whole() -> IntegerWeight:
             try:
                 experts = [expert(*parts) for parts in zip(blocks[...], scales[...], strict=True)]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
             weight = stacked(experts)
-            return Integers(weight.quantized, flipped=True)
+            return IntegerWeight(weight.quantized, transposed=True)
 
-        return Lazy(whole)
+        return LazyWeight(whole)
 
     names = [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]
     weights = {name: one for name, one in tensors.items() if not name.endswith(("_blocks", "_scales"))}
-    weights.update({name: lazily(name) for name in names})
-    return Foreign("mxfp4", place, without_quantization(config), weights, rounded=rounded)
+    weights.update({name: lazy_weight(name) for name in names})
+    return ThirdPartyCheckpoint(
+        "mxfp4", source, without_quantization(config), weights, requantizer=requantizer
+    )

@@ -1,11 +1,11 @@
-"""Packed modules from integers that another tool found."""
+"""Packing of third-party integer weights into our modules."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from torch_armllm.checkpoint.formats.integer_weight import Integers
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.ops.linear import interleave_panels
 from torch_armllm.quant.layers import Layer, weight_of
@@ -16,13 +16,13 @@ from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import row_chunks
 
 _CHUNK = 1 << 20
-"""Weights packed at once by one thread."""
+"""Weights that one thread packs at a time."""
 
 
-def packed_linear(layer: Layer, weight: Integers) -> QuantLinear:
-    """What takes the place of a linear layer; its round-trip error is not known."""
+def packed_linear(layer: Layer, weight: IntegerWeight) -> QuantLinear:
+    """Returns the packed replacement of a linear layer; its round-trip error is not known."""
     module = layer.module
-    if weight.flipped:
+    if weight.transposed:
         raise ValueError("the weight is transposed")
     rows, columns = weight.shape
     bias = module.bias
@@ -36,24 +36,24 @@ def packed_linear(layer: Layer, weight: Integers) -> QuantLinear:
         None,
         module,
         weight_of(module).dtype,
-        None if weight.order is None else weight.order.int(),
+        None if weight.permutation is None else weight.permutation.int(),
     )
 
 
-def packed_experts(layer: Layer, inner: Integers, outer: Integers) -> QuantExperts:
-    """What takes the place of experts, from (E, 2·I, H), or (E, I, H) without a gate, and (E, H, I).
+def packed_experts(layer: Layer, inner: IntegerWeight, outer: IntegerWeight) -> QuantExperts:
+    """Returns the packed replacement of experts, from (E, 2·I, H) or ungated (E, I, H), and (E, H, I).
 
     Raises:
-        ValueError: the fused op cannot compute them.
+        ValueError: the fused op does not support them.
     """
     module, layout = layer.module, layer.layout
     assert layout is not None
     if inner.scheme != outer.scheme:
-        raise ValueError(f"experts store their weights in two ways: {inner.scheme} and {outer.scheme}")
-    if inner.flipped != layout.transposed or outer.flipped != layout.transposed:
+        raise ValueError(f"experts store their weights in two schemes: {inner.scheme} and {outer.scheme}")
+    if inner.transposed != layout.transposed or outer.transposed != layout.transposed:
         raise ValueError("experts whose groups of columns lie along the outputs cannot be read")
-    if inner.order is not None or outer.order is not None:
-        raise ValueError("experts whose inputs are ordered by activation (desc_act) cannot be read")
+    if inner.permutation is not None or outer.permutation is not None:
+        raise ValueError("experts whose inputs have an act-order permutation (desc_act) cannot be read")
     if layout.interleaved and layout.gated:
         parts = [inner.rows(slice(0, None, 2)), inner.rows(slice(1, None, 2))]
     else:
@@ -78,7 +78,7 @@ def packed_experts(layer: Layer, inner: Integers, outer: Integers) -> QuantExper
     )
 
 
-def _panels(weight: Integers) -> Tensor:
+def _panels(weight: IntegerWeight) -> Tensor:
     """Packs the integers of a matrix, or of each expert's, on all cores."""
     if weight.quantized.q.dim() > 2:
         return torch.stack(each(lambda expert: pack(expert.quantized), weight.unbind()))

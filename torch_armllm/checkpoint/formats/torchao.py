@@ -1,4 +1,4 @@
-"""torchao's tensors as transformers writes them: in safetensors whose headers describe them, or pickled."""
+"""torchao's tensors as transformers saves them: described in safetensors headers, or pickled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,45 +16,48 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedConfig
 
-from torch_armllm.checkpoint.formats.base import Foreign, without_quantization
-from torch_armllm.checkpoint.formats.bit_unpacking import integers, with_offsets
-from torch_armllm.checkpoint.formats.integer_weight import Integers, Lazy
-from torch_armllm.checkpoint.formats.requantized import Rounded
-from torch_armllm.checkpoint.formats.tensor_files import open_tensors, weight_files
+from torch_armllm.checkpoint.formats.bit_unpacking import integer_weight, with_offsets
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyWeight
+from torch_armllm.checkpoint.formats.requantizer import Requantizer
+from torch_armllm.checkpoint.formats.tensor_files import open_tensors
+from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint, without_quantization
+from torch_armllm.checkpoint.weight_files import weight_files
 from torch_armllm.quant.parallel import each
 
 
-def read(place: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Foreign:
-    """Opens a folder that transformers saved with torchao's tensors in it.
+def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> ThirdPartyCheckpoint:
+    """Opens a checkpoint that transformers saved from a model with torchao's tensors.
 
     Raises:
         ImportError: the tensors are pickled, and torchao is missing.
-        ValueError: a tensor is of a kind that cannot be read.
+        ValueError: a tensor is of a class that is not supported.
     """
-    files = weight_files(place)
-    if files[0].endswith(".safetensors"):
-        weights = open_tensors(place)
+    files = weight_files(source)
+    if files[0].suffix == ".safetensors":
+        weights = open_tensors(source)
         found = _described(weights, files)
     else:
-        weights = _unpickled(place)
+        weights = _unpickled(source)
         found = _objects(weights)
-    notes: list[str] = []
-    rounded = Rounded()
+    notes: list[Path] = []
+    requantizer = Requantizer()
     for name, kind, data, own in found:
         if kind not in _KINDS:
             raise ValueError(f"{name} is a {kind}; {', '.join(_KINDS)} can be read")
-        weights[name] = _lazily(name, kind, data, own, rounded)
+        weights[name] = _lazy_weight(name, kind, data, own, requantizer)
         if "act_quant_scale" in own and not notes:
             notes.append("activations have a scale for each token, not the static ones of the checkpoint")
-    return Foreign("torchao", place, without_quantization(config), weights, notes, rounded=rounded)
+    return ThirdPartyCheckpoint(
+        "torchao", source, without_quantization(config), weights, notes, requantizer=requantizer
+    )
 
 
-_Stored = tuple[str, str, dict[str, Any], dict[str, Any]]
-"""A tensor's name, its class, what is known of it, and what it consists of."""
+_Entry = tuple[str, str, dict[str, Any], dict[str, Any]]
+"""A tensor's name, its class, its metadata, and its parts by name."""
 
 
-def _described(weights: dict[str, Any], files: list[str]) -> list[_Stored]:
-    """What the headers of the files describe; the parts are taken out of the weights."""
+def _described(weights: dict[str, Any], files: list[Path]) -> list[_Entry]:
+    """Returns the tensors that the files' headers describe, and removes their parts from ``weights``."""
     found = []
     for name, description in _descriptions(files).items():
         if description["_type"] == "Tensor":
@@ -68,24 +72,24 @@ def _described(weights: dict[str, Any], files: list[str]) -> list[_Stored]:
     return found
 
 
-def _unpickled(place: str) -> dict[str, Any]:
+def _unpickled(source: str) -> dict[str, Any]:
     try:
-        importlib.import_module("torchao.quantization")  # declares which of its classes may be unpickled
+        importlib.import_module("torchao.quantization")  # registers the classes that torch.load may unpickle
     except ImportError:
         raise ImportError(
-            "the tensors are pickled objects of torchao, which is missing: pip install torchao"
+            "the tensors are pickled objects of torchao, which is not installed: pip install torchao"
         ) from None
     try:
-        return open_tensors(place)
+        return open_tensors(source)
     except (pickle.UnpicklingError, AttributeError) as error:
         raise ValueError(
-            "its tensors are pickled objects of classes that the torchao here does not have: save the model "
-            "anew by a transformers and a torchao that write safetensors"
+            "its tensors are pickled objects of classes that the installed torchao does not have: save the "
+            "model again with a transformers and a torchao that write safetensors"
         ) from error
 
 
-def _objects(weights: Mapping[str, Any]) -> list[_Stored]:
-    """What was pickled as an object of its own."""
+def _objects(weights: Mapping[str, Any]) -> list[_Entry]:
+    """Returns the tensors that were pickled as objects of torchao's classes."""
     found = []
     for name, value in weights.items():
         if type(value) in (Tensor, Parameter):
@@ -98,8 +102,8 @@ def _objects(weights: Mapping[str, Any]) -> list[_Stored]:
     return found
 
 
-def _descriptions(files: list[str]) -> dict[str, Any]:
-    """What the headers say of each tensor, by its name."""
+def _descriptions(files: list[Path]) -> dict[str, Any]:
+    """Returns each tensor's description in the headers, by name."""
     found: dict[str, str] = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
@@ -110,45 +114,49 @@ def _descriptions(files: list[str]) -> dict[str, Any]:
     return {name: json.loads(found[name]) for name in names if name in found}
 
 
-def _lazily(name: str, kind: str, data: Mapping[str, Any], own: Mapping[str, Any], rounded: Rounded) -> Lazy:
-    def read_tensor() -> Integers:
+def _lazy_weight(
+    name: str, kind: str, data: Mapping[str, Any], own: Mapping[str, Any], requantizer: Requantizer
+) -> LazyWeight:
+    def read_tensor() -> IntegerWeight:
         try:
             tensors = {part: tensor[...] for part, tensor in own.items()}
-            decode = partial(_KINDS[kind], data, rounded=rounded)
-            return each(decode, [tensors])[0]  # on one thread: small ops
+            decode = partial(_KINDS[kind], data, requantizer=requantizer)
+            return each(decode, [tensors])[0]  # one thread: the ops are small
         except KeyError as missing:
             raise ValueError(f"{name} lacks its {missing.args[0]}: a file is missing or damaged") from None
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
-    return Lazy(read_tensor)
+    return LazyWeight(read_tensor)
 
 
-def _int8(data: Mapping[str, Any], parts: Mapping[str, Tensor], rounded: Rounded) -> Integers:
+def _int8(data: Mapping[str, Any], parts: Mapping[str, Tensor], requantizer: Requantizer) -> IntegerWeight:
     """``Int8Tensor``: int8 (N, K) with a scale a row or one for all."""
     if "act_pre_scale" in parts:
         raise ValueError("its inputs are scaled before they are quantized (act_pre_scale)")
-    return _plain(parts["qdata"], parts["scale"], parts.get("zero_point"), data["block_size"], 8, rounded)
+    return _plain(parts["qdata"], parts["scale"], parts.get("zero_point"), data["block_size"], 8, requantizer)
 
 
-def _unpacked(data: Mapping[str, Any], parts: Mapping[str, Tensor], rounded: Rounded) -> Integers:
+def _unpacked(
+    data: Mapping[str, Any], parts: Mapping[str, Tensor], requantizer: Requantizer
+) -> IntegerWeight:
     """``IntxUnpackedToInt8Tensor``: small integers one a byte, with a scale a block."""
     target = data["target_dtype"]
     target = target["_data"] if isinstance(target, dict) else str(target)
     if target not in ("int4", "int8"):
         raise ValueError(f"its values are {target}; int4 and int8 can be read")
     bits = int(target[3:])
-    return _plain(parts["qdata"], parts["scale"], parts["zero_point"], data["block_size"], bits, rounded)
+    return _plain(parts["qdata"], parts["scale"], parts["zero_point"], data["block_size"], bits, requantizer)
 
 
-def _int4(data: Mapping[str, Any], parts: Mapping[str, Tensor], rounded: Rounded) -> Integers:
-    """``Int4Tensor``: two columns a byte, scales (S, N), and floats that are added where these are not 0."""
+def _int4(data: Mapping[str, Any], parts: Mapping[str, Tensor], requantizer: Requantizer) -> IntegerWeight:
+    """Decodes an ``Int4Tensor``: two columns per byte, scales (S, N), float offsets unless all are 0."""
     if "act_pre_scale" in parts:
         raise ValueError("its inputs are scaled before they are quantized (act_pre_scale)")
     packed = parts["qdata"].view(torch.uint8)
     q = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).to(torch.int8)
     q = torch.where(q > 7, q - 16, q)
-    found = integers(q, parts["scale"].t(), None, int(data["block_size"][-1]), rounded)
+    found = integer_weight(q, parts["scale"].t(), None, int(data["block_size"][-1]), requantizer)
     offsets = parts["zero_point"].t()
     if not bool(offsets.any()):
         return found
@@ -156,8 +164,8 @@ def _int4(data: Mapping[str, Any], parts: Mapping[str, Tensor], rounded: Rounded
 
 
 def _plain(
-    q: Tensor, scales: Tensor, zeros: Tensor | None, block: list[int], bits: int, rounded: Rounded
-) -> Integers:
+    q: Tensor, scales: Tensor, zeros: Tensor | None, block: list[int], bits: int, requantizer: Requantizer
+) -> IntegerWeight:
     if q.dim() != 2 or q.dtype != torch.int8:
         raise ValueError(f"its integers are {q.dtype} of shape {tuple(q.shape)}, and int8 (N, K) can be read")
     rows, columns = q.shape
@@ -169,7 +177,7 @@ def _plain(
         if zeros.is_floating_point() and not bool((zeros == zeros.round()).all()):
             raise ValueError("its zero points are not integers")
         zeros = zeros.to(torch.int16).reshape(-1, count).expand(rows, count) if bool(zeros.any()) else None
-    return integers(q, scales, zeros, int(block[1]), rounded, None, bits)
+    return integer_weight(q, scales, zeros, int(block[1]), requantizer, None, bits)
 
 
 _KINDS = {"Int8Tensor": _int8, "IntxUnpackedToInt8Tensor": _unpacked, "Int4Tensor": _int4}

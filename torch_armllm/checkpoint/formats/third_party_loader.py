@@ -1,4 +1,4 @@
-"""Packing the layers of a model while a foreign checkpoint is read, and the call that does all of it."""
+"""Loading of third-party checkpoints into packed layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from torch_armllm.checkpoint.formats.base import Foreign
-from torch_armllm.checkpoint.formats.integer_weight import Integers, Lazy, Rows
+from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyRows, LazyWeight
 from torch_armllm.checkpoint.formats.pack_modules import packed_experts, packed_linear
+from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 from torch_armllm.checkpoint.layer_loader import LayerLoader
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import Layer
@@ -22,17 +22,18 @@ from torch_armllm.quant.replacement import Replacement
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.skeleton import placeholder
 from torch_armllm.system.allocator import release_free_memory
+from torch_armllm.system.dtypes import dtype_name
 
 
-class ForeignLoader(LayerLoader):
-    """Packs integers as they come, and leaves the floats that the checkpoint left, but for the head.
+class ThirdPartyLoader(LayerLoader):
+    """Packs integer weights as they are read; floats of the checkpoint stay floats, except the head.
 
-    A weight of integers whose layer has no op for them, or that is no layer's, becomes floats again.
+    An integer weight becomes floats if its layer has no quantized op, or if it belongs to no layer.
     """
 
     def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
         super().__init__(model, config)
-        self._integers: dict[str, dict[str, Integers]] = {}
+        self._integers: dict[str, dict[str, IntegerWeight]] = {}
         self._left: dict[str, str] = {}
         self._plain: dict[str, nn.Module] = {}
         for layer in self._layers:
@@ -51,12 +52,12 @@ class ForeignLoader(LayerLoader):
         layer = self._wanted.get(name)
         if layer is None:
             self._keep(self._plain[name], attribute, weight)
-        elif isinstance(weight, Integers):
+        elif isinstance(weight, IntegerWeight):
             self._hold(layer, attribute, weight)
         elif layer.kind == "head":
             super().take(name, weight)
         else:
-            self._left[layer.name] = f"the checkpoint left it in {str(weight.dtype).removeprefix('torch.')}"
+            self._left[layer.name] = f"the checkpoint left it in {dtype_name(weight.dtype)}"
             self._keep(layer.module, attribute, weight)
 
     @torch.no_grad()
@@ -66,9 +67,9 @@ class ForeignLoader(LayerLoader):
         ]
         return super().finish()
 
-    def _keep(self, module: nn.Module, attribute: str, weight: Tensor | Integers | Rows) -> None:
-        """Gives a module a float weight."""
-        # Buffers that no file holds, such as the scale of Gemma's embeddings, are still to be filled.
+    def _keep(self, module: nn.Module, attribute: str, weight: Tensor | IntegerWeight | LazyRows) -> None:
+        """Stores a float weight in a module."""
+        # transformers has yet to fill buffers that no file holds, such as the scale of Gemma's embeddings.
         module._is_hf_initialized = not any(True for _ in module.buffers(recurse=False))  # type: ignore[assignment]
         dtype = module.get_parameter(attribute).dtype
         value = weight.to(dtype) if isinstance(weight, Tensor) else weight.as_type(dtype)
@@ -76,8 +77,8 @@ class ForeignLoader(LayerLoader):
         kept._is_hf_initialized = True  # type: ignore[attr-defined]
         module._parameters[attribute] = kept
 
-    def _hold(self, layer: Layer, attribute: str, weight: Integers) -> None:
-        """Keeps integers until their layer has all of them, and packs it then."""
+    def _hold(self, layer: Layer, attribute: str, weight: IntegerWeight) -> None:
+        """Holds integers until their layer is complete, then packs it."""
         module = layer.module
         expected = module.get_parameter(attribute)
         held = self._integers.setdefault(layer.name, {})
@@ -99,7 +100,7 @@ class ForeignLoader(LayerLoader):
         release_free_memory()
 
 
-def _packed(layer: Layer, held: dict[str, Integers]) -> Replacement:
+def _packed(layer: Layer, held: dict[str, IntegerWeight]) -> Replacement:
     new: QuantLinear | QuantExperts
     try:
         if layer.layout is not None:
@@ -107,53 +108,54 @@ def _packed(layer: Layer, held: dict[str, Integers]) -> Replacement:
         else:
             new = packed_linear(layer, held["weight"])
             op = "int8_linear" if new.scheme == "int8" else "int4_linear"
-    except (ValueError, RuntimeError) as error:  # the op that packs raises the latter
+    except (ValueError, RuntimeError) as error:  # the packing op raises RuntimeError
         raise ValueError(f"{layer.name}: {error}") from error
     held.clear()
     return Replacement(new.train(layer.module.training), op)
 
 
-def load_foreign(
-    foreign: Foreign, config: ArmInt4Config | None, dtype: torch.dtype | str = "auto"
+def load_third_party(
+    checkpoint: ThirdPartyCheckpoint, config: ArmInt4Config | None, dtype: torch.dtype | str = "auto"
 ) -> PreTrainedModel:
-    """Loads a checkpoint that another tool quantized into packed modules, layer by layer, and patches it.
+    """Loads a third-party checkpoint into packed modules, layer by layer, and patches the model.
 
     Args:
-        foreign: the checkpoint.
-        config: ``head``, ``ignore``, ``kv_cache`` and ``fuse``; what was quantized keeps its scheme.  Of a
-            decoded checkpoint, how its floats are quantized anew; None: they stay, and nothing is patched.
-        dtype: of what is not quantized, and of what the model computes; ``auto``: the checkpoint's own.
+        checkpoint: the opened checkpoint.
+        config: its ``head``, ``ignore``, ``kv_cache`` and ``fuse`` apply; quantized weights keep their
+            scheme.  A dequantized checkpoint is quantized by all of it; None: it stays floats, and the model
+            is not patched.
+        dtype: of the float weights and the activations; ``auto``: the checkpoint's own.
 
     Raises:
         ValueError: a weight is missing, damaged or stored in a way that cannot be read.
     """
-    assert config is not None or foreign.decoded
+    assert config is not None or checkpoint.dequantized
     options: dict[str, Any] = {}
     if config is not None:
-        config.source = None if foreign.decoded else foreign.method
+        config.source = None if checkpoint.dequantized else checkpoint.method
         options["quantization_config"] = config
-    model_class, model_config = _model_of(foreign.config)
+    model_class, model_config = _model_of(checkpoint.config)
     model: PreTrainedModel = model_class.from_pretrained(
         None,
         config=model_config,
-        state_dict=foreign.weights,
-        dtype=_dtype(foreign) if dtype == "auto" else dtype,
+        state_dict=checkpoint.weights,
+        dtype=_dtype(checkpoint) if dtype == "auto" else dtype,
         **options,
     )
-    model.name_or_path = model.config.name_or_path = foreign.place
+    model.name_or_path = model.config.name_or_path = checkpoint.source
     if model.can_generate():
         with contextlib.suppress(OSError):
-            model.generation_config = GenerationConfig.from_pretrained(foreign.place)
+            model.generation_config = GenerationConfig.from_pretrained(checkpoint.source)
     report = None if config is None else model.hf_quantizer.report
     if report is not None:
-        report.notes += foreign.notes + foreign.rounded.notes
-        if foreign.decoded:
-            report.notes.append(f"errors are against the weights that {foreign.method} stored")
+        report.notes += checkpoint.notes + checkpoint.requantizer.notes
+        if checkpoint.dequantized:
+            report.notes.append(f"errors are against the weights that {checkpoint.method} stored")
     return model.eval()
 
 
 def _model_of(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
-    """The class of a language model, or of the one in a model of several kinds, and what configures it."""
+    """Returns the class and configuration of a language model, or of the one in a multimodal model."""
     for part in (config, config.get_text_config(decoder=True)):
         if type(part) in MODEL_FOR_CAUSAL_LM_MAPPING:
             found = MODEL_FOR_CAUSAL_LM_MAPPING[type(part)]
@@ -163,13 +165,13 @@ def _model_of(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
     raise ValueError(f"{type(config).__name__} is not the configuration of a causal language model")
 
 
-def _dtype(foreign: Foreign) -> torch.dtype:
-    """The type that the configuration names, or that of the floats that were left."""
-    named = foreign.config.dtype or foreign.config.get_text_config(decoder=True).dtype
+def _dtype(checkpoint: ThirdPartyCheckpoint) -> torch.dtype:
+    """Returns the dtype of the configuration, else that of the checkpoint's float weights."""
+    named = checkpoint.config.dtype or checkpoint.config.get_text_config(decoder=True).dtype
     if isinstance(named, torch.dtype):
         return named
-    for weight in foreign.weights.values():
-        if not isinstance(weight, Lazy) and (dtype := weight[:0].dtype).is_floating_point:
+    for weight in checkpoint.weights.values():
+        if not isinstance(weight, LazyWeight) and (dtype := weight[:0].dtype).is_floating_point:
             assert isinstance(dtype, torch.dtype)
             return dtype
     return torch.bfloat16
