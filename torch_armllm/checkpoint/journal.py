@@ -97,7 +97,7 @@ class Journal:
             self.write()
 
     def write(self) -> None:
-        """Writes the waiting tensors to a shard, then the journal: an interruption between loses the shard."""
+        """Writes the waiting tensors to a shard, then the journal; interrupted in between, the shard is lost."""
         if not self._blocks:
             return
         content = self._content
