@@ -12,10 +12,11 @@ import pytest
 
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.cli.main import main
-from torch_armllm.evaluation import require, run
+from torch_armllm.evaluation import run
 from torch_armllm.evaluation.loading import load_scheme
 from torch_armllm.evaluation.variant import Scheme
 from torch_armllm.llm import calibration_text
+from torch_armllm.system import extras
 
 
 def _eval(folder: Path, tasks: Path, *more: str, names: str = "own_choice,own_letters,own_text") -> int:
@@ -167,6 +168,6 @@ def test_tags_and_patterns_name_tasks(own_tasks: Path) -> None:
 def test_a_missing_extra_is_named(
     own_tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(require.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     assert _eval(Path("no model"), own_tasks) == 2
     assert "pip install 'torch_armllm[eval]'" in capsys.readouterr().err

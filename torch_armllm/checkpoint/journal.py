@@ -97,7 +97,7 @@ class Journal:
             self.write()
 
     def write(self) -> None:
-        """Writes the waiting tensors to a shard, then the journal; interrupted in between, the shard is lost."""
+        """Writes the waiting tensors to a shard, then the journal; an interruption between loses a shard."""
         if not self._blocks:
             return
         content = self._content
