@@ -1,4 +1,4 @@
-"""Quantized linear layers: INT4 or INT8 weights, activations quantized to INT8 per token inside the op."""
+"""Quantized linear ops: INT4 or INT8 weights; activations are quantized to INT8 per token inside the op."""
 
 from __future__ import annotations
 

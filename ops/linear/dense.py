@@ -9,19 +9,19 @@ __all__ = ["dense_linear", "reference_dense_linear"]
 
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False) -> Tensor:
-    """``x · Wᵀ + b``, summed in float32 in an order that depends on the row alone, rounded once.
+    """Computes ``x · Wᵀ + b`` in float32, in a summation order that depends on the row only, and rounds once.
 
     Args:
         x: ``(..., K)`` in float32, bfloat16 or float16.
         weight: ``(N, K)`` in any of these dtypes.
         bias: ``(N,)`` in any of these dtypes, or None.
-        wide: whether the result stays float32, as routers want it.
+        wide: True to return float32, as routers need it.
 
     Returns:
         ``(..., N)`` in the dtype of ``x``, or in float32.
 
     Raises:
-        RuntimeError: a shape or dtype does not fit.
+        RuntimeError: if shapes or dtypes do not match.
     """
     out: Tensor = torch.ops.armllm.dense_linear(x, weight, bias, wide)
     return out
@@ -30,7 +30,7 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bo
 def reference_dense_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False
 ) -> Tensor:
-    """:func:`dense_linear` in plain float32 torch."""
+    """Reference of :func:`dense_linear` in float32 PyTorch."""
     terms = None if bias is None else bias.float()
     out = torch.nn.functional.linear(x.float(), weight.float(), terms)
     return out if wide else out.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Gate and up projections with INT4 or INT8 weights and what joins them."""
+"""Fused gate and up projections with INT4 or INT8 weights, including the activation."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def int4_gated_linear(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
 ) -> Tensor:
-    """``act(x · Wgᵀ + bg) · (x · Wuᵀ + bu)``: a gated MLP's first half in one op.
+    """Computes ``act(x · Wgᵀ + bg) · (x · Wuᵀ + bu)``, the first half of a gated MLP.
 
     Args:
         x: ``(..., K)``, float32, bfloat16 or float16.
         weight: uint8 ``(2 · panels, panel_bytes)``, gate and up panels alternating; see
             :func:`interleave_panels`.
-        out_features: N of gate alone.
-        scheme: as in :func:`int4_linear`; ``i8`` works too.
+        out_features: N, the rows of gate alone.
+        scheme: as in :func:`int4_linear`, or ``i8``.
         activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or
-            ``silu_clamped`` (both with limit 7).
+            ``silu_clamped`` (both clamp at 7).
         gate_bias: ``(N,)``, any of the float types.
         up_bias: ``(N,)``, in the dtype of ``gate_bias``.
 
     Returns:
-        ``(..., N)`` in the dtype of ``x``; everything before the last rounding is float32.
+        ``(..., N)`` in the dtype of ``x``, rounded once from float32.
 
     Raises:
-        RuntimeError: shapes, dtypes, scheme or activation do not fit.
+        RuntimeError: if shapes, dtypes, scheme or activation are invalid.
     """
     result: Tensor = torch.ops.armllm.int4_gated_linear(
         x, weight, out_features, scheme, activation, gate_bias, up_bias
@@ -55,7 +55,7 @@ def int4_gated_linear_q(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
 ) -> Tensor:
-    """:func:`int4_gated_linear` of activations that are quantized already; see :func:`int4_linear_q`."""
+    """Computes :func:`int4_gated_linear` from quantized activations; see :func:`int4_linear_q`."""
     result: Tensor = torch.ops.armllm.int4_gated_linear_q(
         q, scales, weight, out_features, scheme, activation, dtype_name(dtype), gate_bias, up_bias
     )

@@ -1,4 +1,4 @@
-"""Linear layers with a weight of each head's own, such as the absorbed projections of latent attention."""
+"""Per-head linear layers, such as the absorbed projections of multi-head latent attention."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = [
 
 
 def int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
-    """``y[t, h] = x[t, h] · W[h]ᵀ`` with INT8 weights (W8A8); each head of a token is quantized by itself.
+    """Computes ``y[t, h] = x[t, h] · W[h]ᵀ`` with INT8 weights (W8A8); activations are quantized per head.
 
     Args:
-        x: ``(T, H, K)``, float32, bfloat16 or float16; heads and tokens may lie apart, as in a slice of wider
-            heads.
+        x: ``(T, H, K)``, float32, bfloat16 or float16; heads and tokens may be strided, as in a slice of
+            wider heads.
         weight: uint8 ``(H, ceil(N / 16), panel_bytes)``, as ``pack_int8`` returns it for ``(H, N, K)``.
         out_features: N.
 
     Returns:
         ``(T, H, N)`` in the dtype of ``x``, contiguous; the same bits for every kernel variant, batch size
-        and thread count.  A head that holds a NaN or an infinity gives NaN.
+        and thread count.  A head that holds a NaN or an infinity results in NaN.
 
     Raises:
-        RuntimeError: shapes or dtypes do not fit; the message says what was expected.
+        RuntimeError: if shapes or dtypes do not match; the message states the expected ones.
     """
     result: Tensor = torch.ops.armllm.int8_heads_linear(x, weight, out_features)
     return result
 
 
 def dense_heads_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """:func:`int8_heads_linear` with unquantized weights, summed in float32 and rounded once.
+    """Computes :func:`int8_heads_linear` with unquantized weights, in float32, and rounds once.
 
     Args:
         x: ``(T, H, K)``, float32, bfloat16 or float16.
@@ -46,20 +46,20 @@ def dense_heads_linear(x: Tensor, weight: Tensor) -> Tensor:
         ``(T, H, N)`` in the dtype of ``x``.
 
     Raises:
-        RuntimeError: a shape or dtype does not fit.
+        RuntimeError: if shapes or dtypes do not match.
     """
     result: Tensor = torch.ops.armllm.dense_heads_linear(x, weight)
     return result
 
 
 def reference_int8_heads_linear(x: Tensor, weight: Tensor, out_features: int) -> Tensor:
-    """:func:`int8_heads_linear` head by head, with the kernels' bits."""
+    """Reference of :func:`int8_heads_linear`, head by head and bit-identical."""
     heads = [reference_int8_linear(x[:, h], weight[h], out_features) for h in range(x.shape[1])]
     return torch.stack(heads, 1)
 
 
 def reference_dense_heads_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """:func:`dense_heads_linear` in plain float32 torch."""
+    """Reference of :func:`dense_heads_linear` in float32 PyTorch."""
     return torch.einsum("thk,hnk->thn", x.float(), weight.float()).to(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Packing weights into panels, and unpacking them."""
+"""Conversion of plain quantized weights to packed panels, and back to float32."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["interleave_panels", "pack_int4", "pack_int8", "unpack_weight"]
 
 
 def interleave_panels(gate: Tensor, up: Tensor) -> Tensor:
-    """Gate and up panels alternating, as :func:`int4_gated_linear` and the experts take them.
+    """Interleaves gate and up panels for :func:`int4_gated_linear` and the experts.
 
     Args:
         gate: uint8 ``(..., panels, panel_bytes)``.
-        up: of the same shape.
+        up: the same shape.
 
     Returns:
         uint8 ``(..., 2 · panels, panel_bytes)``.
 
     Raises:
-        ValueError: the two differ in shape.
+        ValueError: if the shapes differ.
     """
     if gate.shape != up.shape:
-        raise ValueError(f"gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}: they must agree")
+        raise ValueError(f"gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}: they must be equal")
     return torch.stack((gate, up), -2).flatten(-3, -2)
 
 
@@ -39,22 +39,22 @@ def pack_int4(
     """Packs plain INT4 weights, or INT8 ones with group scales, into panels.
 
     Args:
-        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7, or 0..15 where there are zero points,
-            or -128..127 for INT8.
-        multipliers: uint8 ``(..., N, ceil(K / 32))`` in 1..16 for scheme ``g32i``, else ``None``.
+        q: int8 ``(N, K)``, or ``(E, N, K)`` for experts, values -8..7; 0..15 for schemes with zero points;
+            -128..127 for INT8.
+        multipliers: uint8 ``(..., N, ceil(K / 32))`` in 1..16 for scheme ``g32i``, otherwise ``None``.
         scales: ``(..., N)``, or ``(..., N, ceil(K / span))`` for float groups of ``span`` columns; float32,
             or bfloat16 for schemes that end in ``b``.
         scheme: as in :func:`int4_linear`.
-        zeros: uint8 in 0..15 and of the shape of ``scales``, for schemes with zero points, else ``None``: the
+        zeros: uint8 in 0..15 in the shape of ``scales`` for schemes with zero points, otherwise ``None``; the
             weight is ``scale · (q - zero)``.
-        offsets: float32 of the shape of ``scales``, for schemes with an ``m``, else ``None``: the weight is
-            ``scale · q + offset``.
+        offsets: float32 in the shape of ``scales`` for schemes with an ``m``, otherwise ``None``; the weight
+            is ``scale · q + offset``.
 
     Returns:
         uint8 ``(..., ceil(N / 16), panel_bytes)``.
 
     Raises:
-        RuntimeError: a value, shape or dtype does not fit the scheme.
+        RuntimeError: if a value, shape or dtype is invalid for the scheme.
     """
     result: Tensor = torch.ops.armllm.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
     return result
@@ -67,7 +67,7 @@ def pack_int8(q: Tensor, scales: Tensor) -> Tensor:
 
 
 def unpack_weight(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """The float32 weight ``(..., N, K)`` that a packed one stands for."""
+    """Returns the float32 weight ``(..., N, K)`` that a packed weight represents."""
     result: Tensor = torch.ops.armllm.unpack_weight(weight, out_features, in_features, scheme)
     return result
 

@@ -1,4 +1,4 @@
-"""The packed weight panel seen from Python; ``packed_panel.h`` describes it."""
+"""Python view of the packed weight panel that ``packed_panel.h`` specifies."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SCHEMES = {
     "int8g64m": 100,
     "int8g128m": 101,
 }
-"""Every scheme and its number among the kernels."""
+"""Number of each scheme in the kernels' enum."""
 EXACT = ("g32i", "row", "rowz", "i8")
-"""Schemes whose sums are integers to the end: the same bits in every variant and batch."""
+"""Schemes with integer sums over all of K: the same bits in every variant and batch."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class PanelLayout:
     """Byte offsets inside one panel of 16 output rows.
 
     Attributes:
-        groups: groups of 32 columns.
-        span: columns of a float group scale; 0 where a row has one scale.
-        scale_groups: scales a row.
-        scales, offsets, multipliers, zero_points, values: where each section begins, whether the scheme has
-            it or not; of INT8 with group scales, ``scales`` and ``values`` are the groups' panels.
-        bytes: of the whole panel.
+        groups: number of groups of 32 columns.
+        span: columns per float group scale; 0 for one scale per row.
+        scale_groups: scales per row.
+        scales, offsets, multipliers, zero_points, values: start of each section, set even if the scheme lacks
+            it; for INT8 with group scales, ``scales`` and ``values`` are the start of the groups' panels.
+        bytes: size of the panel.
     """
 
     groups: int
@@ -67,10 +67,10 @@ class PanelLayout:
 
 
 def group_span(scheme: str) -> int:
-    """Columns that share a float scale: 32, 64 or 128, and 0 for schemes with one scale a row.
+    """Returns the columns per float scale: 32, 64 or 128, or 0 for schemes with one scale per row.
 
     Raises:
-        ValueError: the scheme is unknown.
+        ValueError: if the scheme is unknown.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"unknown scheme {scheme!r}; there are: {', '.join(SCHEMES)}")
@@ -78,30 +78,30 @@ def group_span(scheme: str) -> int:
 
 
 def has_zero_points(scheme: str) -> bool:
-    """Whether the values are 0..15 less a zero point."""
+    """True if values are 0..15 minus a zero point."""
     return SCHEMES[scheme] & 8 != 0
 
 
 def has_bf16_scales(scheme: str) -> bool:
-    """Whether the group scales are bfloat16."""
+    """True if the group scales are bfloat16."""
     return SCHEMES[scheme] & 16 != 0
 
 
 def has_offsets(scheme: str) -> bool:
-    """Whether every group has a float that its values are off by: ``scale · q + offset``."""
+    """True if each group has a float offset: ``scale · q + offset``."""
     return SCHEMES[scheme] & 32 != 0
 
 
 def is_int8(scheme: str) -> bool:
-    """Whether the values take eight bits."""
+    """True if the values are INT8."""
     return scheme == "i8" or scheme.startswith("int8")
 
 
 def panel_layout(scheme: str, in_features: int) -> PanelLayout:
-    """Describes the panels of a weight with ``in_features`` columns.
+    """Returns the panel layout of a weight with ``in_features`` columns.
 
     Raises:
-        ValueError: the scheme is unknown.
+        ValueError: if the scheme is unknown.
     """
     span = group_span(scheme)
     groups = -(-in_features // GROUP)
@@ -124,21 +124,21 @@ def panel_layout(scheme: str, in_features: int) -> PanelLayout:
 
 
 def panel_count(out_features: int) -> int:
-    """Panels that ``out_features`` rows take."""
+    """Returns the number of panels for ``out_features`` rows."""
     return -(-out_features // PANEL)
 
 
 def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """The quantized values q of a packed weight, before any zero point, scale or multiplier.
+    """Unpacks the quantized values q, before any zero point, scale or multiplier.
 
     Args:
         weight: uint8 ``(panels, panel_bytes)``.
-        out_features: rows N of the weight.
-        in_features: columns K of the weight.
-        scheme: the one it was packed with.
+        out_features: N.
+        in_features: K.
+        scheme: the scheme of the packed weight.
 
     Returns:
-        int8 ``(N, K)``; 0..15 for schemes with zero points, else -8..7, or -128..127 for INT8.
+        int8 ``(N, K)``: 0..15 for schemes with zero points, -128..127 for INT8, otherwise -8..7.
     """
     layout = panel_layout(scheme, in_features)
     panels = panel_count(out_features)
@@ -161,19 +161,19 @@ def unpack_values(weight: Tensor, out_features: int, in_features: int, scheme: s
 
 
 def unpack_multipliers(weight: Tensor, out_features: int, in_features: int) -> Tensor:
-    """The multipliers of scheme g32i: uint8 ``(out_features, groups)`` in 1..16."""
+    """Unpacks the multipliers of scheme g32i: uint8 ``(out_features, groups)`` in 1..16."""
     layout = panel_layout("g32i", in_features)
     return _unpack_nibbles(weight, layout.multipliers, layout.groups, out_features) + 1
 
 
 def unpack_zero_points(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """The zero points of schemes that have them: uint8 ``(out_features, scales a row)`` in 0..15."""
+    """Unpacks zero points: uint8 ``(out_features, scales per row)`` in 0..15."""
     layout = panel_layout(scheme, in_features)
     return _unpack_nibbles(weight, layout.zero_points, layout.scale_groups, out_features)
 
 
 def unpack_scales(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """The scales: float32 ``(out_features,)``, or ``(out_features, scales a row)`` of float groups."""
+    """Unpacks scales: float32 ``(out_features,)``, or ``(out_features, scales per row)`` for float groups."""
     layout = panel_layout(scheme, in_features)
     if is_int8(scheme) and layout.span:
         parts = [part[:, : PANEL * 4] for part in _int8_panels(weight, layout)]
@@ -187,20 +187,20 @@ def unpack_scales(weight: Tensor, out_features: int, in_features: int, scheme: s
 
 
 def unpack_offsets(weight: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """The offsets of schemes that have them: float32 ``(out_features, scales a row)``."""
+    """Unpacks offsets: float32 ``(out_features, scales per row)``."""
     layout = panel_layout(scheme, in_features)
     return _float_section(weight, layout.offsets, layout, out_features)
 
 
 def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:
-    """A packed weight of an exact scheme (g32i, row, rowz, i8) as integers and one scale a row.
+    """Unpacks a weight of an exact scheme (g32i, row, rowz, i8) to integers and one scale per row.
 
     Returns:
         ``w`` int8 ``(out_features, in_features)`` and ``row_scale`` float32 ``(out_features,)``: the weight
         is their product.
 
     Raises:
-        ValueError: a scheme with float group scales.
+        ValueError: if the scheme has float group scales.
     """
     if group_span(scheme):
         raise ValueError(f"scheme {scheme!r} has float group scales and no integer form; use unpack_weight")
@@ -214,18 +214,18 @@ def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str)
 
 
 def unpack_groups(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:
-    """A packed weight with float group scales as integers and scales.
+    """Unpacks a weight with float group scales to integers and scales.
 
     Returns:
-        ``w`` int8 ``(out_features, S, span)``, q less its zero point, padded with zeros, and ``scales``
+        ``w`` int8 ``(out_features, S, span)``, q minus its zero point, padded with zeros, and ``scales``
         float32 ``(out_features, S)``.
 
     Raises:
-        ValueError: a scheme without float group scales.
+        ValueError: if the scheme has no float group scales.
     """
     span = group_span(scheme)
     if not span:
-        raise ValueError(f"scheme {scheme!r} has one scale a row; use unpack_int")
+        raise ValueError(f"scheme {scheme!r} has one scale per row; use unpack_int")
     q = unpack_values(weight, out_features, in_features, scheme)
     scales = unpack_scales(weight, out_features, in_features, scheme)
     if has_zero_points(scheme):
@@ -236,7 +236,7 @@ def unpack_groups(weight: Tensor, out_features: int, in_features: int, scheme: s
 
 
 def fold_scales(w: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Float group scales folded to INT8, as the kernels do for many tokens.
+    """Folds float group scales into INT8 weights, as gemm does for many tokens.
 
     Args:
         w: int8 ``(N, S, span)`` from :func:`unpack_groups`.
@@ -254,20 +254,20 @@ def fold_scales(w: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _int8_panels(weight: Tensor, layout: PanelLayout) -> tuple[Tensor, ...]:
-    """The panels of scheme ``i8`` that INT8 with group scales consists of, one a scale."""
+    """Splits INT8 with group scales into its ``i8`` panels, one per scale."""
     panels = weight[:, layout.values : layout.bytes]
     return tuple(panels.split(PANEL * 4 + layout.span * PANEL, 1))  # type: ignore[no-untyped-call]
 
 
 def _float_section(weight: Tensor, start: int, layout: PanelLayout, out_features: int) -> Tensor:
-    """A section of one float32 a row and scale, as ``(out_features, scales a row)``."""
+    """Reads a section of one float32 per row and scale, as ``(out_features, scales per row)``."""
     section = weight[:, start : start + layout.scale_groups * PANEL * 4].contiguous()
     rows = section.view(torch.float32).view(-1, layout.scale_groups, PANEL).permute(0, 2, 1)
     return rows.reshape(-1, layout.scale_groups)[:out_features].contiguous()
 
 
 def _unpack_nibbles(weight: Tensor, start: int, columns: int, out_features: int) -> Tensor:
-    """A section of 8 bytes a column as uint8 ``(out_features, columns)``."""
+    """Reads a section of 8 bytes per column, as uint8 ``(out_features, columns)``."""
     pairs = weight[:, start : start + columns * 8].contiguous().view(-1, columns, PANEL // 2)
     rows = torch.cat((pairs & 15, pairs >> 4), 2)
     return rows.permute(0, 2, 1).reshape(-1, columns)[:out_features].contiguous()

@@ -18,28 +18,29 @@ def int4_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """``x · Wᵀ (+ bias) (+ residual)`` with INT4 weights (W4A8).
+    """Computes ``x · Wᵀ (+ bias) (+ residual)`` with INT4 weights (W4A8).
 
     Args:
         x: ``(..., K)``, float32, bfloat16 or float16.
-        weight: uint8 ``(panels, panel_bytes)`` from :func:`pack_int4`; panels may lie further apart than they
-            are long, so slices of a merged weight need no copy.
-        out_features: N; the last panel may be partly empty.
-        scheme: exact: ``g32i`` (integer group multipliers), ``row`` (one scale a row), ``rowz`` (and a zero
-            point).  Float scales for groups of 32, 64 or 128: ``g32``, ``g64``, ``g128``; ``z`` appended
-            means zero points, then ``b`` bfloat16 scales; ``m`` appended means a float offset a group, and
-            ``int8`` before such a name (``int8g32``, ``int8g128m``) INT8 values.
+        weight: uint8 ``(panels, panel_bytes)`` from :func:`pack_int4`; panels may be strided, so slices of a
+            merged weight need no copy.
+        out_features: N; the last panel may be partial.
+        scheme: exact schemes are ``g32i`` (integer group multipliers), ``row`` (one scale per row) and
+            ``rowz`` (the same with zero points).  ``g32``, ``g64`` and ``g128`` have float scales for groups
+            of 32, 64 or 128 columns.  Suffix ``z`` adds zero points, ``b`` stores bfloat16 scales, ``m`` adds
+            a float offset per group; prefix ``int8`` (``int8g32``, ``int8g128m``) means INT8 values.
         bias: ``(N,)``, any of the float types.
-        residual: shape of the result, dtype of ``x``.
+        residual: added to the result; its shape, and the dtype of ``x``.
 
     Returns:
-        ``(..., N)`` in the dtype of ``x``.  Exact schemes give the same bits for every kernel variant, batch
-        size and thread count.  With float group scales, few tokens have integer sums within a group and float
-        sums of groups; many tokens have the scales folded to INT8, at a relative error of a third of a per
-        cent; of INT8 weights every batch has the same sums.  A row that holds a NaN or an infinity gives NaN.
+        ``(..., N)`` in the dtype of ``x``.  Exact schemes return the same bits for every kernel variant,
+        batch size and thread count.  With float group scales, few tokens use integer sums within a group
+        and float sums of groups; for many tokens the scales are folded to INT8, at a relative error of a
+        third of a percent.  INT8 weights use the same sums for every batch size.  A row that holds a NaN or
+        an infinity results in NaN.
 
     Raises:
-        RuntimeError: shapes, dtypes or scheme do not fit the weight; the message says what was expected.
+        RuntimeError: if shapes, dtypes or scheme do not match the weight; the message says how.
 
     Source: progressive group quantization, QServe (arXiv 2405.04532).
     """
@@ -57,23 +58,23 @@ def int4_linear_q(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """:func:`int4_linear` of activations that are quantized already.
+    """Computes :func:`int4_linear` from activations that are quantized already.
 
     Args:
-        q: int8 ``(..., round_up(K, 32))``, zeros behind K, as ``rms_norm_int8`` returns it.
+        q: int8 ``(..., round_up(K, 32))``, zeros past K, as ``rms_norm_int8`` returns it.
         scales: float32 ``(...)``.
-        weight: as of :func:`int4_linear`, or of :func:`int8_linear` with scheme ``i8``.
+        weight: as in :func:`int4_linear`, or as in :func:`int8_linear` for scheme ``i8``.
         out_features: N.
         scheme: as in :func:`int4_linear`, or ``i8``.
-        dtype: of the result: float32, bfloat16 or float16.
+        dtype: dtype of the result: float32, bfloat16 or float16.
         bias: ``(N,)``, any of the float types.
-        residual: shape and dtype of the result.
+        residual: in the shape and dtype of the result.
 
     Returns:
-        ``(..., N)``, the same bits as from activations that quantize to ``q`` and ``scales``.
+        ``(..., N)``; the same bits as for activations that quantize to ``q`` and ``scales``.
 
     Raises:
-        RuntimeError: shapes, dtypes or scheme do not fit.
+        RuntimeError: if shapes, dtypes or scheme do not match.
     """
     result: Tensor = torch.ops.armllm.int4_linear_q(
         q, scales, weight, out_features, scheme, dtype_name(dtype), bias, residual
@@ -84,7 +85,7 @@ def int4_linear_q(
 def int8_linear(
     x: Tensor, weight: Tensor, out_features: int, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """:func:`int4_linear` with INT8 weights from :func:`pack_int8` (W8A8), one scale a row, exact."""
+    """Computes :func:`int4_linear` with INT8 weights from :func:`pack_int8` (W8A8, exact)."""
     result: Tensor = torch.ops.armllm.int8_linear(x, weight, out_features, bias, residual)
     return result
 

@@ -1,4 +1,4 @@
-"""Slow, plain PyTorch versions of the quantized linears: the kernels' own bits for the exact schemes."""
+"""PyTorch references of the quantized linear ops, bit-identical to the kernels for the exact schemes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALLEST_AMAX = 1e-30
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantizes rows to INT8, symmetric, one scale a row, as the kernels do.
+    """Quantizes rows to symmetric INT8 with one scale per row, as the kernels do.
 
     Args:
         x: float ``(..., K)``.
@@ -25,7 +25,7 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     amax = rows.abs().amax(-1, keepdim=True)
     finite = rows.isfinite().all(-1, keepdim=True)
     usable = finite & (amax >= SMALLEST_AMAX)
-    # A tensor over a tensor: `127.0 / amax` would be torch's reciprocal times 127, which rounds twice.
+    # Tensor / tensor: `127.0 / amax` would be torch's reciprocal times 127, which rounds twice.
     inverse = torch.full_like(amax, 127.0) / torch.where(usable, amax, 1.0)
     q = torch.where(usable, torch.round(rows * inverse), 0.0).to(torch.int8)
     scale = torch.where(usable, amax / 127.0, 0.0)
@@ -35,7 +35,7 @@ def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
 def finish(
     acc: Tensor, x_scale: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """Activation scale, bias and residual, each rounded to float32, then the output type."""
+    """Applies activation scale, bias and residual, each rounded to float32, and converts to ``dtype``."""
     y = acc * x_scale
     if bias is not None:
         y = y + bias.to(torch.float32)
@@ -47,7 +47,7 @@ def finish(
 def reference_int_linear(
     x: Tensor, w: Tensor, row_scale: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """``x · (w · row_scale)ᵀ (+ bias) (+ residual)`` with activations quantized to INT8; exact integer sums.
+    """Computes ``x · (w · row_scale)ᵀ (+ bias) (+ residual)`` with INT8 activations and exact integer sums.
 
     Args:
         x: float ``(..., K)``.
@@ -57,7 +57,7 @@ def reference_int_linear(
         residual: ``(..., N)``.
     """
     q, scale = quantize_activations(x)
-    # float64 holds every such sum exactly, and its matmul is much faster than int64's.
+    # float64 represents every such sum exactly, and its matmul is much faster than int64's.
     total = torch.matmul(q.to(torch.float64), w.to(torch.float64).t())
     return finish(total.to(torch.float32) * row_scale, scale, x.dtype, bias, residual)
 
@@ -70,7 +70,7 @@ def reference_int4_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Reference of :func:`int4_linear` from the packed weight; for float groups within rounding only."""
+    """Reference of :func:`int4_linear` from the packed weight; float groups agree up to rounding."""
     in_features = x.shape[-1]
     if not packed_layout.group_span(scheme):
         w, row_scale = packed_layout.unpack_int(weight, out_features, in_features, scheme)
@@ -83,7 +83,7 @@ def reference_int4_linear(
 
 
 def _offset_sums(q: Tensor, weight: Tensor, out_features: int, scheme: str) -> Tensor:
-    """What the offsets of groups add to the sums of int8 activations ``(..., K)``: float64 ``(..., N)``."""
+    """Returns the offset term of int8 activations ``(..., K)``: float64 ``(..., N)``."""
     if not packed_layout.has_offsets(scheme):
         return torch.zeros((), dtype=torch.float64)
     in_features = q.shape[-1]
@@ -100,7 +100,7 @@ def reference_folded_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """What many tokens get from a scheme with float groups: the scales folded to INT8, then exact sums."""
+    """Reference of float-group schemes for many tokens: scales folded to INT8, then exact sums."""
     in_features = x.shape[-1]
     w, row_scale = packed_layout.fold_scales(
         *packed_layout.unpack_groups(weight, out_features, in_features, scheme)
@@ -121,7 +121,7 @@ def reference_int8_linear(
 
 
 def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0) -> Tensor:
-    """``act(gate) · up`` in float32."""
+    """Computes ``act(gate) · up`` in float32."""
     if activation == "silu":
         return F.silu(gate) * up
     if activation in ("gelu", "gelu_tanh"):
@@ -148,7 +148,7 @@ def reference_int4_gated_linear(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
 ) -> Tensor:
-    """Reference of :func:`int4_gated_linear`; its activation differs from the kernels' in the last bits."""
+    """Reference of :func:`int4_gated_linear`; the activation differs from the kernels' in the last bits."""
     rows = x.to(torch.float32)
     gate = reference_int4_linear(rows, weight[0::2], out_features, scheme, gate_bias)
     up = reference_int4_linear(rows, weight[1::2], out_features, scheme, up_bias)

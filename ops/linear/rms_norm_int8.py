@@ -1,4 +1,4 @@
-"""RMSNorm that returns INT8 activations for the next quantized linear layer."""
+"""Fused RMSNorm and INT8 quantization for the next quantized linear layer."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch_armllm.ops.norm import reference_rms_norm
 def rms_norm_int8(
     x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`rms_norm`, quantized to INT8 as the quantized linear layers do it, without the rows in between.
+    """Computes :func:`rms_norm` and quantizes the rows to INT8 without storing them.
 
     Args:
         x: ``(..., N)`` in float32, bfloat16 or float16.
         weight: ``(N,)`` in any of these dtypes.
         eps: added to the mean square.
         weight_offset: 1 for Gemma's ``1 + w``.
-        residual: added to ``x`` first, as by :func:`add_rms_norm`.
+        residual: added to ``x`` first, as in :func:`add_rms_norm`.
 
     Returns:
-        int8 ``(..., round_up(N, 32))``, zeros behind N; float32 scales ``(...)``, NaN where the norm of a row
-        holds a NaN or an infinity; and the sum of ``x`` and ``residual``, or ``(0,)`` without one.  The same
-        bits as of norm, rounding to the dtype of ``x``, and quantization.
+        int8 ``(..., round_up(N, 32))``, zeros past N; float32 scales ``(...)``, NaN if the norm of a row
+        holds a NaN or an infinity; and the sum of ``x`` and ``residual``, or ``(0,)`` without a residual.
+        The bits equal those of the norm, rounding to the dtype of ``x``, and quantization.
 
     Raises:
-        RuntimeError: a shape or dtype does not fit.
+        RuntimeError: if shapes or dtypes do not match.
     """
     q, scales, total = torch.ops.armllm.rms_norm_int8(x, weight, eps, weight_offset, residual)
     return q, scales, total
@@ -36,7 +36,7 @@ def rms_norm_int8(
 def reference_rms_norm_int8(
     x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`rms_norm_int8` in plain float32 torch."""
+    """Reference of :func:`rms_norm_int8` in float32 PyTorch."""
     total = x if residual is None else x + residual
     q, scales = quantize_activations(reference_rms_norm(total, weight, eps, weight_offset))
     padded = torch.nn.functional.pad(q, (0, -q.shape[-1] % 32))

@@ -18,7 +18,8 @@
 //   I32 shift_right<N>(I32)       arithmetic
 //   I32 bits(F32), F32 from_bits(I32); I32 max_i32(I32, I32)  signed
 //   void store_i8(int8_t*, I32)   low bytes of lanes that are within −128 … 127
-//   I8 round_to_i8(F32)           to nearest even, |x| < 128.5; store_i8(int8_t*, I8); int32_t reduce_add_i8(I8, I8)
+//   I8 round_to_i8(F32)           to nearest even, |x| < 128.5; store_i8(int8_t*, I8)
+//   int32_t reduce_add_i8(I8, I8)
 //   store_halves(p, q, I8)        8 bytes to each pointer
 //   int32_t largest_magnitude(const float*|bf16*|f16*, n)   maximum of x & ~sign as an integer:
 //                                 NaN > infinity > every finite value

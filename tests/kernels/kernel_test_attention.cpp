@@ -1,4 +1,4 @@
-// One split of keys for a run of query rows, and writing keys and values to the cache.
+// Attention over one split of keys for a tile of query rows, and writes of keys and values to the cache.
 #include <algorithm>
 
 #include "kernel_test_cache.h"
@@ -14,12 +14,12 @@ struct Range {
 
 CacheType cache_of(DType type) { return static_cast<CacheType>(type); }
 
-// Dimensions and positions that the layout pads.
+// Dimensions and positions for which the layout needs padding.
 int64_t cache_elements(CacheType type, int64_t blocks, int64_t size, bool keys) {
   return blocks * kHeads * kBlock * (keys ? round_up(size, group_of(type)) : size);
 }
 
-// A tile of rows against one split, with all the memory that it needs.
+// A tile of rows against one split, including its buffers.
 struct Tile {
   Values q, maximum, sum, values;
   std::vector<int64_t> first, last;
@@ -40,7 +40,7 @@ struct Tile {
     args.block_size = kBlock;
   }
 
-  // Rows `from` … `from + count − 1`, as a tile of their own.
+  // Rows `from` … `from + count − 1` as a separate tile.
   void run(const AttentionKernels& kernels, int64_t from, int64_t count) {
     const int64_t room = round_up(count, 2);
     std::vector<float> scores(size_t(room * kScoreStride)), panel(size_t(panel_floats(args.head_size)));
@@ -65,7 +65,7 @@ struct Tile {
     kernels.attend(args, tile);
   }
 
-  // What lies between the rows of values is nobody's.
+  // Padding between the rows of values is ignored.
   bool same(Tile& other) {
     if (!maximum.same(other.maximum) || !sum.same(other.sum)) return false;
     for (int64_t r = 0; r < rows; ++r)
@@ -77,7 +77,7 @@ struct Tile {
     return true;
   }
 
-  // Largest difference of the values' means and of the logarithms of the sums.
+  // Largest differences of the mean values and of the log sums.
   double distance(Tile& other) {
     double most = 0.0;
     const auto floats = [](Values& v) { return static_cast<const float*>(v.data()); };
@@ -96,8 +96,9 @@ struct Tile {
   }
 };
 
-// How far from the scalar variant's result, for values and keys up to 4 and scores up to about 20.  Of these very
-// numbers Arm's float16 sums are 1.53e-2 off at most, its eight-bit weights 1.6e-2 and its eight-bit queries 1.7e-2.
+// Tolerances relative to the scalar variant, for values and keys up to 4 and scores up to about 20. Measured
+// on this data: Arm's float16 sums are off by at most 1.53e-2, its INT8 weights by 1.6e-2 and its INT8
+// queries by 1.7e-2.
 double tolerance(CacheType type) {
   return type == CacheType::f32 ? 0.0 : type == CacheType::f16 ? 1.6e-2 : 4e-2;
 }

@@ -1,4 +1,5 @@
-// Attention kernels on parts of the rows of a tile, in any order of the splits: the parts have the bits of the whole.
+// Attention kernels on a tile cut by rows, with splits in any order: the bits must equal those of the whole
+// tile.
 #include "kernel_test_cache.h"
 
 namespace armllm_test {
@@ -6,7 +7,7 @@ namespace {
 
 using namespace armllm;
 
-constexpr int kRounds = 3;  // ways to cut, after one row at a time
+constexpr int kRounds = 3;  // random cuts, after a cut into single rows
 constexpr int64_t kLength = kBlock * kBlocks - 7;
 
 struct Results {
@@ -24,7 +25,7 @@ struct Results {
   }
 };
 
-// Rows `from` … `from + count − 1` against one split, as a tile of their own.
+// Rows `from` … `from + count − 1` against one split, as a separate tile.
 struct Part {
   int64_t from, count, split_begin;
   bool is_near, next_follows;
@@ -58,7 +59,7 @@ struct Part {
     tile.panel = panel.data();
     for (int64_t r = 0; r < count; ++r) kernels.load_query(args, from + r, 0, tile, r);
     kernels.attend(args, tile);
-    // What lies between the rows of values is nobody's.
+    // Padding between the rows of values is ignored.
     for (int64_t r = 0; r < count; ++r)
       std::memcpy(&results.values[size_t((from + r) * stride)], &values[size_t(r * stride)],
                   size_t(args.value_size * 4));
@@ -85,7 +86,7 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
         args.q = q.rows(args.q_heads * head_size);
         const Cache cache(args, random, 2.0f);
         cache.give_to(args);
-        // Tokens of a prompt, and the last of them sees all.
+        // Tokens of a prompt; the last one attends to all positions.
         std::vector<int64_t> first, last;
         for (int64_t r = 0; r < rows; ++r) {
           last.push_back(kLength - (rows - 1 - r) * (kind == 1 ? 1 : 21));
@@ -99,7 +100,7 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
             Results parts(rows, args.value_size);
             for (int64_t r = 0; r < rows;) {
               const int64_t count = round == 0 ? 1 : 1 + random.below(rows - r);
-              // What is known of the order of reading changes no bit.
+              // Prefetch hints must not change any bit.
               Part{r, count, split, round % 2 == 1, follows && round > 1}.run(kernels, args, cache, first,
                                                                               last, parts);
               r += count;
@@ -114,8 +115,8 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
       }
 }
 
-// Positions [0, 256) and [256, n) in one go each; and merging is nothing but merging: a split that gives no weight
-// changes no bit.
+// Positions [0, 256) and [256, n) in one call each. Merging a split with zero weight must not change any
+// bit.
 void test_empty_split(const AttentionKernels& kernels, const char* name, Report& report) {
   Random random(52);
   constexpr int64_t size = 40;

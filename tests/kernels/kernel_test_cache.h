@@ -8,10 +8,10 @@ namespace armllm_test {
 
 constexpr int64_t kBlock = 16, kBlocks = 20, kHeads = 2;
 
-// Dimensions and positions that the layout pads included.
+// Includes the dimensions and positions of the layout's padding.
 struct Cache {
   std::vector<char> k, v;
-  std::vector<float> k_scales, v_scales;  // of int8 caches; values up to about `size`
+  std::vector<float> k_scales, v_scales;  // of INT8 caches; values up to about `size`
   std::vector<int32_t> blocks;
 
   Cache(const armllm::AttentionArgs& a, Random& random, float size) {

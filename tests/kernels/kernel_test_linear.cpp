@@ -179,7 +179,7 @@ void test_epilogue(const LinearKernels& tested, const LinearKernels& truth, cons
         }
 }
 
-// Against the sums in double, and to the bit against the truth's.
+// Compared with sums in double, and bit for bit with the scalar variant.
 void test_add_offsets(const LinearKernels& tested, const LinearKernels& truth, const char* name,
                       Report& report) {
   Random random(6);

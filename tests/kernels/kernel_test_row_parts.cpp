@@ -13,12 +13,12 @@ namespace {
 
 using namespace armllm;
 
-constexpr int kRounds = 3;  // ways to cut, after one piece a unit
+constexpr int kRounds = 3;  // random cuts, after a cut into single units
 
 void* at(Values& values, int64_t i) { return static_cast<char*>(values.data()) + i * size_of(values.type()); }
 float* floats(Values& values, int64_t i = 0) { return static_cast<float*>(at(values, i)); }
 
-// Calls part(begin, end) for consecutive pieces of 0 … n.
+// Calls part(begin, end) for consecutive ranges of 0 … n.
 template <typename Part>
 void cut(int64_t n, int round, Random& random, const Part& part) {
   for (int64_t i = 0; i < n;) {
@@ -28,7 +28,7 @@ void cut(int64_t n, int round, Random& random, const Part& part) {
   }
 }
 
-// A row of a matrix is what the row is alone; two norm rows a token lie side by side.
+// A row of a matrix equals the row alone; a token has two adjacent norm rows.
 void test_norm_rows(const NormKernels& kernels, const char* name, Report& report) {
   Random random(41);
   constexpr int64_t rows = 6;
@@ -166,7 +166,7 @@ void test_dense_parts(const DenseKernels& kernels, const char* name, Report& rep
     }
 }
 
-// Chunks of whole blocks, as the tiles of a row are.
+// Chunks of whole blocks, like the tiles of a row.
 void test_sample_chunks(const SampleKernels& kernels, const char* name, Report& report) {
   Random random(45);
   constexpr int64_t n = 7 * kSampleBlock - 5, blocks = ceil_div(n, kSampleBlock);

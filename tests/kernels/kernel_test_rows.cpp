@@ -1,4 +1,4 @@
-// The families that work on a row at a time: norm, rope, activation, moe.
+// Kernel families that process one row at a time: norm, rope, activation, moe.
 #include "activation/activation.h"
 #include "kernel_test.h"
 #include "linear/dense.h"
@@ -145,8 +145,7 @@ void test_route(const MoeKernels& tested, const MoeKernels& truth, const char* n
 
 void test_dense(const DenseKernels& tested, const DenseKernels& truth, const char* name, Report& report) {
   Random random(16);
-  const bool dots =
-      std::string(name) == "i8mm";  // products of bfloat16 by BFMMLA, which rounds in its own way
+  const bool dots = std::string(name) == "i8mm";  // BFMMLA products of bfloat16 round differently
   for (DType type : kTypes)
     for (DType bias_type : kTypes)
       for (int64_t k : {1, 16, 45, 128})

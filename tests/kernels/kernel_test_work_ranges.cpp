@@ -1,4 +1,4 @@
-// Which worker takes which tiles.
+// Work stealing: the tiles that each worker takes.
 #include <thread>
 
 #include "kernel_test.h"
@@ -42,7 +42,7 @@ void test_one_worker_comes(Report& report) {
       }
 }
 
-// In turn, so that nobody is through before the others.
+// Workers take turns, so that none finishes before the others.
 void test_neighbors(Report& report) {
   for (int64_t workers : {2, 3, 7, 64})
     for (int64_t pieces : {int64_t(64), int64_t(1000)}) {
@@ -60,7 +60,7 @@ void test_neighbors(Report& report) {
     }
 }
 
-// What is left of another's share is taken from its end, so that its owner goes on where it was.
+// Tiles are stolen from the end of a range, so that its owner continues where it was.
 void test_helping(Report& report) {
   Shares shares;
   shares.reset(2);

@@ -1,4 +1,4 @@
-// Who of a team works: decided from times, so it is tested with made-up ones.
+// Worker governor: it decides from measured times, so the tests use synthetic ones.
 #include "kernel_test.h"
 #include "runtime/worker_governor.h"
 
@@ -9,7 +9,8 @@ using armllm::Crew;
 using armllm::kMillisecond;
 using armllm::Watch;
 
-// Whether a thread that is asked every `step` ms for 100 ms, and waits for a part of each, is found displaced.
+// True if a thread that is sampled every `step` ms for 100 ms, and waits for a part of each, is found
+// displaced.
 bool is_found(double part, int64_t step, int64_t asleep = 0) {
   Watch watch;
   bool found = false;
@@ -30,7 +31,7 @@ void test_watch(Report& report) {
   report.expect(!is_found(0.9, 10, 1000), "a thread that mostly sleeps is never displaced");
 }
 
-// Sizes of a team of `team` at every millisecond, beside `busy` foreign processes between two times.
+// Active workers of a team of `team` at every millisecond, while `busy` other processes run for some time.
 std::vector<int64_t> sizes(int64_t team, int64_t busy, int64_t begin, int64_t end, int64_t until) {
   Crew crew(team);
   std::vector<int64_t> found;

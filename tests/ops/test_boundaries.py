@@ -1,4 +1,4 @@
-"""What ops are given wrongly is named and refused, and never read."""
+"""Ops reject invalid arguments by name, before they read memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALAR = torch.tensor(1.0)
 
 
 def packed(experts: int = 0, rows: int = 40, columns: int = 64, scheme: str = "row") -> torch.Tensor:
-    """A weight of zeros; with experts, one for each."""
+    """Return a packed weight of zeros, or one per expert."""
     shape = (experts, rows, columns) if experts else (rows, columns)
     q = torch.zeros(shape, dtype=torch.int8)
     if scheme == "i8":
@@ -27,8 +27,8 @@ def packed(experts: int = 0, rows: int = 40, columns: int = 64, scheme: str = "r
 
 
 def experts(**change: Any) -> Call:
-    """int4_moe of 4 experts with one argument changed."""
-    right = {
+    """Return a call of int4_moe with 4 experts and some arguments changed."""
+    valid = {
         "x": X,
         "expert_ids": IDS,
         "expert_weights": torch.ones(5, 2),
@@ -37,19 +37,19 @@ def experts(**change: Any) -> Call:
         "intermediate": 40,
         "scheme": "row",
     }
-    return lambda: moe.int4_moe(**(right | change))
+    return lambda: moe.int4_moe(**(valid | change))
 
 
 def cache() -> tuple[torch.Tensor, torch.Tensor]:
-    """3 blocks of 16 positions for 2 heads of 8."""
+    """Return a KV cache of 3 blocks of 16 positions for 2 heads of size 8."""
     return attention.new_kv_cache(3, 2, 8, 8, 16, torch.float32)[:2]
 
 
 def write(slot: int, **change: Any) -> Call:
-    """kv_write of two tokens."""
+    """Return a call of kv_write for two tokens with some arguments changed."""
     keys, values = cache()
-    right = {"k": torch.ones(2, 2, 8), "v": torch.ones(2, 2, 8), "slots": torch.tensor([0, slot])}
-    return lambda: attention.kv_write(**(right | {"k_cache": keys, "v_cache": values} | change))
+    valid = {"k": torch.ones(2, 2, 8), "v": torch.ones(2, 2, 8), "slots": torch.tensor([0, slot])}
+    return lambda: attention.kv_write(**(valid | {"k_cache": keys, "v_cache": values} | change))
 
 
 CALLS: dict[str, tuple[Call, str]] = {
@@ -137,12 +137,12 @@ CALLS: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_refused(name: str) -> None:
+def test_invalid_arguments_are_rejected(name: str) -> None:
     call, message = CALLS[name]
     with pytest.raises(RuntimeError, match=message):
         call()
 
 
-def test_the_calls_that_are_changed_are_right() -> None:
+def test_unchanged_calls_are_valid() -> None:
     experts()()
     write(47)()

@@ -14,11 +14,11 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 RUNNABLE = variants.machine().distinct("dense")
 DOTS = tuple(name for name in RUNNABLE if variants.machine().tables[name]["dense"] == "i8mm")
-"""Variants that multiply bfloat16 by bfloat16 with BFMMLA, which rounds in its own way."""
+"""Variants that multiply bfloat16 by bfloat16 with BFMMLA, which rounds differently."""
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
-    """The same product by every variant."""
+    """Return the result of every variant."""
     found = []
     for name in RUNNABLE:
         with variants.use(name):
@@ -35,7 +35,7 @@ def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tens
     weight_dtype=st.sampled_from(FLOATS),
     with_bias=st.booleans(),
 )
-def test_agrees_with_reference(
+def test_dense_linear_agrees_with_reference(
     tokens: int, outputs: int, inputs: int, dtype: torch.dtype, weight_dtype: torch.dtype, with_bias: bool
 ) -> None:
     torch.manual_seed(tokens + inputs)
@@ -65,7 +65,7 @@ def test_wide_results_are_not_rounded(dtype: torch.dtype, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
+def test_result_is_independent_of_batch_and_outputs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(11, 301).to(dtype), torch.randn(37, 301).to(dtype)
     for name in RUNNABLE:
@@ -76,7 +76,7 @@ def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_values_that_are_not_finite_stay_in_their_row(dtype: torch.dtype) -> None:
+def test_non_finite_values_stay_in_their_row(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(7, 45).to(dtype), (torch.rand(5, 45) + 0.1).to(dtype)
     x[2, 39], x[5, 0] = float("nan"), float("inf")
@@ -93,8 +93,8 @@ def test_strides_and_shapes() -> None:
     assert expected.shape == (2, 3, 9)
     for found in products(x[..., 8:28], weight[:, 30:50]):
         assert torch.equal(found, expected)
-    turned = x[..., 8:28].transpose(0, 1)
-    assert torch.equal(linear.dense_linear(turned, weight[:, 30:50]), expected.transpose(0, 1))
+    transposed = x[..., 8:28].transpose(0, 1)
+    assert torch.equal(linear.dense_linear(transposed, weight[:, 30:50]), expected.transpose(0, 1))
     assert linear.dense_linear(torch.randn(2, 0, 20), weight[:, :20]).shape == (2, 0, 9)
     assert linear.dense_linear(torch.randn(20), weight[:, :20]).shape == (9,)
 
@@ -104,7 +104,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.dense_linear.default, args)
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_errors_name_the_invalid_argument() -> None:
     x = torch.randn(3, 20)
     with pytest.raises(RuntimeError, match=r"weight must have shape \(out_features, 20\)"):
         linear.dense_linear(x, torch.randn(5, 21))

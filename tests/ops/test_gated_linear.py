@@ -1,4 +1,4 @@
-"""Gated linears: bits against the reference, on every kernel variant, in every batch."""
+"""Gated linear layers against the reference, on every kernel variant and batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Threads have their own test; elsewhere, on a busy machine, they would only wait for each other."""
+    """Run on one thread: thread counts have their own test, and a busy machine would delay a team."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,7 +45,7 @@ def test_gated_linear(scheme: str, activation: str) -> None:
             assert error(results[0], expected) < close
 
 
-def test_gated_linear_without_biases_and_in_any_batch() -> None:
+def test_gated_linear_without_biases_is_independent_of_batch() -> None:
     torch.manual_seed(0)
     both = linear.interleave_panels(packed(300, 64, "g32i"), packed(300, 64, "g32i"))
     x = torch.randn(40, 64)

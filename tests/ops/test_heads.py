@@ -1,4 +1,4 @@
-"""Linear layers with a weight of each head's own against their references, on every variant."""
+"""Per-head linear layers against their references, on every variant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def packed(heads: int, rows: int, columns: int) -> Tensor:
 
 
 def wide(tokens: int, heads: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A slice of wider heads."""
+    """Return strided input, a slice of wider heads."""
     return torch.randn(tokens, heads, columns + 5).to(dtype)[..., 3 : columns + 3]
 
 
@@ -33,7 +33,7 @@ def wide(tokens: int, heads: int, columns: int, dtype: torch.dtype = torch.float
     columns=st.sampled_from((1, 16, 33, 128)),
     dtype=st.sampled_from(FLOATS),
 )
-def test_int8_has_the_bits_of_the_reference(
+def test_int8_heads_are_bit_identical_to_the_reference(
     tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(tokens + rows)
@@ -55,7 +55,7 @@ def test_int8_has_the_bits_of_the_reference(
     dtype=st.sampled_from(FLOATS),
     weight_dtype=st.sampled_from(FLOATS),
 )
-def test_dense_agrees_with_the_reference(
+def test_dense_heads_agree_with_the_reference(
     tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype, weight_dtype: torch.dtype
 ) -> None:
     torch.manual_seed(tokens + rows)
@@ -68,7 +68,7 @@ def test_dense_agrees_with_the_reference(
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-def test_a_row_depends_on_itself_alone() -> None:
+def test_result_is_independent_of_batch_and_threads() -> None:
     torch.manual_seed(0)
     x, weight, floats = wide(70, 3, 64), packed(3, 48, 64), torch.randn(3, 48, 64)
     before = torch.get_num_threads()
@@ -86,7 +86,7 @@ def test_a_row_depends_on_itself_alone() -> None:
                 torch.set_num_threads(before)
 
 
-def test_values_that_are_not_finite_stay_in_their_head() -> None:
+def test_non_finite_values_stay_in_their_head() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 4, 32)
     x[1, 2, 5], x[2, 0, 0] = float("nan"), float("inf")
@@ -104,11 +104,11 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.dense_heads_linear.default, (x, torch.randn(2, 24, 40)))
 
 
-def test_refuses_what_does_not_fit() -> None:
+def test_rejects_mismatched_arguments() -> None:
     x, weight = torch.randn(3, 2, 40), packed(2, 24, 40)
     with pytest.raises(RuntimeError, match=r"not \(3, 80\)"):
         linear.int8_heads_linear(x.flatten(1), weight, 24)
-    with pytest.raises(RuntimeError, match="weight has 3 heads, x 2"):
+    with pytest.raises(RuntimeError, match="weight has 3 heads, but x has 2"):
         linear.int8_heads_linear(x, packed(3, 24, 40), 24)
     with pytest.raises(RuntimeError, match="out_features = 40 needs 3"):
         linear.int8_heads_linear(x, weight, 40)

@@ -1,4 +1,4 @@
-"""The quantized linears: bits against the reference, on every kernel variant, in every batch."""
+"""Quantized linear layers against the reference, on every kernel variant and batch size."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torch_armllm.ops import linear, variants
 VARIANTS = variants.machine().distinct("linear", "activation")
 EXACT = linear.EXACT
 FLOAT = tuple(name for name in linear.SCHEMES if name not in linear.EXACT)
-FEW = 16  # more tokens than this fold float group scales in every variant
+FEW = 16  # above this token count, every variant folds float group scales
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Options = tuple[Tensor, Tensor, int, str, Tensor | None, Tensor | None]
-"""What a linear layer and its reference take."""
+"""Arguments of a linear layer and its reference."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Threads have their own test; elsewhere, on a busy machine, they would only wait for each other."""
+    """Run on one thread: thread counts have their own test, and a busy machine would delay a team."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def _one_thread() -> Iterator[None]:
 
 @functools.cache
 def exact_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Tensor]]:
-    """Inputs, and the reference's results: worked out once for all variants."""
+    """Return inputs and reference results, computed once for all variants."""
     torch.manual_seed(rows)
     weight = packed(rows, columns, scheme)
     inputs: list[Options] = []
@@ -51,7 +51,7 @@ def exact_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (50, 100), (113, 224)])
-def test_exact_schemes_give_the_references_bits(variant: str, scheme: str, rows: int, columns: int) -> None:
+def test_exact_schemes_match_the_reference_bits(variant: str, scheme: str, rows: int, columns: int) -> None:
     with variants.use(variant):
         for options, expected in exact_cases(scheme, rows, columns):
             assert same_bits(run(*options), expected)
@@ -80,7 +80,7 @@ def test_any_shape(tokens: int, rows: int, columns: int, scheme: str, dtype: tor
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize("tokens", [1, 8, 9])
 def test_extreme_values_stay_exact(scheme: str, tokens: int) -> None:
-    """Every partial sum as large as it can be, of both signs: nothing may saturate."""
+    """Nothing saturates at the largest partial sums of either sign."""
     columns = 320
     for low in (True, False):
         if scheme == "i8":
@@ -107,7 +107,7 @@ def test_extreme_values_stay_exact(scheme: str, tokens: int) -> None:
 
 @functools.cache
 def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Tensor, Tensor | None]]:
-    """Inputs, the exact results, and those of the folded weight where it is used: once for all variants."""
+    """Return inputs, exact results, and results of the folded weight if it is used; computed once."""
     torch.manual_seed(rows)
     weight = packed(rows, columns, scheme)
     found = []
@@ -126,7 +126,7 @@ def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
 @pytest.mark.parametrize("scheme", FLOAT)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (17, 33), (50, 300)])
 def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> None:
-    """Few tokens: close to the exact sum.  Many: the bits of the folded weight, near the exact sum."""
+    """Few tokens are close to the exact sum; many have the folded weight's bits and are near it."""
     with variants.use(variant):
         for options, exact, folded in float_cases(scheme, rows, columns):
             x, got = options[0], run(*options)
@@ -141,7 +141,7 @@ def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> Non
                 assert same_bits(got, folded)
 
 
-def test_what_folding_costs() -> None:
+def test_relative_error_of_folding() -> None:
     """Relative output error against float weights: stated in docs/reference/schemes.md."""
     torch.manual_seed(0)
     w, x = torch.randn(256, 1024), torch.randn(64, 1024)
@@ -156,7 +156,7 @@ def test_what_folding_costs() -> None:
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 def test_variants_agree(scheme: str) -> None:
-    """In every bit, float group scales included: their groups are added in the same order everywhere."""
+    """Bit-identical even with float group scales, because groups are added in the same order."""
     torch.manual_seed(0)
     weight = packed(50, 300, scheme)
     for tokens in (3, 7, 40):
@@ -171,7 +171,7 @@ def test_variants_agree(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["int8g32", "int8g64m"])
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_extreme_int8_groups(scheme: str, tokens: int) -> None:
-    """Every partial sum as large as it can be, of both signs, and groups that cancel each other."""
+    """Largest partial sums of either sign, and groups that cancel each other."""
     columns, span = 256, linear.group_span(scheme)
     q = torch.full((16, columns), -128, dtype=torch.int8)
     scales = torch.tensor([1.0, -1.0]).repeat(16, columns // span // 2)
@@ -186,7 +186,7 @@ def test_extreme_int8_groups(scheme: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", [*EXACT, "int8g32", "int8g128m"])
-def test_a_row_does_not_depend_on_its_batch(variant: str, scheme: str) -> None:
+def test_result_is_independent_of_batch(variant: str, scheme: str) -> None:
     torch.manual_seed(0)
     weight = packed(200, 96, scheme)
     x = torch.randn(75, 96)
@@ -207,8 +207,8 @@ def test_a_row_does_not_depend_on_its_batch(variant: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("tokens", [6, 20])
-def test_rows_that_are_no_numbers(variant: str, tokens: int) -> None:
-    """A NaN or an infinity makes its own row NaN and no other; zeros and denormals give the bias."""
+def test_non_finite_rows(variant: str, tokens: int) -> None:
+    """A NaN or an infinity affects its own row only; zeros and denormals return the bias."""
     torch.manual_seed(0)
     weight, bias = packed(20, 40, "g32i"), torch.randn(20)
     x = torch.randn(tokens, 40)
@@ -225,7 +225,7 @@ def test_rows_that_are_no_numbers(variant: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 @pytest.mark.parametrize("tokens", [2, 20])
-def test_panels_may_lie_apart(scheme: str, tokens: int) -> None:
+def test_strided_panels(scheme: str, tokens: int) -> None:
     """Slices of a merged weight, and every other panel of an interleaved one."""
     torch.manual_seed(0)
     weight, other = packed(70, 64, scheme), packed(70, 64, scheme)
@@ -269,7 +269,7 @@ def test_ops_are_well_formed(tokens: int) -> None:
     torch.library.opcheck(ops.int4_gated_linear, (x, both, 20, "g32i", "silu", bias, bias), test_utils=tests)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_mismatched_arguments() -> None:
     x, weight = torch.randn(3, 40), packed(20, 40, "g32i")
     with pytest.raises(RuntimeError, match="has 2 panels of 16 rows; out_features = 40 needs 3"):
         linear.int4_linear(x, weight, 40)

@@ -1,4 +1,4 @@
-"""Packing: what goes in comes out, through the kernels' own reader and through plain PyTorch."""
+"""Packing and unpacking round-trip, through the kernels' reader and through PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Plain = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 
 
 def plain(rows: int, columns: int, scheme: str, *leading: int) -> Plain:
-    """Random q, multipliers, scales and zero points of a scheme."""
+    """Return random q, multipliers, scales, zero points and offsets for a scheme."""
     span = linear.group_span(scheme)
     low, high = (
         (-128, 128) if linear.is_int8(scheme) else (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
@@ -42,7 +42,7 @@ def pack(parts: Plain, scheme: str) -> Tensor:
 
 
 def dequantized(parts: Plain, scheme: str) -> Tensor:
-    """The weight by its definition."""
+    """Return the weight by its definition."""
     q, multipliers, scales, zeros, offsets = parts
     columns = q.shape[-1]
 
@@ -119,7 +119,7 @@ def test_folded_scales_lose_little(scheme: str) -> None:
 
 
 def test_folded_groups_of_zeros() -> None:
-    """A group of zeros may have any scale: it neither counts for the row nor overflows."""
+    """A group of zeros may have any scale: it neither affects the row scale nor overflows."""
     q = torch.zeros(2, 64, dtype=torch.int8)
     q[0, :32] = 7
     weight = linear.pack_int4(q, None, torch.tensor([[1e-3, 1e9], [1.0, 0.0]]), "g32")
@@ -129,7 +129,7 @@ def test_folded_groups_of_zeros() -> None:
     assert row_scale[1] == 0
 
 
-def test_experts_are_packed_one_by_one() -> None:
+def test_experts_are_packed_independently() -> None:
     for scheme in ("g32i", "g64zb", "g64m", "int8g128m"):
         parts = plain(20, 170, scheme, 3)
         together = pack(parts, scheme)
@@ -145,12 +145,12 @@ def test_padding_is_zero(scheme: str) -> None:
     weight = pack(plain(5, 7, scheme), scheme)
     whole = linear.unpack_weight(weight, 16, 32, scheme)
     assert not whole[5:].any()
-    if not linear.has_offsets(scheme):  # which belong to the activations' zeros there
+    if not linear.has_offsets(scheme):  # the activations are zero there
         assert not whole[:, 7:].any()
 
 
 def test_layout_of_one_panel() -> None:
-    """The bytes that panel.h promises, written out once."""
+    """The byte layout that packed_panel.h specifies."""
     q = torch.zeros(16, 32, dtype=torch.int8)
     q[3, 13] = 5  # line 1 (k = 8..15), byte 8·3 + 5, low nibble, biased
     q[11, 14] = -3  # line 1, byte 8·3 + 6, high nibble, two's complement
@@ -221,7 +221,7 @@ def test_ops_are_well_formed() -> None:
     torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=tests)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_mismatched_arguments() -> None:
     q, multipliers, scales, *_ = plain(20, 40, "g32i")
     assert multipliers is not None
     with pytest.raises(RuntimeError, match="-8..7"):
@@ -248,13 +248,13 @@ def test_what_does_not_fit_is_refused() -> None:
         linear.unpack_weight(linear.pack_int4(q, multipliers, scales), 20, 50, "row")
     with pytest.raises(ValueError, match="no integer form"):
         linear.unpack_int(linear.pack_int4(q, multipliers, scales), 20, 40, "g32")
-    with pytest.raises(ValueError, match="one scale a row"):
+    with pytest.raises(ValueError, match="one scale per row"):
         packed_layout.unpack_groups(linear.pack_int4(q, multipliers, scales), 20, 40, "g32i")
     with pytest.raises(ValueError, match="unknown scheme"):
         linear.panel_layout("q4_0", 32)
 
 
-def test_float_groups_that_do_not_fit_are_refused() -> None:
+def test_rejects_invalid_float_groups() -> None:
     q, _, scales, zeros, _ = plain(20, 200, "g64z")
     assert zeros is not None
     with pytest.raises(RuntimeError, match=r"0\.\.15"):

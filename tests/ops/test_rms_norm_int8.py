@@ -1,4 +1,4 @@
-"""Norms that end in INT8, and the linear layers that begin with it, against the steps one after the other."""
+"""Fused norm and INT8 quantization, and linear layers that take its output, against separate steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNNABLE = variants.machine().runnable
     added=st.booleans(),
     offset=st.sampled_from((0.0, 1.0)),
 )
-def test_quantizes_what_the_norm_gives(
+def test_equals_norm_then_quantization(
     rows: int, width: int, dtype: torch.dtype, added: bool, offset: float
 ) -> None:
     torch.manual_seed(rows + width)
@@ -47,7 +47,7 @@ def test_quantizes_what_the_norm_gives(
 
 @pytest.mark.parametrize("scheme", ["g32i", "row", "i8"])
 @pytest.mark.parametrize("tokens", [0, 1, 3, 8, 9, 17, 70])
-def test_linear_layers_take_it(tokens: int, scheme: str) -> None:
+def test_linear_layers_accept_quantized_rows(tokens: int, scheme: str) -> None:
     torch.manual_seed(tokens)
     outs, width = 40, 100
     x, weight = torch.randn(1, tokens, width).bfloat16(), torch.rand(width).bfloat16()
@@ -74,7 +74,7 @@ def test_linear_layers_take_it(tokens: int, scheme: str) -> None:
             assert linear.int4_linear_q(q, scales, packed, outs, scheme, torch.float32).dtype == torch.float32
 
 
-def test_rows_that_are_not_finite() -> None:
+def test_non_finite_rows() -> None:
     x = torch.randn(4, 64)
     x[1, 3], x[2, 5], x[3] = math.nan, math.inf, 0.0
     for name in RUNNABLE:
@@ -97,7 +97,7 @@ def test_opcheck() -> None:
     )
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_errors_name_the_invalid_argument() -> None:
     x = torch.randn(2, 64)
     q, scales, _ = norm.rms_norm_int8(x, torch.ones(64), 1e-5)
     packed = linear.pack_int8(torch.ones(16, 64, dtype=torch.int8), torch.rand(16))

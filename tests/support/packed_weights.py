@@ -1,4 +1,4 @@
-"""Random packed weights for the tests of linear layers, and how results are compared."""
+"""Random packed weights for tests of linear layers, and comparison of results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch_armllm.ops import linear
 
 
 def packed(rows: int, columns: int, scheme: str) -> Tensor:
-    """A random weight."""
+    """Return a random packed weight."""
     span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
     if scheme == "i8":
         return linear.pack_int8(
@@ -38,7 +38,7 @@ def run(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal bit for bit, and NaN where NaN."""
+    """True if the bits are equal; any NaN equals any NaN."""
     kind = torch.int32 if a.dtype == torch.float32 else torch.int16
     nans = torch.equal(a.isnan(), b.isnan())
     return a.dtype == b.dtype and nans and torch.equal(a.nan_to_num(0).view(kind), b.nan_to_num(0).view(kind))

@@ -2,10 +2,10 @@
 //
 // Names of kernels: <phase>_<weights>_<instruction>[_<tokens>][_by_<parameter>]
 //
-//   phase        unpack, gemv, gemm; dot, which returns sums before the epilogue; dense, for unquantized weights;
+//   phase        unpack, gemv, gemm; dot, which returns unscaled sums; dense, for unquantized weights;
 //                with _panels, _rows, _segments or _step if it does not cover one panel over all of K
-//   weights      g32i, row (row and rowz), groups (float group scales), grouped (g32i and groups: sums end with
-//                each group), i4 (every INT4 scheme, chosen by template argument), i8, i16, bf16;
+//   weights      g32i, row (row and rowz), groups (float group scales), grouped (g32i and groups: sums end
+//                with each group), i4 (every INT4 scheme, chosen by template argument), i8, i16, bf16;
 //                left out where a dispatcher covers every scheme
 //   instruction  the multiplication: maddubs, madd, vpdpbusd, tdpbssd, smull, sdot, smmla, smopa, sve_sdot,
 //                sve_smmla, bfmmla, fma
