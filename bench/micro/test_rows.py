@@ -41,7 +41,7 @@ def test_norm_and_linear(measure: Any, tokens: int, quantized: bool) -> None:
         return linear.int4_linear(norm.rms_norm(x, norm_weight, 1e-6), weight, size)
 
     def through_int8() -> torch.Tensor:
-        values, scales, _ = norm.rms_norm_int8(x, norm_weight, 1e-6)
+        values, scales, _ = linear.rms_norm_int8(x, norm_weight, 1e-6)
         return linear.int4_linear_q(values, scales, weight, size)
 
     measure(through_int8 if quantized else apart, operations=2 * tokens * size * size)

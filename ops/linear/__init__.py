@@ -35,6 +35,7 @@ from torch_armllm.ops.linear.reference import (
     reference_int8_linear,
     reference_int_linear,
 )
+from torch_armllm.ops.linear.rms_norm_int8 import reference_rms_norm_int8, rms_norm_int8
 
 __all__ = [
     "EXACT",
@@ -69,6 +70,8 @@ __all__ = [
     "reference_int8_heads_linear",
     "reference_int8_linear",
     "reference_int_linear",
+    "reference_rms_norm_int8",
+    "rms_norm_int8",
     "unpack_int",
     "unpack_weight",
 ]

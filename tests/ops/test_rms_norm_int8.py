@@ -32,14 +32,14 @@ def test_equals_norm_then_quantization(
     found = []
     for name in RUNNABLE:
         with variants.use(name):
-            q, scales, total = norm.rms_norm_int8(x, weight, 1e-5, offset, residual)
+            q, scales, total = linear.rms_norm_int8(x, weight, 1e-5, offset, residual)
             plain = norm.rms_norm(x if residual is None else x + residual, weight, 1e-5, offset)
             expected, expected_scales = linear.quantize_activations(plain)
             assert torch.equal(q[:, :width], expected) and not q[:, width:].any()
             assert torch.equal(scales, expected_scales[:, 0])
             assert torch.equal(total, x + residual) if residual is not None else total.numel() == 0
             found.append((q, scales))
-    reference, reference_scales, _ = norm.reference_rms_norm_int8(x, weight, 1e-5, offset, residual)
+    reference, reference_scales, _ = linear.reference_rms_norm_int8(x, weight, 1e-5, offset, residual)
     assert reference.shape == found[0][0].shape
     torch.testing.assert_close(found[0][1], reference_scales, rtol=1e-2, atol=1e-6)
     assert all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
@@ -62,7 +62,7 @@ def test_linear_layers_accept_quantized_rows(tokens: int, scheme: str) -> None:
     for name in RUNNABLE:
         with variants.use(name):
             plain = norm.rms_norm(x, weight, 1e-5)
-            q, scales, _ = norm.rms_norm_int8(x, weight, 1e-5)
+            q, scales, _ = linear.rms_norm_int8(x, weight, 1e-5)
             if scheme == "i8":
                 expected = linear.int8_linear(plain, packed, outs, bias, residual)
             else:
@@ -79,7 +79,7 @@ def test_non_finite_rows() -> None:
     x[1, 3], x[2, 5], x[3] = math.nan, math.inf, 0.0
     for name in RUNNABLE:
         with variants.use(name):
-            q, scales, _ = norm.rms_norm_int8(x, torch.ones(64), 1e-6)
+            q, scales, _ = linear.rms_norm_int8(x, torch.ones(64), 1e-6)
             assert scales[0] > 0 and scales[1:3].isnan().all() and scales[3] == 0
             assert not q[1:].any()
 
@@ -88,7 +88,7 @@ def test_opcheck() -> None:
     x, weight = torch.randn(3, 40), torch.randn(40)
     torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5))
     torch.library.opcheck(torch.ops.armllm.rms_norm_int8.default, (x, weight, 1e-5, 1.0, x))
-    q, scales, _ = norm.rms_norm_int8(x, weight, 1e-5)
+    q, scales, _ = linear.rms_norm_int8(x, weight, 1e-5)
     packed = linear.pack_int8(torch.ones(16, 40, dtype=torch.int8), torch.rand(16))
     torch.library.opcheck(torch.ops.armllm.int4_linear_q.default, (q, scales, packed, 16, "i8", "bfloat16"))
     both = linear.interleave_panels(packed, packed)
@@ -99,12 +99,12 @@ def test_opcheck() -> None:
 
 def test_errors_name_the_invalid_argument() -> None:
     x = torch.randn(2, 64)
-    q, scales, _ = norm.rms_norm_int8(x, torch.ones(64), 1e-5)
+    q, scales, _ = linear.rms_norm_int8(x, torch.ones(64), 1e-5)
     packed = linear.pack_int8(torch.ones(16, 64, dtype=torch.int8), torch.rand(16))
     with pytest.raises(RuntimeError, match=r"weight must have shape \(64,\)"):
-        norm.rms_norm_int8(x, torch.ones(7), 1e-5)
+        linear.rms_norm_int8(x, torch.ones(7), 1e-5)
     with pytest.raises(RuntimeError, match="residual must have the shape and the dtype of x"):
-        norm.rms_norm_int8(x, torch.ones(64), 1e-5, 0.0, x.half())
+        linear.rms_norm_int8(x, torch.ones(64), 1e-5, 0.0, x.half())
     with pytest.raises(RuntimeError, match="q must be int8 with whole groups of 32"):
         linear.int4_linear_q(q[:, :33], scales, packed, 16, "i8")
     with pytest.raises(RuntimeError, match="one value for each of the 2 rows of q; it has 1"):
