@@ -34,7 +34,7 @@ def save(folder: Path, layers: int) -> None:
     from bench.patch_memory import random_model
 
     model = random_model(_VOCABULARY, layers)
-    torch_armllm.quantize(model, importance=False)
+    torch_armllm.quantize(model, torch_armllm.Recipe(importance=False))
     model.save_pretrained(folder)
 
 

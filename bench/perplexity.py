@@ -1,7 +1,7 @@
 """Perplexity of a text in BF16 and in INT4 schemes (`none`: not quantized).
 
-    python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--schemes g32i,g32,row]
-        [--no-importance] [--kv-cache int8]
+    python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--quantization g32i,g32,row]
+        [--no-importance] [--kv-cache-dtype int8]
 
 Prints one line a scheme: perplexity, its ratio to BF16, and the mean relative round-trip error of the linear
 layers.  The text is cut into windows of 1024 tokens.
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import torch_armllm
+from torch_armllm import Recipe
 from torch_armllm.checkpoint.load import load_model, load_tokenizer
 
 WINDOW = 1024
@@ -38,23 +39,22 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=3072)
-    parser.add_argument("--schemes", default="g32i,g32,row")
+    parser.add_argument("--quantization", default="g32i,g32,row")
     parser.add_argument("--no-importance", action="store_true", help="search scales without regard to inputs")
-    parser.add_argument("--kv-cache", help="what keys and values are stored as; default: as the model")
+    parser.add_argument("--kv-cache-dtype", help="what keys and values are stored as; default: as the model")
     options = parser.parse_args()
     tokenizer = load_tokenizer(options.model)
     ids = tokenizer(options.text.read_text(), return_tensors="pt").input_ids[0, : options.tokens]
     model = load_model(options.model, torch.bfloat16, progress=False)
     whole = perplexity(model, ids)
     print(f"bf16  {whole:8.3f}", flush=True)
-    for scheme in options.schemes.split(","):
+    for scheme in options.quantization.split(","):
         model = load_model(options.model, torch.bfloat16, progress=False)
         report = torch_armllm.patch(
             model,
-            quantize=None if scheme == "none" else scheme,
-            importance=not options.no_importance,
+            None if scheme == "none" else Recipe(scheme, importance=not options.no_importance),
             progress=False,
-            kv_cache=options.kv_cache,
+            kv_cache_dtype=options.kv_cache_dtype,
         )
         errors = [
             layer.error for layer in report.layers if layer.kind == "linear" and layer.error is not None

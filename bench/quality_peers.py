@@ -29,6 +29,7 @@ from bench.gguf_writer import write_float
 from bench.quality.divergence import Divergence
 from bench.quality.peer import Peer, stored_bits
 from bench.quality.starts import off_grid, padded, sampled, stories
+from torch_armllm import Recipe
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.llm.calibration_text import read_tokens
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -66,7 +67,7 @@ class Comparison:
         model = type(self.model)(self.model.config).eval()
         model.load_state_dict(self.model.state_dict())
         calibrated = {"calibration": self.calibration} if method in ("gptq", "awq") else {}
-        torch_armllm.patch(model, quantize=scheme, method=method, progress=False, **calibrated)
+        torch_armllm.patch(model, Recipe(scheme, method=method), progress=False, **calibrated)
         packed = [m for m in model.modules() if isinstance(m, QuantLinear) and m.scheme != "int8"]
         bits = (
             8

@@ -1,6 +1,7 @@
 """Seconds and peak memory of quantizing a checkpoint from folder to folder.
 
-    python -m bench.quantize_folder [--source DIR] [--scheme g32i] [--method mse] [--layers 16] [--texts 16]
+    python -m bench.quantize_folder [--source DIR] [--quantization g32i] [--method mse] [--layers 16]
+        [--texts 16]
 
 Without a source, a model of Llama 3.2 1B's shape with random BF16 weights is written to a temporary folder
 first, by a process of its own.  Methods that calibrate take texts of 512 random tokens.  Prints one JSON
@@ -93,7 +94,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--source", type=Path)
-    parser.add_argument("--scheme", default="g32i")
+    parser.add_argument("--quantization", default="g32i")
     parser.add_argument("--method", default="mse")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--vocabulary", type=int, default=128256)
@@ -110,7 +111,7 @@ def main() -> None:
         config = json.loads((source / "config.json").read_text())
         calibrated = options.method in CALIBRATED
         texts = random_texts(options.texts, config["vocab_size"]) if calibrated else None
-        recipe = Recipe(options.scheme, method=options.method)
+        recipe = Recipe(options.quantization, method=options.method)
         print(json.dumps(measure(source, Path(scratch) / "out", recipe, texts)))
 
 

@@ -9,6 +9,7 @@ __all__ = [
     "LLM",
     "ArmInt4Config",
     "AsyncLLM",
+    "Recipe",
     "Report",
     "RequestOutput",
     "SamplingParams",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch_armllm.patching.state import is_patched
     from torch_armllm.quant.config import ArmInt4Config
     from torch_armllm.quant.inplace import quantize
+    from torch_armllm.quant.recipe import Recipe
     from torch_armllm.quant.report import Report
 
 _HOMES = {
@@ -50,6 +52,7 @@ _HOMES = {
     "quantize": "torch_armllm.quant.inplace",
     "load": "torch_armllm.checkpoint.load",
     "ArmInt4Config": "torch_armllm.quant.config",
+    "Recipe": "torch_armllm.quant.recipe",
     "Report": "torch_armllm.quant.report",
     "LLM": "torch_armllm.llm.llm",
     "AsyncLLM": "torch_armllm.llm.async_llm",

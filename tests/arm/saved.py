@@ -15,6 +15,7 @@ from torch import Tensor
 
 import torch_armllm
 from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
 
 FAMILIES = ["llama", "mixtral"]
 
@@ -34,7 +35,7 @@ def save(folder: Path) -> None:
     """Writes checkpoints and answers."""
     for family in FAMILIES:
         model = tiny(family)
-        report = torch_armllm.patch(model, importance=False, progress=False)
+        report = torch_armllm.patch(model, Recipe(importance=False), progress=False)
         assert report.captured
         model.save_pretrained(folder / family)
         save_file(answers(model), folder / f"{family}.answers")

@@ -31,7 +31,7 @@ def test_unquantized_model_gives_what_it_gave(family: str) -> None:
     ids = token_ids(1, 19)
     model = tiny(family)
     expected = logits(model, ids), model.generate(ids, max_new_tokens=8, do_sample=False)
-    torch_armllm.patch(model, quantize=None, progress=False)
+    torch_armllm.patch(model, None, progress=False)
     close(logits(model, ids), expected[0], 2e-4)
     assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), expected[1])
 
@@ -42,7 +42,7 @@ def test_int4_model_agrees_with_plain_pytorch(family: str) -> None:
     model = tiny(family)
     torch_armllm.quantize(model, progress=False)
     expected = logits(emulate(model), ids)
-    report = torch_armllm.patch(model, quantize=None, progress=False)
+    report = torch_armllm.patch(model, None, progress=False)
     assert report.captured
     assert not report.notes
     # One activation that rounds the other way moves a logit by about this much; a wrong weight by far more.

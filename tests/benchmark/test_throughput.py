@@ -115,7 +115,7 @@ def test_engine_options() -> None:
 
     assert parsed() == {"dtype": "auto", "quantization": "int4"}
     found = parsed(
-        "--kv-cache-memory", "2GiB", "--no-enable-prefix-caching", "--quant", "none", "--threads", "2"
+        "--kv-cache-memory", "2GiB", "--no-enable-prefix-caching", "--quantization", "none", "--threads", "2"
     )
     assert found["kv_cache_memory"] == 2 << 30
     assert (found["enable_prefix_caching"], found["quantization"], found["threads"]) == (False, None, 2)

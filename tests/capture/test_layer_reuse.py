@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from tests.support.models import tiny, token_ids
-from torch_armllm import quantize
+from torch_armllm import Recipe, quantize
 from torch_armllm.capture.export import CapturedGraph, _export, capture
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers.attention import IMPLEMENTATION
@@ -63,7 +63,7 @@ def _exported(model: Any) -> list[int]:
 def test_graph_is_that_of_all_layers(family: str, quantized: bool) -> None:
     model = tiny(family, **DEEP[family])
     if quantized:
-        quantize(model, importance=False)
+        quantize(model, Recipe(importance=False))
     wanted = _export(model.base_model, IMPLEMENTATION)
     got = capture(model)
     assert Counter(f[0] for f in _forms(got)) == Counter(f[0] for f in _forms(wanted))

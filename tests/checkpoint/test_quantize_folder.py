@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,7 @@ def test_it_writes_what_save_pretrained_would(family: str, options: dict[str, An
     model = tiny(family, **options)
     model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
     report = quantize_folder(tmp_path / "float", tmp_path / "out", recipe, progress=False)
-    kwargs = {k: v for k, v in recipe.to_dict().items() if k != "scheme"}
-    expected = torch_armllm.patch(model, "g64", importance=False, progress=False, **kwargs)
+    expected = torch_armllm.patch(model, replace(recipe, importance=False), progress=False)
     assert report.layers == expected.layers
     model.save_pretrained(tmp_path / "saved")
     ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")

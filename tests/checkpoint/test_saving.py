@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import torch_armllm
 from tests.support.models import tiny, token_ids
-from torch_armllm import ArmInt4Config
+from torch_armllm import ArmInt4Config, Recipe
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -49,7 +49,7 @@ def rewrite(folder: Path, change: Any) -> None:
 def saved(tmp_path: Path) -> Path:
     """A quantized checkpoint."""
     model = tiny("llama")
-    quantize(model, importance=False, progress=False)
+    quantize(model, Recipe(importance=False), progress=False)
     model.save_pretrained(tmp_path)
     return tmp_path
 
@@ -59,7 +59,7 @@ def test_loading_quantizes_as_patch_does_and_saving_keeps_every_bit(family: str,
     model = tiny(family)
     model.save_pretrained(tmp_path / "float")
     loaded = load(tmp_path / "float", quantization_config=ArmInt4Config())
-    report = torch_armllm.patch(model, importance=False, progress=False)
+    report = torch_armllm.patch(model, Recipe(importance=False), progress=False)
     expected = logits(model)
     assert torch_armllm.is_patched(loaded)
     assert torch.equal(logits(loaded), expected)
@@ -100,7 +100,7 @@ def test_a_head_that_is_tied_to_the_embedding(dtype: torch.dtype, tmp_path: Path
         assert again.get_input_embeddings().weight_packed.data_ptr() == packed.data_ptr()
     twin = tiny("llama", dtype, tie_word_embeddings=True)
     twin.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq
-    report = torch_armllm.patch(twin, importance=False, progress=False)
+    report = torch_armllm.patch(twin, Recipe(importance=False), progress=False)
     assert (
         abs(report.bytes_before - again.hf_quantizer.report.bytes_before) < 64
     )  # frequencies of another type
@@ -121,24 +121,25 @@ def test_weights_are_read_where_they_lie(saved: Path) -> None:
 
 def test_options_are_kept(tmp_path: Path) -> None:
     tiny("mixtral").save_pretrained(tmp_path / "float")
-    options = {"scheme": "row", "head": None, "ignore": ["*.k_proj"], "kv_cache": "int8"}
-    model = load(tmp_path / "float", quantization_config=ArmInt4Config(**options, fuse=False))
+    recipe = Recipe("row", head=None, ignore=["*.k_proj"])
+    options = ArmInt4Config(recipe, kv_cache_dtype="int8", fuse=False)
+    model = load(tmp_path / "float", quantization_config=options)
     assert not torch_armllm.is_patched(model)
     assert {m.scheme for m in model.modules() if isinstance(m, (QuantExperts, QuantLinear))} == {"row"}
     assert type(model.lm_head) is type(model.model.layers[0].self_attn.k_proj) is torch.nn.Linear
     with pytest.raises(ValueError, match="packed as 'row' already"):
         torch_armllm.patch(model)
-    report = torch_armllm.patch(model, "row", kv_cache="int8")
+    report = torch_armllm.patch(model, "row", kv_cache_dtype="int8")
     assert report.captured and 0.9 < report.share < 1
     model.save_pretrained(tmp_path / "packed")
     config = load(tmp_path / "packed").config.quantization_config
-    assert {name: getattr(config, name) for name in options} == options
+    assert (config.recipe, config.kv_cache_dtype) == (recipe, "int8")
 
 
 def test_importance_needs_the_whole_model_and_gives_what_patch_gives(tmp_path: Path) -> None:
     model = tiny("mixtral")
     model.save_pretrained(tmp_path)
-    loaded = load(tmp_path, quantization_config=ArmInt4Config(importance=True))
+    loaded = load(tmp_path, quantization_config=ArmInt4Config(Recipe(importance=True)))
     torch_armllm.patch(model, progress=False)
     assert torch.equal(logits(loaded), logits(model))
     plain = load(tmp_path, quantization_config=ArmInt4Config())
@@ -212,7 +213,7 @@ def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) 
         ({"head": "int3"}, "unknown quantization scheme 'int3'"),
         ({"overrides": {"mlp": "int3"}}, "unknown quantization scheme 'int3'"),
         ({"method": "best"}, "unknown quantization method 'best'"),
-        ({"kv_cache": "int4"}, "kv_cache must be one of int8"),
+        ({"kv_cache": "int4"}, "kv_cache_dtype must be one of int8"),
         ({"bits": 4}, "has no option 'bits'"),
         ({"format": 9}, "saved in format 9 and this torch_armllm reads format 1: upgrade"),
         ({"modules": {"lm_head": {"scheme": "g31"}}}, "unknown quantization scheme 'g31'"),

@@ -36,7 +36,7 @@ def test_calibrated_layer_by_layer_it_is_what_the_whole_model_becomes(
     report = quantize_folder(
         tmp_path / "float", tmp_path / "out", recipe, progress=False, calibration=CALIBRATION
     )
-    expected = torch_armllm.quantize(model, method=method, calibration=CALIBRATION, progress=False)
+    expected = torch_armllm.quantize(model, Recipe(method=method), calibration=CALIBRATION, progress=False)
     assert report.layers == expected
     model.save_pretrained(tmp_path / "saved")
     ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")

@@ -31,7 +31,9 @@ def lines(text: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    "options", [["--quant", "int4"], ["--quant", "none"], ["--engine", "transformers"]], ids=lambda o: o[1]
+    "options",
+    [["--quantization", "int4"], ["--quantization", "none"], ["--engine", "transformers"]],
+    ids=lambda o: o[1],
 )
 def test_bench_latency_prints_a_line_a_batch_size(
     options: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
@@ -84,7 +86,7 @@ def test_bench_latency_profiles_what_was_saved_quantized(
     assert main([*command, "--profile"]) == 0
     assert "attention" in capsys.readouterr().out
     for options, remedy in (
-        (["--quant", "none"], "leave out --quant none"),
+        (["--quantization", "none"], "leave out --quantization none"),
         (["--engine", "transformers"], "leave out --compare and --engine"),
         (["--compare"], "leave out --compare and --engine"),
     ):

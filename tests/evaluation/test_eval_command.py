@@ -34,7 +34,7 @@ def test_one_command_makes_the_table_the_page_the_file_and_the_plot(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the tasks' data are found from anywhere
     files = [f"--{kind}=out.{kind}" for kind in ("json", "markdown")] + ["--plot=out.png"]
-    assert _eval(tiny_folder, own_tasks, "--schemes", "f32,int4-row,int4-g32i", *files) == 0
+    assert _eval(tiny_folder, own_tasks, "--quantization", "f32,int4-row,int4-g32i", *files) == 0
     out = capsys.readouterr().out
     assert "own_choice" in out and "KL divergence" in out and Path("out.png").stat().st_size > 1000
     assert "| own_letters | 10 | acc | int4-row |" in Path("out.markdown").read_text()
@@ -63,7 +63,7 @@ def test_an_interrupted_run_goes_on(
             raise KeyboardInterrupt
         return own(lm, task, options)
 
-    limit = ("--limit", "4", "--schemes", "f32,int4-g32i")
+    limit = ("--limit", "4", "--quantization", "f32,int4-g32i")
     names = "own_text,own_letters"
     assert _eval(tiny_folder, own_tasks, file, *limit, names=names) == 0
     whole = json.loads((tmp_path / "out.json").read_text())["table"]
@@ -79,7 +79,7 @@ def test_other_settings_are_not_mixed_in(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = f"--json={tmp_path / 'out.json'}"
-    arguments = (file, "--schemes", "f32")
+    arguments = (file, "--quantization", "f32")
     assert _eval(tiny_folder, own_tasks, *arguments, "--limit", "2", names="own_letters") == 0
     assert _eval(tiny_folder, own_tasks, *arguments, "--limit", "3", names="own_letters") == 2
     assert "limit: 2 before, 3 now" in capsys.readouterr().err
@@ -91,7 +91,7 @@ def test_methods_calibrate_with_what_the_model_writes_where_no_text_is_named(
     monkeypatch.setattr(calibration_text, "SEQUENCES", 4)
     monkeypatch.setattr(calibration_text, "LENGTH", 24)
     file = tmp_path / "out.json"
-    schemes = ("--schemes", "f32,int4-g32i+gptq,int4-g32i+rtn", "--limit", "2", f"--json={file}")
+    schemes = ("--quantization", "f32,int4-g32i+gptq,int4-g32i+rtn", "--limit", "2", f"--json={file}")
     assert _eval(tiny_folder, own_tasks, *schemes, names="own_text") == 0
     found = json.loads(file.read_text())["table"]
     kl = {line["scheme"]: line["kl"] for line in found if line["kl"] is not None}
@@ -112,7 +112,7 @@ def test_a_scheme_that_fails_leaves_the_others(
         return own(source, scheme, *more)
 
     monkeypatch.setattr(run, "load_scheme", load)
-    schemes = ("--schemes", "f32,int4-row,int4-g32i", "--limit", "2")
+    schemes = ("--quantization", "f32,int4-row,int4-g32i", "--limit", "2")
     assert _eval(tiny_folder, own_tasks, *schemes, names="own_letters") == 2
     said = capsys.readouterr()
     assert "int4-row failed" in said.err and "RuntimeError: no room" in said.out
@@ -122,7 +122,7 @@ def test_a_scheme_that_fails_leaves_the_others(
 @pytest.mark.parametrize(
     "more,names,wanted",
     [
-        (("--schemes", "bf16,int3"), "own_text", "int3"),
+        (("--quantization", "bf16,int3"), "own_text", "int3"),
         ((), "own_txt", "own_text"),
         (("--include-path", "nowhere"), "own_text", "nowhere"),
     ],
@@ -151,7 +151,7 @@ def test_a_quantized_checkpoint_is_compared_as_it_is(
     model = load_scheme(str(tiny_folder), Scheme.parse("int4-g32i"), "float32")[0]
     model.save_pretrained(tmp_path / "int4")
     load_tokenizer(str(tiny_folder)).save_pretrained(tmp_path / "int4")
-    schemes = ("--schemes", "saved,int4-g32i,bf16", "--limit", "3")
+    schemes = ("--quantization", "saved,int4-g32i,bf16", "--limit", "3")
     assert _eval(tmp_path / "int4", own_tasks, *schemes, names="own_choice") == 2
     said = capsys.readouterr()
     assert "bf16 failed" in said.err and "the scheme 'saved'" in said.out

@@ -97,6 +97,6 @@ def test_lm_eval_knows_the_model_by_name(tiny_folder: Path) -> None:
     from lm_eval.api.registry import get_model
 
     made = get_model("armllm").create_from_arg_string(
-        f"pretrained={tiny_folder},scheme=g32i,dtype=float32", {"batch_size": 2, "device": None}
+        f"pretrained={tiny_folder},quantization=g32i,dtype=float32", {"batch_size": 2, "device": None}
     )
     assert isinstance(made._scorer, PlanScorer)

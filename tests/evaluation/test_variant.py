@@ -24,7 +24,7 @@ def test_floats_run_by_transformers() -> None:
     ],
 )
 def test_integers(text: str, scheme: str, method: str | None) -> None:
-    assert Scheme.parse(text) == Scheme(text, quantize=scheme, method=method)
+    assert Scheme.parse(text) == Scheme(text, quantization=scheme, method=method)
 
 
 def test_the_common_method_is_for_schemes_that_name_none() -> None:
@@ -40,5 +40,5 @@ def test_unknown_ones_are_named(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", ",", "bf16,bf16"])
 def test_there_must_be_different_ones(text: str) -> None:
-    with pytest.raises(ValueError, match="--schemes"):
+    with pytest.raises(ValueError, match="--quantization"):
         parse_schemes(text)

@@ -107,7 +107,7 @@ def test_caches(folder: Path) -> None:
         forward = patched_forward(loaded.model)
         assert forward is not None
         assert forward.shape.dtype is torch.int8
-    with pytest.raises(ValueError, match="patched for int8 caches: patch it with kv_cache='float16'"):
+    with pytest.raises(ValueError, match="patched for int8 caches: patch it with kv_cache_dtype='float16'"):
         load_engine(loaded.model, config=cached_as("float16"))
 
 
@@ -127,9 +127,9 @@ def test_weights_that_memory_does_not_suffice_for(
     tiny("llama").save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     monkeypatch.setattr(load, "free_memory", lambda: 200_000)
-    loaded = load.load_model(str(tmp_path), kv_cache="int8", quantization=Recipe())
+    loaded = load.load_model(str(tmp_path), kv_cache_dtype="int8", quantization=Recipe())
     assert torch_armllm.is_patched(loaded)
-    assert loaded.hf_quantizer.quantization_config.scheme == "g32i"
+    assert loaded.hf_quantizer.quantization_config.recipe.scheme == "g32i"
     assert "and 0.0 GB are free: each layer is quantized as it is read" in caplog.text
     assert patched_forward(loaded).shape.dtype is torch.int8
     monkeypatch.setattr(load, "free_memory", lambda: 2_000_000)

@@ -19,7 +19,7 @@ import torch_armllm
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
 from tests.support.server_live import NAME, live
-from torch_armllm import LLM, SamplingParams
+from torch_armllm import LLM, Recipe, SamplingParams
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.llm.plan_cache import cache, constants, entry
 
@@ -34,9 +34,9 @@ def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return entry.folder()
 
 
-def saved(family: str, place: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Path:
+def saved(family: str, place: Path, dtype: torch.dtype = torch.bfloat16, head: str | None = "int8") -> Path:
     model = tiny(family, dtype)
-    torch_armllm.quantize(model, progress=False, importance=False, **options)
+    torch_armllm.quantize(model, Recipe(head=head, importance=False), progress=False)
     model.save_pretrained(place)
     tokenizer().save_pretrained(place)
     return place

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tests.support.graphs import export, ops
+from torch_armllm import Recipe
 from torch_armllm.passes import clean, dense_linear, gated_mlp, qkv
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.quant.inplace import quantize
@@ -32,7 +33,7 @@ class Siblings(nn.Module):
 
 
 def quantized(module: nn.Module) -> nn.Module:
-    quantize(module, "g32i", head=None, progress=False)
+    quantize(module, Recipe("g32i", head=None), progress=False)
     return module
 
 

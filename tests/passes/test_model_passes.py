@@ -7,6 +7,7 @@ import torch
 
 from tests.support.graphs import ops
 from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
 from torch_armllm.capture.export import capture
 from torch_armllm.passes import (
     PASSES,
@@ -63,7 +64,7 @@ def test_float_weights_become_int4(family: str) -> None:
     assert after.count("armllm::int4_linear") == before.count("linear") - routers
     assert after.count("armllm::int4_moe") == before.count("armllm::experts") == routers
     assert count == after.count("armllm::int4_linear") + after.count("armllm::int4_moe")
-    quantize(model, importance=False, progress=False)  # a graph knows nothing of inputs
+    quantize(model, Recipe(importance=False), progress=False)  # a graph knows nothing of inputs
     twin = capture(model).graph_module
     assert torch.equal(graph(ids, positions), twin(ids, positions))
 

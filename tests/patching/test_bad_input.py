@@ -13,7 +13,7 @@ from tests.support.models import tiny, token_ids
 from tests.support.patched_models import fresh
 from torch_armllm.patching import patch
 from torch_armllm.quant import inplace, packing
-from torch_armllm.quant.spill_file import Spool
+from torch_armllm.quant.spill_file import SpillFile
 
 
 def contents(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -110,7 +110,7 @@ def test_weights_that_are_not_finite_are_named(family: str, layer: str, paramete
 
 @torch.no_grad()
 def test_positions_beyond_the_models_are_refused_before_anything_is_stored() -> None:
-    model = fresh("llama", quantize=None)
+    model = fresh("llama", quantization=None)
     model.config.max_position_embeddings = 16
     cache = model(token_ids(1, 12), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="reaches position 16, but max_position_embeddings is 16: shorten"):
@@ -132,7 +132,7 @@ def test_adapters_must_be_merged() -> None:
         with pytest.raises(ValueError, match=r"not merged \(.*q_proj is the first of 4\).*merge_and_unload"):
             torch_armllm.patch(unmerged, progress=False)
     merged = adapted.merge_and_unload()
-    torch_armllm.patch(merged, quantize=None, progress=False)
+    torch_armllm.patch(merged, None, progress=False)
     torch.testing.assert_close(merged(token_ids()).logits, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -152,11 +152,13 @@ def test_wrapped_layers_are_named_without_peft_too() -> None:
 
 @pytest.mark.parametrize("in_memory", [0, 100, 1 << 20])
 @pytest.mark.parametrize("disk", ["roomy", "full", "read-only"])
-def test_the_spool_gives_back_what_it_took(
+def test_the_spill_gives_back_what_it_took(
     monkeypatch: pytest.MonkeyPatch, in_memory: int, disk: str
 ) -> None:
     if disk == "full":
-        monkeypatch.setattr(Spool, "_write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        monkeypatch.setattr(
+            SpillFile, "_write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+        )
     elif disk == "read-only":
         monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
     modules = []
@@ -166,13 +168,13 @@ def test_the_spool_gives_back_what_it_took(
         module.register_buffer("b", torch.full((4, 16), index, dtype=torch.uint8))
         modules.append(module)
     before = [contents(module) for module in modules]
-    spool = Spool(in_memory)
+    spill = SpillFile(in_memory)
     for module in modules:
         whole, module.b = module.b, module.b.to("meta")
         for rows in whole.split(3):
-            spool.append(module, "b", rows)
-        spool.store(module)
+            spill.append(module, "b", rows)
+        spill.store(module)
         assert all(buffer.is_meta for buffer in module.buffers())
     for module, expected in reversed(list(zip(modules, before, strict=True))):
-        spool.load(module)
+        spill.load(module)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in module.state_dict().items())

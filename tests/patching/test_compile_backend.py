@@ -11,6 +11,7 @@ from torch import fx
 from torch._dynamo.backends.registry import lookup_backend
 
 from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
 from torch_armllm.patching import compile_backend
 from torch_armllm.quant.inplace import quantize
 
@@ -53,7 +54,7 @@ def test_a_compiled_model_runs_fused_ops_and_gives_the_same(
 def test_float_weights_are_quantized_on_request(graphs: list[fx.GraphModule]) -> None:
     ids = token_ids(1, 9)
     twin = tiny("llama")
-    quantize(twin, importance=False, progress=False)  # a graph knows nothing of inputs
+    quantize(twin, Recipe(importance=False), progress=False)  # a graph knows nothing of inputs
     with torch.no_grad():
         expected = twin(ids, use_cache=False).logits
         compiled = torch.compile(

@@ -16,6 +16,7 @@ import torch_armllm
 from tests.support.models import COMMON, token_ids
 from tests.support.patched_models import chunked
 from tests.support.reference_modules import ReferenceExperts
+from torch_armllm import Recipe
 from torch_armllm.capture.markers.experts import experts_function
 from torch_armllm.hf.expert_detection import read_layout
 from torch_armllm.quant.inplace import quantize
@@ -164,7 +165,7 @@ def test_layouts_are_recognized_and_computed(kind: type[Base]) -> None:
         torch.testing.assert_close(experts_function(module, *inputs()), expected, atol=1e-5, rtol=1e-5)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     model = nn.ModuleDict({"experts": module})
-    (record,) = quantize(model, importance=False, progress=False)
+    (record,) = quantize(model, Recipe(importance=False), progress=False)
     assert record.op == "int4_moe" and record.reason is None
     packed = model["experts"]
     assert isinstance(packed, QuantExperts)
@@ -179,7 +180,7 @@ def test_layouts_are_recognized_and_computed(kind: type[Base]) -> None:
 @pytest.mark.parametrize("kind", [OtherGate, OtherAlpha], ids=lambda kind: kind.__name__)
 def test_unknown_gates_stay_on_the_path_of_transformers(kind: type[Base]) -> None:
     module = kind(Config())
-    (record,) = quantize(nn.ModuleDict({"experts": module}), importance=False, progress=False)
+    (record,) = quantize(nn.ModuleDict({"experts": module}), Recipe(importance=False), progress=False)
     assert record.reason == "its activation has no fused op"
     with torch.no_grad():
         expected = module(*inputs())
@@ -193,7 +194,7 @@ def test_experts_with_rows_of_their_own() -> None:
     assert layout.batched and layout.transposed and not layout.interleaved
     expected = module(x)
     model = nn.ModuleDict({"experts": module})
-    quantize(model, importance=False, progress=False)
+    quantize(model, Recipe(importance=False), progress=False)
     got = model["experts"](x)
     torch.testing.assert_close(got, ReferenceExperts(model["experts"])(x), atol=3e-2, rtol=3e-2)
     assert float((got - expected).detach().norm() / expected.detach().norm()) < 0.25
@@ -204,7 +205,7 @@ def test_other_stacks_of_weights_are_left_alone() -> None:
         def forward(self, x: Tensor) -> Any:
             return super().forward(x) + x
 
-    (record,) = quantize(nn.ModuleDict({"experts": Sum()}), importance=False, progress=False)
+    (record,) = quantize(nn.ModuleDict({"experts": Sum()}), Recipe(importance=False), progress=False)
     assert record.reason == "what it computes is not what a fused op does"
 
 

@@ -73,7 +73,7 @@ def test_plan_and_modules_share_one_cache(family: str) -> None:
 @pytest.mark.parametrize(("kind", "bound"), [("bfloat16", 2e-2), ("int8", 1e-1)])
 def test_every_kind_of_cache_has_groups(kind: str, bound: float) -> None:
     model, own, ids = tiny_model("gemma4_text"), tiny_model("gemma4_text"), tiny_ids(1, 40)
-    torch_armllm.patch(model, None, kv_cache=kind, progress=False)
+    torch_armllm.patch(model, None, kv_cache_dtype=kind, progress=False)
     with torch.no_grad():
         expected = own(ids).logits
         out = model(ids[:, :30], use_cache=True)

@@ -184,7 +184,7 @@ def test_caches_of_each_dtype(name: str, tolerance: float) -> None:
     model = tiny("deepseek_v3")
     ids = token_ids(1, 40)
     expected = model(ids).logits
-    report = torch_armllm.patch(model, None, progress=False, kv_cache=name)
+    report = torch_armllm.patch(model, None, progress=False, kv_cache_dtype=name)
     size = getattr(torch, name).itemsize
     assert report.kv_bytes == 2 * (32 + 16) * size
     assert report.kv_bytes_expanded == 2 * 4 * (24 + 16 + 20) * size
@@ -198,7 +198,7 @@ def test_caches_of_each_dtype(name: str, tolerance: float) -> None:
 def test_int8_latents_are_refused_and_nothing_is_done() -> None:
     model = tiny("deepseek_v2")
     with pytest.raises(ValueError, match="caches latents, which are not stored as int8"):
-        torch_armllm.patch(model, progress=False, kv_cache="int8")
+        torch_armllm.patch(model, progress=False, kv_cache_dtype="int8")
     assert not torch_armllm.patching.patch.is_patched(model)
     assert type(model.model.layers[0].self_attn.kv_b_proj) is torch.nn.Linear
 

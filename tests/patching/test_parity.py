@@ -32,7 +32,7 @@ def test_other_families_agree_too(family: str) -> None:
     ids = token_ids(1, 41)  # longer than the sliding windows
     with torch.no_grad():
         expected = tiny(family)(ids).logits
-    close(chunked(patched(family, quantize=None), ids, [30, 10, 1]), expected, torch.float32)
+    close(chunked(patched(family, quantization=None), ids, [30, 10, 1]), expected, torch.float32)
 
 
 def test_tied_embeddings_run_natively_from_the_heads_weights() -> None:
@@ -88,7 +88,7 @@ def test_other_schemes_match_their_emulation(scheme: str) -> None:
     ids = token_ids(1, 8)  # more tokens go through folded group scales in g32, which the emulation has not
     with torch.no_grad():
         expected = emulate(model)(ids).logits
-        got = patched("mixtral", quantize=scheme)(ids).logits
+        got = patched("mixtral", quantization=scheme)(ids).logits
     if scheme == "row":
         close_quantized(got, expected, torch.float32)
         return

@@ -19,7 +19,7 @@ from torch_armllm.patching.paged_cache import PagedCache
 @pytest.mark.parametrize("quantize", [None, "int4"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_left_padding_changes_nothing(family: str, quantize: str | None) -> None:
-    model = patched(family, quantize=quantize)
+    model = patched(family, quantization=quantize)
     ids = token_ids(1, 11)
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids], 1)
     mask = (torch.arange(16) >= 5).long()[None]
@@ -46,7 +46,7 @@ def test_generate_gives_what_the_model_gave(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     expected = tiny("llama").generate(ids, **settings)
     torch.manual_seed(0)
-    assert torch.equal(patched("llama", quantize=None).generate(ids, **settings), expected)
+    assert torch.equal(patched("llama", quantization=None).generate(ids, **settings), expected)
 
 
 @pytest.mark.parametrize("kv_cache", ["int8", "bfloat16", "float16", "float32"])
@@ -54,7 +54,7 @@ def test_a_cache_of_another_type(kv_cache: str) -> None:
     model, ids = tiny("llama"), token_ids(1, 20)
     with torch.no_grad():
         expected = model(ids).logits
-        report = torch_armllm.patch(model, quantize=None, progress=False, kv_cache=kv_cache)
+        report = torch_armllm.patch(model, None, progress=False, kv_cache_dtype=kv_cache)
         assert not any("node by node" in note for note in report.notes)
         cache = model(ids[:, :9], use_cache=True).past_key_values
         assert cache.pool.cache.k.dtype == getattr(torch, kv_cache)
@@ -67,7 +67,7 @@ def test_a_cache_of_another_type(kv_cache: str) -> None:
 
 def test_an_unknown_cache_is_refused() -> None:
     with pytest.raises(ValueError, match="kv_cache must be one of int8"):
-        torch_armllm.patch(tiny("llama"), kv_cache="int4")
+        torch_armllm.patch(tiny("llama"), kv_cache_dtype="int4")
 
 
 def test_generate_of_a_left_padded_batch() -> None:
@@ -75,7 +75,7 @@ def test_generate_of_a_left_padded_batch() -> None:
     ids[0, :4], mask[0, :4] = 0, 0
     settings = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
     expected = tiny("mixtral").generate(ids, **settings)
-    assert torch.equal(patched("mixtral", quantize=None).generate(ids, **settings), expected)
+    assert torch.equal(patched("mixtral", quantization=None).generate(ids, **settings), expected)
     model = patched("mixtral")
     both = model.generate(ids, **settings)
     alone = model.generate(ids[:1, 4:], max_new_tokens=20, do_sample=False)
@@ -120,7 +120,7 @@ def test_a_cache_serves_several_turns(given: str) -> None:
         return model.generate(turn, past_key_values=cache, **settings).sequences, cache.get_seq_length()
 
     expected, length = talk(tiny("llama"))
-    got, got_length = talk(patched("llama", quantize=None))
+    got, got_length = talk(patched("llama", quantization=None))
     assert torch.equal(got, expected) and got_length == length
 
 
@@ -143,7 +143,7 @@ def test_a_cache_that_is_held_keeps_its_memory() -> None:
 
 def test_a_filled_dynamic_cache_is_taken_over() -> None:
     ids = token_ids(1, 20)
-    plain, model = tiny("qwen3"), patched("qwen3", quantize=None)
+    plain, model = tiny("qwen3"), patched("qwen3", quantization=None)
     cache = DynamicCache()
     with torch.no_grad():
         plain(ids[:, :12], past_key_values=cache, use_cache=True)
@@ -155,7 +155,7 @@ def test_a_filled_dynamic_cache_is_taken_over() -> None:
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_calls_that_the_plan_cannot_serve_run_by_module(family: str) -> None:
     ids = token_ids(2, 9)
-    plain, model = tiny(family), fresh(family, quantize=None)
+    plain, model = tiny(family), fresh(family, quantization=None)
     embeds = plain.get_input_embeddings()(ids)
     calls: list[dict[str, Any]] = [
         {"input_ids": ids, "output_hidden_states": True},
@@ -187,7 +187,7 @@ def test_quantized_modules_serve_what_the_plan_cannot() -> None:
 
 def test_the_modules_go_on_from_a_paged_cache() -> None:
     ids = token_ids(1, 15)
-    plain, model = tiny("llama"), patched("llama", quantize=None)
+    plain, model = tiny("llama"), patched("llama", quantization=None)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cache = model(ids[:, :8], use_cache=True).past_key_values
@@ -201,12 +201,12 @@ def test_labels_give_the_models_loss() -> None:
     ids = token_ids(2, 9)
     with torch.no_grad():
         expected = tiny("llama")(ids, labels=ids).loss
-        torch.testing.assert_close(patched("llama", quantize=None)(ids, labels=ids).loss, expected)
+        torch.testing.assert_close(patched("llama", quantization=None)(ids, labels=ids).loss, expected)
 
 
 def test_unquantized_gradients_still_flow_with_labels() -> None:
     ids = token_ids(1, 9)
-    model = fresh("llama", quantize=None)
+    model = fresh("llama", quantization=None)
     with pytest.warns(UserWarning, match="gradients"):
         model(ids, labels=ids).loss.backward()
     assert model.base_model.layers[0].mlp.down_proj.weight.grad is not None

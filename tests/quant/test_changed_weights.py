@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, RwkvConfig
 
 import torch_armllm
 from tests.support.models import token_ids
-from torch_armllm import ArmInt4Config
+from torch_armllm import ArmInt4Config, Recipe
 from torch_armllm.quant.report import Report
 
 REASON = "RwkvModel changes its weight as it runs"
@@ -39,13 +39,13 @@ def check(model: PreTrainedModel, report: Report, expected: torch.Tensor) -> Non
 @pytest.mark.parametrize("importance", [True, False])
 def test_patch(importance: bool) -> None:
     model, expected = rwkv(), rwkv()(token_ids()).logits
-    check(model, torch_armllm.patch(model, importance=importance, progress=False), expected)
+    check(model, torch_armllm.patch(model, Recipe(importance=importance), progress=False), expected)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("importance", [True, False])
 def test_loading(importance: bool, tmp_path: Path) -> None:
     rwkv().save_pretrained(tmp_path)
-    config = ArmInt4Config(importance=importance)
+    config = ArmInt4Config(Recipe(importance=importance))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
     check(model, model.hf_quantizer.report, rwkv()(token_ids()).logits)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import torch_armllm
 from tests.support.models import tiny
-from torch_armllm import ArmInt4Config
+from torch_armllm import ArmInt4Config, Recipe
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.outliers import FACTOR, HARMLESS, find_outliers, gaussian_error
 from torch_armllm.quant.report import LayerRecord, Report
@@ -65,17 +65,17 @@ def test_an_outlier_stops_the_run_and_leaves_the_model_as_it_was() -> None:
         rf".*overrides={{'{HURT}': \"int8\"}} or ignore=\['{HURT}'\], .*allow_outliers=True"
     )
     with pytest.raises(ValueError, match=message):
-        torch_armllm.patch(model, importance=False, progress=False)
+        torch_armllm.patch(model, Recipe(importance=False), progress=False)
     assert not torch_armllm.is_patched(model)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    quantize(model, importance=False, progress=False, overrides={HURT: "int8"})
+    quantize(model, Recipe(importance=False, overrides={HURT: "int8"}), progress=False)
 
 
 def test_an_outlier_stops_loading_too(tmp_path: Path) -> None:
     hurt().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=re.escape(HURT)):
         AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=ArmInt4Config())
-    config = ArmInt4Config(allow_outliers=True)
+    config = ArmInt4Config(Recipe(allow_outliers=True))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
     report = model.hf_quantizer.report
     assert list(report.outliers) == [HURT]

@@ -18,13 +18,14 @@ from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.restore import restore
-from torch_armllm.quant.spill_file import Spool
+from torch_armllm.quant.spill_file import SpillFile
 
 
-def run(model: nn.Module, **options: object) -> list[LayerRecord]:
-    return quantize(model, progress=False, **options)  # type: ignore[arg-type]
+def run(model: nn.Module, quantization: str | Recipe = "int4", **options: bool) -> list[LayerRecord]:
+    return quantize(model, quantization, progress=False, **options)
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -65,7 +66,7 @@ def test_the_other_schemes_compute_what_plain_torch_does(scheme: str, tolerance:
     # Layer by layer: in a whole model, a rounding error that changes a router's choice changes everything.
     # Long inputs fold the float scales of g32 into the integers: it is only close.
     model = tiny("gpt_oss")
-    run(model, scheme=scheme)
+    run(model, scheme)
     twin = emulate(model)
     rows = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(3))
     ids = torch.arange(2 * tokens).reshape(tokens, 2) % 4
@@ -127,15 +128,15 @@ def test_layers_are_packed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = copy.deepcopy(whole)
     expected = run(whole)
     largest = 0
-    put = Spool._put
+    put = SpillFile._put
 
-    def watched(spool: Spool, rows: torch.Tensor) -> object:
+    def watched(spill: SpillFile, rows: torch.Tensor) -> object:
         nonlocal largest
         largest = max(largest, rows.nbytes)
-        return put(spool, rows)
+        return put(spill, rows)
 
     monkeypatch.setattr(packing, "_PIECE", 32 * 64)
-    monkeypatch.setattr(Spool, "_put", watched)
+    monkeypatch.setattr(SpillFile, "_put", watched)
     found = run(cut)
     assert largest < 32 * 64 + 32 * 8  # rows of INT8 and their scales
     assert [replace(record, error=0.0) for record in found] == [replace(r, error=0.0) for r in expected]
@@ -167,16 +168,16 @@ def test_float_weights_are_freed_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("recipe", "expected"),
     [
-        ({"head": None}, {"lm_head"}),
-        ({"ignore": ("*.down_proj",)}, {f"model.layers.{i}.mlp.down_proj" for i in (0, 1)}),
-        ({"ignore": ("model.layers.0.self_attn.*", "lm_head")}, {"lm_head", *()}),
+        (Recipe(head=None), {"lm_head"}),
+        (Recipe(ignore=["*.down_proj"]), {f"model.layers.{i}.mlp.down_proj" for i in (0, 1)}),
+        (Recipe(ignore=["model.layers.0.self_attn.*", "lm_head"]), {"lm_head"}),
     ],
 )
-def test_layers_left_out_on_request(options: dict[str, object], expected: set[str]) -> None:
+def test_layers_left_out_on_request(recipe: Recipe, expected: set[str]) -> None:
     model = tiny("llama")
-    left = {r.name for r in run(model, **options) if not r.quantized}
+    left = {r.name for r in run(model, recipe) if not r.quantized}
     assert expected <= left
     assert all(type(model.get_submodule(name)) is nn.Linear for name in left)
 
@@ -234,9 +235,9 @@ def test_activations_are_recognized_by_what_they_compute(act: str, name: str) ->
 def test_errors_name_what_is_wrong() -> None:
     model = tiny("llama")
     with pytest.raises(ValueError, match="'int3'"):
-        run(model, scheme="int3")
+        run(model, "int3")
     with pytest.raises(ValueError, match=r"nothing\.\*.*fits no layer"):
-        run(model, ignore=("nothing.*",))
+        run(model, Recipe(ignore=["nothing.*"]))
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj holds nan"):

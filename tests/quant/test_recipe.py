@@ -39,7 +39,9 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def test_the_last_override_that_fits_counts_and_ignore_before_all() -> None:
-    found = schemes(quantize(tiny("llama"), overrides=OVERRIDES, ignore=["*.1.mlp.up_proj"], progress=False))
+    found = schemes(
+        quantize(tiny("llama"), Recipe(overrides=OVERRIDES, ignore=["*.1.mlp.up_proj"]), progress=False)
+    )
     assert found["0.self_attn.q_proj"] == "g64"
     assert found["1.self_attn.q_proj"] == "int8"
     assert found["0.mlp.up_proj"] == "g128z"
@@ -62,7 +64,7 @@ def test_kinds_are_told_by_names(family: str, expected: dict[str | None, int]) -
 
 
 def test_an_override_of_none_leaves_layers_with_a_reason() -> None:
-    records = quantize(tiny("mixtral"), overrides={"experts": None, "head": None}, progress=False)
+    records = quantize(tiny("mixtral"), Recipe(overrides={"experts": None, "head": None}), progress=False)
     left = {r.name: r.reason for r in records if not r.quantized and r.kind != "router"}
     assert set(left) == {"lm_head", "model.layers.0.mlp.experts", "model.layers.1.mlp.experts"}
     assert set(left.values()) == {LEFT}
@@ -85,7 +87,7 @@ def test_a_wrong_recipe_is_refused_and_named(options: dict[str, Any], message: s
     model = tiny("mixtral")
     before = repr(model)
     with pytest.raises(ValueError, match=message):
-        torch_armllm.patch(model, progress=False, **options)
+        torch_armllm.patch(model, Recipe(**options), progress=False)
     assert repr(model) == before
 
 
@@ -106,8 +108,8 @@ def test_loading_and_saving_keep_the_recipe(family: str, tmp_path: Path) -> None
     overrides: dict[str, str | None] = {"attention": "g64", "*.layers.1.mlp.*": "int8", "*.0.*.o_proj": None}
     model = tiny(family)
     model.save_pretrained(tmp_path / "float")
-    report = torch_armllm.patch(model, overrides=overrides, method="rtn", progress=False)
-    config = ArmInt4Config(overrides=overrides, method="rtn")
+    report = torch_armllm.patch(model, Recipe(overrides=overrides, method="rtn"), progress=False)
+    config = ArmInt4Config(Recipe(overrides=overrides, method="rtn"))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "float", quantization_config=config)
     assert schemes(loaded.hf_quantizer.report.layers) == schemes(report.layers)
     assert torch.equal(logits(loaded), logits(model))
@@ -119,9 +121,9 @@ def test_loading_and_saving_keep_the_recipe(family: str, tmp_path: Path) -> None
 
 def test_packed_weights_are_not_quantized_again() -> None:
     model = tiny("llama")
-    quantize(model, overrides={"mlp": "int8"}, progress=False)
+    quantize(model, Recipe(overrides={"mlp": "int8"}), progress=False)
     with pytest.raises(ValueError, match="packed already, with the overrides {'mlp': 'int8'}"):
-        torch_armllm.patch(model, overrides={"attention": "g32"})
+        torch_armllm.patch(model, Recipe(overrides={"attention": "g32"}))
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])
@@ -150,7 +152,8 @@ def test_rounding_to_nearest_takes_scales_from_the_peaks(name: str) -> None:
 
 
 def test_an_engine_takes_a_recipe() -> None:
-    llm = LLM(tiny("llama"), quantization="g64", overrides={"attention": "int8"}, progress=False)
-    assert llm.model.config.quantization_config.recipe == Recipe("g64", overrides={"attention": "int8"})
-    with pytest.raises(ValueError, match="overrides is given, but quantization is None"):
-        LLM(tiny("llama"), quantization=None, overrides={"attention": "int8"})
+    recipe = Recipe("g64", overrides={"attention": "int8"})
+    llm = LLM(tiny("llama"), quantization=recipe, progress=False)
+    assert llm.model.config.quantization_config.recipe == recipe
+    with pytest.raises(ValueError, match=r"unknown setting 'overrides'.*quantization=Recipe\("):
+        LLM(tiny("llama"), overrides={"attention": "int8"})

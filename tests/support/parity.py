@@ -12,6 +12,7 @@ from transformers import DynamicCache
 import torch_armllm
 from tests.support.patched_models import chunked
 from tests.support.reference_modules import emulate
+from torch_armllm import Recipe
 from torch_armllm.hf.base_model import first_position_of
 from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.quant.inplace import quantize
@@ -130,7 +131,7 @@ def check_quantized(family: str) -> Report:
     model = tiny_model(family)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quantize(model, progress=False, importance=False)
+        quantize(model, Recipe(importance=False), progress=False)
         twin = emulate(model)
         report = torch_armllm.patch(model, progress=False)
     if report.captured:

@@ -17,10 +17,10 @@ DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 
 
-def fresh(family: str, dtype: torch.dtype = torch.float32, quantize: str | None = "int4") -> Any:
+def fresh(family: str, dtype: torch.dtype = torch.float32, quantization: str | None = "int4") -> Any:
     """A patched model of one's own."""
     model = tiny(family, dtype)
-    torch_armllm.patch(model, quantize, progress=False)
+    torch_armllm.patch(model, quantization, progress=False)
     return model
 
 

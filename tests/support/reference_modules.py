@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torch_armllm.hf.expert_detection import ACTIVATIONS
 from torch_armllm.ops.linear import reference_int4_linear, reference_int8_linear
-from torch_armllm.quant.layers import Places
+from torch_armllm.quant.layers import ModuleSlots
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.packing import op_name
@@ -73,7 +73,7 @@ class ReferenceExperts(nn.Module):
 def emulate(model: nn.Module) -> nn.Module:
     """A copy of a quantized model whose quantized modules run in plain PyTorch."""
     twin = copy.deepcopy(model)
-    hung = Places(twin)
+    hung = ModuleSlots(twin)
     for module in list(twin.modules()):
         if isinstance(module, QuantLinear):
             hung.replace(module, ReferenceLinear(module))

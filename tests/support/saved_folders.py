@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.support.format_results import as_ours, relative
 from tests.support.models import tiny, token_ids
-from torch_armllm import ArmInt4Config, load
+from torch_armllm import Recipe, load
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -121,7 +121,7 @@ def _decoded(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _check_logits(folder: Path, expected: PreTrainedModel) -> None:
     """In float32, and with inputs rounded as ours are, the logits are those of the floats to rounding."""
-    model: Any = load(str(folder / "quantized"), ArmInt4Config(head=None), torch.float32)
+    model: Any = load(str(folder / "quantized"), Recipe(head=None), dtype=torch.float32)
     exact = copy.deepcopy(expected).float()
     ids, names = token_ids(1, 6), set()
     with torch.no_grad():

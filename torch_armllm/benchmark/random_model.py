@@ -50,21 +50,22 @@ def save_random_model(
         raise ValueError(f"random weights are made of the schemes g32i and row, not {scheme!r}")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
-    modules = _packed_modules(model, scheme, head)
-    config.quantization_config = ArmInt4Config(scheme, head, modules=modules).to_dict()
+    recipe = Recipe(scheme, head)
+    modules = _packed_modules(model, recipe)
+    config.quantization_config = ArmInt4Config(recipe, modules=modules).to_dict()
     described = config.to_json_string()
     done = folder / "config.json"
     if done.exists() and done.read_text() == described:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    build_skeleton(model, ArmInt4Config(scheme, head, modules=modules))
+    build_skeleton(model, ArmInt4Config(recipe, modules=modules))
     _save_shards(_tensors(model, torch.Generator().manual_seed(0)), folder)
     done.write_text(described)  # last: it says that the folder is whole
 
 
-def _packed_modules(model: nn.Module, scheme: str, head: str | None) -> dict[str, dict[str, Any]]:
+def _packed_modules(model: nn.Module, recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Every layer that would be quantized, with its scheme."""
-    layers, schemes = Recipe(scheme, head).assign(find_layers(model, (), loading=True))
+    layers, schemes = recipe.assign(find_layers(model, (), loading=True))
     found: dict[str, dict[str, Any]] = {}
     for layer in layers:
         if layer.reason is not None:

@@ -12,16 +12,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from torch_armllm.quant.config import ArmInt4Config
-from torch_armllm.quant.inplace import commit, refuse_damaged, untouched
-from torch_armllm.quant.layers import Layer, Places, find_layers
+from torch_armllm.quant.layer_quantizer import LayerQuantizer
+from torch_armllm.quant.layers import Layer, check_finite, find_layers
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.outliers import refuse_outliers
-from torch_armllm.quant.replacement import Replacement, replacement
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.skeleton import placeholder
-from torch_armllm.quant.spill_file import Spool
+from torch_armllm.quant.spill_file import SpillFile
 from torch_armllm.system.allocator import release_free_memory
 
 
@@ -38,13 +37,15 @@ class LayerLoader:
         self._layers, self._schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
         self._allow_outliers = recipe.allow_outliers
         self._method = make_method(recipe.method, model, self._layers)
+        memory = SpillFile(in_memory=None)
+        self._quantizer = LayerQuantizer(model, self._schemes, self._method, spill=memory)
         self._wanted: dict[str, Layer] = {}
-        self._made: dict[str, tuple[Replacement, LayerRecord]] = {}
+        self._records: dict[str, LayerRecord] = {}
         self._error: ValueError | None = None
         tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         for layer in self._layers:
             if layer.reason is None and not any(id(weight) in tied for weight in layer.weights()):
-                self._wanted.update({f"{layer.name}.{name}": layer for name in _names(layer)})
+                self._wanted.update({f"{layer.name}.{name}": layer for name in layer.weight_names})
 
     def wants(self, name: str) -> bool:
         """Whether a parameter is to be given to `take`."""
@@ -68,14 +69,11 @@ class LayerLoader:
             module._parameters[attribute] = nn.Parameter(weight, requires_grad=False)
             if any(part.is_meta for part in layer.weights()):
                 return
-            refuse_damaged([layer])
-            spool = Spool(in_memory=None)
-            found = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
-            spool.load(found.module)
-            self._made[layer.name] = found, found.record(layer)
+            check_finite([layer])
+            self._records[layer.name] = self._quantizer.run(layer)
         except ValueError as error:
             self._error = error
-        for part in _names(layer):
+        for part in layer.weight_names:
             module._parameters[part] = placeholder(module.get_parameter(part))
         release_free_memory()
 
@@ -89,32 +87,22 @@ class LayerLoader:
         if self._error is not None:
             raise self._error
         if not self._allow_outliers:
-            refuse_outliers([record for _, record in self._made.values()])
-        hung = Places(self._model)
+            refuse_outliers(list(self._records.values()))
         records = []
         for layer in self._layers:
             if layer.reason is not None:
-                records.append(untouched(layer))
-            elif layer.name in self._made:
-                found, record = self._made.pop(layer.name)
-                _take_biases(found.module, layer)
-                for name in _names(layer):
-                    layer.module._parameters[name] = None
-                hung.replace(layer.module, found.module)
-                records.append(record)
+                records.append(LayerRecord.unquantized(layer))
+            elif layer.name in self._records:
+                _take_biases(self._quantizer.commit(layer), layer)
+                records.append(self._records[layer.name])
             else:
-                refuse_damaged([layer])
-                spool = Spool()
-                made = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
-                records.append(made.record(layer))
-                commit(layer, made, spool, hung)
+                check_finite([layer])
+                quantizer = LayerQuantizer(self._model, self._schemes, self._method)
+                records.append(quantizer.run(layer))
+                quantizer.commit(layer)
         if not self._allow_outliers:
             refuse_outliers(records)
         return records
-
-
-def _names(layer: Layer) -> tuple[str, ...]:
-    return layer.layout.weights if layer.layout is not None else ("weight",)
 
 
 def _take_biases(new: QuantLinear | QuantExperts, layer: Layer) -> None:

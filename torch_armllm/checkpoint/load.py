@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from torch_armllm.checkpoint.upcycle import upcycle
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.recipe import Recipe
-from torch_armllm.quant.schemes.registry import scheme_named
 from torch_armllm.system.host import free_memory
 
 logger = logging.getLogger(__name__)
@@ -46,9 +45,12 @@ SOURCES = (
 
 def load(
     source: str,
-    config: ArmInt4Config | None = None,
+    quantization: str | Recipe = "int4",
+    *,
     dtype: torch.dtype | str = "auto",
-    scheme: str | None = None,
+    kv_cache_dtype: str | None = None,
+    fuse: bool = True,
+    requantize: bool = False,
 ) -> PreTrainedModel:
     """Loads a causal language model into packed modules, layer by layer, and patches it.
 
@@ -58,29 +60,30 @@ def load(
 
     Args:
         source: see `load_model`.
-        config: the settings by which floats are quantized.  For a third-party checkpoint only ``head``,
-            ``ignore``, ``kv_cache`` and ``fuse`` apply; for a checkpoint of this package, nothing does.
+        quantization: the name of a scheme, or a `Recipe`, by which floats are quantized.  For a third-party
+            checkpoint only its ``head`` and ``ignore`` apply; for a checkpoint of this package, nothing does.
         dtype: of the float weights and the activations; ``auto`` is the checkpoint's own.
-        scheme: replaces the scheme of ``config``.  A third-party checkpoint is dequantized and quantized
-            again, layer by layer, by all of ``config``; the report has the errors.
+        kv_cache_dtype: see `torch_armllm.patch`; not for a checkpoint of this package.
+        fuse: patch the model; False leaves that to a later call of ``patch``.
+        requantize: dequantize a third-party checkpoint and quantize it again, layer by layer, by all of
+            ``quantization``; the report has the errors.
 
     Raises:
         FileNotFoundError: the folder holds no checkpoint.
-        ValueError: the checkpoint is damaged, or quantized in a way that no reader supports; or this package
-            quantized it in another scheme than the requested one.
+        ValueError: the checkpoint is damaged, or quantized in a way that no reader supports; or it is to be
+            requantized, and this package quantized it by another recipe.
     """
+    recipe = Recipe.of(quantization)
     path = _resolve(source)
     saved = _config(path)
-    third_party = open_third_party(path, saved, dequantize=scheme is not None)
-    config = copy.deepcopy(config) or ArmInt4Config()
-    if scheme is not None:
-        config.scheme = scheme_named(scheme).name
+    third_party = open_third_party(path, saved, dequantize=requantize)
+    config = ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype, fuse=fuse)
     if third_party is not None:
         return load_third_party(third_party, config, dtype)
     assert saved is not None
     settings = quantization_settings(saved)
-    if settings is not None and scheme is not None:
-        config.recipe.check_packed(ArmInt4Config(**settings).recipe)
+    if settings is not None and requantize:
+        recipe.check_packed(ArmInt4Config(**settings).recipe)
     options = {"quantization_config": config} if settings is None else {}
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     return model.eval()
@@ -90,7 +93,7 @@ def load_model(
     source: str,
     dtype: torch.dtype | str = torch.bfloat16,
     progress: bool = False,
-    kv_cache: str | None = None,
+    kv_cache_dtype: str | None = None,
     quantization: Recipe | None = None,
     dequantize: bool = False,
 ) -> PreTrainedModel:
@@ -101,7 +104,7 @@ def load_model(
             8 experts per layer made from it; a checkpoint's folder; a GGUF file; or a name on the model hub.
         dtype: of the weights; ``auto`` is the checkpoint's own.
         progress: shows a bar while the experts are made.
-        kv_cache: see `patch`; for a quantized checkpoint, replaces the saved setting.
+        kv_cache_dtype: see `torch_armllm.patch`; for a quantized checkpoint, replaces the saved setting.
         quantization: the recipe by which weights are quantized as they are read, layer by layer, if the free
             memory is less than the float weights; None: weights are loaded unchanged.
         dequantize: loads a third-party checkpoint as floats, and does not patch the model.
@@ -116,20 +119,22 @@ def load_model(
     if third_party is not None and dequantize:
         return load_third_party(third_party, None, dtype)
     if third_party is not None:
-        options = {} if quantization is None else {"head": quantization.head, "ignore": quantization.ignore}
-        return load_third_party(third_party, ArmInt4Config(**options, kv_cache=kv_cache), dtype)
+        wanted = quantization or Recipe()
+        recipe = Recipe(head=wanted.head, ignore=wanted.ignore)
+        return load_third_party(third_party, ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype), dtype)
     saved = getattr(config, "quantization_config", None)
     options = {"config": config, "dtype": dtype}
     if saved is not None:
-        if kv_cache is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
-            saved["kv_cache"] = kv_cache
+        if kv_cache_dtype is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
+            saved["kv_cache"] = kv_cache_dtype
     elif quantization is not None and (size := _weight_bytes(path)) > (free := free_memory()):
         logger.warning(
             "the weights have %.1f GB and %.1f GB are free: each layer is quantized as it is read, "
             "without input importance",
             *(size / 1e9, free / 1e9),
         )
-        options["quantization_config"] = ArmInt4Config(**quantization.to_dict(), kv_cache=kv_cache)
+        layerwise = replace(quantization, importance=None)
+        options["quantization_config"] = ArmInt4Config(layerwise, kv_cache_dtype=kv_cache_dtype)
     model = AutoModelForCausalLM.from_pretrained(path, **options).eval()
     return upcycle(model, progress=progress) if source == MOE else model
 

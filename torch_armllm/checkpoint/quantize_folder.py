@@ -21,17 +21,16 @@ from torch_armllm.checkpoint.streamed_calibration import (
 )
 from torch_armllm.checkpoint.weight_files import SAFETENSORS, weight_files
 from torch_armllm.quant.config import ArmInt4Config
-from torch_armllm.quant.inplace import commit, refuse_damaged, untouched
-from torch_armllm.quant.layers import Layer, Places, find_layers
+from torch_armllm.quant.layer_quantizer import LayerQuantizer
+from torch_armllm.quant.layers import Layer, check_finite, find_layers
 from torch_armllm.quant.methods.base import CALIBRATED, Method
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.quant.outliers import find_outliers, refuse_outliers
 from torch_armllm.quant.recipe import Recipe
-from torch_armllm.quant.replacement import replacement
 from torch_armllm.quant.report import LayerRecord, Report
 from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.skeleton import describe_modules
-from torch_armllm.quant.spill_file import Spool
+from torch_armllm.quant.spill_file import SpillFile
 from torch_armllm.system.allocator import release_free_memory
 from torch_armllm.system.progress import progress_bar
 
@@ -42,7 +41,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 def quantize_folder(
     source: Path,
     out: Path,
-    recipe: Recipe | None = None,
+    quantization: str | Recipe = "int4",
+    *,
     restart: bool = False,
     progress: bool = True,
     calibration: Tensor | None = None,
@@ -60,7 +60,8 @@ def quantize_folder(
     Args:
         source: a folder with a config.json and safetensors files of floats.
         out: the folder of the new model; it is created, and must be empty or hold an unfinished run.
-        recipe: the schemes of the layers, and the method.
+        quantization: the name of a scheme, or a `Recipe`; its ``importance`` must not be True, as the whole
+            float model is never in memory.
         restart: discards an unfinished run in ``out``.
         progress: shows a bar with the time left.
         calibration: token ids ``(sequences, length)`` for calibrating methods.
@@ -74,7 +75,9 @@ def quantize_folder(
             scheme; or a calibrating method has no tokens, or cannot run the model layer by layer.
         OSError: a file cannot be read or written.
     """
-    recipe = recipe or Recipe()
+    recipe = Recipe.of(quantization)
+    if recipe.importance:
+        raise ValueError("importance=True needs the whole float model in memory: use torch_armllm.quantize")
     files = _float_weight_files(source)
     model = _empty_model(source)
     layers, schemes = recipe.assign(find_layers(model, recipe.ignore, loading=True))
@@ -105,7 +108,7 @@ def quantize_folder(
             reader.release()
             release_free_memory()
     written = journal.finish()
-    _write_metadata(model, source, out, ArmInt4Config(**recipe.to_dict(), modules=journal.modules))
+    _write_metadata(model, source, out, ArmInt4Config(recipe, modules=journal.modules))
     journal.close()
     remove_calibration_files(out)
     positions = {layer.name: position for position, layer in enumerate(layers)}
@@ -131,7 +134,7 @@ class _BlockQuantizer:
         finished: Sequence[LayerRecord],
         progress: bool,
     ) -> None:
-        self._model, self._schemes, self._method = model, schemes, method
+        self._quantizer = LayerQuantizer(model, schemes, method, spill=SpillFile(in_memory=None))
         self._sizes = {layer.name: sum(weight.numel() for weight in layer.weights()) for layer in layers}
         done = {record.name for record in finished}
         self._left = [layer for layer in layers if layer.name not in done]
@@ -152,20 +155,16 @@ class _BlockQuantizer:
         """
         loaded = [layer for layer in self._left if not any(weight.is_meta for weight in layer.weights())]
         self._left = [layer for layer in self._left if layer not in loaded]
-        refuse_damaged(loaded)
+        check_finite(loaded)
         records = []
         for layer in loaded:
-            records.append(untouched(layer) if layer.reason is not None else self._quantize(layer))
+            if layer.reason is not None:
+                records.append(LayerRecord.unquantized(layer))
+            else:
+                records.append(self._quantizer.run(layer))
+                self._quantizer.commit(layer)
             self.bar.update(self._sizes[layer.name])
         return records
-
-    def _quantize(self, layer: Layer) -> LayerRecord:
-        spool = Spool(in_memory=None)
-        new = replacement(self._model, layer, self._schemes[layer.name], self._method, False, spool)
-        self._method.took(layer, new.module, spool)
-        record = new.record(layer)
-        commit(layer, new, spool, Places(self._model))
-        return record
 
 
 def _float_weight_files(source: Path) -> list[Path]:

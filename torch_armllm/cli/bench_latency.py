@@ -19,7 +19,9 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         "--model", default="smollm2", help="smollm2, smollm2-moe, a folder, a hub name (smollm2)"
     )
     parser.add_argument("--engine", choices=["armllm", "transformers"], default="armllm", help="(armllm)")
-    parser.add_argument("--quant", choices=["int4", "none"], default="int4", help="of the armllm engine")
+    parser.add_argument(
+        "--quantization", choices=["int4", "none"], default="int4", help="of the armllm engine"
+    )
     parser.add_argument(
         "--dtype",
         choices=["bfloat16", "float16", "float32"],
@@ -68,8 +70,8 @@ def run(options: argparse.Namespace) -> None:
         if is_patched(model):
             _check_saved(options, engine)
         elif engine == "armllm":
-            quant = None if options.quant == "none" else options.quant
-            patch(model, quantize=quant, progress=not options.json)
+            quantization = None if options.quantization == "none" else options.quantization
+            patch(model, quantization, progress=not options.json)
         models[engine] = model
     if options.profile:
         _profile(models["armllm"], sizes, options.prompt_len)
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
             line = {
                 "model": options.model,
                 "engine": engine,
-                "quant": options.quant if engine == "armllm" else "none",
+                "quant": options.quantization if engine == "armllm" else "none",
                 "dtype": options.dtype,
                 **latency.to_dict(),
             }
@@ -90,10 +92,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _check_saved(options: argparse.Namespace, engine: str) -> None:
-    if engine != "armllm" or options.quant == "none":
+    if engine != "armllm" or options.quantization == "none":
         raise ValueError(
             f"{options.model} was saved quantized and always runs patched; leave out "
-            + ("--quant none" if engine == "armllm" else "--compare and --engine")
+            + ("--quantization none" if engine == "armllm" else "--compare and --engine")
             + ", or name the unquantized model"
         )
 

@@ -91,7 +91,7 @@ def run_demo(
     source: str | None = None,
     prompts: Sequence[str] = PROMPTS,
     max_new_tokens: int = 48,
-    quantize: str = "int4",
+    quantization: str = "int4",
 ) -> None:
     """Shows what patching does to a model; by default to the embedded dense one and to experts made from it.
 
@@ -99,15 +99,15 @@ def run_demo(
         source: a checkpoint's folder or a hub name; see `torch_armllm.checkpoint.load.load_model`.
         prompts: one user message each.
         max_new_tokens: most tokens of an answer.
-        quantize: see `torch_armllm.patch`.
+        quantization: see `torch_armllm.patch`.
     """
     machine = f"{torch.get_num_threads()} threads, kernels {_variant()}"
     print(f"torch_armllm {__version__}: {machine}")
     for name in [source] if source else [DENSE, MOE]:
-        show(name, prompts, max_new_tokens, quantize)
+        show(name, prompts, max_new_tokens, quantization)
 
 
-def show(source: str, prompts: Sequence[str], max_new_tokens: int, quantize: str) -> None:
+def show(source: str, prompts: Sequence[str], max_new_tokens: int, quantization: str) -> None:
     """Lets one model answer, patches it, and lets it answer again beside its first answers."""
     _headline(source)
     began = time.perf_counter()
@@ -121,11 +121,11 @@ def show(source: str, prompts: Sequence[str], max_new_tokens: int, quantize: str
         before.append(_generate(model, tokenizer, prompt, max_new_tokens, lambda text: None))
 
     began = time.perf_counter()
-    report = patch(model, quantize=quantize)
+    report = patch(model, quantization)
     print(f"\npatched in {time.perf_counter() - began:.1f} s:\n{textwrap.indent(str(report), '  ')}")
 
     width = max(24, (min(shutil.get_terminal_size((120, 24)).columns, 160) - 5) // 2)
-    names = (f"transformers {model.dtype}".replace("torch.", ""), f"patched, {quantize.upper()}")
+    names = (f"transformers {model.dtype}".replace("torch.", ""), f"patched, {quantization.upper()}")
     after = []
     for prompt, old in zip(prompts, before, strict=True):
         print(f"\n> {prompt}\n  {names[0]:<{width}} │ {names[1]}")

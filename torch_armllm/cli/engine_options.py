@@ -31,7 +31,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype", default="auto", help="dtype of the weights: auto, bfloat16, float16, float32 (auto)"
     )
-    group.add_argument("--quant", default="int4", help="int4, another scheme, or none (int4)")
+    group.add_argument("--quantization", default="int4", help="int4, another scheme, or none (int4)")
     group.add_argument("--max-model-len", type=int, help="most tokens of a sequence, prompt included")
     group.add_argument("--max-num-seqs", type=int, help="most sequences per step")
     group.add_argument("--max-num-batched-tokens", type=int, help="most tokens per step")
@@ -63,7 +63,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
     return {
         "dtype": options.dtype,
-        "quantization": None if options.quant == "none" else options.quant,
+        "quantization": None if options.quantization == "none" else options.quantization,
         **given,
     }
 

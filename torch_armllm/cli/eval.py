@@ -24,7 +24,7 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     )
     parser.add_argument("--limit", type=_positive, help="most rows per task; default: all")
     parser.add_argument(
-        "--schemes",
+        "--quantization",
         default="bf16,int4-g32i",
         help="schemes to compare with the first: bf16, f32 (transformers' own forward), "
         "bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g32i+gptq, saved … (bf16,int4-g32i)",
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.evaluation.tasks import load_tasks
     from torch_armllm.evaluation.variant import parse_schemes
 
-    schemes = parse_schemes(options.schemes, options.method)
+    schemes = parse_schemes(options.quantization, options.method)
     settings = Options(**{name: getattr(options, name) for name in _SETTINGS})
     store = Store({"model": options.model, **settings.to_dict(), "method": options.method}, options.json)
     tasks = load_tasks([name for name in options.tasks.split(",") if name], options.include_path or ())

@@ -20,7 +20,9 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
     parser = commands.add_parser("quantize", help="quantize a checkpoint into a new folder, layer by layer")
     parser.add_argument("model", help="smollm2, a checkpoint's folder, a GGUF file or a hub name")
     parser.add_argument("out", type=Path, help="the new folder, or that of an unfinished run to resume")
-    parser.add_argument("--scheme", default="int4", help="int4 (g32i), int8, g32, g64, g128, row, … (int4)")
+    parser.add_argument(
+        "--quantization", default="int4", help="int4 (g32i), int8, g32, g64, g128, row, … (int4)"
+    )
     parser.add_argument("--head", default="int8", help="scheme of the output head, or none (int8)")
     parser.add_argument(
         "--override",
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
     from torch_armllm.quant.recipe import Recipe
 
     recipe = Recipe(
-        options.scheme,
+        options.quantization,
         _scheme(options.head),
         options.ignore,
         dict(_override(text) for text in options.override),
@@ -84,14 +86,18 @@ def _report(options: argparse.Namespace, recipe: Recipe) -> Report:
     if recipe.method in CALIBRATED:
         calibration = _calibration_tokens(source, options.out, options.calibration, options.restart)
     return quantize_folder(
-        source, options.out, recipe, options.restart, not options.json, calibration=calibration
+        source,
+        options.out,
+        recipe,
+        restart=options.restart,
+        progress=not options.json,
+        calibration=calibration,
     )
 
 
 def _requantize(source: str, out: Path, recipe: Recipe) -> Report:
     """Requantizes a third-party checkpoint layer by layer and saves it."""
     from torch_armllm.checkpoint.load import load, load_tokenizer
-    from torch_armllm.quant.config import ArmInt4Config
     from torch_armllm.quant.methods.base import CALIBRATED
 
     if recipe.method in CALIBRATED:
@@ -101,7 +107,7 @@ def _requantize(source: str, out: Path, recipe: Recipe) -> Report:
         )
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: name a new folder")
-    model = load(source, ArmInt4Config(**recipe.to_dict(), fuse=False), scheme=recipe.scheme)
+    model = load(source, recipe, fuse=False, requantize=True)
     model.hf_quantizer.quantization_config.fuse = True  # for when it is loaded
     model.save_pretrained(out)
     load_tokenizer(source).save_pretrained(out)

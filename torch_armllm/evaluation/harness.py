@@ -34,8 +34,8 @@ class ArmLM(HFLM):  # type: ignore[misc]
 
     Args:
         pretrained: what `torch_armllm.LLM` takes as model, or a model that is there already.
-        scheme: see `Scheme.parse`; of a name.
-        method: how weights are rounded, where the scheme does not say.
+        quantization: see `Scheme.parse`; of a name.
+        method: how weights are rounded, where the variant does not say.
         calibration: a text for methods that calibrate.
         plain: leaves everything to `HFLM`.
         options: of `HFLM`.
@@ -44,7 +44,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
     def __init__(
         self,
         pretrained: Any,
-        scheme: str = "int4",
+        quantization: str = "int4",
         method: str | None = None,
         calibration: str | None = None,
         plain: bool = False,
@@ -57,7 +57,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
 
             options.setdefault("tokenizer", load_tokenizer(pretrained))
             text = None if calibration is None else Path(calibration)
-            pretrained = load_scheme(pretrained, Scheme.parse(scheme, method), dtype, text)[0]
+            pretrained = load_scheme(pretrained, Scheme.parse(quantization, method), dtype, text)[0]
         options.setdefault("softmax_dtype", "float32")
         options["device"] = "cpu"
         super().__init__(pretrained=pretrained, **options)

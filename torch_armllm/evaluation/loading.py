@@ -13,7 +13,9 @@ from torch_armllm.evaluation.variant import Scheme
 from torch_armllm.llm.calibration_text import calibration_tokens
 from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched
+from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.inspection import describe, is_packed
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord
 
 
@@ -51,16 +53,18 @@ def load_scheme(
         move_off_grid(model)
     if is_patched(model) or not scheme.patched:
         return model, describe(model, "nothing is quantized")
-    said: dict[str, Any] = {} if scheme.method is None else {"method": scheme.method}
-    if scheme.calibrated:
-        said["calibration"] = calibration_tokens(source, calibration)
-    report = patch(model, scheme.quantize, progress=progress, **said)
+    recipe = (
+        None if scheme.quantization is None else Recipe(scheme.quantization, method=scheme.method or "mse")
+    )
+    tokens = calibration_tokens(source, calibration) if scheme.calibrated else None
+    report = patch(model, recipe, progress=progress, calibration=tokens)
     return model, report.layers
 
 
 def _check_packed(model: Any, scheme: Scheme) -> None:
-    own = getattr(getattr(model.config, "quantization_config", None), "scheme", None)
-    if not scheme.patched or (scheme.quantize is not None and scheme.quantize != own):
+    config = getattr(model.config, "quantization_config", None)
+    own = config.recipe.scheme if isinstance(config, ArmInt4Config) else None
+    if not scheme.patched or (scheme.quantization is not None and scheme.quantization != own):
         raise ValueError(
             f"the checkpoint is quantized already, as {own}; it is compared as it is by the scheme 'saved'"
         )

@@ -17,14 +17,14 @@ class Scheme:
     Attributes:
         name: as the user wrote it.
         dtype: of the weights that are loaded; None: the comparison's.
-        quantize: the scheme of `torch_armllm.patch`; None: weights stay as they are.
+        quantization: the scheme of `torch_armllm.patch`; None: weights stay as they are.
         method: how weights are rounded; None: the default.
         patched: whether the fused ops run; otherwise transformers does.
     """
 
     name: str
     dtype: str | None = None
-    quantize: str | None = None
+    quantization: str | None = None
     method: str | None = None
     patched: bool = True
 
@@ -52,8 +52,8 @@ class Scheme:
         if name == SAVED:
             return cls(name)
         stem, plus, own = name.partition("+")
-        quantize = "g32i" if stem == "int4" else stem.removeprefix("int4-")
-        if quantize not in SCHEMES or (plus and not own):
+        quantization = "g32i" if stem == "int4" else stem.removeprefix("int4-")
+        if quantization not in SCHEMES or (plus and not own):
             raise ValueError(f"unknown scheme {text!r}: there are {_EXAMPLES}, and {', '.join(SCHEMES)}")
         chosen = own or method
         if chosen is not None:
@@ -61,7 +61,7 @@ class Scheme:
                 check_method(chosen)
             except ValueError as error:
                 raise ValueError(f"{text}: {error}") from None
-        return cls(name, quantize=quantize, method=chosen)
+        return cls(name, quantization=quantization, method=chosen)
 
     @property
     def saved(self) -> bool:
@@ -85,5 +85,5 @@ def parse_schemes(text: str, method: str | None = None) -> list[Scheme]:
     schemes = [Scheme.parse(part, method) for part in text.split(",") if part.strip()]
     names = [scheme.name for scheme in schemes]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"--schemes takes different names separated by commas, got {text!r}")
+        raise ValueError(f"--quantization takes different names separated by commas, got {text!r}")
     return schemes

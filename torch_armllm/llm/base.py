@@ -16,13 +16,13 @@ from torch_armllm.llm.loader import (
     engine_config,
     load_engine,
     load_patched,
-    make_recipe,
-    take_options,
 )
 from torch_armllm.plan.plan_model import StoredModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from torch_armllm.quant.recipe import Recipe
 
 
 class LLMBase:
@@ -45,31 +45,28 @@ class LLMBase:
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         *,
         dtype: str | torch.dtype = "auto",
-        quantization: str | None = "int4",
+        quantization: str | Recipe | None = "int4",
         skip_tokenizer_init: bool = False,
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        settings = {**self._DEFAULTS, **settings}
-        options = take_options(settings)
-        config = engine_config(settings)
+        config = engine_config({**self._DEFAULTS, **settings})
 
         def load() -> LoadedEngine:
             return load_engine(
                 model,
                 tokenizer,
                 dtype=dtype,
-                quantization=make_recipe(quantization, options),
+                quantization=quantization,
                 skip_tokenizer_init=skip_tokenizer_init,
                 progress=progress,
                 config=config,
             )
 
         def load_model() -> PreTrainedModel:
-            recipe = make_recipe(quantization, options)
-            return load_patched(model, dtype, recipe, progress, config.kv_cache_dtype)
+            return load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
 
-        asked = {"dtype": dtype, "quantization": quantization, **options}
+        asked = {"dtype": dtype, "quantization": quantization}
         loaded = load_with_plan_cache(model, tokenizer, config, asked, skip_tokenizer_init, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model

@@ -29,13 +29,13 @@ class LLM(LLMBase):
         model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
         tokenizer: or its folder or name; None: the model's own.
         dtype: of the weights that are loaded; ``auto`` is the checkpoint's own.
-        quantization: ``int4``, another scheme of `torch_armllm.patch`, or None for the weights as they are.
+        quantization: ``int4``, another scheme, a `torch_armllm.Recipe`, or None to keep the weights as they
+            are.
         skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
         progress: shows bars while the model is loaded and quantized.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
             ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
-            logged unless ``disable_log_stats=False``: there is a bar.  And of the quantization: ``head``,
-            ``ignore``, ``overrides``, ``method``, ``allow_outliers``, as `torch_armllm.patch` takes them.
+            logged unless ``disable_log_stats=False``: there is a bar.
 
     Attributes:
         llm_engine: what computes the answers.

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from torch_armllm.quant.recipe import Recipe
 
-_QUANTIZATION = ("head", "ignore", "overrides", "method", "allow_outliers")
-"""Settings of a recipe, beside its scheme."""
-
 
 class LoadedEngine(NamedTuple):
     """An engine, and what it was made of: a patched model, or a `StoredModel`."""
@@ -48,8 +45,8 @@ def load_engine(
         model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
         tokenizer: or its folder or name; None: the model's own.
         dtype: of the weights that are loaded; ``auto`` is the checkpoint's own.
-        quantization: a scheme, a recipe, or None for the weights as they are; regarded where the model is not
-            quantized or patched yet.
+        quantization: the name of a scheme, a `Recipe`, or None to keep the weights as they are; ignored if
+            the model is quantized or patched already.
         skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
         progress: shows bars.
         config: of the engine.
@@ -78,13 +75,11 @@ def load_patched(
     from torch_armllm.quant.recipe import Recipe
 
     cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
-    recipe = Recipe(quantization) if isinstance(quantization, str) else quantization
+    recipe = None if quantization is None else Recipe.of(quantization)
     if isinstance(model, str):
         model = load_model(model, _dtype(dtype), progress, cache, recipe)
     if not is_patched(model):
-        options = {} if recipe is None else recipe.to_dict()
-        scheme = options.pop("scheme", None)
-        patch(model, scheme, progress=progress, kv_cache=cache, **options)
+        patch(model, recipe, progress=progress, kv_cache_dtype=cache)
     _check_cache(model, cache)
     return model
 
@@ -99,30 +94,10 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     for name in settings:
         if name not in known:
             raise ValueError(
-                f"unknown setting {name!r}; an engine has {', '.join(known)}, "
-                f"and the quantization of its model {', '.join(_QUANTIZATION)}"
+                f"unknown setting {name!r}; an engine has {', '.join(known)}; how its model is quantized is "
+                "said by quantization=Recipe(…)"
             )
     return EngineConfig(**settings)
-
-
-def take_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """Takes out of settings what says how to quantize, beside the scheme."""
-    return {name: settings.pop(name) for name in _QUANTIZATION if name in settings}
-
-
-def make_recipe(quantization: str | None, options: dict[str, Any]) -> Recipe | None:
-    """The recipe of a scheme and of what else says how to quantize.
-
-    Raises:
-        ValueError: a scheme or a method is unknown; or there are options, but no scheme.
-    """
-    if quantization is not None:
-        from torch_armllm.quant.recipe import Recipe
-
-        return Recipe(quantization, **options)
-    if options:
-        raise ValueError(f"{next(iter(options))} is given, but quantization is None: the weights would stay")
-    return None
 
 
 def default_sampling_params(generation: GenerationConfig | None) -> SamplingParams:
@@ -154,7 +129,7 @@ def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
     if own != cache:
         raise ValueError(
             f"kv_cache_dtype is {cache!r}, but this model was patched for {own} caches: "
-            f"patch it with kv_cache={cache!r}"
+            f"patch it with kv_cache_dtype={cache!r}"
         )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from torch_armllm.model_survey.attention_support import ATTENTION, reach_of
 from torch_armllm.model_survey.tiny_models import families, tiny_model
+from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import Report
 
 _NATIVE = "plan"
@@ -77,7 +78,7 @@ def survey(family: str) -> Family:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
             return _untried(family, f"{type(error).__name__}: {error}")
         try:
-            return describe(family, patch(model, importance=False, progress=False))
+            return describe(family, patch(model, Recipe(importance=False), progress=False))
         except ValueError as error:
             return _untried(family, str(error))
 

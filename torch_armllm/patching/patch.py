@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modu
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
 from torch_armllm.plan.infer_cache import cache_shape_of
 from torch_armllm.plan.make import make_plan
-from torch_armllm.quant.inplace import quantize_by
+from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
 from torch_armllm.quant.outliers import find_outliers
 from torch_armllm.quant.recipe import Recipe
@@ -138,18 +138,12 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
 
 def patch(
     model: Any,
-    quantize: str | None = "int4",
+    quantization: str | Recipe | None = "int4",
     *,
-    head: str | None = "int8",
-    ignore: Sequence[str] = (),
+    kv_cache_dtype: str | None = None,
     keep_original: bool = False,
     progress: bool = True,
-    importance: bool = True,
-    kv_cache: str | None = None,
-    overrides: Mapping[str, str | None] | None = None,
-    method: str = "mse",
     calibration: Tensor | None = None,
-    allow_outliers: bool = False,
 ) -> Report:
     """Quantizes a transformers causal language model to INT4 and rewrites it to fused ops, in place.
 
@@ -160,64 +154,58 @@ def patch(
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
             float16.
-        quantize: ``"int4"`` (the exact scheme g32i), ``"int8"``, the name of another scheme (``g32``,
-            ``row``, …), or None to keep the weights as they are.
-        head: the output head's scheme: ``"int8"``, an INT4 scheme, or None to leave it alone.
-        ignore: shell-style patterns of layer names that must stay unquantized, such as ``"*.down_proj"``.
-        keep_original: keeps the float weights, so that `unpatch` gives them back exactly.
-        progress: shows a progress bar while quantizing.
-        importance: quantizes with regard to what each input channel carries when the model reads random
-            tokens: one pass over 512 of them saves a good part of what INT4 costs in accuracy.
-        kv_cache: what keys and values are stored as: ``"int8"`` (one scale a token and head),
+        quantization: ``"int4"`` (the exact scheme g32i), ``"int8"``, the name of another scheme (``g32``,
+            ``row``, …), a `Recipe`, or None to keep the weights as they are.
+        kv_cache_dtype: element type of the KV cache: ``"int8"`` (with one scale per token and head),
             ``"bfloat16"``, ``"float16"``, ``"float32"``, or None for the model's own dtype.
-        overrides: schemes of layers that are to become something else, by shell-style pattern or by kind
-            (``experts``, ``shared_experts``, ``attention``, ``mlp``, ``head``); None leaves them.  The last
-            one that fits counts.
-        method: ``"mse"`` searches scales, ``"rtn"`` takes them from the peaks.
-        calibration: token ids ``(sequences, length)`` for methods that calibrate.
-        allow_outliers: goes on where a layer's round-trip error is out of line with its scheme.
+        keep_original: keep the float weights, so that `unpatch` restores them exactly.
+        progress: show a progress bar while quantizing.
+        calibration: token ids ``(sequences, length)`` for the methods that calibrate.
 
     Returns:
-        What was covered by which op, what was left and why, sizes and errors; it prints as a table.
+        A report of what each layer became, which layers stayed as they were and why, sizes and errors; it
+        prints as a table.
 
     Raises:
         ValueError: the model is not a causal language model, patched already, in training mode, not on the
             CPU, or quantized by other means; a weight is not finite; or an option is unknown.
     """
     _check_model(model)
-    check_kv_cache_dtype(kv_cache)
-    if kv_cache == "int8" and any(is_latent_attention(module) for module in model.modules()):
+    check_kv_cache_dtype(kv_cache_dtype)
+    if kv_cache_dtype == "int8" and any(is_latent_attention(module) for module in model.modules()):
         raise ValueError(
             f"{type(model).__name__} caches latents, which are not stored as int8; "
-            "kv_cache takes bfloat16, float16 or float32 for it"
+            "set kv_cache_dtype to bfloat16, float16 or float32"
         )
     records = None
-    if quantize is not None:
-        recipe = Recipe(quantize, head, ignore, overrides or {}, method, allow_outliers)
-        if is_packed(model):
-            if quantize != "int4" or model.config.quantization_config.source is None:
-                own = model.config.quantization_config
-                recipe.check_packed(own.recipe, own.source)
-        else:
-            records = quantize_by(recipe, model, keep_original, progress, importance, calibration)
-    report = fuse(model, kv_cache, records)
-    model.__dict__[STATE].quantized = quantize is not None
+    if quantization is not None:
+        recipe = Recipe.of(quantization)
+        if not is_packed(model):
+            records = quantize(
+                model, recipe, keep_original=keep_original, progress=progress, calibration=calibration
+            )
+        elif quantization != "int4" or model.config.quantization_config.source is None:
+            packed = model.config.quantization_config
+            recipe.check_packed(packed.recipe, packed.source)
+    report = fuse(model, kv_cache_dtype, records)
+    model.__dict__[STATE].quantized = quantization is not None
     if hasattr(model, "hf_quantizer"):
-        model.config.quantization_config.kv_cache = kv_cache
+        model.config.quantization_config.kv_cache_dtype = kv_cache_dtype
     return report
 
 
-def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) -> Report:
-    """Rewrites a model to fused ops, its weights as they are.
+def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | None) -> Report:
+    """Rewrites a model to fused ops; its weights stay as they are.
 
     Args:
         model: a causal language model, quantized or not.
-        kv_cache: see `patch`.
-        records: of its layers, or None to look.
+        kv_cache_dtype: see `patch`.
+        records: records of its layers; None reads them off the model.
 
     Returns:
-        The report; where the model cannot be captured, with the reason.
+        The report; for a model that cannot be captured, with the reason.
     """
+    cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     report = Report(variant=variants.machine().selected)
     report.layers = describe(model, "quantization is off") if records is None else records
     report.outliers = {record.name: expected for record, expected in find_outliers(report.layers)}
@@ -225,8 +213,8 @@ def fuse(model: Any, kv_cache: str | None, records: list[LayerRecord] | None) ->
     state = model.__dict__[STATE] = PatchState(body_of(model), None, is_packed(model), report)
     try:
         with torch.no_grad():
-            state.forward = _install(model, report, None if kv_cache is None else KV_CACHE_DTYPES[kv_cache])
-    except Exception as error:  # its modules still run: that is better than to lose a quantized model
+            state.forward = _install(model, report, cache_dtype)
+    except Exception as error:  # the quantized modules still run, which beats losing the quantized model
         report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
         report.captured = False
     release_free_memory()

@@ -1,8 +1,9 @@
-"""How a model is to be quantized, or was: what transformers' ``quantization_config`` holds."""
+"""The ``quantization_config`` of a model: how transformers is to quantize it, or how it was quantized."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from dataclasses import fields, replace
 from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -13,79 +14,77 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.schemes.registry import scheme_named
 
 FORMAT = 1
+_RECIPE_FIELDS = tuple(field.name for field in fields(Recipe))
 
 
 class ArmInt4Config(QuantizationConfigMixin):
-    """Quantizes a model to INT4 while it is loaded, and patches it.
+    """Quantizes a model while transformers loads it, and patches it.
 
         AutoModelForCausalLM.from_pretrained(name, quantization_config=ArmInt4Config())
 
+    By default each layer is quantized as soon as it is read: the peak memory is that of the quantized model
+    and one layer, and rounding errors are not weighted by input channel (the report says so).  With
+    ``Recipe(importance=True)`` they are, as `torch_armllm.patch` does by default; the whole float model is
+    loaded first.
+
     Attributes:
-        scheme, head, ignore, overrides, method, allow_outliers, kv_cache: as `torch_armllm.patch` takes them.
-        importance: quantizes with regard to what each input channel carries, as ``patch`` does by default.
-            Off unless asked for, as it needs the whole float model, which is loaded first.  Without, each
-            layer is quantized as soon as it is read, and the peak memory is that of the quantized model and
-            one layer; the report says so.
-        fuse: patches the model when it is loaded; else its quantized modules run until ``patch`` is called.
-        modules: of a saved model: the name of each packed module, its scheme and its round-trip error.
-        format: version of the saved layout.
-        source: what quantized the weights, such as ``gptq``, where it was not this package; see
+        recipe: schemes and method of the weights.
+        kv_cache_dtype: see `torch_armllm.patch`.
+        fuse: patch the model after loading; False leaves that to a later call of ``patch``.
+        modules: of a saved model: scheme and round-trip error of each packed module, by name.
+        source: the tool that quantized the weights, such as ``gptq``, if not this package; see
             `torch_armllm.load`.
     """
 
     def __init__(
         self,
-        scheme: str = "g32i",
-        head: str | None = "int8",
-        ignore: Sequence[str] = (),
-        kv_cache: str | None = None,
-        importance: bool = False,
+        quantization: str | Recipe = "int4",
+        *,
+        kv_cache_dtype: str | None = None,
         fuse: bool = True,
         modules: dict[str, dict[str, Any]] | None = None,
-        format: int = FORMAT,
-        quant_method: str = METHOD,
-        overrides: Mapping[str, str | None] | None = None,
-        method: str = "mse",
         source: str | None = None,
-        allow_outliers: bool = False,
-        **unknown: Any,
+        **saved: Any,
     ) -> None:
-        """See the class.
+        """Makes a configuration; ``saved`` are the further fields of a saved one: see `to_dict`.
 
         Raises:
-            ValueError: there is no such scheme, method, cache or option, or the format is a newer one.
+            ValueError: a scheme, method, cache type or field is unknown, or the format is a newer one.
         """
-        if unknown:
+        method = saved.pop("quant_method", METHOD)
+        if method != METHOD:
+            raise ValueError(f"quant_method must be {METHOD!r}, not {method!r}")
+        version = saved.pop("format", FORMAT)
+        if version != FORMAT:
             raise ValueError(
-                f"quantization_config of {METHOD!r} has no option {', '.join(map(repr, unknown))}"
-            )
-        if quant_method != METHOD:
-            raise ValueError(f"quant_method must be {METHOD!r}, not {quant_method!r}")
-        if format != FORMAT:
-            raise ValueError(
-                f"the model was saved in format {format!r} and this torch_armllm reads format {FORMAT}: "
+                f"the model was saved in format {version!r} and this torch_armllm reads format {FORMAT}: "
                 "upgrade torch_armllm, or quantize the original model again"
             )
-        check_kv_cache_dtype(kv_cache)
-        recipe = Recipe(scheme, head, ignore, overrides or {}, method, allow_outliers)
-        for saved in (modules or {}).values():
-            if (name := saved.get("scheme")) is not None and name != TIED:
+        kv_cache_dtype = saved.pop("kv_cache", kv_cache_dtype)
+        recipe = {name: saved.pop(name) for name in _RECIPE_FIELDS if name in saved}
+        if saved:
+            raise ValueError(f"quantization_config of {METHOD!r} has no option {', '.join(map(repr, saved))}")
+        check_kv_cache_dtype(kv_cache_dtype)
+        for module in (modules or {}).values():
+            if (name := module.get("scheme")) is not None and name != TIED:
                 scheme_named(name)
+        if "importance" in recipe:
+            recipe["importance"] = recipe["importance"] or None
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers' enumeration has its own only
-        self.scheme = recipe.scheme
-        self.head = recipe.head
-        self.ignore = list(recipe.ignore)
-        self.overrides = dict(recipe.overrides)
-        self.method = recipe.method
-        self.allow_outliers = recipe.allow_outliers
-        self.kv_cache = kv_cache
-        self.importance = importance
+        self.recipe = replace(Recipe.of(quantization), **recipe)
+        self.kv_cache_dtype = kv_cache_dtype
         self.fuse = fuse
         self.modules = modules
-        self.format = format
         self.source = source
 
-    @property
-    def recipe(self) -> Recipe:
-        """What becomes of which layer."""
-        return Recipe(self.scheme, self.head, self.ignore, self.overrides, self.method, self.allow_outliers)
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of the saved ``quantization_config``: the recipe's lie flat beside the others."""
+        return {
+            "quant_method": self.quant_method,
+            "format": FORMAT,
+            **self.recipe.to_dict(),
+            "kv_cache": self.kv_cache_dtype,
+            "fuse": self.fuse,
+            "modules": copy.deepcopy(self.modules),
+            "source": self.source,
+        }

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from torch_armllm.quant.inplace import untouched
 from torch_armllm.quant.layers import find_layers, is_up_projection
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -32,7 +31,9 @@ def describe(model: nn.Module, reason: str) -> list[LayerRecord]:
         for name, module in model.named_modules()
         if isinstance(module, (QuantLinear, QuantExperts))
     ]
-    return packed + [untouched(replace(layer, reason=layer.reason or reason)) for layer in find_layers(model)]
+    return packed + [
+        LayerRecord.unquantized(replace(layer, reason=layer.reason or reason)) for layer in find_layers(model)
+    ]
 
 
 def float_bytes(model: Any, size: int) -> int:

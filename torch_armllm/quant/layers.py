@@ -45,6 +45,11 @@ class Layer:
     reason: str | None = None
     layout: ExpertLayout | None = None
 
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """Names of the module's parameters that quantizing replaces."""
+        return self.layout.weights if self.layout is not None else ("weight",)
+
     def weights(self) -> list[Tensor]:
         """The parameters that quantizing would replace."""
         if self.kind == "experts" and self.layout is not None:
@@ -112,8 +117,23 @@ def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = Fa
     ]
 
 
-class Places:
-    """Where each module of a model hangs: a shared layer has several parents."""
+def check_finite(layers: Sequence[Layer]) -> None:
+    """Raises ValueError if a weight to be quantized holds a NaN or an infinity, and names its layer."""
+    for layer in layers:
+        if layer.reason is not None:
+            continue
+        for weight in layer.weights():
+            low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight.new_zeros(()),) * 2
+            if not bool(low.isfinite() & high.isfinite()):
+                index = tuple(int(axis[0]) for axis in torch.where(~weight.detach().isfinite()))
+                raise ValueError(
+                    f"the weight of {layer.name} holds {float(weight[index])} at {index}: the checkpoint is "
+                    f"damaged; get it anew, or leave the layer out with ignore=[{layer.name!r}]"
+                )
+
+
+class ModuleSlots:
+    """The attributes of parent modules that hold each module of a model; a shared layer has several."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parents: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -123,7 +143,7 @@ class Places:
                 self._parents.setdefault(id(child), []).append((parent, attribute))
 
     def replace(self, old: nn.Module, new: nn.Module) -> None:
-        """Hangs ``new`` wherever ``old`` does."""
+        """Sets ``new`` in every slot that held ``old``."""
         for parent, attribute in self._parents[id(old)]:
             setattr(parent, attribute, new)
 

@@ -1,4 +1,4 @@
-"""What a model's layers are to become: a scheme for most of them, and for some another."""
+"""The recipe of a quantization: schemes by layer, rounding method and what else decides about the weights."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.base import check_method
-from torch_armllm.quant.schemes.base import Scheme
 from torch_armllm.quant.schemes.registry import scheme_named
+
+if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
+    from torch_armllm.quant.layers import Layer
+    from torch_armllm.quant.schemes.base import Scheme
 
 KINDS = ("experts", "shared_experts", "attention", "mlp", "head")
 """Names that stand for all layers of a kind, in the place of a pattern."""
@@ -23,16 +25,24 @@ _MLP = re.compile(r"mlp|ffn|feed_forward|(^|_)moe$|^fc\d?$|^fc_(in|out)$")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which layer becomes what, and by which method.
+    """How a model is quantized: the scheme of each layer, and the method that rounds the weights.
 
     Attributes:
-        scheme: of the linear layers and the experts.
-        head: of the output head; None leaves it alone.
-        ignore: shell-style patterns of names of layers that stay as they are.
-        overrides: scheme by pattern of names, or by one of `KINDS`; None leaves what fits as it is.  The last
-            one that fits a layer counts, before ``scheme`` and ``head``, and behind ``ignore``.
-        method: how integers are chosen: see `torch_armllm.quant.methods.base`.
-        allow_outliers: goes on where an error is out of line with its scheme: see `find_outliers`.
+        scheme: scheme of the linear layers and the experts: ``int4`` (the exact scheme g32i), ``int8``, or
+            any other of `SCHEMES`, such as ``g32`` or ``row``.
+        head: scheme of the output head; None leaves it unquantized.
+        ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``.
+        overrides: scheme by layer-name pattern or by kind, one of `KINDS`; None leaves the layers
+            unquantized.  The last entry that matches a layer wins over ``scheme`` and ``head``; ``ignore``
+            wins over all of them.
+        method: how integers are chosen: ``mse`` searches scales by squared error, ``rtn`` derives them from
+            the largest values, ``gptq`` and ``awq`` calibrate; see `torch_armllm.quant.methods.base`.
+        allow_outliers: accept layers whose round-trip error is out of line with their scheme: see
+            `find_outliers`.
+        importance: for ``mse``: weight squared errors by the energy of each input channel, measured by
+            running the float model once on random tokens; see `torch_armllm.quant.methods.importance`.  This
+            needs the whole float model in memory.  None: measure where it is in memory anyway (`patch`,
+            `quantize`), not where weights are quantized as they are read.
     """
 
     scheme: str = "g32i"
@@ -41,6 +51,16 @@ class Recipe:
     overrides: Mapping[str, str | None] = field(default_factory=dict)
     method: str = "mse"
     allow_outliers: bool = False
+    importance: bool | None = None
+
+    @classmethod
+    def of(cls, quantization: str | Recipe) -> Recipe:
+        """Returns the recipe itself, or the default recipe with the scheme of that name.
+
+        Raises:
+            ValueError: there is no such scheme.
+        """
+        return quantization if isinstance(quantization, Recipe) else cls(quantization)
 
     def __post_init__(self) -> None:
         """Checks all names.
@@ -61,7 +81,7 @@ class Recipe:
         object.__setattr__(self, "overrides", overrides)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its attributes as JSON types, and as arguments of `quantize` and `ArmInt4Config`."""
+        """The attributes as JSON types, as a saved ``quantization_config`` holds them."""
         return {
             "scheme": self.scheme,
             "head": self.head,
@@ -69,6 +89,7 @@ class Recipe:
             "overrides": dict(self.overrides),
             "method": self.method,
             "allow_outliers": self.allow_outliers,
+            "importance": bool(self.importance),
         }
 
     def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:

@@ -18,12 +18,12 @@ from torch_armllm.quant.modules.tied_embedding import TiedEmbedding, can_share
 from torch_armllm.quant.packing import empty_panels, quantize_matrices, quantize_pieces
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.schemes.base import Scheme
-from torch_armllm.quant.spill_file import Spool
+from torch_armllm.quant.spill_file import SpillFile
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """What will stand in a layer's place, its buffers still in a spool.
+    """What will stand in a layer's place, its buffers still in a spill.
 
     Attributes:
         module: of packed weights.
@@ -46,8 +46,8 @@ class Replacement:
         return LayerRecord(layer.name, layer.kind, self.op, new.scheme, count, before, after, new.error)
 
 
-def replacement(
-    model: nn.Module, layer: Layer, scheme: Scheme, method: Method, keep: bool, spool: Spool
+def make_replacement(
+    model: nn.Module, layer: Layer, scheme: Scheme, method: Method, keep: bool, spill: SpillFile
 ) -> Replacement:
     """Makes what is to stand in a layer's place; nothing changes yet.
 
@@ -57,7 +57,7 @@ def replacement(
         scheme: its scheme.
         method: chooses the integers.
         keep: its float weights are to be kept.
-        spool: takes the packed weights.
+        spill: takes the packed weights.
 
     Raises:
         ValueError: a weight is not finite.
@@ -70,9 +70,9 @@ def replacement(
     try:
         if layer.kind == "experts":
             new, op = _quantize_experts(layer, scheme, method), "int4_moe"
-            spool.store(new)
+            spill.store(new)
         else:
-            new, sharer = _quantize_linear(layer, scheme, method, tied[0] if share else None, spool)
+            new, sharer = _quantize_linear(layer, scheme, method, tied[0] if share else None, spill)
             op = "int8_linear" if scheme.name == "int8" else "int4_linear"
     except ValueError as error:
         raise ValueError(f"{layer.name}: {error}") from error
@@ -81,7 +81,7 @@ def replacement(
 
 
 def _quantize_linear(
-    layer: Layer, scheme: Scheme, method: Method, tied: nn.Embedding | None, spool: Spool
+    layer: Layer, scheme: Scheme, method: Method, tied: nn.Embedding | None, spill: SpillFile
 ) -> tuple[QuantLinear, TiedEmbedding | None]:
     """Packs a linear layer, and for the embedding that is ``tied`` to it the bits that are left."""
     module = layer.module
@@ -95,9 +95,9 @@ def _quantize_linear(
     sharer = None if tied is None else TiedEmbedding(tied, new)
 
     def take(part: slice, panels: Tensor) -> None:
-        spool.append(new, "weight_packed", panels)
+        spill.append(new, "weight_packed", panels)
         if sharer is not None:
-            spool.append(sharer, "rest", split_rest(weight[part], panels))
+            spill.append(sharer, "rest", split_rest(weight[part], panels))
 
     new.error = quantize_pieces(weight, scheme, method.rounding(layer, scheme), take)
     return new, sharer

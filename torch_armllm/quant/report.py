@@ -6,12 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.files import format_bytes
 from torch_armllm.system.text_layout import labeled
 
 _INDENT = 15
+
+if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
+    from torch_armllm.quant.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,18 @@ class LayerRecord:
     error: float | None = None
     reason: str | None = None
 
+    @classmethod
+    def unquantized(cls, layer: Layer) -> LayerRecord:
+        """Returns the record of a layer that keeps its float weights."""
+        weights = layer.weights()
+        size = sum(weight.nbytes for weight in weights)
+        dtype = dtype_name(weights[0].dtype)
+        count = sum(weight.numel() for weight in weights)
+        return cls(layer.name, layer.kind, "torch", dtype, count, size, size, None, layer.reason)
+
     @property
     def quantized(self) -> bool:
-        """Whether its weight is stored in integers now."""
+        """True if the weight is stored as integers now."""
         return self.reason is None
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.quant.attach import detach
-from torch_armllm.quant.layers import Places
+from torch_armllm.quant.layers import ModuleSlots
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
@@ -22,7 +22,7 @@ def restore(model: nn.Module) -> list[str]:
         Names of the modules whose originals were not kept: their weights are what the integers stand for.
     """
     rounded: list[str] = []
-    hung = Places(model)
+    hung = ModuleSlots(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, TiedEmbedding):
             weight = nn.Parameter(module.dequantize(), requires_grad=False)

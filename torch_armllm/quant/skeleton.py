@@ -12,7 +12,7 @@ from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.hf.names import TIED
 from torch_armllm.quant.config import ArmInt4Config
-from torch_armllm.quant.layers import Places, is_linear, weight_of
+from torch_armllm.quant.layers import ModuleSlots, is_linear, weight_of
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
@@ -43,7 +43,7 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
         raise ValueError(
             "the quantization_config in config.json has no 'modules': save the model anew by save_pretrained"
         )
-    hung = Places(model)
+    hung = ModuleSlots(model)
     embeddings = []
     for name, saved in config.modules.items():
         try:

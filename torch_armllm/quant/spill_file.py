@@ -14,7 +14,7 @@ _IN_MEMORY = 16 << 20
 _ROOMY = "/var/tmp"  # /tmp is made of memory on many systems
 
 
-class Spool:
+class SpillFile:
     """Holds the buffers of modules: a little in memory, the rest in a temporary file.
 
     Without it, a model that must be able to stay as it is would need the memory of its float weights and of
@@ -77,7 +77,7 @@ class Spool:
             return rows
         try:
             if self._file is None:
-                # closed, and gone, with the spool
+                # closed, and gone, with the spill
                 self._file = tempfile.TemporaryFile(prefix="torch_armllm-", buffering=0, dir=_folder())  # noqa: SIM115
             return _Stored(self._write(self._file, rows), len(rows))
         except OSError:  # a full or a read-only disk

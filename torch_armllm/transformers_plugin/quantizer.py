@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch_armllm.quant.report import LayerRecord, Report
 
 _UNWEIGHTED = (
-    "weights were rounded as they were read, without regard to inputs: ArmInt4Config(importance=True) "
-    "regards them, for which it loads the whole float model first"
+    "weights were quantized as they were read, without measuring the importance of input channels; "
+    "ArmInt4Config(Recipe(importance=True)) measures it, and loads the whole float model first"
 )
 
 # What quantizes is imported when it is needed: transformers' own registry imports this file.
@@ -67,7 +67,7 @@ class ArmInt4Quantizer(HfQuantizer):
                 forget_ties(model)
             elif self.quantization_config.source is not None:
                 self._loader = ThirdPartyLoader(model, self.quantization_config)
-            elif not self.quantization_config.importance:
+            elif not self.quantization_config.recipe.importance:
                 self._loader = LayerLoader(model, self.quantization_config)
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
@@ -83,7 +83,7 @@ class ArmInt4Quantizer(HfQuantizer):
         from torch_armllm.checkpoint.layer_loader import refuse_missing
         from torch_armllm.patching.patch import fuse
         from torch_armllm.quant.attach import attach
-        from torch_armllm.quant.inplace import quantize_by
+        from torch_armllm.quant.inplace import quantize
         from torch_armllm.quant.report import Report
         from torch_armllm.quant.skeleton import finish_skeleton
 
@@ -100,10 +100,10 @@ class ArmInt4Quantizer(HfQuantizer):
             records = self._loader.finish()
             self._loader = None
         else:
-            records = quantize_by(config.recipe, model, progress=False)
+            records = quantize(model, config.recipe, progress=False)
         attach(model, config, self)
         if config.fuse:
-            self.report = fuse(model, config.kv_cache, records)
+            self.report = fuse(model, config.kv_cache_dtype, records)
         elif records is not None:
             self.report = Report(records)
         if self.report is not None and config.source is not None:

@@ -47,8 +47,8 @@ def _explain_refusal(quantizers: Any, own: type) -> None:
         if isinstance(given, own) and method is not None and method != METHOD:
             raise ValueError(
                 f"this checkpoint is quantized by {getattr(method, 'value', method)} already, and "
-                "from_pretrained would leave it so: torch_armllm.load(folder, ArmInt4Config(…)) reads its "
-                "integers as they are, torch_armllm.load(folder, scheme='g32i') quantizes it anew"
+                "from_pretrained would leave it so: torch_armllm.load(folder) reads its integers "
+                "as they are, torch_armllm.load(folder, requantize=True) quantizes it anew"
             )
         return merge(stored, given)
 

@@ -17,7 +17,7 @@ from tests.checkpoint.formats.test_compressed_tensors import encoder, scheme, se
 from tests.support import saved_folders
 from tests.support.format_results import as_ours, relative
 from tests.support.models import tiny, token_ids
-from torch_armllm import ArmInt4Config, load
+from torch_armllm import Recipe, load
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 
@@ -138,7 +138,7 @@ def test_a_language_model_inside_of_another_is_read(style: str, tmp_path: Path) 
     saved_folders.change(
         folder, lambda s: [s.update({n.replace("model.", inside, 1): s.pop(n)}) for n in list(s)]
     )
-    model: Any = load(str(folder), ArmInt4Config(head=None), torch.float32)
+    model: Any = load(str(folder), Recipe(head=None), dtype=torch.float32)
     ids = token_ids(1, 6)
     assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
 
@@ -152,7 +152,7 @@ def test_targets_that_name_an_expert_fit_joined_ones(tmp_path: Path) -> None:
 
 def test_decoded_experts_are_quantized_anew(tmp_path: Path) -> None:
     write(tmp_path, "llama4_text", PACKED, scheme(4, 32, True, None), "nested")
-    model: Any = load(str(tmp_path / "quantized"), scheme="int8g32")
+    model: Any = load(str(tmp_path / "quantized"), "int8g32", requantize=True)
     [record, _] = [record for record in model.hf_quantizer.report.quantized if record.kind == "experts"]
     assert record.scheme == "int8g32" and record.error < 0.01
 

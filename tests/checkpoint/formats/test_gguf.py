@@ -16,7 +16,7 @@ import torch_armllm
 from tests.support.format_results import as_ours, relative
 from tests.support.gguf_files import encode
 from tests.support.models import token_ids
-from torch_armllm import ArmInt4Config, load
+from torch_armllm import Recipe, load
 from torch_armllm.checkpoint.bundled_model import smollm2_file
 from torch_armllm.checkpoint.formats.gguf import GgufFile, read_file
 from torch_armllm.checkpoint.formats.gguf_blocks import EXACT, SCHEME_OF, decode
@@ -136,7 +136,7 @@ def test_integers_stay_as_they_are(kind: str, tmp_path: Path) -> None:
         ids = token_ids(2, 9) % VOCABULARY
         got, wanted = model(ids).logits, expected(ids).logits
     assert float((got - wanted).norm() / wanted.norm()) < 0.06
-    exact_head: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None), torch.float32)
+    exact_head: Any = load(str(tmp_path / "tiny.gguf"), Recipe(head=None), dtype=torch.float32)
     with torch.no_grad():
         ids = token_ids(1, 6) % VOCABULARY  # so few that group scales are not folded
         assert relative(exact_head(ids).logits, as_ours(expected)(ids).logits) < 2e-3
@@ -144,7 +144,7 @@ def test_integers_stay_as_they_are(kind: str, tmp_path: Path) -> None:
 
 def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
     expected = write(tmp_path / "tiny.gguf", "Q6_K", "Q6_K")
-    model: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None, fuse=False), torch.float32)
+    model: Any = load(str(tmp_path / "tiny.gguf"), Recipe(head=None), dtype=torch.float32, fuse=False)
     assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear):
@@ -185,7 +185,7 @@ def test_embeddings_are_decoded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch
         return found
 
     monkeypatch.setattr(GgufFile, "floats", decode)
-    model: Any = load(str(tmp_path / "tiny.gguf"), ArmInt4Config(head=None), torch.float32)
+    model: Any = load(str(tmp_path / "tiny.gguf"), Recipe(head=None), dtype=torch.float32)
     assert rows == [16] * (VOCABULARY // 16)
     assert torch.equal(model.get_input_embeddings().weight, expected.get_input_embeddings().weight)
 

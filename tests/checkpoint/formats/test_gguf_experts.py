@@ -12,7 +12,7 @@ import torch
 from tests.support.format_results import as_ours, relative
 from tests.support.gguf_files import encode, save
 from tests.support.models import tiny, token_ids
-from torch_armllm import ArmInt4Config, load
+from torch_armllm import Recipe, load
 from torch_armllm.quant.modules.experts import QuantExperts
 
 SIZES: dict[str, Any] = {
@@ -108,7 +108,7 @@ def write(path: Path, family: str, inner: str, outer: str) -> Any:
 )
 def test_experts_stay_as_they_are(family: str, inner: str, outer: str, scheme: str, tmp_path: Path) -> None:
     expected = write(tmp_path / "moe.gguf", family, inner, outer)
-    model: Any = load(str(tmp_path / "moe.gguf"), ArmInt4Config(head=None), torch.float32)
+    model: Any = load(str(tmp_path / "moe.gguf"), Recipe(head=None), dtype=torch.float32)
     report = model.hf_quantizer.report
     assert report.captured and not any("rounded" in note for note in report.notes), str(report)
     experts = [(name, m) for name, m in model.named_modules() if isinstance(m, QuantExperts)]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import torch_armllm
 from tests.support import saved_folders
 from tests.support.models import token_ids
-from torch_armllm import LLM, ArmInt4Config, SamplingParams
+from torch_armllm import LLM, Recipe, SamplingParams
 
 
 def pack(values: Tensor, axis: int, bits: int = 4) -> Tensor:
@@ -120,7 +120,7 @@ def test_every_door_opens(tmp_path: Path) -> None:
     options = (32, True, 2, False)
     expected = saved_folders.write(tmp_path, "llama", encoder(*options), settings(*options), hidden_size=128)
     folder = str(tmp_path / "quantized")
-    model = torch_armllm.load(folder, ArmInt4Config(head=None, ignore=["*.down_proj"], fuse=False))
+    model = torch_armllm.load(folder, Recipe(head=None, ignore=["*.down_proj"]), fuse=False)
     assert type(model.lm_head) is torch.nn.Linear
     down = model.model.layers[1].mlp.down_proj
     assert torch.equal(down.weight, expected.model.layers[1].mlp.down_proj.weight)

@@ -57,7 +57,7 @@ def test_a_folder_is_decoded_to_the_floats_that_it_stands_for(tmp_path: Path) ->
 
 def test_it_is_quantized_anew_and_the_report_states_the_error(file: tuple[str, Any]) -> None:
     path, expected = file
-    model: Any = torch_armllm.load(path, scheme="g32i", dtype=torch.float32)
+    model: Any = torch_armllm.load(path, "g32i", dtype=torch.float32, requantize=True)
     report = model.hf_quantizer.report
     errors = {layer.name: layer.error for layer in report.quantized}
     name = "model.layers.1.mlp.down_proj"
@@ -79,9 +79,9 @@ def test_the_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path:
         and is_third_party(str(source))
         and not is_third_party(str(tmp_path / "ct" / "float"))
     )
-    main(["quantize", str(source), str(out), "--scheme", "g64", "--json"])
+    main(["quantize", str(source), str(out), "--quantization", "g64", "--json"])
     model: Any = torch_armllm.load(str(out), dtype=torch.float32)
-    anew: Any = torch_armllm.load(str(source), scheme="g64", dtype=torch.float32)
+    anew: Any = torch_armllm.load(str(source), "g64", dtype=torch.float32, requantize=True)
     assert model.model.layers[0].mlp.down_proj.scheme == "g64"
     ids = token_ids(1, 5)
     with torch.no_grad():
@@ -89,12 +89,12 @@ def test_the_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path:
     assert main(["quantize", str(source), str(out)]) == 2  # it is not empty
     assert main(["quantize", str(source), str(tmp_path / "new"), "--method", "gptq"]) == 2
     with pytest.raises(ValueError, match="are packed as 'g64' already"):
-        torch_armllm.load(str(out), scheme="g32i")
+        torch_armllm.load(str(out), "g32i", requantize=True)
 
 
 def test_a_float_checkpoint_takes_the_scheme_too(tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path)
-    model: Any = torch_armllm.load(str(tmp_path), scheme="int8")
+    model: Any = torch_armllm.load(str(tmp_path), "int8")
     assert model.model.layers[0].mlp.down_proj.scheme == "int8"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import torch_armllm
 from tests.support.engines import answer_ids, engine
+from torch_armllm import Recipe
 from torch_armllm.engine.execution.computed import Computed
 from torch_armllm.engine.execution.plan_runner import ModelRunner
 from torch_armllm.engine.request import Request, Sequence
@@ -28,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
 @functools.cache
 def patched(head: str | None, dtype: torch.dtype) -> Any:
     model = tiny_model("llama", dtype)
-    report = torch_armllm.patch(model, "int4", head=head, progress=False)
+    report = torch_armllm.patch(model, Recipe(head=head), progress=False)
     assert report.captured, report.capture_reason
     return model
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.calibrated.awq import Awq
@@ -77,9 +78,9 @@ def test_it_brings_the_logits_nearer_than_rounding_to_nearest() -> None:
     with torch.no_grad():
         expected = loud("llama")(ids).logits
     errors = []
-    for options in ({"method": "rtn"}, {"method": "awq", "calibration": TOKENS}):
+    for method, calibration in (("rtn", None), ("awq", TOKENS)):
         model = loud("llama")
-        quantize(model, scheme="row", progress=False, **options)
+        quantize(model, Recipe("row", method=method), progress=False, calibration=calibration)
         with torch.no_grad():
             errors.append(float((model(ids).logits - expected).norm()))
     assert errors[1] < 0.8 * errors[0]
@@ -90,7 +91,7 @@ def test_a_failure_on_the_way_takes_the_scales_back(monkeypatch: pytest.MonkeyPa
     before = {name: value.clone() for name, value in model.state_dict().items()}
     monkeypatch.setattr(Awq, "took", lambda *_: (_ for _ in ()).throw(RuntimeError("no more")))
     with pytest.raises(RuntimeError, match="no more"):
-        quantize(model, progress=False, method="awq", calibration=TOKENS)
+        quantize(model, Recipe(method="awq"), progress=False, calibration=TOKENS)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert isinstance(model.model.layers[0].mlp.up_proj, nn.Linear)

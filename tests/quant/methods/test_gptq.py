@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.support.calibration import CALIBRATION
 from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
@@ -150,9 +151,9 @@ def test_it_brings_the_logits_of_other_texts_nearer(kind: str) -> None:
     with torch.no_grad():
         expected = loud(kind)(ids).logits
     errors = []
-    for options in ({"method": "mse"}, {"method": "gptq", "calibration": calibration}):
+    for method, tokens in (("mse", None), ("gptq", calibration)):
         model = loud(kind)
-        quantize(model, progress=False, **options)
+        quantize(model, Recipe(method=method), progress=False, calibration=tokens)
         with torch.no_grad():
             errors.append(float((model(ids).logits - expected).norm()))
         assert not any("forward" in vars(module) for module in model.modules())
@@ -184,7 +185,7 @@ def test_layers_that_share_more_than_hidden_states_run_with_the_whole_model(
     monkeypatch.setattr(type(model.model.layers[0]), "forward", forward)
     assert not Stages(model, tokens, batch=2).streamed
     assert "runs as a whole" in caplog.text
-    quantize(model, progress=False, method="gptq", calibration=tokens)
+    quantize(model, Recipe(method="gptq"), progress=False, calibration=tokens)
 
 
 def _telling(inner: Any, kinds: Any) -> Any:
@@ -212,13 +213,13 @@ def test_seldom_chosen_experts_are_rounded_for_what_they_could_see() -> None:
 
 def test_it_asks_for_texts() -> None:
     with pytest.raises(ValueError, match="needs calibration texts"):
-        quantize(tiny("llama"), method="gptq", progress=False)
+        quantize(tiny("llama"), Recipe(method="gptq"), progress=False)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = loud("mixtral")
-    quantize(whole, progress=False, method="gptq", calibration=CALIBRATION)
+    quantize(whole, Recipe(method="gptq"), progress=False, calibration=CALIBRATION)
     with monkeypatch.context() as patch:
         seen = iter(range(7))
 
@@ -229,16 +230,22 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
 
         patch.setattr(Gptq, "took", took)
         with pytest.raises(KeyboardInterrupt):
-            quantize(loud("mixtral"), progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
+            quantize(
+                loud("mixtral"),
+                Recipe(method="gptq"),
+                progress=False,
+                calibration=CALIBRATION,
+                resume=tmp_path,
+            )
     made = []
     monkeypatch.setattr(Compensated, "__init__", _counted(Compensated.__init__, made))
     model = loud("mixtral")
-    quantize(model, progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
+    quantize(model, Recipe(method="gptq"), progress=False, calibration=CALIBRATION, resume=tmp_path)
     assert made
     first = len(made)
     for name, value in whole.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    quantize(loud("mixtral"), progress=False, method="gptq", calibration=CALIBRATION, resume=tmp_path)
+    quantize(loud("mixtral"), Recipe(method="gptq"), progress=False, calibration=CALIBRATION, resume=tmp_path)
     assert len(made) == first  # nothing was left to find
 
 
@@ -264,7 +271,10 @@ def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch
 
     monkeypatch.setattr(Moments, "add", spy)
     quantize(
-        tiny("llama"), progress=False, method="gptq", calibration=CALIBRATION, ignore=["model.layers.0.*"]
+        tiny("llama"),
+        Recipe(method="gptq", ignore=["model.layers.0.*"]),
+        progress=False,
+        calibration=CALIBRATION,
     )
     assert lost[0] == 0
     assert lost[-1] > 0

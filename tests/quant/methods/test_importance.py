@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny, token_ids
+from torch_armllm import Recipe
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.importance import input_energies
@@ -66,7 +67,7 @@ def test_it_brings_the_logits_nearer() -> None:
     for importance in (False, True):
         twin = tiny("llama")
         twin.load_state_dict(model.state_dict())
-        quantize(twin, importance=importance, progress=False)
+        quantize(twin, Recipe(importance=importance), progress=False)
         with torch.no_grad():
             errors.append(float((twin(ids).logits - expected).norm()))
     assert errors[1] < errors[0]

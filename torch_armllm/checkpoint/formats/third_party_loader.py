@@ -93,8 +93,7 @@ class ThirdPartyLoader(LayerLoader):
                     f"{tuple(expected.shape)} in the model: config.json belongs to another checkpoint"
                 )
             if len(held) == len(layer.weights()):
-                made = _packed(layer, held)
-                self._made[layer.name] = made, made.record(layer)
+                self._records[layer.name] = self._quantizer.add(layer, _packed(layer, held))
         except ValueError as error:
             self._error = error
         release_free_memory()
@@ -121,8 +120,8 @@ def load_third_party(
 
     Args:
         checkpoint: the opened checkpoint.
-        config: its ``head``, ``ignore``, ``kv_cache`` and ``fuse`` apply; quantized weights keep their
-            scheme.  A dequantized checkpoint is quantized by all of it; None: it stays floats, and the model
+        config: its ``head``, ``ignore``, ``kv_cache_dtype`` and ``fuse`` apply; quantized weights
+            keep their scheme.  A dequantized checkpoint is quantized by all of it; None: it stays floats, and the model
             is not patched.
         dtype: of the float weights and the activations; ``auto``: the checkpoint's own.
 

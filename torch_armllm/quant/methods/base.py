@@ -11,7 +11,7 @@ from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Peak, Search
-from torch_armllm.quant.spill_file import Spool
+from torch_armllm.quant.spill_file import SpillFile
 
 UNCALIBRATED = ("mse", "rtn")
 CALIBRATED = ("gptq", "awq")
@@ -44,8 +44,8 @@ class Method:
         """
         raise NotImplementedError
 
-    def took(self, layer: Layer, made: QuantLinear | QuantExperts, spool: Spool) -> None:
-        """Learns what became of a layer; the buffers of ``made`` are in the ``spool``."""
+    def took(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:
+        """Learns what became of a layer; the buffers of ``made`` are in the ``spill``."""
 
     def commit(self) -> None:
         """Makes what the method changes beside the layers; it must not fail."""

@@ -20,7 +20,7 @@ from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Search
-from torch_armllm.quant.spill_file import Spool
+from torch_armllm.quant.spill_file import SpillFile
 
 _NARROW = 4096
 """Inputs of layers that make up for what went wrong before them: for wider ones that takes too long."""
@@ -79,10 +79,10 @@ class Gptq(Staged):
             self._roundings[id(wanted)] = self._see(wanted, rows)
         return self._roundings[id(wanted)]
 
-    def took(self, layer: Layer, made: QuantLinear | QuantExperts, spool: Spool) -> None:  # noqa: D102
+    def took(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
         if layer.name in self._homes:
             ready = copy.copy(made)
-            ready._buffers = {**made._buffers, **spool.peek(made)}
+            ready._buffers = {**made._buffers, **spill.peek(made)}
             self._packed[layer.module] = ready
             self._home_of[layer.module] = self._homes[layer.name]
             self._use(True)
