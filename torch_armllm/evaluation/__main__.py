@@ -1,6 +1,6 @@
 """lm-eval's own command line, with the model ``armllm``.
 
-python -m torch_armllm.evaluation run --model armllm --tasks piqa --model_args pretrained=DIR,quantization=g32i
+python -m torch_armllm.evaluation run --model armllm --tasks piqa --model_args pretrained=DIR,method=rtn
 """
 
 from torch_armllm.system.extras import require_extra
