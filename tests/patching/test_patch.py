@@ -214,7 +214,7 @@ def test_unquantized_gradients_still_flow_with_labels() -> None:
 
 def test_unpatch_gives_the_model_back() -> None:
     ids = token_ids(1, 9)
-    for options in ({"quantize": None}, {"keep_original": True}):
+    for options in ({"quantization": None}, {"keep_original": True}):
         model = tiny("mixtral")
         with torch.no_grad():
             expected = model(ids).logits
