@@ -120,8 +120,8 @@ def load_third_party(
 
     Args:
         checkpoint: the opened checkpoint.
-        config: its ``head``, ``ignore``, ``kv_cache_dtype`` and ``fuse`` apply; quantized weights
-            keep their scheme.  A dequantized checkpoint is quantized by all of it; None: it stays floats, and the model
+        config: its ``head``, ``ignore``, ``kv_cache_dtype`` and ``fuse`` apply; quantized weights keep their
+            scheme.  A dequantized checkpoint is quantized by all of it; None: it stays floats, and the model
             is not patched.
         dtype: of the float weights and the activations; ``auto``: the checkpoint's own.
 
