@@ -35,9 +35,9 @@ Tensor int8_heads_linear(Tensor x, Tensor weight, int64_t out_features) {
                   "weight must be uint8 of shape (heads, panels, panel_bytes), as pack_int8 returns it");
   STD_TORCH_CHECK(weight.size(0) == a.heads, "weight has ", weight.size(0), " heads, but x has ", a.heads);
   STD_TORCH_CHECK(weight.size(1) == panels, "weight has ", weight.size(1),
-                  " panels of 16 rows a head; out_features = ", out_features, " needs ", panels);
+                  " panels of 16 rows per head; out_features = ", out_features, " needs ", panels);
   STD_TORCH_CHECK(weight.size(2) == bytes, "weight has ", weight.size(2),
-                  " bytes a panel; in_features = ", a.in_features, " (the last size of x) needs ", bytes,
+                  " bytes per panel; in_features = ", a.in_features, " (the last size of x) needs ", bytes,
                   ": was it packed with another shape or scheme?");
   STD_TORCH_CHECK(weight.stride(2) == 1, "weight must be contiguous in its last dimension");
   if (a.tokens == 0 || out_features == 0) return out;

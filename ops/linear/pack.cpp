@@ -1,4 +1,5 @@
-// Plain quantized weights to packed panels, and back to float32.
+// Packs plain quantized weights into panels, and unpacks them to float32. packed_panel.h specifies the
+// layout.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -14,17 +15,19 @@ namespace {
 
 using torch::stable::contiguous;
 
-// Where row r's value k lies among the values of a panel; see packed_panel.h.
-struct Place {
+// Position of row r's value k among the values of a panel.
+struct NibblePosition {
   int64_t byte;
   bool high;
 };
 
-Place nibble_place(int64_t row, int64_t k) { return {k / 8 * 64 + row % 8 * 8 + k % 8, row >= 8}; }
+NibblePosition nibble_position(int64_t row, int64_t k) {
+  return {k / 8 * 64 + row % 8 * 8 + k % 8, row >= 8};
+}
 
-int64_t int8_place(int64_t row, int64_t k) { return k / 4 * 64 + row * 4 + k % 4; }
+int64_t int8_position(int64_t row, int64_t k) { return k / 4 * 64 + row * 4 + k % 4; }
 
-// 0 … 15 of one row in a section of 8 bytes a group.
+// Nibble of one row, 0 … 15, in a section of 8 bytes per group.
 int nibble_of(const uint8_t* section, int64_t group, int64_t row) {
   const uint8_t pair = section[group * 8 + row % 8];
   return row >= 8 ? pair >> 4 : pair & 15;
@@ -41,7 +44,7 @@ float widen(uint16_t bf16) {
   return value;
 }
 
-struct Source {
+struct PlainWeight {
   const int8_t* q;
   const uint8_t* multipliers;  // g32i only
   const uint8_t* zero_points;
@@ -50,16 +53,16 @@ struct Source {
   int64_t rows, in_features;
 };
 
-// Packs row `row` of the matrix as row `r` of a panel; false where a value does not fit the scheme.
-bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r, uint8_t* panel) {
+// Packs row `row` of the matrix as row `r` of a panel; returns false if a value is out of the scheme's range.
+bool pack_row(const PlainWeight& s, const PanelLayout& layout, int64_t row, int64_t r, uint8_t* panel) {
   const int64_t groups = layout.groups, step = groups_per_scale(layout.scheme), columns = layout.scale_groups;
   const int8_t* q = s.q + row * s.in_features;
   uint8_t* values = panel + layout.values;
-  bool fits = true;
+  bool in_range = true;
   for (int64_t c = 0; has_offsets(layout.scheme) && c < columns; ++c) {
     const float offset = s.offsets[row * columns + c];
     std::memcpy(panel + layout.offsets + (c * kPanel + r) * 4, &offset, 4);
-    fits &= std::isfinite(offset);
+    in_range &= std::isfinite(offset);
   }
   if (is_int8(layout.scheme)) {
     const int64_t span = step ? step * kGroup : layout.groups * kGroup;
@@ -67,16 +70,16 @@ bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r
       uint8_t* part = panel + (step ? layout.values + c * int8_panel_bytes(step) : 0);
       const float scale = static_cast<const float*>(s.scales)[row * columns + c];
       std::memcpy(part + r * 4, &scale, 4);
-      fits &= !step || std::isfinite(scale);
+      in_range &= !step || std::isfinite(scale);
       const int64_t end = std::min(span, s.in_features - c * span);
-      for (int64_t k = 0; k < end; ++k) part[kPanel * 4 + int8_place(r, k)] = uint8_t(q[c * span + k]);
+      for (int64_t k = 0; k < end; ++k) part[kPanel * 4 + int8_position(r, k)] = uint8_t(q[c * span + k]);
     }
-    return fits;
+    return in_range;
   }
   if (layout.scheme == Scheme::g32i) {
     for (int64_t g = 0; g < groups; ++g) {
       const int m = s.multipliers[row * groups + g] - 1;
-      fits &= m >= 0 && m <= 15;
+      in_range &= m >= 0 && m <= 15;
       set_nibble(panel[layout.multipliers + g * 8 + r % 8], r >= 8, m);
     }
   }
@@ -85,7 +88,7 @@ bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r
     int zero = 8;
     if (has_zero_points(layout.scheme)) {
       zero = s.zero_points[row * columns + c];
-      fits &= zero <= 15;
+      in_range &= zero <= 15;
       set_nibble(panel[layout.zero_points + c * 8 + r % 8], r >= 8, zero);
     }
     const int64_t first = step ? c * step * kGroup : 0;
@@ -94,9 +97,9 @@ bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r
     for (int64_t k = first; k < end; ++k) {
       int u = zero;
       if (k < s.in_features) u = has_zero_points(layout.scheme) ? q[k] : q[k] + 8;
-      fits &= u >= 0 && u <= 15;
+      in_range &= u >= 0 && u <= 15;
       peak = std::max(peak, u > zero ? u - zero : zero - u);
-      const Place p = nibble_place(r, k);
+      const NibblePosition p = nibble_position(r, k);
       set_nibble(values[p.byte], p.high, p.high ? u - 8 : u);
     }
     if (step == 0) continue;
@@ -109,23 +112,23 @@ bool pack_row(const Source& s, const PanelLayout& layout, int64_t row, int64_t r
       scale = static_cast<const float*>(s.scales)[row * columns + c];
       std::memcpy(panel + layout.scales + (c * kPanel + r) * 4, &scale, 4);
     }
-    fits &= std::isfinite(scale);
+    in_range &= std::isfinite(scale);
     largest = std::max(largest, std::fabs(scale) * float(peak));
   }
   const float row_scale = step ? largest / 127.0f : static_cast<const float*>(s.scales)[row];
   std::memcpy(panel + r * 4, &row_scale, 4);
-  return fits;
+  return in_range;
 }
 
-// Packs rows first … first + 15 (fewer at the end) of one matrix.
-bool pack_panel(const Source& s, const PanelLayout& layout, int64_t first, uint8_t* panel) {
+// Packs rows first … first + 15 (fewer at the end) of a matrix; returns false if a value is out of range.
+bool pack_panel(const PlainWeight& s, const PanelLayout& layout, int64_t first, uint8_t* panel) {
   const int64_t rows = std::min(kPanel, s.rows - first);
   std::memset(panel, 0, layout.values);
   if (has_zero_points(layout.scheme)) std::memset(panel + layout.zero_points, 0x88, layout.scale_groups * 8);
   std::memset(panel + layout.values, is_int8(layout.scheme) ? 0 : 0x08, layout.bytes - layout.values);
-  bool fits = true;
-  for (int64_t r = 0; r < rows; ++r) fits &= pack_row(s, layout, first + r, r, panel);
-  return fits;
+  bool in_range = true;
+  for (int64_t r = 0; r < rows; ++r) in_range &= pack_row(s, layout, first + r, r, panel);
+  return in_range;
 }
 
 float float_at(const uint8_t* section, int64_t column, int64_t row) {
@@ -137,11 +140,12 @@ float float_at(const uint8_t* section, int64_t column, int64_t row) {
 float int8_value(const PanelLayout& layout, const uint8_t* panel, int64_t column, int64_t r, int64_t k) {
   const int64_t step = groups_per_scale(layout.scheme);
   const uint8_t* part = panel + (step ? layout.values + column * int8_panel_bytes(step) : 0);
-  return float(int8_t(part[kPanel * 4 + int8_place(r, k - column * step * kGroup)])) * float_at(part, 0, r);
+  return float(int8_t(part[kPanel * 4 + int8_position(r, k - column * step * kGroup)])) *
+         float_at(part, 0, r);
 }
 
 float int4_value(const PanelLayout& layout, const uint8_t* panel, int64_t column, int64_t r, int64_t k) {
-  const Place p = nibble_place(r, k);
+  const NibblePosition p = nibble_position(r, k);
   const uint8_t byte = panel[layout.values + p.byte];
   const int u = p.high ? (byte >> 4) ^ 8 : byte & 15;
   int q = u - (has_zero_points(layout.scheme) ? nibble_of(panel + layout.zero_points, column, r) : 8);
@@ -166,7 +170,7 @@ void unpack_panel(const PanelLayout& layout, const uint8_t* panel, int64_t rows,
   }
 }
 
-// `columns` beyond the leading sizes of q; 0 where there are none.
+// Checks that t has the leading sizes of q, followed by `columns` unless that is 0.
 void check_sizes(const Tensor& t, const Tensor& q, int64_t columns, const char* name, const char* unit) {
   const int64_t dims = q.dim() - (columns == 0 ? 1 : 0);
   bool same = t.dim() == dims;
@@ -175,7 +179,7 @@ void check_sizes(const Tensor& t, const Tensor& q, int64_t columns, const char* 
     STD_TORCH_CHECK(same, name, " must have the leading sizes of q");
   } else {
     STD_TORCH_CHECK(same && t.size(dims - 1) == columns, name,
-                    " must have the leading sizes of q and one column a group of ", unit, ": ", columns);
+                    " must have the leading sizes of q and one column per group of ", unit, ": ", columns);
   }
 }
 
@@ -195,11 +199,11 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
     STD_TORCH_CHECK(scales.scalar_type() == ScalarType::Float, "scales must be float32");
   }
   STD_TORCH_CHECK(multipliers.has_value() == (scheme == Scheme::g32i),
-                  "multipliers are for scheme g32i, and only for it");
+                  "multipliers are required by scheme g32i and invalid for other schemes");
   STD_TORCH_CHECK(zeros.has_value() == has_zero_points(scheme),
-                  "zeros are for schemes with a 'z' (rowz, g32z, …), and only for them");
+                  "zeros are required by schemes with a 'z' (rowz, g32z, …) and invalid for other schemes");
   STD_TORCH_CHECK(offsets.has_value() == has_offsets(scheme),
-                  "offsets are for schemes with an 'm' (g32m, …), and only for them");
+                  "offsets are required by schemes with an 'm' (g32m, …) and invalid for other schemes");
   const int64_t rows = q.size(q.dim() - 2), in_features = last_size(q);
   STD_TORCH_CHECK(rows >= 1 && in_features >= 1, "q must have at least one row and one column");
   const PanelLayout layout = panel_layout(scheme, in_features);
@@ -226,7 +230,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   std::vector<int64_t> sizes{panels, layout.bytes};
   if (q.dim() == 3) sizes.insert(sizes.begin(), experts);
   Tensor packed = torch::stable::new_empty(q, sizes, ScalarType::Byte);
-  const Source source{
+  const PlainWeight plain{
       static_cast<const int8_t*>(values.data_ptr()),
       factors.has_value() ? static_cast<const uint8_t*>(factors->data_ptr()) : nullptr,
       zero_points.has_value() ? static_cast<const uint8_t*>(zero_points->data_ptr()) : nullptr,
@@ -235,25 +239,25 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
       rows,
       in_features};
   uint8_t* out = static_cast<uint8_t*>(packed.data_ptr());
-  std::atomic<bool> fits{true};
+  std::atomic<bool> in_range{true};
   const int64_t scale_bytes = layout.scale_groups * (has_bf16_scales(scheme) ? 2 : 4);
   torch::stable::parallel_for(0, experts * panels, 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t before = i / panels * rows;  // rows of the experts before this one
-      Source s = source;
+      const int64_t before = i / panels * rows;  // rows of preceding experts
+      PlainWeight s = plain;
       s.q += before * in_features;
       s.scales = static_cast<const char*>(s.scales) + before * scale_bytes;
       if (s.multipliers != nullptr) s.multipliers += before * layout.groups;
       if (s.zero_points != nullptr) s.zero_points += before * layout.scale_groups;
       if (s.offsets != nullptr) s.offsets += before * layout.scale_groups;
-      if (!pack_panel(s, layout, i % panels * kPanel, out + i * layout.bytes)) fits.store(false);
+      if (!pack_panel(s, layout, i % panels * kPanel, out + i * layout.bytes)) in_range.store(false);
     }
   });
   if (has_zero_points(scheme)) {
-    STD_TORCH_CHECK(fits.load(), "q and zeros must lie in 0..15 and group scales must be finite");
+    STD_TORCH_CHECK(in_range.load(), "q and zeros must be in 0..15, and group scales must be finite");
   } else {
-    STD_TORCH_CHECK(fits.load(),
-                    "q must lie in -8..7, multipliers in 1..16, and group scales and offsets must be finite");
+    STD_TORCH_CHECK(in_range.load(),
+                    "q must be in -8..7, multipliers in 1..16, and group scales and offsets must be finite");
   }
   return packed;
 }

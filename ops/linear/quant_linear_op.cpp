@@ -12,7 +12,7 @@ namespace {
 using torch::stable::contiguous;
 
 struct Bias {
-  std::optional<Tensor> held;
+  std::optional<Tensor> owner;
   const void* data = nullptr;
   DType type = DType::f32;
 
@@ -20,9 +20,9 @@ struct Bias {
     if (!t.has_value()) return;
     STD_TORCH_CHECK(t->numel() == out_features, name, " has ", t->numel(), " elements; out_features is ",
                     out_features);
-    held = contiguous(*t);
-    data = held->data_ptr();
-    type = dtype_of(*held, name);
+    owner = contiguous(*t);
+    data = owner->data_ptr();
+    type = dtype_of(*owner, name);
   }
 };
 
@@ -38,7 +38,7 @@ void check_weight(const Tensor& weight, const Tensor& x, int64_t out_features, S
   STD_TORCH_CHECK(weight.size(0) == panels, "weight has ", weight.size(0),
                   " panels of 16 rows; out_features = ", out_features, " needs ", panels);
   STD_TORCH_CHECK(weight.size(1) == bytes, "weight has ", weight.size(1),
-                  " bytes a panel; in_features = ", in_features, " (the last size of x) needs ", bytes,
+                  " bytes per panel; in_features = ", in_features, " (the last size of x) needs ", bytes,
                   ": was it packed with another shape or scheme?");
   STD_TORCH_CHECK(weight.stride(1) == 1, "weight must be contiguous in its last dimension");
 }
@@ -55,13 +55,13 @@ int64_t tokens_of(const Tensor& x) {
   return row_count(x);
 }
 
-// Activations as a float tensor, or as INT8 rows with their scales.
-struct Source {
+// Activations of an op: a float tensor, or INT8 rows with their scales.
+struct ActivationSource {
   Tensor tensor, rows, scales;
   ScalarType type;  // of the output
 
-  explicit Source(const Tensor& x) : tensor(x), rows(as_rows(x)), type(x.scalar_type()) {}
-  Source(const Tensor& q, const Tensor& q_scales, const std::string& dtype)
+  explicit ActivationSource(const Tensor& x) : tensor(x), rows(as_rows(x)), type(x.scalar_type()) {}
+  ActivationSource(const Tensor& q, const Tensor& q_scales, const std::string& dtype)
       : tensor(q), rows(as_rows(q)), scales(contiguous(q_scales)), type(float_type(dtype)) {
     STD_TORCH_CHECK(
         q.scalar_type() == ScalarType::Char && q.dim() >= 1 && last_size(q) % kGroup == 0,
@@ -91,7 +91,7 @@ struct Source {
   }
 };
 
-Tensor quant_linear(const Source& source, const Tensor& weight, int64_t out_features, Scheme scheme,
+Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_t out_features, Scheme scheme,
                     const std::optional<Tensor>& bias, const std::optional<Tensor>& residual) {
   const Tensor& x = source.tensor;
   const int64_t tokens = tokens_of(x);
@@ -134,20 +134,21 @@ Scheme int4_scheme(const std::string& name) {
 
 Tensor int4_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
                    std::optional<Tensor> bias, std::optional<Tensor> residual) {
-  return quant_linear(Source(x), weight, out_features, int4_scheme(scheme), bias, residual);
+  return quant_linear(ActivationSource(x), weight, out_features, int4_scheme(scheme), bias, residual);
 }
 
 Tensor int8_linear(Tensor x, Tensor weight, int64_t out_features, std::optional<Tensor> bias,
                    std::optional<Tensor> residual) {
-  return quant_linear(Source(x), weight, out_features, Scheme::i8, bias, residual);
+  return quant_linear(ActivationSource(x), weight, out_features, Scheme::i8, bias, residual);
 }
 
 Tensor int4_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,
                      std::string dtype, std::optional<Tensor> bias, std::optional<Tensor> residual) {
-  return quant_linear(Source(q, scales, dtype), weight, out_features, scheme_of(scheme), bias, residual);
+  return quant_linear(ActivationSource(q, scales, dtype), weight, out_features, scheme_of(scheme), bias,
+                      residual);
 }
 
-Tensor gated_linear(const Source& source, const Tensor& weight, int64_t out_features,
+Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_t out_features,
                     const std::string& scheme, const std::string& activation,
                     const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias) {
   const Tensor& x = source.tensor;
@@ -183,13 +184,14 @@ Tensor gated_linear(const Source& source, const Tensor& weight, int64_t out_feat
 Tensor int4_gated_linear(Tensor x, Tensor weight, int64_t out_features, std::string scheme,
                          std::string activation, std::optional<Tensor> gate_bias,
                          std::optional<Tensor> up_bias) {
-  return gated_linear(Source(x), weight, out_features, scheme, activation, gate_bias, up_bias);
+  return gated_linear(ActivationSource(x), weight, out_features, scheme, activation, gate_bias, up_bias);
 }
 
 Tensor int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int64_t out_features, std::string scheme,
                            std::string activation, std::string dtype, std::optional<Tensor> gate_bias,
                            std::optional<Tensor> up_bias) {
-  return gated_linear(Source(q, scales, dtype), weight, out_features, scheme, activation, gate_bias, up_bias);
+  return gated_linear(ActivationSource(q, scales, dtype), weight, out_features, scheme, activation, gate_bias,
+                      up_bias);
 }
 
 }  // namespace

@@ -273,7 +273,7 @@ def test_rejects_mismatched_arguments() -> None:
     x, weight = torch.randn(3, 40), packed(20, 40, "g32i")
     with pytest.raises(RuntimeError, match="has 2 panels of 16 rows; out_features = 40 needs 3"):
         linear.int4_linear(x, weight, 40)
-    with pytest.raises(RuntimeError, match="bytes a panel; in_features = 400"):
+    with pytest.raises(RuntimeError, match="bytes per panel; in_features = 400"):
         linear.int4_linear(torch.randn(3, 400), weight, 20)
     with pytest.raises(RuntimeError, match="another shape or scheme"):
         linear.int4_linear(x, weight, 20, "row")

@@ -190,7 +190,7 @@ def test_interleaved_panels_alternate() -> None:
     both = linear.interleave_panels(gate, up)
     assert torch.equal(both[0::2], gate)
     assert torch.equal(both[1::2], up)
-    with pytest.raises(ValueError, match="must agree"):
+    with pytest.raises(ValueError, match="must be equal"):
         linear.interleave_panels(gate, up[:1])
 
 
@@ -232,7 +232,7 @@ def test_rejects_mismatched_arguments() -> None:
         linear.pack_int4(q, None, scales)
     with pytest.raises(RuntimeError, match="multipliers"):
         linear.pack_int4(q, multipliers, scales, "row")
-    with pytest.raises(RuntimeError, match="one column a group"):
+    with pytest.raises(RuntimeError, match="one column per group"):
         linear.pack_int4(q, multipliers[:, :1], scales)
     with pytest.raises(RuntimeError, match="scales"):
         linear.pack_int4(q, multipliers, scales[:-1])
@@ -259,7 +259,7 @@ def test_rejects_invalid_float_groups() -> None:
     assert zeros is not None
     with pytest.raises(RuntimeError, match=r"0\.\.15"):
         linear.pack_int4(q - 8, None, scales, "g64z", zeros)
-    with pytest.raises(RuntimeError, match=r"zeros must lie in 0\.\.15"):
+    with pytest.raises(RuntimeError, match=r"zeros must be in 0\.\.15"):
         linear.pack_int4(q, None, scales, "g64z", zeros + 16)
     with pytest.raises(RuntimeError, match="schemes with a 'z'"):
         linear.pack_int4(q, None, scales, "g64z")
@@ -267,9 +267,9 @@ def test_rejects_invalid_float_groups() -> None:
         linear.pack_int4(q - 8, None, scales, "g64", zeros)
     with pytest.raises(RuntimeError, match="zeros must be uint8"):
         linear.pack_int4(q, None, scales, "g64z", zeros.int())
-    with pytest.raises(RuntimeError, match="zeros must have .* one column a group of 64: 4"):
+    with pytest.raises(RuntimeError, match="zeros must have .* one column per group of 64: 4"):
         linear.pack_int4(q, None, scales, "g64z", zeros[:, :2])
-    with pytest.raises(RuntimeError, match="scales must have .* one column a group of 128: 2"):
+    with pytest.raises(RuntimeError, match="scales must have .* one column per group of 128: 2"):
         linear.pack_int4(q, None, scales, "g128z", zeros)
     with pytest.raises(RuntimeError, match="bfloat16"):
         linear.pack_int4(q, None, scales, "g64zb", zeros)
