@@ -64,7 +64,7 @@ def test_an_interrupted_calibration_goes_on(
         with pytest.raises(KeyboardInterrupt):
             quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION)
     assert torch.equal(saved_tokens(out), CALIBRATION)
-    with pytest.raises(ValueError, match="other texts"):
+    with pytest.raises(ValueError, match="other calibration tokens"):
         quantize_folder(source, out, recipe, progress=False, calibration=CALIBRATION.flip(0))
     seen: list[str] = []
     monkeypatch.setattr(BlockReader, "load", lambda self, block: (seen.append(block), load(self, block)))

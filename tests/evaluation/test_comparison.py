@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torch_armllm.evaluation.comparison import Line, compare
-from torch_armllm.evaluation.results_file import SchemeResult
+from torch_armllm.evaluation.results_file import VariantResult
 from torch_armllm.evaluation.table import as_markdown, as_text
 from torch_armllm.evaluation.task_results import Row, TaskResult
 
@@ -92,8 +92,8 @@ def test_without_a_baseline_scores_remain() -> None:
 def test_the_table_shows_failures_and_changes() -> None:
     base, other = _choices([(1, [-1, -2]), (0, [-1, -2])]), _choices([(0, [-2, -1]), (0, [-1, -2])])
     schemes = {
-        "bf16": SchemeResult(16.0, 2_000_000, {"t": base}),
-        "int4": SchemeResult(4.14, 500_000, {"t": other}, "ValueError: no room"),
+        "bf16": VariantResult(16.0, 2_000_000, {"t": base}),
+        "int4": VariantResult(4.14, 500_000, {"t": other}, "ValueError: no room"),
     }
     lines = _lines(base, other)
     text, page = as_text(lines, schemes), as_markdown(lines, schemes, "A model")

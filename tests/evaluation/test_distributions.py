@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_armllm.evaluation.distributions import Comparison, Reference
+from torch_armllm.evaluation.distributions import BaselineLogits, LogitComparison
 
 
 def _logits(*rows: list[float]) -> Tensor:
@@ -17,13 +17,13 @@ def _logits(*rows: list[float]) -> Tensor:
 
 
 def _compare(file: Path, base: Tensor, other: Tensor, most: int = 100) -> dict[str, float]:
-    reference = Reference(file, most)
+    reference = BaselineLogits(file, most)
     for row in base.split(2):  # in pieces that differ from those that come later
-        reference.take(row)
+        reference.add(row)
     known = reference.result()
-    comparison = Comparison(file, known["dtype"])
+    comparison = LogitComparison(file, known["dtype"])
     for row in other.split(3):
-        comparison.take(row)
+        comparison.add(row)
     return comparison.result()
 
 

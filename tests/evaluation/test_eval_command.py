@@ -13,8 +13,8 @@ import pytest
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.cli.main import main
 from torch_armllm.evaluation import run
-from torch_armllm.evaluation.loading import load_scheme
-from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.evaluation.loading import load_variant
+from torch_armllm.evaluation.variant import Variant
 from torch_armllm.llm import calibration_text
 from torch_armllm.system import extras
 
@@ -104,14 +104,14 @@ def test_a_scheme_that_fails_leaves_the_others(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = run.load_scheme
+    own = run.load_variant
 
     def load(source: str, scheme: Any, *more: Any) -> Any:
         if scheme.name == "int4-row":
             raise RuntimeError("no room")
         return own(source, scheme, *more)
 
-    monkeypatch.setattr(run, "load_scheme", load)
+    monkeypatch.setattr(run, "load_variant", load)
     schemes = ("--quantization", "f32,int4-row,int4-g32i", "--limit", "2")
     assert _eval(tiny_folder, own_tasks, *schemes, names="own_letters") == 2
     said = capsys.readouterr()
@@ -148,7 +148,7 @@ def test_mistakes_are_named(
 def test_a_quantized_checkpoint_is_compared_as_it_is(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = load_scheme(str(tiny_folder), Scheme.parse("int4-g32i"), "float32")[0]
+    model = load_variant(str(tiny_folder), Variant.parse("int4-g32i"), "float32")[0]
     model.save_pretrained(tmp_path / "int4")
     load_tokenizer(str(tiny_folder)).save_pretrained(tmp_path / "int4")
     schemes = ("--quantization", "saved,int4-g32i,bf16", "--limit", "3")

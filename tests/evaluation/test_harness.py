@@ -10,10 +10,10 @@ import torch
 
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.evaluation.harness import ArmLM
-from torch_armllm.evaluation.loading import load_scheme
+from torch_armllm.evaluation.loading import load_variant
 from torch_armllm.evaluation.module_scorer import ModuleScorer
 from torch_armllm.evaluation.plan_scorer import PlanScorer
-from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.evaluation.variant import Variant
 
 _CONTEXT = list(range(20, 60))
 _REQUESTS = [
@@ -26,7 +26,7 @@ _REQUESTS = [
 
 
 def _harness(folder: Path, scheme: str, **options: Any) -> ArmLM:
-    model, _ = load_scheme(str(folder), Scheme.parse(scheme), "float32")
+    model, _ = load_variant(str(folder), Variant.parse(scheme), "float32")
     return ArmLM(model, tokenizer=load_tokenizer(str(folder)), max_length=128, batch_size=3, **options)
 
 

@@ -67,28 +67,30 @@ def run(options: argparse.Namespace) -> None:
     if options.plot is not None:
         require_extra("matplotlib", "eval", "--plot")
     from torch_armllm.evaluation import table
-    from torch_armllm.evaluation.results_file import Store
+    from torch_armllm.evaluation.results_file import ResultsFile
     from torch_armllm.evaluation.run import Options
-    from torch_armllm.evaluation.run import run as run_schemes
+    from torch_armllm.evaluation.run import run as evaluate_variants
     from torch_armllm.evaluation.tasks import load_tasks
-    from torch_armllm.evaluation.variant import parse_schemes
+    from torch_armllm.evaluation.variant import parse_variants
 
-    schemes = parse_schemes(options.quantization, options.method)
+    schemes = parse_variants(options.quantization, options.method)
     settings = Options(**{name: getattr(options, name) for name in _SETTINGS})
-    store = Store({"model": options.model, **settings.to_dict(), "method": options.method}, options.json)
+    results = ResultsFile(
+        {"model": options.model, **settings.to_dict(), "method": options.method}, options.json
+    )
     tasks = load_tasks([name for name in options.tasks.split(",") if name], options.include_path or ())
     scratch = None if options.json is None else options.json.with_suffix(".logits")
-    run_schemes(options.model, tasks, schemes, store, settings, scratch)
-    lines = store.lines()
-    print(table.as_text(lines, store.schemes))
-    title = f"{options.model}: {', '.join(store.schemes)}"
+    evaluate_variants(options.model, tasks, schemes, results, settings, scratch)
+    lines = results.lines()
+    print(table.as_text(lines, results.variants))
+    title = f"{options.model}: {', '.join(results.variants)}"
     if options.markdown is not None:
-        options.markdown.write_text(table.as_markdown(lines, store.schemes, title), encoding="utf-8")
+        options.markdown.write_text(table.as_markdown(lines, results.variants, title), encoding="utf-8")
     if options.plot is not None:
         from torch_armllm.evaluation.plot import plot
 
-        plot(lines, store.schemes, title, options.plot)
-    failed = [name for name, result in store.schemes.items() if result.error is not None]
+        plot(lines, results.variants, title, options.plot)
+    failed = [name for name, result in results.variants.items() if result.error is not None]
     if failed:
         raise ValueError(f"{', '.join(failed)} failed, for the reasons above")
     if scratch is not None:

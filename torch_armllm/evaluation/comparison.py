@@ -1,4 +1,4 @@
-"""A scheme beside the baseline, metric by metric."""
+"""Comparison of variants with the baseline, metric by metric."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch_armllm.evaluation.task_results import TaskResult
 
 @dataclass(frozen=True)
 class Line:
-    """A metric of a task in a scheme.
+    """A metric of a task in a variant.
 
     Attributes:
-        score, stderr: of the scheme alone.
-        change: from the baseline, a difference, or for perplexities a ratio; None for the baseline itself.
-        change_stderr: of the change, paired by row.
-        p: McNemar's exact test, of right and wrong answers.
-        changed: share of rows whose answer is another one.
+        score, stderr: the score of the variant, and its standard error.
+        change: difference from the baseline, or ratio for perplexities; None for the baseline itself.
+        change_stderr: standard error of the change, paired by row.
+        p: p-value of McNemar's exact test, for right and wrong answers.
+        changed: share of rows with another answer.
         moved: mean absolute difference of log-likelihoods, in nats.
-        kl, kl_stderr, agreement: of texts, see `Comparison`.
+        kl, kl_stderr, agreement: for texts, see `LogitComparison`.
     """
 
     task: str
@@ -43,20 +43,20 @@ class Line:
 
     @property
     def is_ratio(self) -> bool:
-        """Whether `change` is a ratio."""
+        """True if `change` is a ratio."""
         return self.kind in ("perplexity", "weighted")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON types."""
+        """Returns everything as JSON types."""
         return asdict(self)
 
 
 def compare(results: Mapping[str, Mapping[str, TaskResult]], baseline: str) -> list[Line]:
-    """All lines: tasks in the order of the first scheme that has them, schemes in theirs.
+    """Returns all lines: tasks in the order of the first variant that has them, variants in their order.
 
     Args:
-        results: of each scheme, its tasks.
-        baseline: the scheme that others are compared with; where it lacks a task, nothing is compared.
+        results: the results of each variant by task.
+        baseline: the variant that others are compared with; a task that it lacks is not compared.
     """
     names = list(dict.fromkeys(task for tasks in results.values() for task in tasks))
     return [
@@ -86,7 +86,7 @@ def _line(task: str, metric: str, scheme: str, found: TaskResult, base: TaskResu
         known.update(
             _change(kind, [base.values(metric)[key] for key in shared], [values[key] for key in shared])
         )
-        known.update(_answers(base, found))
+        known.update(_answer_changes(base, found))
         known.update({key: found.distributions.get(key) for key in ("kl", "kl_stderr", "agreement")})
     yield Line(task, len(values), metric, kind, scheme, found.scores[metric], **known)
 
@@ -95,14 +95,14 @@ def _stderr(kind: str, values: list[Any]) -> float | None:
     if kind == "mean":
         return mean(values).stderr
     if kind == "perplexity":
-        return _of_perplexity(mean(values))
+        return _perplexity_stderr(mean(values))
     if kind in ("weighted", "bits"):
         estimate = weighted([(value, weight) for value, weight in values])
-        return _of_perplexity(estimate) if kind == "weighted" else estimate.stderr / math.log(2)
+        return _perplexity_stderr(estimate) if kind == "weighted" else estimate.stderr / math.log(2)
     return None
 
 
-def _of_perplexity(likelihood: Estimate) -> float:
+def _perplexity_stderr(likelihood: Estimate) -> float:
     return math.exp(-likelihood.value) * likelihood.stderr
 
 
@@ -126,8 +126,8 @@ def _change(kind: str, a: list[Any], b: list[Any]) -> dict[str, float]:
     return {"change": math.exp(lost.value), "change_stderr": math.exp(lost.value) * lost.stderr}
 
 
-def _answers(base: TaskResult, found: TaskResult) -> dict[str, float]:
-    """How many answers changed, and how far log-likelihoods moved; not of texts, which have one each."""
+def _answer_changes(base: TaskResult, found: TaskResult) -> dict[str, float]:
+    """Returns the share of changed answers and the change of log-likelihoods; nothing for texts."""
     if any(kind in ("weighted", "bits") for kind in found.kinds.values()):
         return {}
     before = {row.id: row for row in base.rows}

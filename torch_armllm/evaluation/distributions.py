@@ -1,4 +1,4 @@
-"""How far the predictions of a model are from those of another, token by token over a text."""
+"""Divergence of a model's next-token distributions from a baseline's, over the tokens of a text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch_armllm.evaluation.spans import log_probabilities
 from torch_armllm.system.dtypes import dtype_name
 
 
-class Reference:
-    """A baseline's logits of a text's first positions, in a file, as they are.
+class BaselineLogits:
+    """Stores a baseline's logits of a text's first positions in a file, in their own dtype.
 
     Args:
-        file: is made.
-        most: positions that are kept.
+        file: the file to write.
+        most: most positions that are stored.
     """
 
     def __init__(self, file: Path, most: int) -> None:
@@ -28,8 +28,8 @@ class Reference:
         self._tokens = 0
         self._dtype = ""
 
-    def take(self, logits: Tensor) -> None:
-        """Notes further positions ``(R, vocabulary)``."""
+    def add(self, logits: Tensor) -> None:
+        """Stores the logits of the next positions ``(R, vocab_size)``."""
         rows = logits[: self._most - self._tokens].contiguous()
         if len(rows):
             self._file.write(rows.view(torch.uint8).numpy().data)
@@ -37,17 +37,17 @@ class Reference:
             self._dtype = dtype_name(rows.dtype)
 
     def result(self) -> dict[str, Any]:
-        """Ends the file, and says what it takes to read it."""
+        """Closes the file, and returns the number of tokens and the dtype."""
         self._file.close()
         return {"tokens": self._tokens, "dtype": self._dtype}
 
 
-class Comparison:
-    """Compares a model's logits with those that a `Reference` noted, in the same order.
+class LogitComparison:
+    """Compares a model's logits with those that `BaselineLogits` stored, in the same order.
 
     Args:
-        file: of the reference.
-        dtype: of what it holds.
+        file: the baseline's file.
+        dtype: dtype of its logits.
     """
 
     def __init__(self, file: Path, dtype: str) -> None:
@@ -56,8 +56,8 @@ class Comparison:
         self._divergences: list[float] = []
         self._same = 0
 
-    def take(self, logits: Tensor) -> None:
-        """Compares further positions ``(R, vocabulary)``; those beyond the file's end are left out."""
+    def add(self, logits: Tensor) -> None:
+        """Compares the next positions ``(R, vocab_size)``; positions beyond the file's end are ignored."""
         width = logits.shape[-1] * self._dtype.itemsize
         data = np.fromfile(self._file, np.uint8, len(logits) * width)
         if not data.size:
@@ -68,7 +68,7 @@ class Comparison:
         self._same += int((base.argmax(-1) == other.argmax(-1)).sum())
 
     def result(self) -> dict[str, Any]:
-        """Tokens, mean KL divergence from the baseline in nats, its standard error, and top-1 agreement."""
+        """Returns tokens, mean KL divergence from the baseline (nats), its standard error and agreement."""
         self._file.close()
         found = np.array(self._divergences)
         count = len(found)

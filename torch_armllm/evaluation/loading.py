@@ -1,4 +1,4 @@
-"""From a model's name and a scheme to something that answers."""
+"""Loading of model variants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from torch_armllm.checkpoint.load import load_model
 from torch_armllm.evaluation.off_grid import move_off_grid
-from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.evaluation.variant import Variant
 from torch_armllm.llm.calibration_text import calibration_tokens
 from torch_armllm.patching.patch import patch
 from torch_armllm.patching.state import is_patched
@@ -19,57 +19,57 @@ from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import LayerRecord
 
 
-def load_scheme(
+def load_variant(
     source: str,
-    scheme: Scheme,
+    variant: Variant,
     dtype: str = "auto",
     calibration: Path | None = None,
     off_grid: bool = False,
     progress: bool = False,
 ) -> tuple[Any, list[LayerRecord]]:
-    """Loads a model in a scheme.
+    """Loads a variant of a model.
 
     Args:
         source: see `torch_armllm.checkpoint.load.load_model`.
-        scheme: how it is to run.
-        dtype: of the weights that are loaded, where the scheme does not say.
-        calibration: a text for methods that calibrate; without it the model writes its own.
+        variant: the dtype, scheme and method.
+        dtype: dtype of the loaded weights, unless the variant names one.
+        calibration: a text file for calibrating methods; None: the model generates the tokens.
         off_grid: see `move_off_grid`.
         progress: shows bars.
 
     Returns:
-        The model, and what became of its layers.
+        The model, and the records of its layers.
 
     Raises:
-        ValueError: the checkpoint is quantized already, and otherwise than the scheme says; or the text to
-            calibrate with is too short.
+        ValueError: the checkpoint is already quantized in another scheme than the variant's; or the
+            calibration text is too short.
     """
-    wanted = scheme.dtype or dtype
+    wanted = variant.dtype or dtype
     chosen = wanted if wanted == "auto" else getattr(torch, wanted)
-    model = load_model(source, chosen, progress=progress, dequantize=not scheme.saved)
+    model = load_model(source, chosen, progress=progress, dequantize=not variant.saved)
     if is_packed(model):
-        _check_packed(model, scheme)
+        _check_packed(model, variant)
     elif off_grid:
         move_off_grid(model)
-    if is_patched(model) or not scheme.patched:
+    if is_patched(model) or not variant.patched:
         return model, describe(model, "nothing is quantized")
-    recipe = (
-        None if scheme.quantization is None else Recipe(scheme.quantization, method=scheme.method or "mse")
-    )
-    tokens = calibration_tokens(source, calibration) if scheme.calibrated else None
+    recipe = None
+    if variant.quantization is not None:
+        recipe = Recipe(variant.quantization, method=variant.method or "mse")
+    tokens = calibration_tokens(source, calibration) if variant.calibrated else None
     report = patch(model, recipe, progress=progress, calibration=tokens)
     return model, report.layers
 
 
-def _check_packed(model: Any, scheme: Scheme) -> None:
+def _check_packed(model: Any, variant: Variant) -> None:
     config = getattr(model.config, "quantization_config", None)
-    own = config.recipe.scheme if isinstance(config, ArmInt4Config) else None
-    if not scheme.patched or (scheme.quantization is not None and scheme.quantization != own):
+    scheme = config.recipe.scheme if isinstance(config, ArmInt4Config) else None
+    if not variant.patched or (variant.quantization is not None and variant.quantization != scheme):
         raise ValueError(
-            f"the checkpoint is quantized already, as {own}; it is compared as it is by the scheme 'saved'"
+            f"the checkpoint is quantized already, as {scheme}; it is compared as it is by the scheme 'saved'"
         )
 
 
 def bits_of(layers: list[LayerRecord]) -> float:
-    """Bits a weight of all layers with a weight matrix, the head among them and embeddings not."""
+    """Returns the bits per weight of all layers with a weight matrix: the head included, embeddings not."""
     return 8 * sum(layer.bytes_after for layer in layers) / max(sum(layer.parameters for layer in layers), 1)

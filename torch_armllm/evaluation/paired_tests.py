@@ -15,7 +15,7 @@ class Estimate(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean; its standard error is NaN for a single value."""
+    """Returns the mean; its standard error is NaN for a single value."""
     count = len(values)
     middle = sum(values) / count
     if count < 2:
@@ -25,7 +25,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def weighted(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """Σ values / Σ weights, with the standard error of a ratio of sums."""
+    """Returns Σ values / Σ weights, with the standard error of a ratio of sums."""
     total = sum(weight for _, weight in pairs)
     ratio = sum(value for value, _ in pairs) / total
     count = len(pairs)
@@ -36,16 +36,16 @@ def weighted(pairs: Sequence[tuple[float, float]]) -> Estimate:
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
-    """B − a on average, by row: what makes both runs better or worse alike does not count."""
+    """Returns the mean of b − a by row, which cancels effects that are common to both runs."""
     return mean([y - x for x, y in zip(a, b, strict=True)])
 
 
 def mcnemar(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p of McNemar's exact test: of the rows that changed, as many should have for the better.
+    """Returns the two-sided p-value of McNemar's exact test: changes for better and worse are equally likely.
 
     Args:
         a: right (1) or wrong (0), by row.
-        b: the other run's.
+        b: the same for the other run.
     """
     worse = sum(x > y for x, y in zip(a, b, strict=True))
     better = sum(x < y for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""Logits of texts by the plan of a patched model: packed, without padding, common beginnings once."""
+"""Scoring by the plan of a patched model: packed, without padding, common prefixes once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_armllm.engine.execution.lm_head import Head
-from torch_armllm.evaluation.prefix_tree import Node, grow
-from torch_armllm.evaluation.spans import Answer, Scores, Text, pieces
+from torch_armllm.evaluation.prefix_tree import Node, build_forest
+from torch_armllm.evaluation.spans import LogLikelihood, Span, SpanScores, pieces
 from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.sequence_blocks import Sequence as Place
 from torch_armllm.patching.forward import PatchedForward
@@ -18,16 +18,16 @@ from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.plan.step import StepInputs
 
 _ROWS = 256
-"""Logits that are there at a time."""
+"""Most rows of logits in memory."""
 
 
 class PlanScorer:
-    """Scores texts by a model's plan.
+    """SpanScores spans by a model's plan.
 
     Args:
         model: a patched model.
-        forward: its body's.
-        most_tokens: of a step, unless a text alone has more.
+        forward: the plan of its base model.
+        most_tokens: most tokens of a step, unless a single span has more.
     """
 
     def __init__(self, model: Any, forward: PatchedForward, most_tokens: int = 1024) -> None:
@@ -38,58 +38,60 @@ class PlanScorer:
 
     @classmethod
     def of(cls, model: Any) -> PlanScorer | None:
-        """A model's scorer; None where it has no plan."""
+        """Returns the scorer of a model; None if it has no plan."""
         forward = patched_forward(model) if is_patched(model) else None
         return None if forward is None else cls(model, forward)
 
-    def serves(self, texts: Sequence[Text]) -> bool:
-        """Whether the plan can read all of the texts."""
+    def serves(self, spans: Sequence[Span]) -> bool:
+        """True if all spans fit into the model's maximum length."""
         longest = self._forward.longest
-        return longest is None or all(len(text.ids) <= longest for text in texts)
+        return longest is None or all(len(span.ids) <= longest for span in spans)
 
     @torch.no_grad()
-    def score(self, texts: Sequence[Text], tick: Callable[[int], object]) -> list[Answer]:
-        """Answers of all texts, in their order.
+    def score(self, spans: Sequence[Span], tick: Callable[[int], object]) -> list[LogLikelihood]:
+        """Returns the log-likelihoods of all spans, in order.
 
         Args:
-            texts: to score.
-            tick: is told how many texts are done.
+            spans: the spans.
+            tick: called with the number of finished spans.
         """
-        scores = Scores(texts)
+        scores = SpanScores(spans)
 
         def visit(nodes: list[tuple[Node, Place | None]]) -> None:
             for batch in _batches(nodes, self._most):
-                places = [self._begin(parent) for _, parent in batch]
-                spans = [texts[node.texts[0]].ids[node.start : node.end] for node, _ in batch]
-                self._read(batch, scores, self._step(spans, places))
+                sequences = [self._begin(parent) for _, parent in batch]
+                chunks = [spans[node.sequences[0]].ids[node.start : node.end] for node, _ in batch]
+                self._score_batch(batch, scores, self._step(chunks, sequences))
                 visit(
                     [
-                        (child, place)
-                        for (node, _), place in zip(batch, places, strict=True)
+                        (child, sequence)
+                        for (node, _), sequence in zip(batch, sequences, strict=True)
                         for child in node.children
                     ]
                 )
-                for place in places:
-                    place.release()
-                tick(sum(len(node.texts) for node, parent in batch if parent is None))
+                for sequence in sequences:
+                    sequence.release()
+                tick(sum(len(node.sequences) for node, parent in batch if parent is None))
 
-        visit([(node, None) for node in grow([text.ids for text in texts])])
-        return scores.answers()
+        visit([(node, None) for node in build_forest([span.ids for span in spans])])
+        return scores.results()
 
     @torch.no_grad()
     def rows(self, ids: list[int]) -> Iterator[Tensor]:
-        """Logits ``(R, vocabulary)`` of a text's positions, some at a time, in order."""
-        place = Place(self._pool)
-        hidden = self._step([ids], [place])
-        place.release()
+        """Yields the logits ``(R, vocab_size)`` of a sequence's positions, some at a time, in order."""
+        sequence = Place(self._pool)
+        hidden = self._step([ids], [sequence])
+        sequence.release()
         for begin, end in pieces(0, len(ids), _ROWS):
             yield self._head(hidden[begin:end])
 
     def _begin(self, parent: Place | None) -> Place:
         return Place(self._pool) if parent is None else parent.fork()
 
-    def _read(self, batch: list[tuple[Node, Place | None]], scores: Scores, hidden: Tensor) -> None:
-        """Takes the logits that texts ask for, of all nodes of a step at once."""
+    def _score_batch(
+        self, batch: list[tuple[Node, Place | None]], scores: SpanScores, hidden: Tensor
+    ) -> None:
+        """Computes the logits that spans need, batched over all nodes of a step."""
         wanted: list[tuple[Node, int, int]] = []
         rows: list[Tensor] = []
         at = 0
@@ -107,22 +109,28 @@ class PlanScorer:
             logits = self._head(torch.cat(rows[:count]))
             parts = logits.split([len(part) for part in rows[:count]])
             for (node, begin, _), part in zip(wanted[:count], parts, strict=True):
-                scores.take(node, begin, part)
+                scores.add_logits(node, begin, part)
             del wanted[:count], rows[:count]
 
-    def _step(self, spans: list[list[int]], places: list[Place]) -> Tensor:
-        """Hidden states ``(T, hidden)`` of the tokens of all spans, which go on where their places end."""
-        positions = [p for place, span in zip(places, spans, strict=True) for p in _behind(place, span)]
-        slots = [s for place, span in zip(places, spans, strict=True) for s in place.append(len(span))]
+    def _step(self, chunks: list[list[int]], sequences: list[Place]) -> Tensor:
+        """Appends chunks to their sequences, and returns the hidden states ``(T, hidden)``."""
+        positions = [
+            p
+            for sequence, chunk in zip(sequences, chunks, strict=True)
+            for p in _next_positions(sequence, chunk)
+        ]
+        slots = [
+            s for sequence, chunk in zip(sequences, chunks, strict=True) for s in sequence.append(len(chunk))
+        ]
         starts = [0]
-        for span in spans:
-            starts.append(starts[-1] + len(span))
-        lengths = [place.length for place in places]
-        most = max(len(place.blocks) for place in places)
-        table = [place.blocks + [0] * (most - len(place.blocks)) for place in places]
+        for chunk in chunks:
+            starts.append(starts[-1] + len(chunk))
+        lengths = [sequence.length for sequence in sequences]
+        most = max(len(sequence.blocks) for sequence in sequences)
+        table = [sequence.blocks + [0] * (most - len(sequence.blocks)) for sequence in sequences]
         return self._forward.plan.run(
             StepInputs(
-                input_ids=torch.tensor([[token for span in spans for token in span]]),
+                input_ids=torch.tensor([[token for chunk in chunks for token in chunk]]),
                 position_ids=torch.tensor([positions]) + self._forward.first_position,
                 slots=torch.tensor(slots),
                 block_table=torch.tensor(table, dtype=torch.int32),
@@ -134,8 +142,8 @@ class PlanScorer:
         )
 
 
-def _behind(place: Place, span: list[int]) -> range:
-    return range(place.length, place.length + len(span))
+def _next_positions(sequence: Place, chunk: list[int]) -> range:
+    return range(sequence.length, sequence.length + len(chunk))
 
 
 def _batches(nodes: list[tuple[Node, Place | None]], most: int) -> Iterator[list[tuple[Node, Place | None]]]:

@@ -1,4 +1,4 @@
-"""What bits buy: scores by bits a weight, with error bars."""
+"""Plot of scores against bits per weight, with error bars."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch_armllm.evaluation.comparison import Line
-from torch_armllm.evaluation.results_file import SchemeResult
+from torch_armllm.evaluation.results_file import VariantResult
 
 _COLUMNS = 3
 
 
-def plot(lines: Sequence[Line], schemes: Mapping[str, SchemeResult], title: str, file: Path) -> None:
-    """Draws a panel a task and metric.
+def plot(lines: Sequence[Line], variants: Mapping[str, VariantResult], title: str, file: Path) -> None:
+    """Draws a panel per task and metric.
 
     Args:
-        lines: of a comparison; of a text's metrics, which say the same, the first one is drawn.
-        schemes: say how many bits a weight has.
-        title: above it all.
-        file: whose suffix says the format.
+        lines: the comparison; a text's metrics are equivalent, so only the first is drawn.
+        variants: the results, with the bits per weight.
+        title: the title of the figure.
+        file: the file to write; its suffix is the format.
 
     Raises:
-        ValueError: the format is none that matplotlib knows.
+        ValueError: matplotlib does not support the format.
         OSError: the file cannot be written.
     """
     from matplotlib.figure import Figure
@@ -41,12 +41,12 @@ def plot(lines: Sequence[Line], schemes: Mapping[str, SchemeResult], title: str,
         axis.set_visible(False)
     for axis, ((task, metric), members) in zip(grid.flat, panels.items(), strict=False):
         for line in members:
-            bits = schemes[line.scheme].bits or 0.0
+            bits = variants[line.scheme].bits or 0.0
             axis.errorbar([bits], [line.score], yerr=[line.stderr or 0.0], fmt="o", capsize=3)
             axis.annotate(line.scheme, (bits, line.score), (5, 4), textcoords="offset points", fontsize=8)
         axis.set_title(f"{task}, {metric}", fontsize=9)
-        axis.set_xlabel("bits a weight")
+        axis.set_xlabel("bits per weight")
         axis.set_xscale("log", base=2)
-        axis.margins(0.25)  # for the names beside the points
+        axis.margins(0.25)  # room for the names next to the points
         axis.grid(alpha=0.3)
     figure.savefig(file, dpi=150)

@@ -1,4 +1,4 @@
-"""The file that a comparison grows in, so that an interrupted one goes on where it was."""
+"""The JSON file of a comparison's results, from which an interrupted comparison resumes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _VERSION = 1
 
 
 @dataclass
-class SchemeResult:
-    """All of a scheme.
+class VariantResult:
+    """The results of a variant.
 
     Attributes:
-        bits: a weight, see `bits_of`.
-        bytes: of all weights.
-        tasks: that are finished.
-        error: what stopped it.
+        bits: bits per weight, see `bits_of`.
+        bytes: bytes of all weights.
+        tasks: results of the finished tasks.
+        error: the error that stopped it.
     """
 
     bits: float | None = None
@@ -32,23 +32,23 @@ class SchemeResult:
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON types."""
+        """Returns everything as JSON types."""
         tasks = {name: task.to_dict() for name, task in self.tasks.items()}
         return {"bits": self.bits, "bytes": self.bytes, "tasks": tasks, "error": self.error}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> SchemeResult:
-        """What `to_dict` gave, without the error: it may go better now."""
+    def from_dict(cls, found: dict[str, Any]) -> VariantResult:
+        """Restores a result of `to_dict`, without the error: the next run may succeed."""
         tasks = {name: TaskResult.from_dict(task) for name, task in found["tasks"].items()}
         return cls(found["bits"], found["bytes"], tasks)
 
 
-class Store:
-    """Results by scheme, written after every task.
+class ResultsFile:
+    """Results by variant, written after every task.
 
     Args:
-        settings: of the comparison, as JSON types; what was found with others is not mixed with them.
-        file: to go on with and to write; None: nothing is written.
+        settings: settings of the comparison, as JSON types; results of other settings are refused.
+        file: the file to resume from and to write; None: nothing is written.
 
     Raises:
         ValueError: the file holds something else, or results of other settings.
@@ -56,20 +56,20 @@ class Store:
 
     def __init__(self, settings: Mapping[str, Any], file: Path | None = None) -> None:
         self.settings = dict(settings)
-        self.schemes: dict[str, SchemeResult] = {}
+        self.variants: dict[str, VariantResult] = {}
         self._file = file
-        self._earlier: dict[str, SchemeResult] = {}
+        self._earlier: dict[str, VariantResult] = {}
         if file is not None and file.exists():
             self._earlier = _read(file, self.settings)
 
-    def begin(self, scheme: str) -> SchemeResult:
-        """A scheme's results, with what an earlier run found."""
-        result = self._earlier.pop(scheme, None) or SchemeResult()
-        self.schemes[scheme] = result
+    def begin(self, variant: str) -> VariantResult:
+        """Returns the results of a variant, with those of an earlier run."""
+        result = self._earlier.pop(variant, None) or VariantResult()
+        self.variants[variant] = result
         return result
 
     def save(self) -> None:
-        """Writes everything; a reader finds the old file or the new one."""
+        """Writes everything, atomically."""
         if self._file is None:
             return
         content = {
@@ -82,15 +82,15 @@ class Store:
             scratch.write_text(json.dumps(content), encoding="utf-8")
 
     def lines(self) -> Any:
-        """The comparison of all schemes with the first one."""
-        found = {name: result.tasks for name, result in self.schemes.items()}
+        """Compares all variants with the first one."""
+        found = {name: result.tasks for name, result in self.variants.items()}
         return compare(found, next(iter(found), ""))
 
-    def _all(self) -> dict[str, SchemeResult]:
-        return {**self.schemes, **self._earlier}
+    def _all(self) -> dict[str, VariantResult]:
+        return {**self.variants, **self._earlier}
 
 
-def _read(file: Path, settings: dict[str, Any]) -> dict[str, SchemeResult]:
+def _read(file: Path, settings: dict[str, Any]) -> dict[str, VariantResult]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         own, schemes = found["settings"], found["schemes"]
@@ -100,6 +100,6 @@ def _read(file: Path, settings: dict[str, Any]) -> dict[str, SchemeResult]:
             raise ValueError(
                 f"{file} holds results of other settings ({said}): name another file, or remove it"
             )
-        return {name: SchemeResult.from_dict(scheme) for name, scheme in schemes.items()}
+        return {name: VariantResult.from_dict(scheme) for name, scheme in schemes.items()}
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is no file of results; name another one") from error
+        raise ValueError(f"{file} is not a results file: name another one") from error

@@ -1,4 +1,4 @@
-"""All tasks in all schemes, one scheme at a time in memory."""
+"""Evaluation of all tasks in all variants, with one variant in memory at a time."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from torch_armllm.checkpoint.load import load_tokenizer
-from torch_armllm.evaluation.distributions import Comparison, Reference
-from torch_armllm.evaluation.loading import bits_of, load_scheme
-from torch_armllm.evaluation.results_file import Store
+from torch_armllm.evaluation.distributions import BaselineLogits, LogitComparison
+from torch_armllm.evaluation.loading import bits_of, load_variant
+from torch_armllm.evaluation.results_file import ResultsFile
 from torch_armllm.evaluation.task_results import TaskResult
-from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.evaluation.variant import Variant
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How tasks are run.
+    """Settings of an evaluation.
 
     Attributes:
-        limit: rows of each task; None: all.
-        max_length: tokens that a model reads at most; longer texts are cut into windows.
-        batch_size: of what goes through `HFLM` itself, such as generated answers.
+        limit: most rows of each task; None: all.
+        max_length: most input tokens of a model; longer texts are split into windows.
+        batch_size: batch size of requests that `HFLM` itself computes, such as generation.
         num_fewshot: examples before each question; None: as the task says.
-        apply_chat_template: questions are put as the model's chats are.
-        kl_tokens: of each text, positions whose distributions are compared.
-        dtype: of the weights that are loaded, where a scheme does not say.
-        calibration: a text for methods that calibrate.
+        apply_chat_template: formats questions by the model's chat template.
+        kl_tokens: positions of each text whose distributions are compared.
+        dtype: dtype of the loaded weights, unless a variant names one.
+        calibration: a text file for calibrating methods.
         off_grid: see `move_off_grid`.
-        plain: leaves everything to `HFLM`, for comparison.
+        plain: computes everything by `HFLM`, for comparison.
     """
 
     limit: int | None = None
@@ -58,55 +58,55 @@ class Options:
 def run(
     model: str,
     tasks: Mapping[str, Any],
-    schemes: Sequence[Scheme],
-    store: Store,
+    variants: Sequence[Variant],
+    results: ResultsFile,
     options: Options,
     scratch: Path | None = None,
     progress: bool = True,
 ) -> None:
-    """Fills a store.  What fails is noted with its reason, and the next scheme runs.
+    """Evaluates all variants; a failure is recorded with its reason, and the next variant runs.
 
     Args:
-        model: see `load_scheme`.
-        tasks: of lm-eval, by name.
-        schemes: the first one is the baseline.
-        store: of results.
-        options: of all schemes.
-        scratch: a folder for the baseline's logits, which a later run may need; None: a temporary one.
+        model: see `load_variant`.
+        tasks: lm-eval's tasks by name.
+        variants: the first one is the baseline.
+        results: collects the results.
+        options: settings of all variants.
+        scratch: a folder for the baseline's logits, which a resumed run needs; None: a temporary one.
         progress: shows bars.
     """
     with ExitStack() as stack:
-        place = scratch or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        place.mkdir(exist_ok=True)
-        for scheme in schemes:
-            result = store.begin(scheme.name)
+        folder = scratch or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(exist_ok=True)
+        for variant in variants:
+            result = results.begin(variant.name)
             missing = [name for name in tasks if name not in result.tasks]
             if not missing:
                 continue
             try:
-                _run_scheme(model, tasks, scheme, schemes[0], store, options, place, progress)
+                _evaluate_variant(model, tasks, variant, variants[0], results, options, folder, progress)
             except Exception as error:
-                logger.exception("%s failed", scheme.name)
+                logger.exception("%s failed", variant.name)
                 result.error = f"{type(error).__name__}: {error}"
-            store.save()
+            results.save()
             gc.collect()
 
 
-def _run_scheme(
+def _evaluate_variant(
     source: str,
     tasks: Mapping[str, Any],
-    scheme: Scheme,
-    baseline: Scheme,
-    store: Store,
+    variant: Variant,
+    baseline: Variant,
+    results: ResultsFile,
     options: Options,
-    place: Path,
+    folder: Path,
     progress: bool,
 ) -> None:
     from torch_armllm.evaluation.harness import ArmLM
 
-    result = store.schemes[scheme.name]
-    model, layers = load_scheme(
-        source, scheme, options.dtype, options.calibration, options.off_grid, progress
+    result = results.variants[variant.name]
+    model, layers = load_variant(
+        source, variant, options.dtype, options.calibration, options.off_grid, progress
     )
     result.bits = bits_of(layers)
     result.bytes = sum(t.nbytes for t in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
@@ -120,32 +120,32 @@ def _run_scheme(
     for name, task in tasks.items():
         if name in result.tasks:
             continue
-        file = place / f"{name}.logits"
-        base = store.schemes[baseline.name].tasks.get(name)
-        watch = _watch(file, scheme is baseline, base, options) if _is_text(task) else None
-        lm.watch = watch.take if watch else None
+        file = folder / f"{name}.logits"
+        base = results.variants[baseline.name].tasks.get(name)
+        watch = _logit_observer(file, variant is baseline, base, options) if _is_text(task) else None
+        lm.watch = watch.add if watch else None
         begin, cpu_begin = time.perf_counter(), time.process_time()
         found = TaskResult.of(name, task, _evaluate(lm, task, options))
         found.seconds, found.cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
         if watch is not None:
             found.distributions = watch.result()
         result.tasks[name] = found
-        store.save()
+        results.save()
 
 
 def _is_text(task: Any) -> bool:
     return str(task.OUTPUT_TYPE) == "loglikelihood_rolling"
 
 
-def _watch(
+def _logit_observer(
     file: Path, is_baseline: bool, base: TaskResult | None, options: Options
-) -> Reference | Comparison | None:
-    """What the logits of a text are told; None where there is nothing to compare with."""
+) -> BaselineLogits | LogitComparison | None:
+    """Returns the observer of a text's logits; None if there is no baseline to compare with."""
     if is_baseline:
-        return Reference(file, options.kl_tokens)
+        return BaselineLogits(file, options.kl_tokens)
     if base is None or not file.exists() or not base.distributions.get("tokens"):
         return None
-    return Comparison(file, base.distributions["dtype"])
+    return LogitComparison(file, base.distributions["dtype"])
 
 
 def _evaluate(lm: Any, task: Any, options: Options) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a harness asks for: log-likelihoods of the ends of texts."""
+"""Spans of tokens to score: a context and the continuation whose log-likelihood is requested."""
 
 from __future__ import annotations
 
@@ -10,73 +10,73 @@ from torch import Tensor
 
 from torch_armllm.evaluation.prefix_tree import Node
 
-Answer = tuple[float, bool]
-"""A log-likelihood, and whether every token of the continuation is the likeliest one."""
+LogLikelihood = tuple[float, bool]
+"""A log-likelihood, and whether every token of the continuation is the greedy one."""
 
 
-class Text(NamedTuple):
-    """A context and what follows it."""
+class Span(NamedTuple):
+    """A context and its continuation."""
 
     ids: list[int]
-    """what the model reads: all but the last token"""
+    """the input of the model: all tokens but the last"""
     targets: list[int]
-    """the continuation, whose last token is not read"""
+    """the continuation, whose last token is not an input"""
 
     @classmethod
-    def of(cls, context: Sequence[int], continuation: Sequence[int], longest: int) -> Text:
-        """The text's last ``longest`` tokens, and the one behind them."""
-        ids = [*context, *continuation][-(longest + 1) :][:-1]
+    def of(cls, context: Sequence[int], continuation: Sequence[int], max_length: int) -> Span:
+        """Returns a span cut on the left to ``max_length`` input tokens."""
+        ids = [*context, *continuation][-(max_length + 1) :][:-1]
         return cls(ids, list(continuation))
 
     @property
     def first(self) -> int:
-        """The position that the continuation's first token is drawn behind."""
+        """The position whose logits predict the continuation's first token."""
         return len(self.ids) - len(self.targets)
 
 
-class Scores:
-    """Log-probabilities of all texts' targets, filled in as logits come.
+class SpanScores:
+    """Log-probabilities of the targets of all spans, filled in as logits are computed.
 
     Args:
-        texts: with continuations that are not empty.
+        spans: spans with continuations that are not empty.
     """
 
-    def __init__(self, texts: Sequence[Text]) -> None:
-        self._texts = texts
-        self._found = [torch.empty(len(text.targets)) for text in texts]
-        self._likeliest = [torch.empty(len(text.targets), dtype=torch.int64) for text in texts]
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+        self._found = [torch.empty(len(span.targets)) for span in spans]
+        self._greedy = [torch.empty(len(span.targets), dtype=torch.int64) for span in spans]
 
     def wanted(self, node: Node) -> int:
-        """The first position of a node whose logits some text asks for; its end where none does."""
-        return min([node.end, *(max(self._texts[n].first, node.start) for n in node.texts)])
+        """Returns the first position of a node whose logits a span needs; the node's end if none does."""
+        return min([node.end, *(max(self._spans[n].first, node.start) for n in node.sequences)])
 
-    def take(self, node: Node, start: int, logits: Tensor) -> None:
-        """Notes what logits ``(R, vocabulary)`` of positions from ``start`` on say of the node's texts."""
+    def add_logits(self, node: Node, start: int, logits: Tensor) -> None:
+        """Adds logits ``(R, vocab_size)`` of a node's positions from ``start`` on."""
         scores = log_probabilities(logits)
         best = scores.argmax(-1)
-        for number in node.texts:
-            text = self._texts[number]
-            begin, end = max(start, text.first), min(start + len(logits), len(text.ids))
+        for number in node.sequences:
+            span = self._spans[number]
+            begin, end = max(start, span.first), min(start + len(logits), len(span.ids))
             if begin < end:
-                rows, places = slice(begin - start, end - start), slice(begin - text.first, end - text.first)
-                targets = torch.tensor(text.targets[places])
+                rows, places = slice(begin - start, end - start), slice(begin - span.first, end - span.first)
+                targets = torch.tensor(span.targets[places])
                 self._found[number][places] = scores[rows].gather(1, targets[:, None])[:, 0]
-                self._likeliest[number][places] = best[rows]
+                self._greedy[number][places] = best[rows]
 
-    def answers(self) -> list[Answer]:
-        """Of all texts, in their order."""
+    def results(self) -> list[LogLikelihood]:
+        """Returns the log-likelihoods of all spans, in order."""
         return [
-            (float(found.sum()), likeliest.tolist() == text.targets)
-            for text, found, likeliest in zip(self._texts, self._found, self._likeliest, strict=True)
+            (float(found.sum()), greedy.tolist() == span.targets)
+            for span, found, greedy in zip(self._spans, self._found, self._greedy, strict=True)
         ]
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """Float32, whatever the logits are."""
+    """Returns log-probabilities as float32."""
     return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 
 def pieces(start: int, end: int, most: int) -> Iterable[tuple[int, int]]:
-    """A range in pieces of ``most`` at most."""
+    """Yields a range in pieces of at most ``most``."""
     for begin in range(start, end, most):
         yield begin, min(begin + most, end)

@@ -1,4 +1,4 @@
-"""A comparison as text: one table, a line a task, metric and scheme."""
+"""A comparison as text: a table with a line per task, metric and variant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from torch_armllm.evaluation.comparison import Line
-from torch_armllm.evaluation.results_file import SchemeResult
+from torch_armllm.evaluation.results_file import VariantResult
 from torch_armllm.system.text_layout import WIDTH
 
 _HEADER = (
@@ -23,7 +23,7 @@ _NOTE = (
 
 
 def cells(lines: Sequence[Line]) -> list[tuple[str, ...]]:
-    """The table's cells, its header first; of a text's metrics, which say the same, the first one."""
+    """Returns the table's cells, header first; of a text's equivalent metrics, only the first."""
     shown: list[tuple[str, ...]] = [_HEADER]
     texts: dict[str, str] = {}
     for line in lines:
@@ -44,8 +44,8 @@ def cells(lines: Sequence[Line]) -> list[tuple[str, ...]]:
     return shown
 
 
-def as_text(lines: Sequence[Line], schemes: Mapping[str, SchemeResult]) -> str:
-    """For a terminal."""
+def as_text(lines: Sequence[Line], schemes: Mapping[str, VariantResult]) -> str:
+    """Formats the comparison for a terminal."""
     table = cells(lines)
     widths = [max(len(row[column]) for row in table) for column in range(len(_HEADER))]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
@@ -54,8 +54,8 @@ def as_text(lines: Sequence[Line], schemes: Mapping[str, SchemeResult]) -> str:
     )
 
 
-def as_markdown(lines: Sequence[Line], schemes: Mapping[str, SchemeResult], title: str) -> str:
-    """A page."""
+def as_markdown(lines: Sequence[Line], schemes: Mapping[str, VariantResult], title: str) -> str:
+    """Formats the comparison as a Markdown page."""
     header, *rows = cells(lines)
     parts = [
         f"# {title}",
@@ -76,7 +76,7 @@ def _markdown_row(row: Sequence[str]) -> str:
     return f"| {' | '.join(row)} |"
 
 
-def _summary(schemes: Mapping[str, SchemeResult]) -> list[str]:
+def _summary(schemes: Mapping[str, VariantResult]) -> list[str]:
     lines = []
     for name, result in schemes.items():
         seconds = sum(task.seconds for task in result.tasks.values())
@@ -99,7 +99,7 @@ def _change(line: Line) -> str:
 
 
 def _with_error(value: float, error: float | None, sign: str = "") -> str:
-    """With as many digits as the error leaves meaning to, four at least."""
+    """Formats a value with its error, with 4 decimals below 10 and 2 above."""
     digits = 4 if abs(value) < 10 else 2
     if error is None or math.isnan(error):
         return f"{value:{sign}.{digits}f}"

@@ -1,4 +1,4 @@
-"""What is kept of a task's run: for every row, what counts."""
+"""The results of a task: values, log-likelihoods and answers by row."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ KINDS = {
     "weighted_perplexity": "weighted",
     "bits_per_byte": "bits",
 }
-"""How lm-eval's aggregations treat the values of rows; others are reported without a comparison."""
+"""The kind of each of lm-eval's aggregations; metrics of other kinds are reported without a comparison."""
 
 
 @dataclass
 class Row:
-    """A question's outcome.
+    """The outcome of a question.
 
     Attributes:
-        id: of the question and its filter, the same in every run.
-        values: of each metric.
-        loglikelihoods: of each option, or of the one continuation; none where text was generated.
-        answer: the option that is likeliest, whether the continuation is, or what was written.
+        id: identity of the question and its filter, the same in every run.
+        values: the value of each metric.
+        loglikelihoods: of each option, or of the only continuation; empty for generation tasks.
+        answer: the likeliest option, whether the only continuation is greedy, or the generated output.
     """
 
     id: str
@@ -35,15 +35,15 @@ class Row:
 
 @dataclass
 class TaskResult:
-    """A task in a scheme.
+    """The results of a task in a variant.
 
     Attributes:
-        kinds: of each metric, an entry of `KINDS` or ``other``.
-        scores: of each metric, as lm-eval gives it.
-        rows: of all questions.
-        distributions: of texts, what `Reference` or `Comparison` gives.
-        seconds: that it took.
-        cpu_seconds: of all cores.
+        kinds: the kind of each metric: a value of `KINDS` or ``other``.
+        scores: lm-eval's score of each metric.
+        rows: the outcomes of all questions.
+        distributions: for texts, the result of `BaselineLogits` or `LogitComparison`.
+        seconds: elapsed time.
+        cpu_seconds: CPU time of all cores.
     """
 
     kinds: dict[str, str]
@@ -55,7 +55,7 @@ class TaskResult:
 
     @classmethod
     def of(cls, name: str, task: Any, results: dict[str, Any]) -> TaskResult:
-        """What lm-eval found out about a task."""
+        """Converts lm-eval's results of a task."""
         samples = results["samples"][name]
         aggregations = task.aggregation()
         kinds: dict[str, str] = {}
@@ -69,16 +69,16 @@ class TaskResult:
         return cls(kinds, scores, [_row(sample) for sample in samples])
 
     def values(self, metric: str) -> dict[str, Any]:
-        """A metric's value by row."""
+        """Returns a metric's value by row."""
         return {row.id: row.values[metric] for row in self.rows if metric in row.values}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON types."""
+        """Returns everything as JSON types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> TaskResult:
-        """What `to_dict` gave."""
+        """Restores a result of `to_dict`."""
         return cls(**{**found, "rows": [Row(**row) for row in found["rows"]]})
 
 
@@ -104,7 +104,7 @@ def _row(sample: dict[str, Any]) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """A metric's value as JSON knows it."""
+    """Converts a metric's value to JSON types."""
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
     return value if isinstance(value, (str, int, float)) or value is None else float(value)

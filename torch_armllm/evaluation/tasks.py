@@ -1,4 +1,4 @@
-"""lm-eval's tasks by name, their data found from wherever the command runs."""
+"""Loading of lm-eval's tasks by name, whatever the working directory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     """Loads tasks with their data.
 
     Args:
-        names: of tasks, groups or tags, or patterns of them.
-        include: folders of further tasks.  Files that these name relatively are looked for from the working
-            directory, from the folder, and from those above it.
+        names: names or patterns of tasks, groups or tags.
+        include: folders of further tasks.  Relative data files are searched in the working directory, in the
+            task's folder, and in its parents.
 
     Returns:
-        lm-eval's tasks by name, without those that groups bring twice.
+        lm-eval's tasks by name, without duplicates.
 
     Raises:
         ImportError: lm-eval is not installed.
-        ValueError: a name fits no task, or a task's data cannot be had.
+        ValueError: a name matches no task, or a task's data cannot be loaded.
     """
     require_extra("lm_eval", "eval", "evaluation")
     from lm_eval.tasks import TaskManager
@@ -33,7 +33,7 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
         if not folder.is_dir():
             raise ValueError(f"--include-path {folder}: there is no such folder")
     paths = [str(folder.resolve()) for folder in include]
-    # the harness' own tasks are thousands of files: they are read where somebody asks for one
+    # lm-eval's own tasks are thousands of files: they are indexed only if a requested name needs them
     manager = TaskManager(include_path=paths, include_defaults=False) if paths else None
     if manager is None or not all(manager.match_tasks([name]) for name in names):
         manager = TaskManager(include_path=paths or None)
@@ -60,29 +60,29 @@ def _load(manager: Any, name: str) -> dict[str, Any]:
     entry = manager.task_index[name]
     if entry.kind.name == "TAG":
         return {name: task for tagged in sorted(entry.tags) for name, task in _load(manager, tagged).items()}
-    place = _place(entry)
+    folder = _data_folder(entry)
     try:
-        with _working_in(place):
+        with _working_in(folder):
             tasks: dict[str, Any] = dict(manager.load([name])["tasks"])
             return tasks
     except Exception as error:
         raise ValueError(f"task {name!r}: {type(error).__name__}: {error}") from error
 
 
-def _place(entry: Any) -> Path:
-    """From where the files that a task names are found; the working directory where they are not."""
+def _data_folder(entry: Any) -> Path:
+    """Returns the folder that a task's data files are relative to; else the working directory."""
     files = (entry.cfg or {}).get("dataset_kwargs") or {}
     named = [Path(file) for file in _strings(files.get("data_files", []))]
     relative = [file for file in named if not file.is_absolute() and "://" not in str(file)]
     yaml = entry.yaml_path
-    for place in [Path.cwd(), *(Path(yaml).resolve().parents if yaml else ())]:
-        if all((place / file).exists() for file in relative):
-            return place
+    for folder in [Path.cwd(), *(Path(yaml).resolve().parents if yaml else ())]:
+        if all((folder / file).exists() for file in relative):
+            return folder
     return Path.cwd()
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All strings in lists and dictionaries."""
+    """Yields all strings in nested lists and dictionaries."""
     if isinstance(value, str):
         yield value
     else:
@@ -91,9 +91,9 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 @contextmanager
-def _working_in(place: Path) -> Iterator[None]:
+def _working_in(folder: Path) -> Iterator[None]:
     before = Path.cwd()
-    os.chdir(place)
+    os.chdir(folder)
     try:
         yield
     finally:

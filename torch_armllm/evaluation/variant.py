@@ -1,4 +1,4 @@
-"""What a comparison calls a way to run a model: ``bf16``, ``int4-g32i``, ``int4-row+rtn``."""
+"""Model variants by name: ``bf16``, ``int4-g32i``, ``int4-row+rtn``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _EXAMPLES = "bf16, f32, bf16-fused, int4-g32i, int4-g32, int4-row, int8, int4-g3
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """A way to run a model.
+class Variant:
+    """A dtype or quantization of a model, and whether fused ops run it.
 
     Attributes:
-        name: as the user wrote it.
-        dtype: of the weights that are loaded; None: the comparison's.
-        quantization: the scheme of `torch_armllm.patch`; None: weights stay as they are.
-        method: how weights are rounded; None: the default.
-        patched: whether the fused ops run; otherwise transformers does.
+        name: the user's spelling.
+        dtype: dtype of the loaded weights; None: the comparison's.
+        quantization: the scheme of `torch_armllm.patch`; None: weights are not quantized.
+        method: the rounding method; None: the default.
+        patched: True if the fused ops run, False for transformers' own forward.
     """
 
     name: str
@@ -29,14 +29,14 @@ class Scheme:
     patched: bool = True
 
     @classmethod
-    def parse(cls, text: str, method: str | None = None) -> Scheme:
-        """Reads a scheme's name.
+    def parse(cls, text: str, method: str | None = None) -> Variant:
+        """Parses a variant's name.
 
         Args:
-            text: ``bf16``, ``f16`` or ``f32``, by transformers' own forward; ``…-fused``, the same weights by
-                fused ops; ``saved``, a quantized checkpoint as it is; a scheme of `torch_armllm.patch`, with
-                or without ``int4-`` before it, and ``+method`` behind it.
-            method: where the text names none.
+            text: ``bf16``, ``f16`` or ``f32``: transformers' own forward; ``…-fused``: the same weights by
+                fused ops; ``saved``: a quantized checkpoint unchanged; a scheme of `torch_armllm.patch`, with
+                or without the prefix ``int4-``, and with or without the suffix ``+method``.
+            method: the method, unless the text names one.
 
         Raises:
             ValueError: there is no such scheme or method.
@@ -51,11 +51,11 @@ class Scheme:
             return cls(name, FLOATS[name.removesuffix(_FUSED)])
         if name == SAVED:
             return cls(name)
-        stem, plus, own = name.partition("+")
+        stem, plus, suffix = name.partition("+")
         quantization = "g32i" if stem == "int4" else stem.removeprefix("int4-")
-        if quantization not in SCHEMES or (plus and not own):
+        if quantization not in SCHEMES or (plus and not suffix):
             raise ValueError(f"unknown scheme {text!r}: there are {_EXAMPLES}, and {', '.join(SCHEMES)}")
-        chosen = own or method
+        chosen = suffix or method
         if chosen is not None:
             try:
                 check_method(chosen)
@@ -65,25 +65,25 @@ class Scheme:
 
     @property
     def saved(self) -> bool:
-        """Whether a quantized checkpoint is to stay as it is."""
+        """True if a quantized checkpoint stays unchanged."""
         return self.name == SAVED
 
     @property
     def calibrated(self) -> bool:
-        """Whether the method needs a text."""
+        """True if the method calibrates."""
         from torch_armllm.quant.methods.base import CALIBRATED
 
         return self.method in CALIBRATED
 
 
-def parse_schemes(text: str, method: str | None = None) -> list[Scheme]:
-    """Reads names separated by commas.
+def parse_variants(text: str, method: str | None = None) -> list[Variant]:
+    """Parses names separated by commas.
 
     Raises:
-        ValueError: there is none, one is unknown, or one is named twice.
+        ValueError: there is no name, a name is unknown, or a name occurs twice.
     """
-    schemes = [Scheme.parse(part, method) for part in text.split(",") if part.strip()]
-    names = [scheme.name for scheme in schemes]
+    variants = [Variant.parse(part, method) for part in text.split(",") if part.strip()]
+    names = [variant.name for variant in variants]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"--quantization takes different names separated by commas, got {text!r}")
-    return schemes
+    return variants

@@ -17,8 +17,8 @@ from tests.support.models import tiny, token_ids
 from torch_armllm import ArmInt4Config
 from torch_armllm.checkpoint.load import is_third_party, load_model
 from torch_armllm.cli.main import main
-from torch_armllm.evaluation.loading import load_scheme
-from torch_armllm.evaluation.variant import Scheme
+from torch_armllm.evaluation.loading import load_variant
+from torch_armllm.evaluation.variant import Variant
 from torch_armllm.quant.modules.linear import QuantLinear
 
 
@@ -99,11 +99,11 @@ def test_a_float_checkpoint_takes_the_scheme_too(tmp_path: Path) -> None:
 
 
 def test_a_comparison_begins_with_what_a_file_stands_for(file: tuple[str, Any]) -> None:
-    plain, records = load_scheme(file[0], Scheme.parse("f32"))
+    plain, records = load_variant(file[0], Variant.parse("f32"))
     assert not torch_armllm.is_patched(plain) and not any(record.quantized for record in records)
-    anew, _ = load_scheme(file[0], Scheme.parse("int4-g32i"), "float32")
+    anew, _ = load_variant(file[0], Variant.parse("int4-g32i"), "float32")
     assert anew.model.layers[0].mlp.down_proj.scheme == "g32i"
-    saved, _ = load_scheme(file[0], Scheme.parse("saved"), "float32")
+    saved, _ = load_variant(file[0], Variant.parse("saved"), "float32")
     assert saved.model.layers[0].mlp.down_proj.scheme == "g32m"
 
 
