@@ -22,7 +22,7 @@ _ROWS = 256
 
 
 class PlanScorer:
-    """SpanScores spans by a model's plan.
+    """Scores spans by a model's plan.
 
     Args:
         model: a patched model.
