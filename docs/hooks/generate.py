@@ -154,9 +154,10 @@ def _constants(path: Path) -> dict[str, str]:
             imported = ROOT / f"{(node.module or '').replace('.', '/')}.py"
             if imported.exists() and any(alias.name.isupper() for alias in node.names):
                 constants |= _constants(imported)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, int) and isinstance(node.targets[0], ast.Name):
-                constants[node.targets[0].id] = str(node.value.value)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = getattr(node.value, "value", None)
+            if isinstance(value, int):
+                constants[node.targets[0].id] = str(value)
     return constants
 
 
