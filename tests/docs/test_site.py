@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 _MARKER = re.compile(r"<!-- generated: (.+?) -->")
+_PATH = re.compile(r"`((?:torch_armllm|ops|passes|tests|bench|docs)/[\w/.*-]+)[` ]")
+_MODULE = re.compile(r"python -m ((?:bench|torch_armllm)\.[\w.]*\w)")
 _LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)")
 
 
@@ -63,6 +65,15 @@ def test_lines_are_short() -> None:
         if len(line) > 110 and not line.lstrip().startswith("|") and page.name != "models.md"
     ]
     assert not long
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_named_files_and_modules_exist(page: Path) -> None:
+    text = page.read_text()
+    named = {name for name in _PATH.findall(text) if not (ROOT / name).exists() and not any(ROOT.glob(name))}
+    modules = [ROOT / name.replace(".", "/") for name in _MODULE.findall(text)]
+    missing = [module for module in modules if not (module.with_suffix(".py").exists() or module.is_dir())]
+    assert not named and not missing
 
 
 def test_every_page_is_in_the_navigation() -> None:

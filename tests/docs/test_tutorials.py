@@ -6,19 +6,18 @@ import ast
 import os
 import re
 import shlex
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.server_live import live
 from tests.support.tiny_server import checkpoint
-from torch_armllm.cli.main import main
+from torch_armllm.cli.main import build_parser, main
+from torch_armllm.llm.async_llm import AsyncLLM
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -80,14 +79,14 @@ class Tutorial:
     """A working folder in which blocks run; a tiny checkpoint stands for SmolLM2."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self.folder, self.model, self.port = folder, model, _free_port()
-        self.servers: list[subprocess.Popen[bytes]] = []
+        self.folder, self.model = folder, model
+        self.address = ""
+        self.running = ExitStack()
 
     def adapt(self, code: str) -> str:
+        """Names the tiny checkpoint and the server's address."""
         code = re.sub(r"\bsmollm2\b(?!-)", str(self.model), code)
-        return code.replace("localhost:8000", f"127.0.0.1:{self.port}").replace(
-            "--port 8000", f"--port {self.port}"
-        )
+        return code.replace("http://localhost:8000", self.address) if self.address else code
 
     def run(self, block: Block, namespace: dict[str, Any]) -> None:
         code = self.adapt(block.code)
@@ -104,29 +103,13 @@ class Tutorial:
                 assert main(command[1:]) == 0
 
     def serve(self, arguments: list[str]) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "torch_armllm.cli.main", *arguments]
-        self.servers.append(subprocess.Popen(command, env=environment))
-        end = time.monotonic() + 60
-        while time.monotonic() < end and self.servers[-1].poll() is None:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1)
-                return
-            except OSError:
-                time.sleep(0.1)
-        pytest.fail("the server did not start")
-
-    def close(self) -> None:
-        for server in self.servers:
-            server.terminate()
-        for server in self.servers:
-            server.wait(30)
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+        """Serves in a thread of this process, by the command's options: a process of its own takes seconds."""
+        options = build_parser().parse_args(arguments)
+        (name,) = options.model
+        llm = AsyncLLM(name, max_num_seqs=8, kv_cache_memory=64 << 20)
+        self.running.callback(llm.shutdown)
+        server = self.running.enter_context(live(llm, name, api_keys=tuple(options.api_key)))
+        self.address = server.base
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +117,11 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tutorial]:
     folder = tmp_path_factory.mktemp("tutorial")
     before = Path.cwd()
     os.chdir(folder)
-    running = Tutorial(folder, checkpoint(folder / "model"))
+    tutorial = Tutorial(folder, checkpoint(folder / "model"))
     try:
-        yield running
+        with tutorial.running:
+            yield tutorial
     finally:
-        running.close()
         os.chdir(before)
 
 

@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
     results: list[ServingResult] = []
 
     def report_rate(model: str, result: ServingResult) -> None:
-        models.add_parser(model)
+        models.add(model)
         results.append(result)
         print(table(result), flush=True)
         for error, times in result.errors.items():
