@@ -103,7 +103,7 @@ class Tutorial:
                 assert main(command[1:]) == 0
 
     def serve(self, arguments: list[str]) -> None:
-        """Serves in a thread of this process, by the command's options: a process of its own takes seconds."""
+        """Serves in a thread of this process, by the command's options: another process takes seconds."""
         options = build_parser().parse_args(arguments)
         (name,) = options.model
         llm = AsyncLLM(name, max_num_seqs=8, kv_cache_memory=64 << 20)
