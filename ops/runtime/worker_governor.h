@@ -27,7 +27,7 @@ class Watch {
     const bool was_away = now - seen_ > kForgetting;
     seen_ = now;
     if (!was_away && now - began_ < kStretch) return false;
-    const bool displaced = !was_away && kPart * (waited - waited_) > now - began_;
+    const bool displaced = !was_away && kDisplaced * (waited - waited_) > now - began_;
     began_ = now;
     waited_ = waited;
     return displaced;
@@ -36,7 +36,9 @@ class Watch {
  private:
   static constexpr Nanoseconds kStretch = 20 * kMillisecond;
   static constexpr Nanoseconds kForgetting = 100 * kMillisecond;
-  static constexpr int64_t kPart = 8;  // beside one busy process it is a half, on an idle machine a hundredth
+  // Displaced from 1/8 of the time on: as `_DISPLACED` of engine/execution/thread_team.py.  Next to one busy process
+  // a thread waits half of the time, on an idle machine a hundredth.
+  static constexpr int64_t kDisplaced = 8;
 
   Nanoseconds seen_ = -kForgetting;
   Nanoseconds began_ = 0;

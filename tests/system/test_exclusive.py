@@ -1,4 +1,4 @@
-"""Engines compute together, and a capture alone."""
+"""The shared/exclusive lock: engine steps share it, a capture holds it alone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 import pytest
 
-from torch_armllm.system.exclusive import Turns
+from torch_armllm.system.exclusive import SharedExclusiveLock
 
 
 class Worker:
-    """A thread that takes a turn, and has it until it is told to end."""
+    """A thread that acquires the lock and holds it until `end`."""
 
-    def __init__(self, turns: Turns, alone: bool) -> None:
+    def __init__(self, lock: SharedExclusiveLock, exclusive: bool) -> None:
         self.working, self._end = threading.Event(), threading.Event()
-        self._turns, self._alone = turns, alone
-        waiting = len(turns._waiting)
+        self._lock, self._exclusive = lock, exclusive
+        waiting = len(lock._waiting)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
-        until(lambda: self.working.is_set() or len(turns._waiting) > waiting)
+        until(lambda: self.working.is_set() or len(lock._waiting) > waiting)
 
     def _work(self) -> None:
-        with self._turns.alone() if self._alone else self._turns.together():
+        with self._lock.exclusive() if self._exclusive else self._lock.shared():
             self.working.set()
             self._end.wait(20)
 
@@ -39,24 +39,24 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_several_together() -> None:
-    turns = Turns()
-    workers = [Worker(turns, alone=False) for _ in range(3)]
+def test_several_threads_share_the_lock() -> None:
+    lock = SharedExclusiveLock()
+    workers = [Worker(lock, exclusive=False) for _ in range(3)]
     assert all(worker.working.is_set() for worker in workers)
     for worker in workers:
         worker.end()
 
 
-def test_one_alone_is_not_passed() -> None:
-    """It waits for those before it, and those behind it wait for it: or it might never have its turn."""
-    turns = Turns()
-    workers = [Worker(turns, alone) for alone in (False, True, False, False, True)]
-    first, alone, *others, last = workers
+def test_an_exclusive_waiter_is_not_overtaken() -> None:
+    """It waits for earlier holders, and later threads wait for it; otherwise it might wait forever."""
+    lock = SharedExclusiveLock()
+    workers = [Worker(lock, exclusive) for exclusive in (False, True, False, False, True)]
+    first, exclusive, *others, last = workers
     assert [worker.working.is_set() for worker in workers] == [True, False, False, False, False]
     first.end()
-    until(alone.working.is_set)
+    until(exclusive.working.is_set)
     assert not any(worker.working.is_set() for worker in others)
-    alone.end()
+    exclusive.end()
     until(lambda: all(worker.working.is_set() for worker in others))
     assert not last.working.is_set()
     for worker in others:
@@ -65,10 +65,10 @@ def test_one_alone_is_not_passed() -> None:
     last.end()
 
 
-def test_a_turn_ends_with_an_error() -> None:
-    turns = Turns()
-    for turn in (turns.alone, turns.together):
-        with pytest.raises(ValueError), turn():
+def test_an_error_releases_the_lock() -> None:
+    lock = SharedExclusiveLock()
+    for hold in (lock.exclusive, lock.shared):
+        with pytest.raises(ValueError), hold():
             raise ValueError
-    with turns.alone():
+    with lock.exclusive():
         pass

@@ -15,7 +15,7 @@ from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, sdpa
 from torch_armllm.capture.token_mixing import mixes_tokens
 from torch_armllm.hf.base_model import body_of, first_position_of
-from torch_armllm.system.exclusive import TURNS
+from torch_armllm.system.exclusive import PROCESS_LOCK
 
 
 class CaptureError(RuntimeError):
@@ -166,7 +166,7 @@ def capture(model: nn.Module) -> CapturedGraph:
         CaptureError: the model cannot be exported; the message holds the exporter's reason.
     """
     base = body_of(model)
-    with TURNS.alone():  # tracing patches nn.Module.__call__ for the whole process
+    with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
         captured = _exported(base)
     _check_attentions(base, captured)
     _check_outputs(base, captured)

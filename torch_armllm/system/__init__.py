@@ -1,1 +1,1 @@
-"""The threads that compute."""
+"""The operating system: files, memory, CPUs, signals, locks of the process."""

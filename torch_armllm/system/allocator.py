@@ -1,4 +1,4 @@
-"""Giving memory that is free back to the system."""
+"""Returning freed memory to the system."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):  # not glibc: musl gives memory back by itself
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):  # not glibc: musl returns freed memory by itself
         return None
-    return found
+    return trim
 
 
 def release_free_memory() -> None:
-    """Returns freed memory to the system, where the allocator can.
+    """Returns freed memory to the system, if the allocator can.
 
-    glibc keeps what a thread freed for that thread to use again, and raises the size from which it maps
-    memory anew as tensors come and go: a quantized model would go on holding its float weights' pages.
+    glibc keeps the memory that a thread frees for later allocations, and raises its mmap threshold as large
+    tensors are freed: without a trim, the pages of the float weights would stay with the quantized model.
     """
     trim = _trim()
     if trim is not None:

@@ -1,4 +1,4 @@
-"""What all engines of a process do together, and what one must do alone."""
+"""A fair shared/exclusive lock, and the lock of this process."""
 
 from __future__ import annotations
 
@@ -6,71 +6,71 @@ import threading
 from collections import deque
 
 
-class Turns:
-    """Lets any number compute at the same time, or one alone; who comes later does not pass who waits."""
+class SharedExclusiveLock:
+    """Any number of threads hold the lock shared, or one holds it exclusively; waiters enter in order."""
 
     def __init__(self) -> None:
-        self._together = 0
-        self._alone = False
+        self._sharing = 0
+        self._exclusive = False
         self._lock = threading.Lock()
         self._waiting: deque[tuple[bool, threading.Lock]] = deque()
 
-    def together(self) -> Turn:
-        """Others may compute during the block, but nobody alone."""
-        return Turn(self, alone=False)
+    def shared(self) -> LockBlock:
+        """Holds the lock during a block, together with other shared holders."""
+        return LockBlock(self, exclusive=False)
 
-    def alone(self) -> Turn:
-        """Nobody else computes during the block."""
-        return Turn(self, alone=True)
+    def exclusive(self) -> LockBlock:
+        """Holds the lock alone during a block."""
+        return LockBlock(self, exclusive=True)
 
-    def wait(self, alone: bool) -> None:
-        """Begins a turn, as soon as there is one."""
+    def acquire(self, exclusive: bool) -> None:
+        """Waits for the lock, after the threads that wait already."""
         with self._lock:
-            if not alone and not self._alone and not self._waiting:  # most are so
-                self._together += 1
+            if not exclusive and not self._exclusive and not self._waiting:  # the common case
+                self._sharing += 1
                 return
-            if not self._waiting and self._is_free(alone):
-                self._enter(alone)
+            if not self._waiting and self._is_free(exclusive):
+                self._enter(exclusive)
                 return
             called = threading.Lock()
             called.acquire()
-            self._waiting.append((alone, called))
+            self._waiting.append((exclusive, called))
         called.acquire()
 
-    def leave(self, alone: bool) -> None:
-        """Ends a turn."""
+    def release(self, exclusive: bool) -> None:
+        """Releases the lock, and lets the next waiters enter."""
         with self._lock:
-            if alone:
-                self._alone = False
+            if exclusive:
+                self._exclusive = False
             else:
-                self._together -= 1
+                self._sharing -= 1
             while self._waiting and self._is_free(self._waiting[0][0]):
-                next_alone, called = self._waiting.popleft()
-                self._enter(next_alone)
+                next_exclusive, called = self._waiting.popleft()
+                self._enter(next_exclusive)
                 called.release()
 
-    def _is_free(self, alone: bool) -> bool:
-        return not self._alone and not (alone and self._together)
+    def _is_free(self, exclusive: bool) -> bool:
+        return not self._exclusive and not (exclusive and self._sharing)
 
-    def _enter(self, alone: bool) -> None:
-        if alone:
-            self._alone = True
+    def _enter(self, exclusive: bool) -> None:
+        if exclusive:
+            self._exclusive = True
         else:
-            self._together += 1
+            self._sharing += 1
 
 
-class Turn:
-    """A block that has a turn: a class, since generators would take an engine's step 13 µs more."""
+class LockBlock:
+    """A block that holds the lock; a class, since a generator would cost an engine step 13 µs more."""
 
-    def __init__(self, turns: Turns, alone: bool) -> None:
-        self._turns, self._alone = turns, alone
+    def __init__(self, lock: SharedExclusiveLock, exclusive: bool) -> None:
+        self._lock, self._exclusive = lock, exclusive
 
     def __enter__(self) -> None:
-        self._turns.wait(self._alone)
+        self._lock.acquire(self._exclusive)
 
     def __exit__(self, *_: object) -> None:
-        self._turns.leave(self._alone)
+        self._lock.release(self._exclusive)
 
 
-TURNS = Turns()
-"""Of this process: tracing a model patches what the modules of all others are called by."""
+PROCESS_LOCK = SharedExclusiveLock()
+"""Held shared by each engine step, and exclusively by tracing, which patches how all modules are called."""

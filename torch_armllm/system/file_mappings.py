@@ -1,4 +1,4 @@
-"""Takes ranges of a process's memory out of the mappings of files, without anybody noticing."""
+"""Replacement of mapped file pages by private memory at the same addresses."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 
 _MAPS = Path("/proc/self/maps")
-_PIECE = 8  # pages that are there twice at a time, for each thread
+_PIECE = 8  # pages per thread that exist twice during the copy
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FAILED = ctypes.c_size_t(-1).value
 
 
 def detachable(starts: Iterable[int], page: int, maps: str | None = None) -> set[int]:
-    """Those of the pages that lie in private mappings of files, as a whole.
+    """Returns the pages that lie entirely within private mappings of files.
 
     Args:
-        starts: addresses.
-        page: bytes of each.
-        maps: text in the format of ``/proc/self/maps``, which is read by default.
+        starts: addresses of pages.
+        page: bytes per page.
+        maps: text in the format of ``/proc/self/maps``; None: that file.
     """
     left = sorted(starts, reverse=True)
     found: set[int] = set()
@@ -35,14 +35,14 @@ def detachable(starts: Iterable[int], page: int, maps: str | None = None) -> set
 
 
 def detach(starts: Iterable[int], page: int) -> None:
-    """Lets memory of the process take the place of mapped files, on huge pages where the system has them.
+    """Replaces mapped file pages by private memory, on huge pages if the system has them.
 
-    Contents and addresses stay, so that others may read meanwhile; but nobody may write.  Where the system
+    Contents and addresses stay the same: other threads may read meanwhile, but must not write.  If the system
     refuses, the mapping stays.
 
     Args:
-        starts: addresses of pages that are `detachable`, multiples of ``page``.
-        page: bytes of a huge page.
+        starts: addresses of `detachable` pages, multiples of ``page``.
+        page: bytes per huge page.
     """
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
         list(
@@ -59,7 +59,7 @@ def _private_files(maps: str) -> Iterator[tuple[int, int]]:
 
 
 def _pieces(starts: list[int], page: int) -> Iterator[list[int]]:
-    """Neighbors, so many that they are worth a mapping of their own."""
+    """Yields runs of up to `_PIECE` adjacent pages."""
     piece: list[int] = []
     for start in starts:
         if piece and (start != piece[-1] + page or len(piece) == _PIECE):
@@ -82,7 +82,7 @@ def _detach(start: int, size: int, page: int) -> None:
     room = system.mmap(0, size + page, access, kind, -1, 0)
     if room == _FAILED:
         return
-    aligned = -(-room // page) * page  # or its pages could not be huge ones
+    aligned = -(-room // page) * page  # huge pages need alignment
     system.madvise(aligned, size, mmap.MADV_HUGEPAGE)
     ctypes.memmove(aligned, start, size)
     moved = system.mremap(aligned, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, start)

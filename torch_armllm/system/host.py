@@ -1,4 +1,4 @@
-"""What Linux tells about this machine and this process."""
+"""CPUs, NUMA nodes, free memory and limits of this machine and process, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
 def openmp_runtimes(maps: str | None = None) -> list[str]:
-    """Files of the OpenMP runtimes that this process has loaded.
+    """Returns the files of the OpenMP runtimes that this process has loaded.
 
     Args:
-        maps: text in the format of ``/proc/self/maps``, which is read by default.
+        maps: text in the format of ``/proc/self/maps``; None: that file.
     """
     if maps is None:
         maps = _read(Path("/proc/self/maps"))
@@ -23,7 +23,7 @@ def openmp_runtimes(maps: str | None = None) -> list[str]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the kernel gives it."""
+    """Returns the processor's name as reported by the kernel."""
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         name, _, value = line.partition(":")
         if name.strip().lower() in ("model name", "cpu model", "hardware"):
@@ -32,18 +32,18 @@ def cpu_name() -> str:
 
 
 def cores() -> int:
-    """CPUs that this process may run on."""
+    """Returns the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def physical_cores(
     root: Path = Path("/sys/devices/system/cpu"), allowed: set[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """The cores that this process may use, each with those of its CPUs that it may run on.
+    """Returns the physical cores that this process may use, each as its allowed CPUs.
 
     Args:
-        root: where Linux describes CPUs.
-        allowed: CPUs that the process may run on, which the system is asked for by default.
+        root: the folder of sysfs that describes CPUs.
+        allowed: CPUs that the process may run on; None: its affinity.
     """
     if allowed is None:
         can_ask = hasattr(os, "sched_getaffinity")
@@ -57,7 +57,7 @@ def physical_cores(
 
 
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
-    """CPUs of each NUMA node that has any, as ``{"node0": "0-31"}``; empty where Linux does not say."""
+    """Returns the CPUs of each NUMA node that has any, as ``{"node0": "0-31"}``; empty if unknown."""
     found = {}
     for file in sorted(root.glob("node[0-9]*/cpulist"), key=lambda f: int(f.parent.name[4:])):
         cpus = _read(file).strip()
@@ -67,11 +67,11 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
 
 
 def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
-    """CPUs' worth of time that this process's control groups (version 1 or 2) grant; None without a limit.
+    """Returns the CPU limit, in CPUs, of this process's control groups (version 1 or 2); None without a limit.
 
     Args:
-        root: where the groups are mounted.
-        own: text in the format of ``/proc/self/cgroup``, which is read by default.
+        root: the mount point of the groups.
+        own: text in the format of ``/proc/self/cgroup``; None: that file.
     """
     found = [limit for group in _groups("cpu", root, own) for limit in _limits(group)]
     return min(found, default=None)
@@ -80,23 +80,23 @@ def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> fl
 def free_memory(
     root: Path = Path("/sys/fs/cgroup"), own: str | None = None, meminfo: Path = Path("/proc/meminfo")
 ) -> int:
-    """Bytes that this process may still take: what the system has to give, within its control groups' limits.
+    """Returns the bytes that this process can still allocate, within its control groups' limits.
 
     Args:
-        root: where control groups are mounted.
-        own: text in the format of ``/proc/self/cgroup``, which is read by default.
-        meminfo: where the system tells of its memory.
+        root: the mount point of the control groups.
+        own: text in the format of ``/proc/self/cgroup``; None: that file.
+        meminfo: the file with the system's memory statistics.
     """
     system = dict(line.split(":", 1) for line in _read(meminfo).splitlines() if ":" in line)
     if "MemAvailable" in system:
         free = 1024 * int(system["MemAvailable"].split()[0])
-    else:  # not Linux: nobody says what is free, so half of all
+    else:  # not Linux: assume half of the memory
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return min([free, *(left for group in _groups("memory", root, own) for left in _left(group))])
 
 
 def _groups(controller: str, root: Path, own: str | None) -> Iterator[Path]:
-    """The control groups (version 1 or 2) that may limit this process: its own and all above."""
+    """Yields the control groups (version 1 or 2) that may limit this process: its own and their parents."""
     for line in (_read(Path("/proc/self/cgroup")) if own is None else own).splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -105,7 +105,7 @@ def _groups(controller: str, root: Path, own: str | None) -> Iterator[Path]:
             hierarchies = [root / controller, root / controllers]
         else:
             continue
-        # Inside a container the path may start outside of what is mounted.
+        # Inside a container, the path may start above the mount point.
         parts = [part for part in path.split("/") if part]
         for hierarchy in dict.fromkeys(hierarchies):
             for depth in range(len(parts) + 1):
@@ -113,7 +113,7 @@ def _groups(controller: str, root: Path, own: str | None) -> Iterator[Path]:
 
 
 def _left(group: Path) -> list[int]:
-    """Bytes until a group reaches its limit; pages of files that it can drop do not count."""
+    """Returns the bytes until a group reaches its limit; droppable file pages count as free."""
     for limit, used, dropped in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from torch_armllm.ops import threads
-from torch_armllm.system.exclusive import TURNS, Turns
+from torch_armllm.system.exclusive import PROCESS_LOCK, SharedExclusiveLock
 from torch_armllm.system.host import cpu_limit, physical_cores
 
 _PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -24,7 +24,10 @@ _COUNTED_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOK = 0.5
 """Seconds between two looks at how long workers wait."""
 _DISPLACED = 1 / 8
-"""Part of that time from which a worker counts as displaced: beside one busy process it is a half."""
+"""Share of that time from which a worker counts as displaced; next to one busy process it waits half of it.
+
+The same policy as ``kDisplaced`` of ops/runtime/worker_governor.h, which acts within milliseconds.
+"""
 
 _logger = logging.getLogger(__name__)
 
@@ -130,12 +133,12 @@ class Team:
 
     Args:
         chosen: how many there are, and where.
-        turns: of the process.
+        lock: the lock of the process.
     """
 
-    def __init__(self, chosen: Threads, turns: Turns = TURNS) -> None:
+    def __init__(self, chosen: Threads, lock: SharedExclusiveLock = PROCESS_LOCK) -> None:
         self.chosen = chosen
-        self._turns = turns
+        self._lock = lock
         self._caller: int | None = None
         self._waited: dict[int, int] = {}
         self._looked = 0.0
@@ -145,15 +148,15 @@ class Team:
         return self
 
     def __enter__(self) -> None:
-        self._turns.wait(alone=False)
+        self._lock.acquire(exclusive=False)
         try:
             self.settle()
         except BaseException:
-            self._turns.leave(alone=False)
+            self._lock.release(exclusive=False)
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._turns.leave(alone=False)
+        self._lock.release(exclusive=False)
 
     def settle(self) -> None:
         """Makes the calling thread compute by the chosen threads; costs nothing where it did last."""

@@ -13,7 +13,7 @@ from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
 from torch_armllm.server.served_model import ServedModel
 from torch_armllm.server.worker_thread import run_in_worker_thread
-from torch_armllm.system.exclusive import TURNS
+from torch_armllm.system.exclusive import PROCESS_LOCK
 
 _CHUNK_TOKENS = 256
 """Tokens computed between two engine steps; bounds the delay of running sequences."""
@@ -70,7 +70,7 @@ class _ChunkedPrefill:
         end = self._begin + self._chunk
         ids = torch.tensor([self._tokens[self._begin : end]])
         single = len(self._tokens) <= self._chunk
-        with TURNS.together():
+        with PROCESS_LOCK.shared():
             out = self._base(input_ids=ids, past_key_values=self._cache, use_cache=not single)
         hidden = out.last_hidden_state[0].float()
         self._cache = None if single else out.past_key_values
