@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, sdpa
 from torch_armllm.capture.token_mixing import mixes_tokens
-from torch_armllm.hf.base_model import body_of, first_position_of
+from torch_armllm.hf.base_model import base_model_of, first_position_of
 from torch_armllm.system.exclusive import PROCESS_LOCK
 
 
@@ -165,7 +165,7 @@ def capture(model: nn.Module) -> CapturedGraph:
     Raises:
         CaptureError: the model cannot be exported; the message holds the exporter's reason.
     """
-    base = body_of(model)
+    base = base_model_of(model)
     with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
         captured = _exported(base)
     _check_attentions(base, captured)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal
-from torch_armllm.hf.base_model import body_of
+from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.base import Method
 from torch_armllm.quant.methods.calibrated.base import Staged
@@ -80,7 +80,7 @@ class StreamedCalibration:
         inside = {id(module): index for index, stage in enumerate(stages) for module in stage.modules()}
         modules = {block: model.get_submodule(block) for block in reader.blocks}
         self._stages = {b: inside[id(module)] for b, module in modules.items() if id(module) in inside}
-        base_model = {id(module) for module in body_of(model).modules()}
+        base_model = {id(module) for module in base_model_of(model).modules()}
         _compute_buffers(model)
         for block, module in modules.items():
             if block not in self._stages and id(module) in base_model:

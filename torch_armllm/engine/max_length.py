@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_armllm.hf.base_model import body_of, position_limit
+from torch_armllm.hf.base_model import base_model_of, position_limit
 from torch_armllm.plan.plan_model import StoredModel
 
 UNLIMITED = 32768
@@ -16,7 +16,7 @@ def stated_limits(model: Any) -> tuple[int | None, int]:
     if isinstance(model, StoredModel):
         return model.made_for, model.stated
     stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
-    return position_limit(body_of(model).config), stated
+    return position_limit(base_model_of(model).config), stated
 
 
 def longest_text(model: Any, wanted: int | None, longest: int | None) -> int:

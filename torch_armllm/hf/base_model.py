@@ -1,26 +1,31 @@
-"""The part of a causal language model that a plan replaces."""
+"""The base model of a causal language model, which a plan replaces, and its position limits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def body_of(model: Any) -> Any:
-    """What turns token ids into hidden states; the model itself where it has no such part.
+def base_model_of(model: Any) -> Any:
+    """Returns the submodule from token ids to hidden states; the model itself if it has none.
 
-    It is ``base_model``, but for models whose prefix names an attribute that they lack (Llama 4's).
+    It is ``base_model``, except for models whose prefix names a missing attribute (Llama 4).
     """
     base = getattr(model, "base_model", model)
     if base is not model:
         return base
-    from transformers import PreTrainedModel  # seconds, which most models go without
+    from transformers import (
+        PreTrainedModel,  # deferred: the import takes seconds, and most models do not need it
+    )
 
     parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
     return parts[0] if len(parts) == 1 else model
 
 
-def longest_of(base: Any) -> int | None:
-    """Positions after which attention starts anew, in chunks, which paged attention does not do; or None."""
+def max_length_of(base: Any) -> int | None:
+    """Returns the chunk size of a model with chunked attention, else None.
+
+    Paged attention does not support several chunks, so the chunk size is the maximum length.
+    """
     config = base.config.get_text_config()
     chunk = getattr(config, "attention_chunk_size", None)
     kinds = getattr(config, "layer_types", None) or ["chunked_attention"]
@@ -28,14 +33,14 @@ def longest_of(base: Any) -> int | None:
 
 
 def first_position_of(base: Any) -> int:
-    """Position of a text's first token where none is given: RoBERTa and its kin count from behind padding."""
+    """Returns the default position of the first token: RoBERTa-like models count from ``padding_idx + 1``."""
     table: Any = getattr(base, "embeddings", None)
     counts = callable(getattr(table, "create_position_ids_from_input_ids", None))
     return int(table.padding_idx) + 1 if counts and getattr(table, "padding_idx", None) is not None else 0
 
 
 def position_limit(config: Any) -> int | None:
-    """Positions that a model was made for; None where its rotary embedding grows with the text."""
+    """Returns the most positions of a model; None if its rotary embedding scales with the sequence length."""
     text = config.get_text_config()
     ropes = getattr(text, "rope_parameters", None) or {}
     kinds = {r.get("rope_type") for r in (ropes, *ropes.values()) if isinstance(r, dict)}

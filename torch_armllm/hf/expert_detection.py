@@ -1,4 +1,4 @@
-"""Recognizing experts modules: what they store is declared, what they compute is found by computing it."""
+"""Detection of experts modules: weights by their declared layout, activations by numerical comparison."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch_armllm.hf.expert_layout import ExpertLayout, parameter
 
 
 def _is_decorated(module: nn.Module) -> bool:
-    """Whether transformers' ``use_experts_implementation`` made the module's class."""
+    """True if transformers' ``use_experts_implementation`` decorates the module's class."""
     flags = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
     return hasattr(type(module), "_apply_gate") and all(hasattr(module, flag) for flag in flags)
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether a module holds the weights of several gated experts, of transformers' interface or not."""
+    """True if a module holds the weights of several experts, with transformers' interface or without."""
     pair = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
     return _is_decorated(module) or all(isinstance(w, Tensor) and w.dim() == 3 for w in pair)
 
 
 def read_layout(module: nn.Module) -> ExpertLayout | str:
-    """The layout of an experts module, or the reason why the fused op cannot compute it."""
+    """Returns the layout of an experts module, or the reason for which the fused op does not support it."""
     if not _is_decorated(module):
         return _recognize_batched(module) or "what it computes is not what a fused op does"
     if getattr(module, "_is_expert_parallel", False):
@@ -64,11 +64,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "silu_clamped": lambda gate, up, limit: F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit),
 }
 _FAR = (20.0, 60.0, 200.0, 1000.0)
-"""Points beyond the usual ones: what clamps there shows there."""
+"""Points outside the usual range, where clamps become visible."""
 
 
 def _candidates(module: nn.Module) -> Iterator[tuple[str, float]]:
-    """Activations, each with every limit that a number of the module may be."""
+    """Yields all activations, clamping ones with each number of the module as the limit."""
     limits = {
         float(value)
         for value in vars(module).values()
@@ -79,11 +79,11 @@ def _candidates(module: nn.Module) -> Iterator[tuple[str, float]]:
 
 
 def _recognize(module: nn.Module, gated: bool) -> tuple[str, float] | None:
-    """Finds the activation by what it computes: class names say too little."""
+    """Identifies the activation by its values: class names are not enough."""
     points = torch.cat([torch.linspace(-12.0, 12.0, 97), torch.tensor([*_FAR, *(-x for x in _FAR)])]).double()
     if gated:
         gate, up = (axis.flatten() for axis in torch.meshgrid(points, points, indexing="ij"))
-        # one pair a row: interleaved and concatenated are the same
+        # one pair per row: interleaved and concatenated are the same
         function: Callable[[Tensor], Tensor] = module._apply_gate  # type: ignore[assignment]
         joined = torch.stack([gate, up], dim=-1)
     else:
@@ -95,14 +95,14 @@ def _recognize(module: nn.Module, gated: bool) -> tuple[str, float] | None:
         return None
     for name, limit in _candidates(module):
         expected = ACTIVATIONS[name](gate, up, limit)
-        # float32 activations cancel in their tails, and up multiplies what is left
+        # float32 activations lose digits in their tails, and up multiplies the error
         if bool(((got - expected).abs() <= 1e-5 * (1 + expected.abs() + up.abs())).all()):
             return name, limit
     return None
 
 
 def _shrunk(module: nn.Module) -> nn.Module | None:
-    """A copy with three small random experts, and every size that it remembers changed alike."""
+    """Returns a copy with three small random experts, and its size attributes adapted; None if impossible."""
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     if set(shapes) != {"gate_up_proj", "down_proj"}:
         return None
@@ -126,7 +126,7 @@ def _shrunk(module: nn.Module) -> nn.Module | None:
 
 
 def _recognize_batched(module: nn.Module) -> ExpertLayout | None:
-    """Experts that take rows for each of them, found by running a small copy."""
+    """Detects batched experts by running a small copy."""
     twin = _shrunk(module)
     if twin is None:
         return None

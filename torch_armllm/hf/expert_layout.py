@@ -1,4 +1,4 @@
-"""How experts modules store their weights, and reading them whatever the layout."""
+"""Layouts of the weights of experts modules, and access to the weights in any layout."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """How an experts module stores its weights and which activation joins gate and up.
+    """The weight layout and the activation of an experts module.
 
     Attributes:
-        transposed: weights are (E, in, out) and not (E, out, in).
-        interleaved: gate and up rows alternate instead of following one another.
-        biased: every weight has one, named after it.
-        activation: name of the gated activation, as the ops know it.
-        limit: of the activations that clamp.
-        gated: there is a gate; without, ``up_proj`` stands alone and the activation is ``act(up) · up``.
-        batched: the module takes rows for each of its experts, one expert's behind the other's (Llama 4), and
-            not a choice of experts for each row.
+        transposed: weights are (E, in, out), not (E, out, in).
+        interleaved: gate and up rows alternate; otherwise gates precede ups.
+        biased: each weight has a bias, named after it.
+        activation: the ops' name of the gated activation.
+        limit: the limit of clamping activations.
+        gated: the experts have a gate; without one, ``up_proj`` stands alone and the activation is
+            ``act(up) · up``.
+        batched: the input has rows for each expert, expert after expert (Llama 4), not a choice of experts
+            for each row.
     """
 
     transposed: bool
@@ -33,33 +34,33 @@ class ExpertLayout:
 
     @property
     def weights(self) -> tuple[str, str]:
-        """Names of the parameters."""
+        """The names of the parameters."""
         return ("gate_up_proj" if self.gated else "up_proj"), "down_proj"
 
     def inner(self, weight: Tensor) -> tuple[list[Tensor], ...]:
-        """Views of the gate and the up matrices (I, H), one an expert; of the latter alone without a gate."""
+        """Returns views of each expert's gate and up matrices (I, H); only of up without a gate."""
         weight = weight.detach()
         weight = weight.transpose(1, 2) if self.transposed else weight
         return tuple(list(part) for part in self._parts(weight))
 
     def outer(self, weight: Tensor) -> list[Tensor]:
-        """Views of the down matrices (H, I), one an expert."""
+        """Returns views of each expert's down matrix (H, I)."""
         weight = weight.detach()
         return list(weight.transpose(1, 2) if self.transposed else weight)
 
     def inner_bias(self, bias: Tensor) -> Tensor:
-        """Biases (E, 2, I), gate first; (E, I) without a gate."""
+        """Returns biases (E, 2, I), gate first; (E, I) without a gate."""
         return torch.stack(self._parts(bias.detach()), dim=1) if self.gated else bias.detach()
 
     def biases(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-        """The module's biases as the op takes them, (E, 2, I) or (E, I), and (E, H)."""
+        """Returns the module's biases in the op's layout: (E, 2, I) or (E, I), and (E, H)."""
         if not self.biased:
             return None, None
         inner, outer = (parameter(module, f"{name}_bias") for name in self.weights)
         return self.inner_bias(inner), outer
 
     def store_biases(self, module: nn.Module, inner: Tensor | None, outer: Tensor | None) -> None:
-        """Gives a module that has none its biases back, from (E, 2, I) or (E, I) and (E, H)."""
+        """Restores the biases of a module on the meta device, from (E, 2, I) or (E, I), and (E, H)."""
         names = [f"{name}_bias" for name in self.weights]
         if inner is not None and outer is not None and getattr(module, names[0]).is_meta:
             rows = inner.transpose(1, 2) if self.interleaved and self.gated else inner
@@ -67,7 +68,7 @@ class ExpertLayout:
                 setattr(module, name, nn.Parameter(bias, requires_grad=False))
 
     def store(self, inner: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
-        """Brings (E, 2·I, H), gate first, or (E, I, H) and (E, H, I) into the module's own layout."""
+        """Converts (E, 2·I, H), gate first, or (E, I, H), and (E, H, I) to the module's layout."""
         if self.interleaved and self.gated:
             inner = torch.stack(inner.chunk(2, dim=1), dim=2).flatten(1, 2)
         if self.transposed:
@@ -75,7 +76,7 @@ class ExpertLayout:
         return inner.contiguous(), outer.contiguous()
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Gate and up of (E, 2·I) or (E, 2·I, H); without a gate, what is given."""
+        """Splits (E, 2·I) or (E, 2·I, H) into gate and up; without a gate, returns the input."""
         if not self.gated:
             return (rows,)
         if self.interleaved:
@@ -85,7 +86,7 @@ class ExpertLayout:
 
 
 def parameter(module: nn.Module, name: str) -> Tensor:
-    """A parameter of a module, detached."""
+    """Returns a parameter of a module, detached."""
     value = getattr(module, name)
     assert isinstance(value, Tensor)
     return value.detach()

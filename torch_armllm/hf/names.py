@@ -1,8 +1,8 @@
-"""Names under which transformers knows this package."""
+"""Names of this package in transformers' configurations."""
 
 from __future__ import annotations
 
 METHOD = "armllm"
-"""``quant_method`` of a saved configuration."""
+"""The ``quant_method`` of a saved configuration."""
 TIED = "tied"
-"""Stands for a scheme where an embedding shares the head's weights."""
+"""Replaces the scheme of an embedding that shares the head's weights."""

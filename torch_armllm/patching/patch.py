@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
 from torch_armllm.capture.markers.indexer import find_indexers, max_dense_length
 from torch_armllm.capture.markers.mla import is_latent_attention
-from torch_armllm.hf.base_model import body_of, longest_of
+from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import LatentShape
 from torch_armllm.ops import variants
@@ -44,7 +44,7 @@ def _check_model(model: nn.Module) -> None:
         )
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"patch takes a transformers model; it got a {kind}")
-    if model.get_output_embeddings() is None or body_of(model) is model or not model.can_generate():
+    if model.get_output_embeddings() is None or base_model_of(model) is model or not model.can_generate():
         raise ValueError(f"{kind} is not a causal language model; load it with AutoModelForCausalLM")
     if is_patched(model):
         raise ValueError(f"this {kind} is patched already; call torch_armllm.unpatch(model) first")
@@ -100,7 +100,7 @@ def _count_ops(module: fx.GraphModule) -> dict[str, int]:
 
 def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
     """Captures the model and puts a plan in the place of its base model's forward."""
-    base = body_of(model)
+    base = base_model_of(model)
     try:
         indexers, dense = find_indexers(base), max_dense_length(base)
         if indexers and dense is None:
@@ -118,7 +118,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     plan, why_not_native = make_plan(graph_module)
     if why_not_native is not None:
         report.notes.append(f"the graph runs node by node: {why_not_native}")
-    longest = min((n for n in (longest_of(base), dense) if n is not None), default=None)
+    longest = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
     if longest is not None:
         why = "attention is sparse" if longest == dense else "attention is chunked"
         report.notes.append(f"texts of more than {longest} tokens run module by module: {why}")
@@ -210,7 +210,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     report.layers = describe(model, "quantization is off") if records is None else records
     report.outliers = {record.name: expected for record, expected in find_outliers(report.layers)}
     report.bytes_before = float_bytes(model, _bytes(model))
-    state = model.__dict__[STATE] = PatchState(body_of(model), None, is_packed(model), report)
+    state = model.__dict__[STATE] = PatchState(base_model_of(model), None, is_packed(model), report)
     try:
         with torch.no_grad():
             state.forward = _install(model, report, cache_dtype)

@@ -67,7 +67,7 @@ def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
 
 
 def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
-    """Returns the CPU limit, in CPUs, of this process's control groups (version 1 or 2); None without a limit.
+    """Returns the limit of this process's control groups (version 1 or 2), in CPUs; None without a limit.
 
     Args:
         root: the mount point of the groups.

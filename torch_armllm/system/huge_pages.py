@@ -1,10 +1,10 @@
-"""Puts packed weights on huge pages.
+"""Packed weights on huge pages.
 
-Decoding reads every weight once a token.  On pages of 4 KB the CPU then walks page tables all the time, and
-its prefetchers stop at each page's end: large layers are read half as fast again on pages of 2 MB.
+Decoding reads every weight once per token.  On 4 KB pages the CPU then walks page tables all the time, and
+its prefetchers stop at page boundaries: large layers are read 1.5 times as fast on 2 MB pages.
 
-Memory that a process has written is collapsed where it lies.  The mapping of a file is not, by most kernels:
-there, other memory takes its place under the same addresses.
+Anonymous memory is collapsed in place.  Most kernels do not collapse file mappings: they are replaced by
+anonymous memory at the same addresses.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch_armllm.system.file_mappings import detach, detachable
 from torch_armllm.system.host import free_memory
 
 SETTING = "ARMLLM_HUGE_PAGES"
-"""Environment variable; ``0`` leaves all pages as they are."""
+"""Environment variable; ``0`` disables huge pages."""
 
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 _LARGEST = 4 << 20  # bytes of a huge page; where pages have 64 KB, huge ones have 512 MB
-_LEAST = 1 << 18  # bytes of a tensor that is worth it
+_LEAST = 1 << 18  # bytes of the smallest tensor that is collapsed
 _MADV_HUGEPAGE = 14
-_MADV_COLLAPSE = 25  # Linux 6.1: at once, whatever the pages hold now
+_MADV_COLLAPSE = 25  # Linux 6.1: collapses at once
 
 
 def page_size() -> int:
-    """Bytes of a huge page; 0 where there are none to be had."""
+    """Returns the bytes per huge page; 0 if huge pages are unavailable."""
     if sys.platform != "linux" or os.environ.get(SETTING) == "0":
         return 0
     try:
@@ -45,17 +45,17 @@ def page_size() -> int:
 
 
 def collapse(tensors: Iterable[Tensor]) -> int:
-    """Moves the memory of tensors to huge pages, with what lies beside them on the same pages.
+    """Moves the memory of tensors to huge pages, together with neighbors on the same pages.
 
-    Contents and addresses stay.  Only a hint: where the system cannot (before Linux 6.1, without free
-    memory), pages stay as they are.  What lies in the private mapping of a file becomes memory of this
-    process, unless there is too little of it: the file's pages, which processes share, are no longer used.
+    Contents and addresses stay the same.  This is only a hint: before Linux 6.1, or without free memory,
+    pages stay small.  Private mappings of files become anonymous memory if there is enough of it; the file's pages,
+    which processes share, are then no longer used.
 
     Args:
-        tensors: dense ones, on the CPU; those below 256 KB are left alone.
+        tensors: dense CPU tensors; those below 256 KB are ignored.
 
     Returns:
-        Bytes that are on huge pages now, shared pages counted once.
+        Bytes on huge pages now, shared pages counted once.
     """
     page = page_size()
     if page == 0:
@@ -73,13 +73,13 @@ def collapse(tensors: Iterable[Tensor]) -> int:
 
 
 def _collapse(starts: set[int], page: int) -> set[int]:
-    """Collapses pages at these addresses; returns those that it could not."""
+    """Collapses the pages at these addresses; returns those that failed."""
     madvise = _madvise()
     return {start for start in sorted(starts) if madvise(start, page, _MADV_COLLAPSE) != 0}
 
 
 def prefer_huge(tensor: Tensor) -> None:
-    """Has the memory of a tensor that nothing was written to yet come in huge pages; only a hint."""
+    """Asks for huge pages for the memory of a tensor that has not been written yet; only a hint."""
     page = page_size()
     if page and tensor.nbytes >= _LEAST:
         begin = -(-tensor.data_ptr() // page) * page
@@ -95,5 +95,5 @@ def _madvise() -> Any:
 
 
 def collapse_packed(model: nn.Module) -> int:
-    """`collapse` for all packed weights of a model: the buffers whose names end in ``packed``."""
+    """Calls `collapse` for all packed weights of a model: the buffers whose names end in ``packed``."""
     return collapse(buffer for name, buffer in model.named_buffers() if name.endswith("packed"))

@@ -1,4 +1,4 @@
-"""What the project says while it works."""
+"""Log output of this package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
 
 def show_messages() -> None:
-    """Lets messages reach standard error, unless somebody has said where they go.
+    """Prints this package's messages to standard error, unless logging is already configured.
 
-    Python shows warnings only; that an engine has started, and how fast it runs, are no warnings.
+    Python prints warnings only by default, and the start and the speed of an engine are no warnings.
     """
     logger = logging.getLogger("torch_armllm")
     if logger.hasHandlers():

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, and not in the middle of one."""
+"""Deferral of Ctrl-C to the end of an engine step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held() -> Iterator[Callable[[], None]]:
-    """Holds Ctrl-C back within the block; a second one gets through at once.
+    """Defers Ctrl-C within the block; a second Ctrl-C interrupts at once.
 
     Yields:
-        Lets the one that was held back through: to be called where nothing is half done.
+        A function that raises the deferred interrupt, to be called between steps.
     """
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from torch_armllm.hf.base_model import body_of
+from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
 from torch_armllm.system.allocator import release_free_memory
 
@@ -40,7 +40,7 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
     """
     if not isinstance(model, PreTrainedModel):
         return {}
-    base = body_of(model)
+    base = base_model_of(model)
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
 

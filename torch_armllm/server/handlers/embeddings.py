@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.hf.base_model import body_of
+from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
@@ -57,7 +57,7 @@ class _ChunkedPrefill:
     def __init__(self, model: Any, tokens: list[int]) -> None:
         self.finished = False
         self.total = self.last = torch.zeros(())
-        self._base = body_of(model)
+        self._base = base_model_of(model)
         # Not every model can continue a recurrent state from the middle of a text.
         self._chunk = _CHUNK_TOKENS if patched_forward(model) is not None else len(tokens)
         self._tokens = tokens

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.hf.base_model import body_of
+from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Stages:
         Raises:
             ValueError: a hollow model cannot be run layer by layer.
         """
-        self._base = body_of(model)
+        self._base = base_model_of(model)
         self._batches = list(tokens.split(batch))
         self.sizes = [part.numel() for part in self._batches]
         self.modules: list[nn.Module] = decoder_layers(model)
@@ -219,7 +219,7 @@ def in_batches(tokens: Tensor) -> int:
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The list of modules with the most weights."""
-    lists = [m for m in body_of(model).modules() if isinstance(m, nn.ModuleList) and len(m)]
+    lists = [m for m in base_model_of(model).modules() if isinstance(m, nn.ModuleList) and len(m)]
     size = {id(m): sum(p.numel() for p in m.parameters()) for m in lists}
     return list(max(lists, key=lambda m: size[id(m)])) if lists else []
 
