@@ -71,7 +71,7 @@ void add_row(VariantRows& rows, Variant own, const char* base) {
     add_row(rows, row, base);                                               \
   }
 
-// Worst first. Arguments: name, base, required features, preferred where it runs, and the instructions of
+// Worst first.  Arguments: name, base, required features, preferred where it runs, and the instructions of
 // its integer products, float products and row operations; nullptr if they are its base's.
 VariantRows all_rows() {
   VariantRows rows;

@@ -1,9 +1,9 @@
 // The kernel variants: one row per instruction-set level, each with the same tables of micro-kernels.
 //
 // A kernel family declares a struct of function pointers (`LinearKernels`, `NormKernels`, …) in its own
-// header and has a line in ARMLLM_FAMILIES. A variant's namespace defines one constant for each family of
+// header and has a line in ARMLLM_FAMILIES.  A variant's namespace defines one constant for each family of
 // which it has kernels of its own (ops/CMakeLists.txt compiles only those); the other tables of its row are
-// inherited from its base. `variant()` is the row in use: the best that the CPU runs, or the one that
+// inherited from its base.  `variant()` is the row in use: the best that the CPU runs, or the one that
 // ARMLLM_ISA names.
 #pragma once
 
@@ -81,10 +81,10 @@ const std::vector<Variant>& all_variants();
 // True if this CPU can run the variant.
 bool runs_here(const Variant& variant);
 
-// The variant in use. The first call reads ARMLLM_ISA; a name that is unknown or that this CPU cannot run
+// The variant in use.  The first call reads ARMLLM_ISA; a name that is unknown or that this CPU cannot run
 // throws std::runtime_error with the list of variants.
 const Variant& variant();
-// Forces a variant (tests, `ARMLLM_ISA`); the empty name restores the default. Not thread safe.
+// Forces a variant (tests, `ARMLLM_ISA`); the empty name restores the default.  Not thread safe.
 void select_variant(const std::string& name);
 
 // The variant and instructions that a family uses, and the reason why no better variant is in use.

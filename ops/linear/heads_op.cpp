@@ -7,7 +7,7 @@
 namespace armllm {
 namespace {
 
-// Fills in x and the output of `a`. Returns the output; `held` keeps alive the tensor that x points to.
+// Fills in x and the output of `a`.  Returns the output; `held` keeps alive the tensor that x points to.
 Tensor describe(HeadsArgs& a, const Tensor& x, Tensor& held, int64_t out_features) {
   STD_TORCH_CHECK(x.dim() == 3 && x.size(1) >= 1 && x.size(2) >= 1,
                   "x must have the shape (tokens, heads, features), not ", shape_of(x));

@@ -1,7 +1,7 @@
 // The packed weight: quantization schemes, and the byte layout of a panel.
 //
-// A weight of N rows is ceil(N / 16) panels of 16 output rows. A panel is one contiguous block of bytes, and
-// every kernel variant reads the same bytes. Its sections, in this order, each aligned to 64 bytes:
+// A weight of N rows is ceil(N / 16) panels of 16 output rows.  A panel is one contiguous block of bytes, and
+// every kernel variant reads the same bytes.  Its sections, in this order, each aligned to 64 bytes:
 //
 //   row scales    16 × f32; for float-group schemes: max over the row of |q · s_group| / 127
 //   group scales  S × 16 × f32, or bf16 if the scheme ends in `b`    (float-group schemes)
@@ -10,7 +10,7 @@
 //   zero points   S × 8 bytes, byte b: low nibble z[b], high nibble z[b + 8]    (schemes with `z`)
 //   values        G × 256 bytes of nibbles, or G × 512 bytes of int8 (i8)
 //
-// G = ceil(K / 32) groups. S is the number of scales per row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1
+// G = ceil(K / 32) groups.  S is the number of scales per row: ceil(G / 1, 2, 4) for g32, g64, g128, and 1
 // for `rowz`. INT8 with group scales (int8g32 …) consists of the offsets, if any, and then S panels of scheme
 // i8, one per scale: the row scales of such a panel are the scales of its group.
 //
@@ -25,15 +25,15 @@
 //   int8g32  s_group · q                  −128 … 127  exact in a group; float sums in group order everywhere
 //   int8g32m s_group · q + c_group        −128 … 127  as int8g32; then the offsets
 //
-// Nibbles: a byte holds two rows at the same k, and 16 bytes hold 2 rows × 8 k, one SMMLA operand. Line j of
+// Nibbles: a byte holds two rows at the same k, and 16 bytes hold 2 rows × 8 k, one SMMLA operand.  Line j of
 // 4 of a group, byte 8·r + i (r = 0 … 7, i = 0 … 7), k = 8·j + i:
 //
 //   low nibble    u[r][k], 0 … 15: q + 8, or q for schemes with zero points
 //   high nibble   u[r + 8][k] − 8 in two's complement
 //
-// As a signed number the byte is 16·(u[r + 8] − 8) + u[r]. With A the dot product of x with whole bytes and
+// As a signed number the byte is 16·(u[r + 8] − 8) + u[r].  With A the dot product of x with whole bytes and
 // B with low nibbles, two weights cost a single unpacking operation:  Σ (u_high − 8)·x = (A − B) / 16 and Σ
-// u_low·x = B. INT8: line j of 8 of a group, byte 4·r + i: q[r][4·j + i].
+// u_low·x = B.  INT8: line j of 8 of a group, byte 4·r + i: q[r][4·j + i].
 //
 // Columns past K and rows past N hold the value zero.
 #pragma once
@@ -46,7 +46,7 @@ constexpr int64_t kPanel = 16;  // output rows per panel
 constexpr int64_t kGroup =
     32;  // columns per group: the unit of the layout, independent of the span of a scale
 
-// Bits 0 … 2: scale kind. Bit 3: zero points. Bit 4: bf16 group scales. Bit 5: offsets. Bit 6: INT8
+// Bits 0 … 2: scale kind.  Bit 3: zero points.  Bit 4: bf16 group scales.  Bit 5: offsets.  Bit 6: INT8
 // values with group scales.
 enum class Scheme : int32_t {
   g32i = 0,
@@ -149,8 +149,8 @@ static inline PanelLayout panel_layout(Scheme scheme, int64_t in_features) {
   return p;
 }
 
-// How gemm folds a float group scale: with f = round_half_even(s_group / s_row · kFoldOne), 0 if s_row is 0,
-// the weight is (q · f + 128) >> 8 (arithmetic shift), INT8 in units of s_row, and the same bits in every
+// Folding of float group scales by gemm: with f = round_half_even(s_group / s_row · kFoldOne), 0 if s_row is
+// 0, the weight is (q · f + 128) >> 8 (arithmetic shift), INT8 in units of s_row, and the same bits in every
 // variant.
 // q · s_group| ≤ 127 · s_row keeps the product within 16 bits; f reaches the clamp only in all-zero groups.
 constexpr float kFoldOne = 256.0f;

@@ -11,7 +11,7 @@ namespace armllm {
 constexpr int kGemvTokens = 8;          // most tokens per call of gemv
 constexpr int64_t kMaxGemvTokens = 16;  // upper bound of gemv_tokens over all variants
 
-// Quantized activations of one call. With block = 1, `values` is row-major, `groups`·32 bytes per token.
+// Quantized activations of one call.  With block = 1, `values` is row-major, `groups`·32 bytes per token.
 // With block = R, rows m·R … m·R + R − 1 are interleaved in chunks of 8 bytes:
 //
 //   byte (m, k) = (m / R)·R·Kp + (k / 8)·R·8 + (m % R)·8 + k % 8
@@ -40,22 +40,22 @@ struct LinearKernels {
   int64_t gemm_tokens;  // most tokens of one gemm call; a multiple of gemm_block
   int64_t gemm_panels;  // panels of one gemm call
 
-  // Quantizes one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127. Chunks of 8 bytes
-  // are `chunk_stride` bytes apart. Writes groups·32 values, zeros past n. amax below 1e-30 results in
+  // Quantizes one row to INT8: q = round_half_even(x · (127 / amax)), scale = amax / 127.  Chunks of 8 bytes
+  // are `chunk_stride` bytes apart.  Writes groups·32 values, zeros past n. amax below 1e-30 results in
   // scale 0 and zeros, a NaN or infinity in scale NaN and zeros. group_sums may be nullptr.
   float (*quantize)(const void* x, DType type, int64_t n, int64_t groups, int8_t* q, int64_t chunk_stride,
                     int32_t* group_sums);
 
-  // Multiplies 1 … kGemvTokens tokens by one panel, straight from the packed weights. Activations::block is
+  // Multiplies 1 … kGemvTokens tokens by one panel, straight from the packed weights.  Activations::block is
   // gemv_block_of(); first_token is a multiple of it:
   //
   //   out[t·16 + r] = Σ_k w[r][k] · q[t][k], times the weight scale but not the activation scale
   void (*gemv)(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first_token, int tokens,
                float* out);
 
-  // Unpacks up to gemm_panels panels to INT8 in the order that the variant's gemm reads. `row_info`, 16
-  // int32 per panel, passes on variant-specific facts, such as corrections to row sums. Float group scales
-  // are folded (kFoldOne); `row_scales` receives the 16 row scales of each panel. `w` holds gemm_panels ·
+  // Unpacks up to gemm_panels panels to INT8 in the order that the variant's gemm reads.  `row_info`, 16
+  // int32 per panel, passes on variant-specific facts, such as corrections to row sums.  Float group scales
+  // are folded (kFoldOne); `row_scales` receives the 16 row scales of each panel.  `w` holds gemm_panels ·
   // groups · gemm_group_bytes bytes; missing panels need not be written.
   void (*unpack)(Scheme scheme, const uint8_t* const* panel, int panels, int64_t groups, int8_t* w,
                  int32_t* row_info, float* row_scales);
@@ -87,14 +87,14 @@ struct LinearKernels {
   // Bytes per group of an unpacked panel; INT8 unless the variant unpacks to wider operands.
   int64_t gemm_group_bytes = kPanel * kGroup;
 
-  // gemv of `panels` panels, `panel_stride` bytes apart: out[t · out_stride + 16·p + r]. If nullptr, gemv is
+  // gemv of `panels` panels, `panel_stride` bytes apart: out[t · out_stride + 16·p + r].  If nullptr, gemv is
   // called per panel.
   void (*gemv_panels)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                       const Activations& x, int64_t first_token, int tokens, float* out,
                       int64_t out_stride) = nullptr;
 
   // The same for more than kGemvTokens and up to gemv_tokens tokens that form one block; schemes g32i and i8
-  // only. If nullptr, these tokens go through gemv.
+  // only.  If nullptr, these tokens go through gemv.
   void (*gemv_wide)(Scheme scheme, const uint8_t* panel, int64_t panel_stride, int64_t panels,
                     const Activations& x, int tokens, float* out, int64_t out_stride) = nullptr;
 };

@@ -75,7 +75,7 @@ struct TileGrid {
     const int64_t narrow = round_up(kernels.gemm_panels, pair), columns = ceil_div(panels, narrow);
     const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, columns), 1, ceil_div(tokens, kMinTokens));
     grid.token_step = round_up(ceil_div(tokens, chunks), kernels.gemm_block);
-    // Few tokens and many threads: narrower tiles are slower, but idle threads cost more. Wide tiles
+    // Few tokens and many threads: narrower tiles are slower, but idle threads cost more.  Wide tiles
     // prefetch their next weights while they compute.
     const int64_t share = ceil_div(panels * chunks, threads);
     grid.panel_step =
@@ -88,7 +88,7 @@ struct TileGrid {
 };
 
 // The units that kernels multiply: whole panels, or, for INT8 with group scales, one group at a time as a
-// panel of scheme i8 with its own scales. Group results are added in group order for every batch size.
+// panel of scheme i8 with its own scales.  Group results are added in group order for every batch size.
 struct PanelParts {
   Scheme scheme;
   int64_t count, step, groups;  // step: groups of 32 per part
@@ -118,7 +118,7 @@ struct PanelParts {
   }
 };
 
-// Multiplies few tokens straight from the packed panels into rows[t · panels · 16 + …]. `spare` holds two
+// Multiplies few tokens straight from the packed panels into rows[t · panels · 16 + …].  `spare` holds two
 // gemv results.
 inline void multiply_few_tokens(const LinearKernels& kernels, Scheme scheme, const uint8_t* panel,
                                 int64_t panel_stride, int64_t panels, const Activations& x, int64_t tokens,

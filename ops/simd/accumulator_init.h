@@ -1,4 +1,4 @@
-// Initial value of an FMA chain. NEON FMA overwrites its accumulator, so a constant would be copied first,
+// Initial value of an FMA chain.  NEON FMA overwrites its accumulator, so a constant would be copied first,
 // at the cost of an addition; there it is loaded each time, because loads use other pipes.
 #pragma once
 

@@ -1,4 +1,4 @@
-// AMX instructions as functions, for tests on CPUs without AMX. Each does what its page in the Intel 64 and
+// AMX instructions as functions, for tests on CPUs without AMX.  Each does what its page in the Intel 64 and
 // IA-32 Architectures Software Developer's Manual, volume 2, specifies, and aborts where the CPU would fault.
 #pragma once
 

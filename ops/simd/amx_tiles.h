@@ -1,4 +1,4 @@
-// AMX: tile registers of 16 rows × 64 bytes. Intel 64 and IA-32 Architectures Software Developer's Manual,
+// AMX: tile registers of 16 rows × 64 bytes.  Intel 64 and IA-32 Architectures Software Developer's Manual,
 // volume 1, chapter 18.
 //
 // Inline assembly, because GCC's intrinsics do not declare which memory they read.

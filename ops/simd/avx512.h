@@ -28,7 +28,7 @@ ARMLLM_SIMD F32 widen(__m256i x, const bf16*) {
 }
 ARMLLM_SIMD F32 widen(__m256i x, const f16*) { return {_mm512_cvtph_ps(x)}; }
 
-// Rounds to bfloat16, in the upper half of each lane. Integer arithmetic, because VCVTNEPS2BF16 flushes
+// Rounds to bfloat16, in the upper half of each lane.  Integer arithmetic, because VCVTNEPS2BF16 flushes
 // denormals.
 ARMLLM_SIMD __m512i rounded_upper(F32 x) {
   const __m512i word = _mm512_castps_si512(x.v);

@@ -25,7 +25,7 @@ inline F32 exp_parts(F32 x, I32& n) {
   return exp_mantissa(x, to_float(n));
 }
 
-// e^x within 1.1 ulp, including denormal results. −∞ returns 0, above 88.7228 returns ∞, NaN stays NaN.
+// e^x within 1.1 ulp, including denormal results.  −∞ returns 0, above 88.7228 returns ∞, NaN stays NaN.
 __attribute__((always_inline)) inline F32 exp(F32 x) {
   // In this argument order a NaN passes through min and max.
   x = min(set1(89.0f), max(set1(-104.0f), x));

@@ -56,7 +56,7 @@ ARMLLM_SIMD uint16x8_t narrow(float32x4_t low, float32x4_t high, const bf16*) {
 // Rounds to bfloat16, in the upper half of each lane.
 ARMLLM_SIMD uint32x4_t rounded_upper(float32x4_t x) {
   const uint32x4_t word = vreinterpretq_u32_f32(x);
-  const uint32x4_t odd = vtstq_u32(word, vdupq_n_u32(0x10000));  // all ones, i.e. −1
+  const uint32x4_t odd = vtstq_u32(word, vdupq_n_u32(0x10000));  // all ones, i.e.  −1
   const uint32x4_t rounded = vaddq_u32(word, vsubq_u32(vdupq_n_u32(0x7fff), odd));
   const uint32x4_t quiet = vorrq_u32(word, vdupq_n_u32(0x400000));
   return vbslq_u32(vceqq_f32(x, x), rounded, quiet);
@@ -333,7 +333,7 @@ ARMLLM_SIMD void add_values(const bf16* p, F32& even, F32& odd) {
   ARMLLM_EACH4(ARMLLM_STEP);
 #undef ARMLLM_STEP
 }
-// A zero without a register copy: MOVI uses no vector pipe. The operand `after` keeps compilers from sharing
+// A zero without a register copy: MOVI uses no vector pipe.  The operand `after` keeps compilers from sharing
 // it.
 ARMLLM_SIMD float32x4_t fresh_zero(bfloat16x8_t after) {
   float32x4_t none;

@@ -1,4 +1,4 @@
-// Sums and products of adjacent elements through each variant's load_pairs(). Arm's BF16 instructions take
+// Sums and products of adjacent elements through each variant's load_pairs().  Arm's BF16 instructions take
 // pairs directly: neon.h has overloads for them, with the same bits.
 #pragma once
 

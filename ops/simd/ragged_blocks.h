@@ -33,7 +33,7 @@ ARMLLM_INLINE inline void for_blocks(int64_t n, Visit visit) {
 }
 
 // Calls visit(offset, lanes, part): whole block b belongs to part b % 4 and the ragged block to part 3, so
-// that four sums are in flight. Parts are literals at every call: a computed index would keep the sums in
+// that four sums are in flight.  Parts are literals at every call: a computed index would keep the sums in
 // memory.
 template <typename Visit>
 ARMLLM_INLINE inline void for_blocks_in_parts(int64_t n, Visit visit) {

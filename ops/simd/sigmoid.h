@@ -2,7 +2,7 @@
 //
 // No division and no conversion between float and integer, which run on one pipe where additions run on four:
 // 1 / d starts from the bits of d, which approximate its logarithm, and adding 1.5 · 2^23 rounds to an
-// integer. Same order of operations in every variant.
+// integer.  Same order of operations in every variant.
 #pragma once
 
 #include "simd/accumulator_init.h"
@@ -47,7 +47,7 @@ __attribute__((always_inline)) inline F32 exp2_fraction(F32 f) {
   return fma(p, f, init(c0));
 }
 
-// 1 / d for 1 ≤ d ≤ 2^125. The relative error of the initial approximation is at most 5.1 %; a Newton step
+// 1 / d for 1 ≤ d ≤ 2^125.  The relative error of the initial approximation is at most 5.1 %; a Newton step
 // squares it, and the third-order step r + r (h + h²) with h = 1 − d r cubes it.
 template <Accuracy accuracy>
 __attribute__((always_inline)) inline F32 reciprocal(F32 d) {

@@ -1,8 +1,8 @@
 // Sixteen float lanes with the same results on every CPU.
 //
 // `F32` and `I32` are 16 lanes on any register size: one AVX-512 register, two AVX2, four NEON, an array in
-// the scalar variant. Kernels written with them (`*.simd.cpp`, compiled once per variant) sum in the same
-// order everywhere and so return the same bits. Products and sums are fused only by an explicit `fma`.
+// the scalar variant.  Kernels written with them (`*.simd.cpp`, compiled once per variant) sum in the same
+// order everywhere and so return the same bits.  Products and sums are fused only by an explicit `fma`.
 //
 //   F32 zero(), set1(float);  I32 set1i(int32_t)
 //   F32 load(const float*|const bf16*|const f16*), load_partial(p, n)   lanes ≥ n: 0, not read

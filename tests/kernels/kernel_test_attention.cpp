@@ -96,7 +96,7 @@ struct Tile {
   }
 };
 
-// Tolerances relative to the scalar variant, for values and keys up to 4 and scores up to about 20. Measured
+// Tolerances relative to the scalar variant, for values and keys up to 4 and scores up to about 20.  Measured
 // on this data: Arm's float16 sums are off by at most 1.53e-2, its INT8 weights by 1.6e-2 and its INT8
 // queries by 1.7e-2.
 double tolerance(CacheType type) {

@@ -115,7 +115,7 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
       }
 }
 
-// Positions [0, 256) and [256, n) in one call each. Merging a split with zero weight must not change any
+// Positions [0, 256) and [256, n) in one call each.  Merging a split with zero weight must not change any
 // bit.
 void test_empty_split(const AttentionKernels& kernels, const char* name, Report& report) {
   Random random(52);

@@ -13,7 +13,7 @@
 //   by_...       a dispatcher: turns scheme, token count or vector length into template arguments
 //
 // Functions with internal linkage that fill a variant's LinearKernels have the names of its members: gemv,
-// gemv_panels, gemv_wide, unpack, gemm. Files: read_panel_<isa>.h loads and widens panels, unpack_<isa>.h
+// gemv_panels, gemv_wide, unpack, gemm.  Files: read_panel_<isa>.h loads and widens panels, unpack_<isa>.h
 // converts them for gemm; gemv_<instruction>.h and linear_<variant>.cpp hold the kernels.
 #pragma once
 
@@ -38,7 +38,7 @@ void linear_add_offsets(Scheme scheme, const uint8_t* panel, const Activations& 
 void linear_accumulate(float* sums, const float* more, int64_t n);
 
 // The 16 fold factors of scale group `column`: round_half_even(s_group / s_row · kFoldOne) clamped to
-// ±kFoldLimit, 0 if s_row is 0. The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).
+// ±kFoldLimit, 0 if s_row is 0.  The folded weight is (q · factor + 128) >> 8 (packed_panel.simd.cpp).
 void linear_fold_factors(const uint8_t* panel, const PanelLayout& layout, int64_t column, int16_t* factors);
 
 // Converts one group of a panel of any scheme to INT8 in the order of scheme i8 (8 lines of 64 bytes): q
@@ -80,10 +80,10 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
   return x.values + (token / x.block) * x.block * x.row_bytes() + (token % x.block) * 8;
 }
 
-// How gemv prefetches the bytes of a panel, each of which is read once.
+// Prefetch strategy of gemv, which reads each byte of a panel once.
 //
 // hardware: a single token leaves the CPU time to run ahead, so its own prefetcher suffices, and while that
-// sees one stream it is faster than software prefetches. Jumping between values and scales or multipliers
+// sees one stream it is faster than software prefetches.  Jumping between values and scales or multipliers
 // would break the stream, so those are touched first, in order.
 //
 // Otherwise every line is prefetched in two steps, L2 and then L1, because L1 can track fewer outstanding

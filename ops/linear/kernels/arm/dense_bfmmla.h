@@ -1,6 +1,6 @@
 // Dense products of bfloat16 rows with BFMMLA.
 //
-// The sum of a token and an output has two halves: over the first and over the last four of every 8 k. One
+// The sum of a token and an output has two halves: over the first and over the last four of every 8 k.  One
 // instruction adds one half for 2 tokens × 2 outputs or, for a single token and output, both halves on the
 // diagonal of its result; the bits are the same either way.
 #pragma once
@@ -20,7 +20,7 @@ inline bfloat16x8_t load_k(const uint16_t* p, int64_t count) {
   return vreinterpretq_bf16_u16(vld1q_u16(some));
 }
 
-// Adds the products of 32 values, two times four per lane, and advances `row`. Inline assembly, because GCC
+// Adds the products of 32 values, two times four per lane, and advances `row`.  Inline assembly, because GCC
 // 12 emits three instructions for the load of a row and moves it twice.
 __attribute__((always_inline)) inline float32x4_t add_32(float32x4_t sum, const bfloat16x8_t* x,
                                                          const uint16_t*& row) {
@@ -110,7 +110,7 @@ inline void dense_bf16_bfmmla_2_4(const uint16_t* const* x, const uint16_t* cons
     }
 }
 
-// Products of bfloat16 rows. Missing rows at the edge repeat the last one.
+// Products of bfloat16 rows.  Missing rows at the edge repeat the last one.
 void dense_bf16_bfmmla(const DenseLinearArgs& args, int64_t first_token, int tokens, int64_t first_output,
                        int outputs, float (&out)[kDenseTokens][kDenseOutputs]) {
   const uint16_t *x[kDenseTokens], *weight[kDenseOutputs];

@@ -9,7 +9,7 @@ namespace {
 // An Order stores 4 rows, given as two pairs, from row `first` (0, 4, 8, 12) on at chunk `step` of 8 k:
 //   static void put(int8_t* w, int64_t groups, int64_t step, int first, int8x16_t rows01, int8x16_t rows23);
 
-// linear_fold_factors() for rows 8 · half … 8 · half + 7. The clamps are implicit: the conversion turns a
+// linear_fold_factors() for rows 8 · half … 8 · half + 7.  The clamps are implicit: the conversion turns a
 // NaN quotient into 0 and saturates a large one, and both occur only with all-zero weights.
 ARMLLM_INLINE int16x8_t fold_factors(const uint8_t* scales, bool halves, const float* row_scales, int half) {
   int32x4_t factor[2];
@@ -22,8 +22,8 @@ ARMLLM_INLINE int16x8_t fold_factors(const uint8_t* scales, bool halves, const f
   return vqmovn_high_s32(vqmovn_s32(factor[0]), factor[1]);
 }
 
-// The 16 folded weights of row kRow of 8, indexed by nibble code: (q · factor + 128) >> 8. SQRDMULH computes
-// it: doubling q · 128 · factor and keeping the rounded high half is the same. `codes` are q · 128; zero
+// The 16 folded weights of row kRow of 8, indexed by nibble code: (q · factor + 128) >> 8.  SQRDMULH computes
+// it: doubling q · 128 · factor and keeping the rounded high half is the same.  `codes` are q · 128; zero
 // points add `zeros`.
 template <int kRow, bool kZeros>
 ARMLLM_INLINE int8x16_t fold_table(int16x8_t codes0, int16x8_t codes1, int16x8_t factors, int16x8_t zeros) {
@@ -37,7 +37,7 @@ ARMLLM_INLINE int8x16_t fold_table(int16x8_t codes0, int16x8_t codes1, int16x8_t
   return vuzp1q_s8(vreinterpretq_s8_s16(w0), vreinterpretq_s8_s16(w1));
 }
 
-// Looks up two rows at a time in the tables of 16 rows. TBL with two tables needs consecutive registers, so
+// Looks up two rows at a time in the tables of 16 rows.  TBL with two tables needs consecutive registers, so
 // the tables are pinned.
 template <typename Order, bool kZeros>
 ARMLLM_IN_WRITTEN_ORDER void unpack_groups(const uint8_t* panel, const PanelLayout& layout, int8_t* w) {

@@ -1,7 +1,7 @@
 // gemv with SDOT for one or two tokens, shared by the variants that have it.
 //
-// Weights are used as they are packed. An accumulator lane holds one row and half of each 8 k; pairs of
-// lanes are added when a group's sum is needed. Accumulators are never reset: a group's sum is the
+// Weights are used as they are packed.  An accumulator lane holds one row and half of each 8 k; pairs of
+// lanes are added when a group's sum is needed.  Accumulators are never reset: a group's sum is the
 // difference from the previous value, modulo 2^16 or 2^32, which is exact because the sum itself fits.
 #pragma once
 
@@ -49,7 +49,7 @@ ARMLLM_INLINE int16x8_t broadcast_low16(const int32_t* p) {
   return vdupq_n_s16(half);
 }
 
-// g32i. A group's sum is at most 32 · 8 · 127 = 32512 in magnitude, so 16 bits hold it.
+// g32i.  A group's sum is at most 32 · 8 · 127 = 32512 in magnitude, so 16 bits hold it.
 template <int kCount>
 ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLayout& layout,
                                             const int8_t* const* x, const int32_t* const* group_sums,
@@ -95,7 +95,7 @@ ARMLLM_IN_WRITTEN_ORDER void gemv_g32i_sdot(const uint8_t* panel, const PanelLay
 }
 
 // Adds −z · Σ x to sums of low nibbles (low) or to 16 times those of high nibbles, which are stored as u − 8
-// (high16). `correction` is −8 · Σ x; without zero points, z = 8.
+// (high16).  `correction` is −8 · Σ x; without zero points, z = 8.
 struct ZeroPoints {
   int32x4_t row_zeros[4];
 

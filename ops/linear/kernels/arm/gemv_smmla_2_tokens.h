@@ -8,7 +8,7 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 // Σ over groups of m[row] · group_sum[token] for rows 0 … 7, the excess of low nibbles that are stored as q +
-// 8. Group sums are split into two bytes.
+// 8.  Group sums are split into two bytes.
 template <int kPairs>
 struct GroupSumProducts {
   int32x4_t upper[kPairs][4] = {};
@@ -130,11 +130,11 @@ ARMLLM_INLINE void add_four(RunningSums<kPairs>& s, int count, const uint8_t*& l
   multipliers += 32;
 }
 
-// g32i. Accumulators run over all groups without a reset. With S_g the sum of groups 0 … g,
+// g32i.  Accumulators run over all groups without a reset.  With S_g the sum of groups 0 … g,
 //
 //   Σ m_g · s_g = Σ (m_g − m_(g+1)) · S_g + m_last · S_last
 //
-// which is exact modulo 2^32. One pass covers rows 2·kFirst … 2·kFirst + 3 of both halves.
+// which is exact modulo 2^32.  One pass covers rows 2·kFirst … 2·kFirst + 3 of both halves.
 template <int kPairs, int kFirst>
 ARMLLM_IN_WRITTEN_ORDER void gemv_rows_g32i_smmla_2(const uint8_t* panel, const PanelLayout& layout,
                                                     const TokenPairs& x, const int32x4_t (*low_start)[4],

@@ -1,7 +1,7 @@
-// gemv_panels with SMMLA for scheme g32i and 3 or 4 tokens, typical of Mixture-of-Experts experts. In
+// gemv_panels with SMMLA for scheme g32i and 3 or 4 tokens, typical of Mixture-of-Experts experts.  In
 // assembly, because the tile uses every register.
 //
-// Accumulators run over all groups without a reset. With S_g the sum of groups 0 … g,
+// Accumulators run over all groups without a reset.  With S_g the sum of groups 0 … g,
 //
 //   Σ m_g · s_g = Σ (m_g − m_(g+1)) · S_g + m_last · S_last
 //
@@ -13,8 +13,8 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Low nibbles are stored as q + 8. With u = m − 1 as stored, their excess is Σ (u + 1) · group_sum. Group
-// sums are split into two bytes. Covers one segment and serves all panels.
+// Low nibbles are stored as q + 8.  With u = m − 1 as stored, their excess is Σ (u + 1) · group_sum.  Group
+// sums are split into two bytes.  Covers one segment and serves all panels.
 struct GroupSumBytes {
   alignas(16) int8_t bytes[kSegment / 8][2][2][16];  // [8 groups][pair of tokens][high, low][token][group]
   int32x4_t sums[2];                                 // Σ group_sum of a token pair: a a b b
@@ -63,7 +63,7 @@ constexpr RowLanes row_lanes() {
 }
 constexpr RowLanes kRowLanes = row_lanes();
 
-// out[pair of tokens][pair of low rows] = Σ (u + 1) · group_sum. Reads `multipliers` 64 bytes at a time.
+// out[pair of tokens][pair of low rows] = Σ (u + 1) · group_sum.  Reads `multipliers` 64 bytes at a time.
 ARMLLM_INLINE void multiply_group_sums(const uint8_t* multipliers, int64_t groups,
                                        const GroupSumBytes& group_sums, int32x4_t (*out)[4]) {
   const int8_t* from = group_sums.bytes[0][0][0];
@@ -116,7 +116,7 @@ struct RowTotals {
   int32x4_t low[2][2], high[2][2];  // [pair of tokens][pair of rows]; high is scaled by 16
 };
 
-// Rows 2·kFirst … 2·kFirst + 3 of both halves over `groups` groups. The low sums start from `low_start`.
+// Rows 2·kFirst … 2·kFirst + 3 of both halves over `groups` groups.  The low sums start from `low_start`.
 template <int kFirst>
 ARMLLM_INLINE RowTotals dot_rows_g32i_smmla_3_4(const uint8_t* lines, const uint8_t* multipliers,
                                                 const int8_t* values, int64_t groups,
@@ -256,7 +256,7 @@ ARMLLM_INLINE RowTotals dot_rows_g32i_smmla_3_4(const uint8_t* lines, const uint
   return {{{low00, low01}, {low10, low11}}, {{high00, high01}, {high10, high11}}};
 }
 
-// Stores rows 2·kFirst … 2·kFirst + 3 of both halves of a panel for four tokens. The second token of a pair
+// Stores rows 2·kFirst … 2·kFirst + 3 of both halves of a panel for four tokens.  The second token of a pair
 // is stored first, because a missing token shares the row of the last one and must be overwritten.
 template <int kFirst, bool kSixteenfold>
 ARMLLM_INLINE void store_rows_3_4(const RowTotals& totals, const float* panel_scales, float* const* out) {
@@ -282,7 +282,7 @@ ARMLLM_INLINE void store_rows_3_4(const RowTotals& totals, const float* panel_sc
   }
 }
 
-// Sums of more groups than one segment holds. High sums are returned unscaled here, not times 16 as in
+// Sums of more groups than one segment holds.  High sums are returned unscaled here, not times 16 as in
 // RowTotals.
 template <int kFirst>
 RowTotals dot_segments_g32i_smmla_3_4(const uint8_t* panel, const PanelLayout& layout, const TokenPairs& x) {

@@ -1,7 +1,7 @@
 // gemv with SVE for up to kGemvTokens tokens.
 //
-// Sizeless vectors cannot be array elements. Macros ARMLLM_* repeat a statement for four numbered slots
-// instead, each a pair of accumulators for one of V vectors of a line and one of N tokens. Compilers
+// Sizeless vectors cannot be array elements.  Macros ARMLLM_* repeat a statement for four numbered slots
+// instead, each a pair of accumulators for one of V vectors of a line and one of N tokens.  Compilers
 // eliminate the common subexpressions of slots (loads, masks).
 #pragma once
 
@@ -13,7 +13,7 @@ namespace {
 constexpr int kSlots = 4;
 #define ARMLLM_EACH(M) M(0) M(1) M(2) M(3)
 
-// Lanes are (row, half of 8 k). The initial value of a sum belongs to one half only.
+// Lanes are (row, half of 8 k).  The initial value of a sum belongs to one half only.
 ARMLLM_INLINE svint32_t in_one_half(int32_t value) { return svreinterpret_s32(svdup_n_u64(uint32_t(value))); }
 
 // TBL indices for lanes of vector `v` of a line: the byte of each lane's row out of 8, zero extended, because
@@ -150,7 +150,7 @@ void gemv_i8_sve_sdot(const uint8_t* panel, const PanelLayout& layout, const int
   ARMLLM_EACH(ARMLLM_STORE_ROWS)
 }
 
-// N tokens from `first` on; missing tokens repeat the last. Returns N.
+// N tokens from `first` on; missing tokens repeat the last.  Returns N.
 template <Scheme kScheme, int V, int N>
 int gemv_i4_sve_sdot_padded(const uint8_t* panel, const PanelLayout& layout, const Activations& x,
                             int64_t first, int tokens, float* out) {

@@ -76,7 +76,7 @@ ARMLLM_INLINE void dot_i8_smmla(const int8_t* w, const int8_t* x, int64_t steps,
   }
 }
 
-// A full tile, one group of 32 k per iteration. Inline assembly, because GCC 12 emits three instructions for
+// A full tile, one group of 32 k per iteration.  Inline assembly, because GCC 12 emits three instructions for
 // a 64-byte load.
 template <>
 ARMLLM_INLINE void dot_i8_smmla<4>(const int8_t* w, const int8_t* x, int64_t steps, int32x4_t (*sums)[4]) {

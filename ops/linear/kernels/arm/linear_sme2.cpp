@@ -1,4 +1,4 @@
-// Linear kernels with SMOPA, an outer product in streaming mode. Few tokens go through NEON: entering
+// Linear kernels with SMOPA, an outer product in streaming mode.  Few tokens go through NEON: entering
 // streaming mode costs more than their product.
 #include "linear/kernels/arm/unpack.h"
 
@@ -13,7 +13,7 @@ constexpr int64_t kBlock = 16;  // tokens of a tile with 512-bit vectors
 constexpr int64_t kCallTokens = 64;
 constexpr int64_t kCallPanels = 4;
 
-// Arguments of one gemm call, so that streaming mode is entered once per call. A tile is L tokens × 4 · L
+// Arguments of one gemm call, so that streaming mode is entered once per call.  A tile is L tokens × 4 · L
 // rows, L being the 32-bit lanes of a vector; its weights are ordered [k / 8][half of 8 k][row][4].
 struct GemmCall {
   const int8_t* w;
@@ -27,7 +27,7 @@ struct GemmCall {
 };
 
 // All in assembly: compilers that know SME call a support library to save the callers' ZA, and older systems
-// lack that library. SME2 instructions are encoded as numbers for assemblers that know SME but not SME2.
+// lack that library.  SME2 instructions are encoded as numbers for assemblers that know SME but not SME2.
 __attribute__((noinline)) void gemm_i8_smopa(const GemmCall* call) {
   register const GemmCall* x0 asm("x0") = call;
   asm volatile(
@@ -39,7 +39,7 @@ __attribute__((noinline)) void gemm_i8_smopa(const GemmCall* call) {
       "ldp x7, x8, [x0, #48]\n"
       "ldr x9, [x0, #64]\n"
 
-      // Lazy ZA save: TPIDR2_EL0 points to a caller's save buffer, if there is one. Save ZA on its behalf.
+      // Lazy ZA save: TPIDR2_EL0 points to a caller's save buffer, if there is one.  Save ZA on its behalf.
       "mrs x13, S3_3_C13_C0_5\n"
       "cbz x13, 3f\n"
       "ldr x15, [x13]\n"

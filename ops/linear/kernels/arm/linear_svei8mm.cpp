@@ -35,7 +35,7 @@ ARMLLM_INLINE void store_pair(svint32_t a, svint32_t b, const float* scale, floa
   if (second != nullptr) store_rows(svuzp2_s64(x, y), scale, second);
 }
 
-// Register tile of 2 · kPairs tokens of a block × V vectors of rows over all of K. Vector i starts i vectors
+// Register tile of 2 · kPairs tokens of a block × V vectors of rows over all of K.  Vector i starts i vectors
 // after `w`, in the next half past the end of a line.
 template <int V, int kPairs>
 void gemm_i8_sve_smmla(const int8_t* w, const int8_t* x, int64_t steps, const float* scales, int tokens,

@@ -57,7 +57,7 @@ ARMLLM_INLINE int32x4_t zip2_doubles(int32x4_t a, int32x4_t b) {
   return vreinterpretq_s32_s64(vzip2q_s64(vreinterpretq_s64_s32(a), vreinterpretq_s64_s32(b)));
 }
 
-// The nibbles of 8 bytes (multipliers or zero points) in panel row order. Reads 16 bytes, which is safe
+// The nibbles of 8 bytes (multipliers or zero points) in panel row order.  Reads 16 bytes, which is safe
 // because the values follow.
 ARMLLM_INLINE uint8x16_t row_nibbles(const uint8_t* eight) {
   const uint8x16_t bytes = vld1q_u8(eight);

@@ -1,7 +1,7 @@
 // Building blocks of gemv with SMMLA.
 //
 // Tokens are interleaved in one block and weights are used as packed: pairs of either are SMMLA operands
-// without a move. Accumulator lanes hold (token, row): (0, 0) (0, 1) (1, 0) (1, 1) of a pair of tokens and a
+// without a move.  Accumulator lanes hold (token, row): (0, 0) (0, 1) (1, 0) (1, 1) of a pair of tokens and a
 // pair of rows.
 #pragma once
 
@@ -127,7 +127,7 @@ constexpr PairLanes pair_lanes() {
 }
 constexpr PairLanes kPairLanes = pair_lanes();
 
-// `lanes` is kPairLanes.index[pair]. Inline assembly, because GCC 12 copies both registers of a two-register
+// `lanes` is kPairLanes.index[pair].  Inline assembly, because GCC 12 copies both registers of a two-register
 // table.
 template <int kTable>
 ARMLLM_INLINE int32x4_t broadcast_pair(uint8x16_t values, uint8x16_t signs, uint8x16_t lanes) {

@@ -7,7 +7,7 @@
 namespace armllm::avx512 {
 namespace {
 
-// g32i weights times their multipliers, as unsigned bytes. Lines are in the lane order of row_of_lane().
+// g32i weights times their multipliers, as unsigned bytes.  Lines are in the lane order of row_of_lane().
 struct UnsignedG32i {
   static constexpr int kLines = 4;  // of 64 bytes per group
   __m512i low_factor, high_factor, low_bias, high_bias;

@@ -1,4 +1,4 @@
-// gemm with AMX: tiles of 16 tokens × 64 k and 64 k × 16 rows. Few tokens go through AVX-512.
+// gemm with AMX: tiles of 16 tokens × 64 k and 64 k × 16 rows.  Few tokens go through AVX-512.
 #include "linear/kernels/x86/unpack_avx512.h"
 #include "simd/amx_tiles.h"
 

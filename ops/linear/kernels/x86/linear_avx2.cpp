@@ -1,6 +1,6 @@
 // The linear kernels with AVX2, without VNNI; just as exact.
 //
-// VPMADDUBSW multiplies unsigned by signed bytes and adds pairs to 16 bits with saturation. Nibbles are
+// VPMADDUBSW multiplies unsigned by signed bytes and adds pairs to 16 bits with saturation.  Nibbles are
 // small enough for a whole group of 32 to stay within 16 bits, in gemv and in gemm: one VPMADDWD per group
 // multiplies the sums by the group multiplier and widens them. 8-bit weights, and nibbles with folded float
 // scales, are multiplied as words.
@@ -178,7 +178,7 @@ void prepare_group_sums(const int8_t* x, int64_t groups, PreparedActivations& to
 
 using Sums = __m256i[kBlock][2];  // rows 0 … 7 and 8 … 15
 
-// A 16-bit lane sums 16 products u·x, and one of a row's two lanes starts from the group's correction. The
+// A 16-bit lane sums 16 products u·x, and one of a row's two lanes starts from the group's correction.  The
 // final sum is at most 32512, so intermediate wrap-around is harmless.
 void gemm_i4_maddubs(const int8_t* w, const int8_t* x, int64_t groups, const PreparedActivations& prepared,
                      Sums& sums) {

@@ -1,8 +1,8 @@
 // The linear kernels with AVX-512 VNNI.
 //
-// VPDPBUSD multiplies unsigned by signed bytes. Weights are the unsigned operand: nibbles are stored as q +
-// 8, and INT8 weights become w + 128. The resulting error is an integer that depends on the activations
-// only. It is subtracted per group by Activations::group_sums (gemv) and per token by Σ x (gemm).
+// VPDPBUSD multiplies unsigned by signed bytes.  Weights are the unsigned operand: nibbles are stored as q +
+// 8, and INT8 weights become w + 128.  The resulting error is an integer that depends on the activations
+// only.  It is subtracted per group by Activations::group_sums (gemv) and per token by Σ x (gemm).
 #include "linear/kernels/x86/gemv_avx512.h"
 #include "linear/kernels/x86/gemv_wide_avx512.h"
 #include "linear/kernels/x86/unpack_avx512.h"

@@ -12,7 +12,7 @@ namespace {
 
 ARMLLM_INLINE __m512i load(const void* p) { return _mm512_loadu_si512(p); }
 
-// acc += Σ of four products unsigned × signed, per lane. Inline assembly: with the intrinsic, GCC 12 renames
+// acc += Σ of four products unsigned × signed, per lane.  Inline assembly: with the intrinsic, GCC 12 renames
 // the accumulators of unrolled loops and copies them back in each iteration, a tenth of the run time.
 ARMLLM_INLINE void dot(__m512i& acc, __m512i w, __m512i x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
@@ -54,7 +54,7 @@ ARMLLM_INLINE __m512i lane_of_row() {
   return _mm512_set_epi32(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
 }
 
-// k = 0 … 3 (even_k4) and k = 4 … 7 (odd_k4) of all rows of a line, in that lane order. SHUFPS, because
+// k = 0 … 3 (even_k4) and k = 4 … 7 (odd_k4) of all rows of a line, in that lane order.  SHUFPS, because
 // VPERMT2D would take the issue slots of two dot products.
 ARMLLM_INLINE __m512i even_k4(__m512i low, __m512i high) {
   return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high), 0x88));
