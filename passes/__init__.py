@@ -1,4 +1,7 @@
-"""Rewrites of a captured graph, in order; one that finds nothing to do changes nothing."""
+"""Graph passes: rewrites of a captured graph, in the order of `PASSES`.
+
+A pass that finds no match leaves the graph unchanged.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from torch import fx
 
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.experts
-import torch_armllm.capture.markers.mla  # (the marker ops that the passes look for)
-import torch_armllm.ops  # noqa: F401  (the operators that they insert)
+import torch_armllm.capture.markers.mla  # (registers the marker ops that the passes match)
+import torch_armllm.ops  # noqa: F401  (registers the ops that they insert)
 from torch_armllm.passes import (
     add_norm,
     attention,
@@ -35,20 +38,20 @@ Pass = Callable[[fx.GraphModule, PassContext], int]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
-    ("token_ids", token_id_tables.run),
-    ("int4", quantize_weights.run),
+    ("token_id_tables", token_id_tables.run),
+    ("quantize_weights", quantize_weights.run),
     ("gelu", gelu.run),
     ("norm", norm.run),
-    ("order", share_reorders.run),
+    ("share_reorders", share_reorders.run),
     ("mla", mla.run),
-    ("fold", fold_constants.run),
-    ("layout", norm_before_transpose.run),
+    ("fold_constants", fold_constants.run),
+    ("norm_before_transpose", norm_before_transpose.run),
     ("rope", rope.run),
-    ("gated", gated_mlp.run),
+    ("gated_mlp", gated_mlp.run),
     ("qkv", qkv.run),
-    ("every_expert", dense_experts.run),
-    ("route", moe_route.run),
-    ("dense", dense_linear.run),
+    ("dense_experts", dense_experts.run),
+    ("moe_route", moe_route.run),
+    ("dense_linear", dense_linear.run),
     ("add_norm", add_norm.run),
     ("attention", attention.run),
     ("dead_code", clean.run),
@@ -56,7 +59,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 
 
 def run_passes(module: fx.GraphModule, context: PassContext | None = None) -> PassContext:
-    """Runs all passes over a graph, in place, and returns the context with the number of rewrites of each."""
+    """Runs all passes on a graph in place, and returns the context with each pass's number of rewrites."""
     context = context or PassContext()
     for name, run in PASSES:
         context.counts[name] = run(module, context)

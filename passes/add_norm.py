@@ -1,4 +1,4 @@
-"""Residual adds that feed a norm are done by the norm: ``norm(a + b)`` becomes ``add_…_norm(a, b)``."""
+"""Fusion of residual adds into norms: ``norm(a + b)`` becomes ``add_…_norm(a, b)``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, is_op, value
 
 
-def _again(graph: fx.Graph, operand: Any) -> Any:
-    """A constant as a node at this place."""
+def _copy_constant(graph: fx.Graph, operand: Any) -> Any:
+    """Copies a constant's node to the insertion point; returns any other operand unchanged."""
     if not isinstance(operand, fx.Node) or operand.op != "get_attr":
         return operand
     constant = graph.get_attr(str(operand.target))
@@ -22,7 +22,7 @@ def _again(graph: fx.Graph, operand: Any) -> Any:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Fuses residual adds into the norms behind them; the sum stays available to its other users.
+    """Fuses residual adds into the norms that read them; other users read the sum from the fused op.
 
     Returns:
         The number of adds fused.
@@ -32,7 +32,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         torch.ops.armllm.layer_norm.default: torch.ops.armllm.add_layer_norm.default,
     }
     graph = module.graph
-    found = 0
+    num_rewritten = 0
     for norm in list(graph.nodes):
         if norm.op != "call_function" or norm.target not in fused:
             continue
@@ -45,8 +45,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if value(a).shape != value(b).shape or value(a).dtype != value(b).dtype:
             continue
         with graph.inserting_before(add.next):
-            # the norm's other operands are constants, which may stand further down
-            others = [_again(graph, operand) for operand in norm.args[1:]]
+            # the norm's other operands are constants, whose nodes may come later in the graph
+            others = [_copy_constant(graph, operand) for operand in norm.args[1:]]
             both = call(graph, fused[norm.target], a, b, *others)
         with graph.inserting_before(both.next):
             normed = call(graph, operator.getitem, both, 0)
@@ -55,5 +55,5 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         add.replace_all_uses_with(total)
         graph.erase_node(norm)
         graph.erase_node(add)
-        found += 1
-    return found
+        num_rewritten += 1
+    return num_rewritten

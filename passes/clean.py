@@ -1,4 +1,4 @@
-"""Takes out what computes nothing: checks, conversions to the same type, inactive dropout, dead code."""
+"""Removal of nodes without effect: assertions, same-dtype conversions, inactive dropout, dead code."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _IN_PLACE = {aten.mul_.Tensor: aten.mul.Tensor, aten.add_.Tensor: aten.add.Tenso
 
 
 def _out_of_place(node: fx.Node) -> None:
-    """Makes a new tensor where nobody else reads the one that is changed."""
+    """Makes an in-place op out of place if no other node reads the changed tensor."""
     changed = node.args[0]
     assert isinstance(changed, fx.Node)
-    fresh = is_op(changed, aten.add, aten.mul, aten.linear) and len(changed.users) == 1
-    if fresh and value(changed).dtype == value(node).dtype:
+    is_private = is_op(changed, aten.add, aten.mul, aten.linear) and len(changed.users) == 1
+    if is_private and value(changed).dtype == value(node).dtype:
         node.target = _IN_PLACE[node.target]  # type: ignore[index]
 
 
@@ -46,7 +46,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     """Removes identities and dead code.
 
     Returns:
-        The number of nodes that went.
+        The number of removed nodes.
     """
     graph = module.graph
     before = len(graph.nodes)

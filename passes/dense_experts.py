@@ -1,4 +1,4 @@
-"""Experts that see every token, scaled by nought where not chosen (Llama 4), see the chosen ones alone."""
+"""Dense experts (Llama 4), which see every token scaled by its score, compute the chosen tokens only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, only_user, strip, value
-from torch_armllm.passes.moe_route import insert, recognize
+from torch_armllm.passes.lib.router import insert_route, recognize_router
 
 _DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False)
-"""Of int4_moe's arguments after the activation: limit, biases, gated, weigh_input."""
+"""Defaults of int4_moe's arguments after the activation: limit, biases, gated, weigh_input."""
 
 
 def _scaled_tokens(moe: Node, experts: int) -> tuple[Node, Node] | None:
-    """``h.repeat(E, 1) * scores.T.reshape(-1, 1)`` in front of the experts → h and scores (T, E)."""
+    """Matches the input ``h.repeat(E, 1) * scores.T.reshape(-1, 1)``; returns h and scores (T, E)."""
     scaled: Any = moe.args[0]
     if not is_op(scaled, aten.mul.Tensor):
         return None
@@ -26,14 +26,14 @@ def _scaled_tokens(moe: Node, experts: int) -> tuple[Node, Node] | None:
         if not is_op(repeated, aten.repeat.default) or list(repeated.args[1]) != [experts, 1]:
             continue
         column = strip(column, *CONVERSIONS)
-        turned: Any = column.args[0] if is_op(column, aten.reshape, aten.view) else None
-        if is_op(turned, aten.transpose.int, aten.t.default) and value(turned).shape[0] == experts:
-            return repeated.args[0], turned.args[0]
+        transposed: Any = column.args[0] if is_op(column, aten.reshape, aten.view) else None
+        if is_op(transposed, aten.transpose.int, aten.t.default) and value(transposed).shape[0] == experts:
+            return repeated.args[0], transposed.args[0]
     return None
 
 
 def _sum_over_experts(moe: Node, experts: int) -> Node | None:
-    """``experts(…).reshape(E, -1, H).sum(0)``: the node of the sum."""
+    """Matches ``experts(…).reshape(E, -1, H).sum(0)``; returns the node of the sum."""
     parts: Any = only_user(moe)
     while is_op(parts, aten.view, aten.reshape) and value(parts).dim() == 2:
         parts = only_user(parts)
@@ -43,21 +43,21 @@ def _sum_over_experts(moe: Node, experts: int) -> Node | None:
     return total if is_op(total, aten.sum.dim_IntList) and list(total.args[1]) == [0] else None
 
 
-def _chosen(made: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Ids and weights of those scores that are not nought; every row has the same number."""
-    counts = (made[0] != 0).sum(-1)
-    weights, ids = made[0].topk(int(counts.max()), dim=-1)
+def _nonzero_scores(results: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns ids and weights of the nonzero scores; no weights if their number differs between rows."""
+    counts = (results[0] != 0).sum(-1)
+    weights, ids = results[0].topk(int(counts.max()), dim=-1)
     return ids, weights if bool((counts == counts[0]).all()) else weights[:0]
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites quantized experts that see every token; they have no biases, so nought stays nought.
+    """Rewrites quantized dense experts without biases, for which a zero input has a zero output.
 
     Returns:
         The number of experts layers rewritten.
     """
     graph = module.graph
-    found = 0
+    num_rewritten = 0
     for node in list(graph.nodes):
         if not is_op(node, torch.ops.armllm.int4_moe.default):
             continue
@@ -68,15 +68,15 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         source, total = _scaled_tokens(node, experts), _sum_over_experts(node, experts)
         if source is None or total is None or value(source[0]).dim() != 2:
             continue
-        match = recognize(module, (source[1],), experts, _chosen)
+        match = recognize_router(module, (source[1],), experts, _nonzero_scores)
         if match is None:
             continue
         region, route, top_k = match
-        ids, weights = insert(module, node, region.entry, route, top_k)
+        ids, weights = insert_route(module, node, region.entry, route, top_k)
         node.args = (source[0], ids, weights, *arguments[3:12], True)
         node.meta["val"] = value(source[0])
         total.replace_all_uses_with(node)
         graph.eliminate_dead_code()
         region.erase(graph)
-        found += 1
-    return found
+        num_rewritten += 1
+    return num_rewritten

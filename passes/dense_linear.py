@@ -1,4 +1,4 @@
-"""Small float linear layers (routers) become ``dense_linear``; a quantized step then needs nothing else."""
+"""Small float linear layers (routers) become ``dense_linear``; a quantized step then has fused ops only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import fx
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, constant, is_op, unwidened
 
-MOST_WEIGHTS = 1 << 22
-"""Above this many weights the library's own matrix product is the better one."""
+MAX_WEIGHTS = 1 << 22
+"""Above this many weights, PyTorch's own matrix product is faster."""
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -19,19 +19,19 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         The number of layers rewritten.
     """
     graph = module.graph
-    found = 0
+    num_rewritten = 0
     for node in list(graph.nodes):
         if not is_op(node, aten.linear.default):
             continue
         x, *weights = (unwidened(argument) for argument in node.args)
         weight = constant(module, weights[0])
-        if weight is None or weight.numel() > MOST_WEIGHTS:
+        if weight is None or weight.numel() > MAX_WEIGHTS:
             continue
         weights += [None] * (2 - len(weights))
         with graph.inserting_before(node):
             wide = x is not node.args[0]
-            made = call(graph, torch.ops.armllm.dense_linear.default, x, *weights, wide)
-        node.replace_all_uses_with(made)
+            linear = call(graph, torch.ops.armllm.dense_linear.default, x, *weights, wide)
+        node.replace_all_uses_with(linear)
         graph.erase_node(node)
-        found += 1
-    return found
+        num_rewritten += 1
+    return num_rewritten

@@ -1,4 +1,4 @@
-"""What constants alone make becomes a constant: ``weight + 1``, positions' tables, converted norms."""
+"""Constant folding: ``weight + 1``, position tables, converted norm weights."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from torch.fx.node import Node
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, constant, is_op, new_constant, strip, value
 
-MOST_VALUES = 1 << 20
+MAX_VALUES = 1 << 20
 
 
 def _folds(module: fx.GraphModule, node: Node) -> bool:
     if node.op != "call_function" or getattr(node.target, "namespace", "") != "aten":
         return False
-    made = node.meta.get("val")
-    if not isinstance(made, Tensor) or node.target._schema.is_mutable:  # type: ignore[union-attr]
+    result = node.meta.get("val")
+    if not isinstance(result, Tensor) or node.target._schema.is_mutable:  # type: ignore[union-attr]
         return False
     inputs = node.all_input_nodes
     if any(constant(module, n) is None for n in inputs) or not (inputs or is_op(node, aten.arange)):
         return False
-    sizes = list(made.shape)
-    return all(isinstance(s, int) for s in sizes) and made.numel() <= MOST_VALUES
+    sizes = list(result.shape)
+    return all(isinstance(s, int) for s in sizes) and result.numel() <= MAX_VALUES
 
 
 def _shift_positions(module: fx.GraphModule, node: Node) -> bool:
-    """``table[positions + n]`` reads ``table[n:]`` at the positions."""
+    """Rewrites ``table[positions + n]`` to ``table[n:][positions]``."""
     table = constant(module, node.args[0])
     shifted = strip(node.args[1], aten.to)
     if table is None or not is_op(shifted, aten.add.Tensor) or not isinstance(shifted.args[1], int):
         return False
-    positions, by = shifted.args[:2]
-    if not isinstance(positions, Node) or positions.op != "placeholder" or by < 0:
+    positions, offset = shifted.args[:2]
+    if not isinstance(positions, Node) or positions.op != "placeholder" or offset < 0:
         return False
     if value(positions).dtype != torch.int64:
         return False
-    node.update_arg(0, new_constant(module, node, "positions", table[by:]))
+    node.update_arg(0, new_constant(module, node, "positions", table[offset:]))
     node.update_arg(1, positions)
     return True
 
 
 @torch.no_grad()
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Computes what can be computed once.
+    """Computes nodes whose inputs are constants.
 
     Returns:
         The number of nodes that became constants.
     """
-    found = 0
+    num_rewritten = 0
     for node in list(module.graph.nodes):
         if is_op(node, aten.embedding.default):
-            found += _shift_positions(module, node)
+            num_rewritten += _shift_positions(module, node)
         if not _folds(module, node):
             continue
         args = fx.map_arg(node.args, lambda n: constant(module, n))
         kwargs = fx.map_arg(node.kwargs, lambda n: constant(module, n))
-        made = node.target(*args, **kwargs).contiguous()
-        node.replace_all_uses_with(new_constant(module, node, "folded", made))
+        result = node.target(*args, **kwargs).contiguous()
+        node.replace_all_uses_with(new_constant(module, node, "folded", result))
         module.graph.erase_node(node)
-        found += 1
+        num_rewritten += 1
     module.graph.eliminate_dead_code()
-    return found
+    return num_rewritten

@@ -1,4 +1,4 @@
-"""Gated MLPs: ``act(x·Wg) · (x·Wu)`` becomes one quantized layer, or ``gated_act`` over float ones."""
+"""Gated MLPs: ``act(x·Wg) · (x·Wu)`` becomes one quantized layer, or ``gated_act`` of float layers."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites every ``act(gate) · up``.
+    """Rewrites all products ``act(gate) · up``.
 
     Returns:
         The number of products rewritten.
     """
     graph = module.graph
-    found = 0
+    num_rewritten = 0
     for node in list(graph.nodes):
         if not is_op(node, aten.mul.Tensor):
             continue
@@ -86,6 +86,6 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if not _merge(module, context, node, name, gate, up):
             with graph.inserting_before(node):
                 node.replace_all_uses_with(call(graph, torch.ops.armllm.gated_act.default, gate, up, name))
-        found += 1
+        num_rewritten += 1
     graph.eliminate_dead_code()
-    return found
+    return num_rewritten

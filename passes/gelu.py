@@ -1,4 +1,4 @@
-"""GELU by tanh that is spelled out, as GPT-2 and Phi do, becomes ``aten.gelu``."""
+"""Decomposed tanh-GELU, as in GPT-2 and Phi, becomes ``aten.gelu``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POINTS = torch.linspace(-6.0, 6.0, 96)
 
 
 def _last(tanh: Node) -> Node | None:
-    """``… · (1 + tanh(…))``, and what is multiplied behind it by a constant."""
+    """Returns the product of ``… · (1 + tanh(…))``."""
     plus = only_user(tanh)
     if plus is None or not is_op(plus, aten.add.Tensor):
         return None
@@ -24,13 +24,13 @@ def _last(tanh: Node) -> Node | None:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites what computes GELU by tanh.
+    """Rewrites all subgraphs that compute tanh-GELU.
 
     Returns:
         The number of activations rewritten.
     """
     graph = module.graph
-    found = 0
+    num_rewritten = 0
     for node in list(graph.nodes):
         if not is_op(node, aten.tanh.default):
             continue
@@ -42,13 +42,13 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             if tuple(value(entry).shape) != tuple(value(last).shape):
                 continue
             try:
-                (got,) = region.run(module, _POINTS.view(1, 1, -1))
-            except Exception:  # noqa: BLE001 - what cannot be run on three dimensions is something else
+                (result,) = region.run(module, _POINTS.view(1, 1, -1))
+            except Exception:  # noqa: BLE001 - a region that cannot run on three dimensions is not a GELU
                 break
-            if torch.allclose(got.flatten(), F.gelu(_POINTS, approximate="tanh"), atol=1e-4):
+            if torch.allclose(result.flatten(), F.gelu(_POINTS, approximate="tanh"), atol=1e-4):
                 with graph.inserting_before(last):
                     last.replace_all_uses_with(call(graph, aten.gelu.default, entry, approximate="tanh"))
-                found += 1
+                num_rewritten += 1
                 break
     graph.eliminate_dead_code()
-    return found
+    return num_rewritten

@@ -1,12 +1,12 @@
-"""Latent attention, absorbed: the cache keeps latents, and queries and results take the up-projections.
+"""Absorbed latent attention (MLA): the cache holds latents; queries and outputs are projected instead.
 
 An expanded key of head h is ``[W_k[h] · latent, k_rope]`` and its value ``W_v[h] · latent``, so
 
     q · k = (q_nope · W_k[h]) · latent + q_rope · k_rope        Σ w · v = W_v[h] · Σ w · latent
 
-and what `expand_kv` would make of every position is done once a token.  The graph gets the inputs of
-``torch_armllm.passes.attention``, with ``k_cache`` as the latents of all layers: (layers, blocks, block size,
-rank + rope size).
+so that each new token is projected once, instead of `expand_kv` expanding every cached position.  The graph
+gets the inputs of `torch_armllm.passes.lib.paged_inputs`; ``k_cache`` holds the latents of all layers,
+``(layers, blocks, block size, rank + rope size)``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch.fx.node import Node
 
 from torch_armllm.capture.markers.mla import float_weight
 from torch_armllm.ops.linear import pack_int8
-from torch_armllm.passes.attention import BLOCK_SIZE, add_inputs
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import (
     aten,
@@ -30,116 +29,115 @@ from torch_armllm.passes.lib.graph import (
     drop_unused,
     is_op,
     new_constant,
+    tokens_first,
     value,
 )
-from torch_armllm.passes.mla_rope import TurnTables, match
+from torch_armllm.passes.lib.mla_rope import MlaRopeTables, match_rotation
+from torch_armllm.passes.lib.paged_inputs import BLOCK_SIZE, add_paged_inputs
 
 armllm = torch.ops.armllm
 
 
 @dataclass(frozen=True)
-class Latent:
-    """An attention on expanded latents."""
+class LatentAttention:
+    """An attention marker whose keys and values are expanded latents."""
 
     attention: Node
     expansion: Node
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Elements of a latent and of a rotated key."""
+        """Elements of a latent, and of the rotated part of a key."""
         latent, k_rope = self.expansion.args[:2]
         return int(value(latent).shape[-1]), int(value(k_rope).shape[-1])  # type: ignore[arg-type]
 
     @property
     def expanded(self) -> int:
-        """Elements a token that the expanded keys and values have."""
+        """Elements of a token's expanded keys and values."""
         heads, nope_size, value_size = self.up
         return heads * (nope_size + self.sizes[1] + value_size)
 
     @property
     def up(self) -> tuple[int, int, int]:
-        """Heads, and elements of their keys without position and of their values."""
+        """Number of heads, elements of a key without position, and elements of a value."""
         heads, nope_size, value_size = self.expansion.args[3:6]
         return int(heads), int(nope_size), int(value_size)  # type: ignore[arg-type]
 
 
-def find_latent(module: fx.GraphModule) -> list[Latent]:
-    """All attentions on expanded latents of a graph."""
+def find_latent_attention(module: fx.GraphModule) -> list[LatentAttention]:
+    """Returns all attentions on expanded latents of a graph."""
     found = []
     for node in module.graph.nodes:
         if not is_op(node, armllm.attention.default):
             continue
         sides = node.args[1:3]
         if all(is_op(s, operator.getitem) and is_op(s.args[0], armllm.expand_kv.default) for s in sides):
-            found.append(Latent(node, sides[0].args[0]))
+            found.append(LatentAttention(node, sides[0].args[0]))
     return found
 
 
-def why_not_absorbed(module: fx.GraphModule) -> str | None:
-    """Why this graph's latent attention cannot run absorbed; None if it can, or has none."""
-    found = find_latent(module)
+def not_absorbed_reason(module: fx.GraphModule) -> str | None:
+    """Returns why a graph's latent attention cannot run absorbed; None if it can, or if there is none."""
+    found = find_latent_attention(module)
     if not found:
         return None
     if sum(is_op(n, armllm.attention.default) for n in module.graph.nodes) != len(found):
-        return "some layers attend to latents and others do not"
+        return "only some of its layers have latent attention"
     if len({latent.sizes for latent in found}) > 1:
         return "its layers differ in the sizes of their latents"
     if any(latent.attention.args[5] or latent.attention.args[6] for latent in found):
-        return "its attention to latents has a sliding window or a softcap"
+        return "its latent attention has a sliding window or a softcap"
     if any(latent.attention.args[7] is not None for latent in found):
-        return "its attention to latents has sinks"
+        return "its latent attention has sinks"
     return None
 
 
-def _by_token(graph: fx.Graph, node: Any) -> Node:
-    """``(1, heads, T, size)`` → ``(T, heads, size)``, as slices of what the projection gave."""
-    if is_op(node, aten.transpose.int) and tuple(node.args[1:]) == (1, 2):
-        return call(graph, aten.select.int, node.args[0], 0, 0)
+def _tokens_first(graph: fx.Graph, node: Any) -> Node:
+    """``(1, heads, T, size)`` → ``(T, heads, size)``; parts of a split become slices of its source."""
     if is_op(node, operator.getitem) and is_op(node.args[0], aten.split_with_sizes.default):
         source, sizes, *dim = node.args[0].args
         if dim in ([-1], [3]):
             begin = sum(sizes[: node.args[1]])
-            return call(
-                graph, aten.slice.Tensor, _by_token(graph, source), -1, begin, begin + sizes[node.args[1]]
-            )
-    return call(graph, aten.select.int, call(graph, aten.transpose.int, node, 1, 2), 0, 0)
+            whole = _tokens_first(graph, source)
+            return call(graph, aten.slice.Tensor, whole, -1, begin, begin + sizes[node.args[1]])
+    return tokens_first(graph, node)
 
 
-def _single(graph: fx.Graph, node: Any) -> Node:
+def _single_head(graph: fx.Graph, node: Any) -> Node:
     """``(1, 1, T, size)`` → ``(T, size)``."""
     if is_op(node, aten.view.default, aten.reshape.default):
         source = value(node.args[0])
         if source.dim() == 3 and source.shape[-1] == value(node).shape[-1]:
             return call(graph, aten.select.int, node.args[0], 0, 0)
-    return call(graph, aten.select.int, _by_token(graph, node), 1, 0)
+    return call(graph, aten.select.int, _tokens_first(graph, node), 1, 0)
 
 
 def _leads_only_to(x: Node, end: Node) -> bool:
-    """Whether whatever reads x is computed on the way to ``end``."""
-    waiting, seen = [x], {end}
-    while waiting:
-        for user in waiting.pop().users:
+    """True if all users of x lead to ``end``."""
+    pending, seen = [x], {end}
+    while pending:
+        for user in pending.pop().users:
             if user.op == "output" or len(seen) > 16:
                 return False
             if user not in seen:
                 seen.add(user)
-                waiting.append(user)
+                pending.append(user)
     return True
 
 
 def _split_query(graph: fx.Graph, node: Any, nope_size: int) -> tuple[Node, Any]:
-    """The part without position ``(T, heads, nope_size)``, and the other ``(1, heads, T, rope_size)``."""
+    """Splits queries: without position ``(T, heads, nope_size)``, rotary ``(1, heads, T, rope_size)``."""
     if is_op(node, aten.cat.default) and len(node.args[0]) == 2 and node.args[1:] in ((-1,), (3,)):
         nope, rope = node.args[0]
         if value(nope).shape[-1] == nope_size:
-            return _by_token(graph, nope), rope
+            return _tokens_first(graph, nope), rope
     size = int(value(node).shape[-1])
-    nope = call(graph, aten.slice.Tensor, _by_token(graph, node), -1, 0, nope_size)
+    nope = call(graph, aten.slice.Tensor, _tokens_first(graph, node), -1, 0, nope_size)
     return nope, call(graph, aten.slice.Tensor, node, -1, nope_size, size)
 
 
-def _heads_int8(weight: Tensor) -> Tensor:
-    """Packs floats (heads, N, K), one scale a row."""
+def _pack_heads_int8(weight: Tensor) -> Tensor:
+    """Packs float weights ``(heads, N, K)`` as INT8 with one scale per row."""
     scales = weight.abs().amax(-1).clamp_(min=1e-30) / 127
     q = torch.round(weight / scales[..., None]).clamp_(-127, 127).to(torch.int8)
     return pack_int8(q, scales)
@@ -148,62 +146,65 @@ def _heads_int8(weight: Tensor) -> Tensor:
 class _Absorption:
     """Rewrites the attentions of one graph."""
 
-    def __init__(self, module: fx.GraphModule, given: dict[str, Node]) -> None:
+    def __init__(self, module: fx.GraphModule, inputs: dict[str, Node]) -> None:
         self.module = module
         self.graph = module.graph
-        self.given = given
-        self.tables = TurnTables(module)
+        self.inputs = inputs
+        self.tables = MlaRopeTables(module)
 
-    def _heads(self, before: Node, x: Node, weight: Tensor, name: str, packed: bool) -> Node:
-        """``x · weightᵀ``, head by head."""
+    def _heads_linear(self, before: Node, x: Node, weight: Tensor, name: str, packed: bool) -> Node:
+        """Inserts ``x · weightᵀ`` for each head."""
         if not packed:
-            own = new_constant(self.module, before, name, weight.contiguous())
+            packed_weight = new_constant(self.module, before, name, weight.contiguous())
             with self.graph.inserting_before(before):
-                return call(self.graph, armllm.dense_heads_linear.default, x, own)
-        own = new_constant(self.module, before, name, _heads_int8(weight))
+                return call(self.graph, armllm.dense_heads_linear.default, x, packed_weight)
+        packed_weight = new_constant(self.module, before, name, _pack_heads_int8(weight))
         with self.graph.inserting_before(before):
-            return call(self.graph, armllm.int8_heads_linear.default, x, own, int(weight.shape[1]))
+            return call(self.graph, armllm.int8_heads_linear.default, x, packed_weight, int(weight.shape[1]))
 
-    def _turned(self, before: Node, q_rope: Any, k_rope: Any) -> tuple[Node, Node]:
-        """``(T, heads, rope_size)`` and ``(T, rope_size)``, rotated in place where it is clear how."""
-        q, k = match(q_rope), match(k_rope)
+    def _rotated(self, before: Node, q_rope: Any, k_rope: Any) -> tuple[Node, Node]:
+        """Returns the rotary parts ``(T, heads, rope_size)`` and ``(T, rope_size)``.
+
+        Recognized rotations are done in place.
+        """
+        q, k = match_rotation(q_rope), match_rotation(k_rope)
         graph = self.graph
         private = q and k and _leads_only_to(q.x, q_rope) and _leads_only_to(k.x, k_rope)
-        table = self.tables.get(q, before) if q and k and private and q.how == k.how else None
+        table = self.tables.get(q, before) if q and k and private and q.angles == k.angles else None
         with graph.inserting_before(before):
             if q is None or k is None or table is None:
-                return _by_token(graph, q_rope), _single(graph, k_rope)
-            queries, keys = _by_token(graph, q.x), _single(graph, k.x)
+                return _tokens_first(graph, q_rope), _single_head(graph, k_rope)
+            queries, keys = _tokens_first(graph, q.x), _single_head(graph, k.x)
             one_head = call(graph, aten.unsqueeze.default, keys, 1)
             call(graph, armllm.rope_.default, queries, one_head, *table, q.interleaved, q.unzip)
             return queries, keys
 
-    def absorb(self, latent: Latent, layer: int) -> None:
-        """Puts the absorbed form of one attention in its place."""
+    def absorb(self, latent: LatentAttention, layer: int) -> None:
+        """Replaces one attention by its absorbed form."""
         graph, node = self.graph, latent.attention
         latents, k_rope, weight_node, *_, scheme = latent.expansion.args
         heads, nope_size, value_size = latent.up
         outputs = heads * (nope_size + value_size)
-        stored = constant(self.module, weight_node)
-        assert stored is not None
-        weight = float_weight(stored, latent.sizes[0], outputs, str(scheme))
+        up_projection = constant(self.module, weight_node)
+        assert up_projection is not None
+        weight = float_weight(up_projection, latent.sizes[0], outputs, str(scheme))
         keys, values = weight.view(heads, -1, latent.sizes[0]).split([nope_size, value_size], 1)
         with graph.inserting_before(node):
             q_nope, q_rope = _split_query(graph, node.args[0], nope_size)
-        queries, rotated = self._turned(node, q_rope, k_rope)
+        queries, rotated = self._rotated(node, q_rope, k_rope)
         packed = bool(scheme)
-        q_latent = self._heads(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
+        q_latent = self._heads_linear(node, q_nope, keys.transpose(1, 2), "mla_keys", packed)
         with graph.inserting_before(node):
-            cache = call(graph, aten.select.int, self.given["k_cache"], 0, layer)
-            rows = _single(graph, latents)
-            call(graph, armllm.mla_write.default, rows, rotated, cache, self.given["slots"])
+            cache = call(graph, aten.select.int, self.inputs["k_cache"], 0, layer)
+            rows = _single_head(graph, latents)
+            call(graph, armllm.mla_write.default, rows, rotated, cache, self.inputs["slots"])
             mixed = call(
                 graph,
                 armllm.mla_attention.default,
-                *(q_latent, queries, cache, self.given["block_table"], self.given["query_start"]),
-                *(self.given["seq_lens"], self.given["max_seq_len"], node.args[4]),
+                *(q_latent, queries, cache, self.inputs["block_table"], self.inputs["query_start"]),
+                *(self.inputs["seq_lens"], self.inputs["max_seq_len"], node.args[4]),
             )
-        out = self._heads(node, mixed, values, "mla_values", packed)
+        out = self._heads_linear(node, mixed, values, "mla_values", packed)
         with graph.inserting_before(node):
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)
@@ -211,21 +212,21 @@ class _Absorption:
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites all attentions, or none if the pass is off or something in them is not covered.
+    """Rewrites all latent attentions; does nothing if the context is not paged or one is not supported.
 
     Returns:
         The number of attentions rewritten.
     """
-    found = find_latent(module)
-    if not context.paged or not found or why_not_absorbed(module) is not None:
+    found = find_latent_attention(module)
+    if not context.paged or not found or not_absorbed_reason(module) is not None:
         return 0
     first = found[0]
     latents: Any = first.expansion.args[0]
     order = {layer: i for i, layer in enumerate(sorted({f.attention.args[3] for f in found}))}  # type: ignore[type-var]
     shape = (len(order), 8, BLOCK_SIZE, sum(first.sizes))
     caches = {"k_cache": (context.cache_dtype or value(latents).dtype, shape)}
-    given = add_inputs(module, latents, value(latents).shape[2], caches)
-    absorption = _Absorption(module, given)
+    inputs = add_paged_inputs(module, latents, value(latents).shape[2], caches)
+    absorption = _Absorption(module, inputs)
     for latent in found:
         absorption.absorb(latent, order[latent.attention.args[3]])
     module.graph.eliminate_dead_code()

@@ -1,7 +1,7 @@
-"""Norms, recognized by what the graph computes, never by a class name.
+"""Norms, recognized by their computation, never by a class name.
 
-``x · rsqrt(mean(x²) + eps)``, alone or times ``w`` or ``1 + w``, becomes ``rms_norm``; ``aten.layer_norm``
-becomes ``layer_norm``; ``aten.rms_norm`` (``torch.nn.RMSNorm``) becomes ``rms_norm``.
+``x · rsqrt(mean(x²) + eps)``, optionally multiplied by ``w`` or ``1 + w``, becomes ``rms_norm``;
+``aten.layer_norm`` becomes ``layer_norm``; ``aten.rms_norm`` (``torch.nn.RMSNorm``) becomes ``rms_norm``.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _RmsNorm:
     eps: float
     last: Node
     centered: bool
-    """Whether the mean is subtracted first: a LayerNorm without bias."""
+    """True if the mean is subtracted first, as in a LayerNorm without bias."""
 
 
 def _scaled_by_weight(node: Node) -> tuple[Node, Node, float] | None:
-    """``node · w`` or ``node · (1 + w)`` → the product, w's constant node, and the offset."""
+    """Matches ``node · w`` or ``node · (1 + w)``; returns the product, the node of w, and the offset."""
     user = only_user(node)
     if user is None or not is_op(user, aten.mul.Tensor):
         return None
@@ -60,7 +60,7 @@ def _skip_conversion(node: Node) -> Node:
 
 
 def _centered(wide: Any) -> Node | None:
-    """``x − mean(x)`` → x."""
+    """Matches ``x − mean(x)``; returns x."""
     if not is_op(wide, aten.sub.Tensor):
         return None
     x, mean = wide.args[:2]
@@ -76,7 +76,7 @@ def _centered(wide: Any) -> Node | None:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two nodes are one, or subtract the same mean."""
+    """True if two nodes are identical, or subtract the same mean from the same node."""
     return a is b or (_centered(a) is not None and _centered(a) is _centered(b))
 
 
@@ -125,12 +125,12 @@ def _replace(module: fx.GraphModule, last: Node, target: Any, *args: Any) -> Non
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites every norm it recognizes.
+    """Rewrites all recognized norms.
 
     Returns:
         The number of norms rewritten.
     """
-    found = 0
+    num_rewritten = 0
     for node in list(module.graph.nodes):
         if _is_rsqrt(node):
             match = _match_rms(node)
@@ -154,6 +154,6 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             _replace(module, node, torch.ops.armllm.layer_norm.default, node.args[0], weight, bias, eps)
         else:
             continue
-        found += 1
+        num_rewritten += 1
     module.graph.eliminate_dead_code()
-    return found
+    return num_rewritten

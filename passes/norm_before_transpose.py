@@ -1,4 +1,4 @@
-"""Norms of heads where tokens come first: ``norm(x.transpose(1, 2))`` → ``norm(x).transpose(1, 2)``."""
+"""Norms of heads run before the transpose: ``norm(x.transpose(1, 2))`` → ``norm(x).transpose(1, 2)``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch_armllm.passes.lib.graph import aten, call, is_op, value
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Moves transposes behind the norms that read them.
+    """Moves transposes after the norms that read them.
 
     Returns:
         The number of norms moved.
     """
     graph = module.graph
     norms = (torch.ops.armllm.rms_norm.default, torch.ops.armllm.layer_norm.default)
-    found = 0
+    num_rewritten = 0
     for node in list(graph.nodes):
         if not is_op(node, *norms) or not is_op(node.args[0], aten.transpose.int):
             continue
@@ -28,6 +28,6 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             normed = call(graph, node.target, transposed.args[0], *node.args[1:])
             node.replace_all_uses_with(call(graph, aten.transpose.int, normed, 1, 2))
         graph.erase_node(node)
-        found += 1
+        num_rewritten += 1
     graph.eliminate_dead_code()
-    return found
+    return num_rewritten

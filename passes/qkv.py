@@ -1,4 +1,4 @@
-"""Quantized linear layers of the same input, queries, keys and values above all, become one."""
+"""Quantized linear layers with the same input, such as query, key and value projections, become one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _merge(module: fx.GraphModule, context: PassContext, nodes: list[Node]) -> N
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Merges sibling quantized layers; their results become column slices of one.
+    """Merges quantized layers with the same input; their results become column slices.
 
     Returns:
         The number of groups merged.

@@ -1,7 +1,7 @@
-"""Float weights that the graph still holds become INT4: linear → ``int4_linear``, experts → ``int4_moe``.
+"""Quantization of float weights in a graph: linear → ``int4_linear``, experts → ``int4_moe``.
 
-A model that `patch` quantized has packed weights in its modules before it is captured, and nothing is left to
-do here.  This pass serves graphs whose float weights are constants: those of
+A model that `patch` quantized has packed weights before it is captured, so that this pass finds none.  The
+pass is for graphs whose float weights are constants: those of
 ``torch.compile(…, backend="armllm", options={"quantization": "int4"})``.
 """
 
@@ -25,23 +25,25 @@ from torch_armllm.passes.lib.graph import (
     is_op,
     new_constant,
 )
+from torch_armllm.quant.packing import quantize_matrices, quantize_matrix
+from torch_armllm.quant.schemes.registry import scheme_named
 
 _VIEWS = (aten.view, aten.reshape, aten.slice, aten.select, aten.unsqueeze, aten.squeeze, *CONVERSIONS)
 _DEFAULTS: tuple[Any, ...] = (7.0, None, None, True, False, False)
-"""Of the marker op's last arguments."""
-_CHOICES = (aten.softmax, aten.sigmoid, aten.topk, torch.ops.armllm.moe_route)
+"""Defaults of the marker op's last arguments."""
+_ROUTING_OPS = (aten.softmax, aten.sigmoid, aten.topk, torch.ops.armllm.moe_route)
 
 
 def _readers(node: Node) -> set[Node]:
-    """Who reads a node's result, views passed through."""
-    found: set[Node] = set()
+    """Returns the users of a node's result, looking through views."""
+    readers: set[Node] = set()
     for user in node.users:
-        found |= _readers(user) if is_op(user, *_VIEWS) else {user}
-    return found
+        readers |= _readers(user) if is_op(user, *_VIEWS) else {user}
+    return readers
 
 
 def _is_router(node: Node) -> bool:
-    return any(is_op(reader, *_CHOICES) for reader in _readers(node))
+    return any(is_op(reader, *_ROUTING_OPS) for reader in _readers(node))
 
 
 def _is_head(node: Node) -> bool:
@@ -57,9 +59,6 @@ def _float_matrix(module: fx.GraphModule, node: Any, dims: int) -> Tensor | None
 
 
 def _quantize_linear(module: fx.GraphModule, node: Node, scheme: str) -> bool:
-    from torch_armllm.quant.packing import quantize_matrix
-    from torch_armllm.quant.schemes.registry import scheme_named
-
     x, weight_node, *rest = node.args
     weight = _float_matrix(module, weight_node, 2)
     if weight is None or _is_router(node):
@@ -72,20 +71,17 @@ def _quantize_linear(module: fx.GraphModule, node: Node, scheme: str) -> bool:
     rows = weight.shape[0]
     with module.graph.inserting_before(node):
         if head:
-            made = call(module.graph, torch.ops.armllm.int8_linear.default, x, new, rows, bias)
+            linear = call(module.graph, torch.ops.armllm.int8_linear.default, x, new, rows, bias)
         else:
-            made = call(module.graph, torch.ops.armllm.int4_linear.default, x, new, rows, scheme, bias)
-    node.replace_all_uses_with(made)
+            linear = call(module.graph, torch.ops.armllm.int4_linear.default, x, new, rows, scheme, bias)
+    node.replace_all_uses_with(linear)
     drop_unused(module, str(weight_node.target))
     return True
 
 
 def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
-    from torch_armllm.quant.packing import quantize_matrices
-    from torch_armllm.quant.schemes.registry import scheme_named
-
     arguments: list[Any] = list(node.args)
-    x, ids, shares, gate_up_node, down_node, activation, *further = arguments
+    x, ids, weights, gate_up_node, down_node, activation, *further = arguments
     gate_up, down = _float_matrix(module, gate_up_node, 3), _float_matrix(module, down_node, 3)
     if gate_up is None or down is None:
         return False
@@ -104,13 +100,13 @@ def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
         assert isinstance(bias_node, Node)
         bias_node = new_constant(module, node, f"{bias_node.target}_halves", layout.inner_bias(bias))
     with module.graph.inserting_before(node):
-        made = call(
+        moe = call(
             module.graph,
             torch.ops.armllm.int4_moe.default,
-            *(x, ids, shares, first, second, downs[0].shape[1], scheme, activation, limit),
+            *(x, ids, weights, first, second, downs[0].shape[1], scheme, activation, limit),
             *(bias_node, down_bias, gated),
         )
-    node.replace_all_uses_with(made)
+    node.replace_all_uses_with(moe)
     drop_unused(module, str(gate_up_node.target), str(down_node.target))
     return True
 
@@ -118,18 +114,18 @@ def _quantize_experts(module: fx.GraphModule, node: Node, scheme: str) -> bool:
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Quantizes constant float weights to ``context.scheme``.
 
-    The head, which makes the graph's result, becomes INT8; routers stay as they are.
+    The output head becomes INT8; routers stay in floats.
 
     Returns:
-        The number of layers quantized; 0 where the context names no scheme.
+        The number of layers quantized; 0 if the context has no scheme.
     """
     if context.scheme is None:
         return 0
-    found = 0
+    num_rewritten = 0
     for node in list(module.graph.nodes):
         if is_op(node, aten.linear.default):
-            found += _quantize_linear(module, node, context.scheme)
+            num_rewritten += _quantize_linear(module, node, context.scheme)
         elif is_op(node, torch.ops.armllm.experts.default):
-            found += _quantize_experts(module, node, context.scheme)
+            num_rewritten += _quantize_experts(module, node, context.scheme)
     module.graph.eliminate_dead_code()
-    return found
+    return num_rewritten

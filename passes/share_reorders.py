@@ -1,4 +1,4 @@
-"""Layers that want their inputs' columns in the same order share what reorders them."""
+"""Layers with the same column permutation (act-order) share the reordered input."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from torch_armllm.passes.lib.graph import aten, constant, drop_unused, is_op
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Keeps one of the selections from the same tensor that are alike; returns how many went."""
-    kept: dict[tuple[Node, int], list[tuple[Node, torch.Tensor]]] = {}
+    """Merges equal column selections of the same tensor.
+
+    Returns:
+        The number of selections removed.
+    """
+    selections: dict[tuple[Node, int], list[tuple[Node, torch.Tensor]]] = {}
     unused = []
     for node in list(module.graph.nodes):
         if not is_op(node, aten.index_select.default):
             continue
         source, dim, index = node.args
-        order = constant(module, index)
-        if order is None:
+        permutation = constant(module, index)
+        if permutation is None:
             continue
-        alike = kept.setdefault((source, dim), [])
-        same = next((one for one, other in alike if torch.equal(order, other)), None)
+        candidates = selections.setdefault((source, dim), [])
+        same = next((first for first, other in candidates if torch.equal(permutation, other)), None)
         if same is None:
-            alike.append((node, order))
+            candidates.append((node, permutation))
             continue
         node.replace_all_uses_with(same)
         module.graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""Functions of token ids become tables: a placeholder of an image that stands for another id, for example."""
+"""Functions of token ids become lookup tables, for example the replacement of image placeholders."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
 
 _UNTAGGED = (aten.where, aten.__or__, aten.__and__)
-"""Elementwise as well."""
+"""Elementwise ops without PyTorch's pointwise tag."""
 
 
 def _functions(module: fx.GraphModule, ids: Node) -> list[Node]:
-    """What is computed from the token ids alone, each for itself."""
+    """Returns the nodes that are elementwise functions of the token ids."""
     known = {ids}
-    found = []
+    functions = []
     for node in module.graph.nodes:
         if not (torch.Tag.pointwise in getattr(node.target, "tags", ()) or is_op(node, *_UNTAGGED)):
             continue
         inputs = [n for n in node.all_input_nodes if constant(module, n) is None]
         if inputs and known.issuperset(inputs) and value(node).shape == value(ids).shape:
             known.add(node)
-            found.append(node)
-    return found
+            functions.append(node)
+    return functions
 
 
-def _vocabulary(module: fx.GraphModule, user: Node, ids: Node) -> int | None:
-    """Rows of the table in which a node looks ids up."""
+def _table_rows(module: fx.GraphModule, user: Node, ids: Node) -> int | None:
+    """Returns the number of rows of the embedding that reads the ids; None if the node is no embedding."""
     if is_op(user, aten.embedding.default) and user.args[1] is ids:
         table = constant(module, user.args[0])
     elif is_op(user, torch.ops.armllm.split_embedding.default) and user.args[0] is ids:
@@ -41,7 +41,7 @@ def _vocabulary(module: fx.GraphModule, user: Node, ids: Node) -> int | None:
 def _tabulate(
     module: fx.GraphModule, ids: Node, functions: list[Node], last: Node, size: int
 ) -> torch.Tensor:
-    """``last`` of every id."""
+    """Evaluates the function ``last`` for every token id."""
     known: dict[Node, torch.Tensor] = {ids: torch.arange(size)[None]}
 
     def read(node: Node) -> torch.Tensor:
@@ -56,19 +56,19 @@ def _tabulate(
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
-    """Rewrites ids that are looked up in an embedding and are not the given ones.
+    """Rewrites embedding indices that are functions of the input ids.
 
     Returns:
         The number of functions rewritten.
     """
     graph = module.graph
-    given = [n for n in graph.nodes if n.op == "placeholder" and n.name == "input_ids"]
-    if not given or not isinstance(given[0].meta.get("val"), torch.Tensor):
+    inputs = [n for n in graph.nodes if n.op == "placeholder" and n.name == "input_ids"]
+    if not inputs or not isinstance(inputs[0].meta.get("val"), torch.Tensor):
         return 0
-    ids, found = given[0], 0
+    ids, num_rewritten = inputs[0], 0
     functions = _functions(module, ids)
     for node in functions:
-        sizes = [_vocabulary(module, user, node) for user in node.users]
+        sizes = [_table_rows(module, user, node) for user in node.users]
         known = [size for size in sizes if size is not None]
         if value(node).dtype != torch.int64 or not known:
             continue
@@ -77,6 +77,6 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         with graph.inserting_before(node):
             looked_up = call(graph, aten.embedding.default, weight, ids)
             node.replace_all_uses_with(call(graph, aten.squeeze.dim, looked_up, -1))
-        found += 1
+        num_rewritten += 1
     graph.eliminate_dead_code()
-    return found
+    return num_rewritten

@@ -1,1 +1,1 @@
-"""Helpers that several passes share."""
+"""Helpers of the passes: graph tools, pattern matching, probing."""

@@ -1,4 +1,4 @@
-"""Which layers of a model keep keys and values of the same shape, and which read those of another layer."""
+"""Layout of the paged KV cache: groups of layers by shape, and layers that share keys and values."""
 
 from __future__ import annotations
 
@@ -13,30 +13,27 @@ from torch_armllm.passes.lib.graph import is_op, value
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Where the layers of a paged cache lie.
-
-    Layers are told by the numbers that the model gives to them.
-    """
+    """Positions of the layers in a paged cache; layers are identified by their ``layer_idx``."""
 
     sizes: tuple[tuple[int, int, int], ...]
-    """kv heads, head size and value size of each group of layers"""
-    places: dict[int, tuple[int, int]]
-    """of each layer its group and its number in it; layers that share keys and values have the same"""
+    """KV heads, head size and value size of each group of layers."""
+    positions: dict[int, tuple[int, int]]
+    """Group of each layer, and its index in the group; layers that share keys and values share a position."""
 
     def count(self, group: int) -> int:
-        """Layers of a group whose keys and values are stored."""
-        return len({place for place in self.places.values() if place[0] == group})
+        """Returns the number of cache layers of a group."""
+        return len({position for position in self.positions.values() if position[0] == group})
 
     @property
     def uniform(self) -> bool:
-        """Whether there is one group, and every layer stores its own in the order of the layers."""
-        return [self.places[layer] for layer in sorted(self.places)] == [
-            (0, i) for i in range(len(self.places))
+        """True if there is one group, and each layer has its own cache layer, in the order of the layers."""
+        return [self.positions[layer] for layer in sorted(self.positions)] == [
+            (0, i) for i in range(len(self.positions))
         ]
 
 
 def cache_layout(module: fx.GraphModule) -> CacheLayout:
-    """The layout for the attention markers of a captured graph, as they were before any pass."""
+    """Returns the layout for the attention markers of a captured graph, before any pass."""
     sizes: list[tuple[int, int, int]] = []
     stored: dict[tuple[Any, Any], int] = {}
     owners: dict[int, int] = {}
@@ -48,15 +45,15 @@ def cache_layout(module: fx.GraphModule) -> CacheLayout:
             kv_heads, head_size, value_size = map(int, (*value(keys).shape[1::2], value(values).shape[3]))
             shapes[layer] = (kv_heads, head_size, value_size)
     counts: list[int] = []
-    places: dict[int, tuple[int, int]] = {}
+    positions: dict[int, tuple[int, int]] = {}
     for layer in sorted(owners, key=lambda n: (owners[n] != n, n)):
         if owners[layer] != layer:
-            places[layer] = places[owners[layer]]
+            positions[layer] = positions[owners[layer]]
             continue
         if shapes[layer] not in sizes:
             sizes.append(shapes[layer])
             counts.append(0)
         group = sizes.index(shapes[layer])
-        places[layer] = (group, counts[group])
+        positions[layer] = (group, counts[group])
         counts[group] += 1
-    return CacheLayout(tuple(sizes), places)
+    return CacheLayout(tuple(sizes), positions)

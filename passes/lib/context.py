@@ -1,4 +1,4 @@
-"""Context of a run of the passes."""
+"""Options and results of a run of the passes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch_armllm.passes.lib.cache_layout import CacheLayout
 
 @dataclass
 class PassContext:
-    """What a pass may know beyond the graph."""
+    """Options that the passes read, and the counts of their rewrites."""
 
     paged: bool = True
-    """Whether attention runs against a paged cache (a captured model) or stays as it is (torch.compile)."""
+    """True to rewrite attention to a paged cache (captured models); False to leave it (torch.compile)."""
     cache_dtype: torch.dtype | None = None
-    """What the paged cache holds; None: what the keys are."""
+    """Dtype of the paged cache; None: the dtype of the keys."""
     layout: CacheLayout | None = None
-    """Where the layers of the paged cache lie; None: as the graph says when attention is rewritten."""
+    """Layout of the paged cache; None: inferred from the graph when attention is rewritten."""
     scheme: str | None = None
-    """INT4 scheme for float weights that the graph still holds; None leaves them."""
+    """INT4 scheme for float weights in the graph; None leaves them in floats."""
     on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None
-    """Called with the attribute of a weight that a pass moved into a larger tensor, and its view there."""
+    """Called with the attribute of a weight that a pass merged into a larger tensor, and its view of it."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Rewrites by pass name, filled by ``run_passes``."""
+    """Number of rewrites by pass name, filled by ``run_passes``."""

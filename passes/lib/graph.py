@@ -1,4 +1,4 @@
-"""Small tools that the passes share: look at nodes, build new ones, read and replace constants."""
+"""Tools of the passes: inspect nodes, insert calls, read and replace constants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONVERSIONS = (aten.to, aten.type_as, aten._to_copy)
 
 
 def is_op(node: Any, *targets: Any) -> bool:
-    """Whether ``node`` is a call of one of these operators (overloads or packets)."""
+    """True if ``node`` calls one of these operators (overloads or packets)."""
     if not isinstance(node, Node) or node.op != "call_function":
         return False
     packet = getattr(node.target, "overloadpacket", None)
@@ -21,35 +21,35 @@ def is_op(node: Any, *targets: Any) -> bool:
 
 
 def value(node: Node) -> Tensor:
-    """The fake tensor that stands for a node's result: shape and dtype."""
-    found = node.meta["val"]
-    assert isinstance(found, Tensor), f"{node} is not a tensor"
-    return found
+    """Returns the fake tensor of a node's result, which has its shape and dtype."""
+    result = node.meta["val"]
+    assert isinstance(result, Tensor), f"{node} is not a tensor"
+    return result
 
 
 def other_operand(node: Node, operand: Node) -> Any:
-    """The other argument of a binary node."""
+    """Returns the other operand of a binary node."""
     a, b = node.args[:2]
     return b if a is operand else a
 
 
 def only_user(node: Node) -> Node | None:
-    """The one user of a node, or None if it has none or several."""
+    """Returns the only user of a node; None if it has none or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def constant(module: fx.GraphModule, node: Any) -> Tensor | None:
-    """The tensor behind a ``get_attr`` node, or None."""
+    """Returns the tensor that a ``get_attr`` node reads; None for any other node."""
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
-    found: Any = module
+    attribute: Any = module
     for part in str(node.target).split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, Tensor) else None
+        attribute = getattr(attribute, part, None)
+    return attribute if isinstance(attribute, Tensor) else None
 
 
 def is_weight(node: Any) -> bool:
-    """Whether a node is a weight: an attribute of the module, or an input where weights are inputs."""
+    """True if a node is a weight: a tensor attribute of the module, or a tensor input."""
     return (
         isinstance(node, Node)
         and node.op in ("get_attr", "placeholder")
@@ -58,7 +58,7 @@ def is_weight(node: Any) -> bool:
 
 
 def new_constant(module: fx.GraphModule, before: Node, name: str, tensor: Tensor) -> Node:
-    """Adds a tensor to the module and a ``get_attr`` node for it in front of ``before``."""
+    """Adds a tensor to the module, and a ``get_attr`` node for it before the node ``before``."""
     attribute, number = name, 0
     while hasattr(module, attribute):
         number += 1
@@ -78,9 +78,9 @@ def _erase_where_unused(node: Node) -> None:
 
 
 def drop_unused(module: fx.GraphModule, *attributes: str) -> None:
-    """Removes those of the given constants whose readers serve nothing any more, with these.
+    """Removes the given constants and their readers if no result depends on them.
 
-    Memory is freed so one layer after the other; what else is dead is left to a pass over the whole graph.
+    This frees memory layer by layer; other dead code is removed by a pass over the whole graph.
     """
     graph = module.graph
     for attribute in attributes:
@@ -91,20 +91,20 @@ def drop_unused(module: fx.GraphModule, *attributes: str) -> None:
 
 
 def fake_mode(near: Node) -> Any:
-    """The fake tensor mode of a graph, found at or before a node."""
+    """Returns the fake tensor mode of a graph, searched from a node backwards."""
     node = near
     while True:
-        found = node.meta.get("val")
-        if isinstance(found, Tensor) and hasattr(found, "fake_mode"):
-            return found.fake_mode
-        if isinstance(found, (tuple, list)) and found and hasattr(found[0], "fake_mode"):
-            return found[0].fake_mode
+        result = node.meta.get("val")
+        if isinstance(result, Tensor) and hasattr(result, "fake_mode"):
+            return result.fake_mode
+        if isinstance(result, (tuple, list)) and result and hasattr(result[0], "fake_mode"):
+            return result[0].fake_mode
         node = node.prev
         assert node.op != "root", "no fake tensor in this graph"
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Inserts a call at the graph's insertion point and works out what it gives, by its fake kernel."""
+    """Inserts a call at the graph's insertion point, with the result of its fake kernel as metadata."""
     node = graph.call_function(target, args, kwargs)
 
     def fake(n: Node) -> Any:
@@ -118,8 +118,17 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     return node
 
 
+def tokens_first(graph: fx.Graph, node: Any) -> Node:
+    """``(1, heads, T, size)`` → ``(T, heads, size)``; undoes an existing transpose instead of adding one."""
+    if is_op(node, aten.transpose.int) and tuple(node.args[1:]) == (1, 2):
+        source = node.args[0]
+    else:
+        source = call(graph, aten.transpose.int, node, 1, 2)
+    return call(graph, aten.select.int, source, 0, 0)
+
+
 def unwidened(node: Any) -> Any:
-    """What a node is a float32 copy of; the node itself where it is none."""
+    """Follows conversions to float32 back to their source; returns the node itself if there is none."""
     while (
         is_op(node, *CONVERSIONS)
         and value(node).dtype == torch.float32

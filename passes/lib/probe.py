@@ -1,4 +1,4 @@
-"""What a part of a graph computes, found by computing it: names and spellings of operators say too little."""
+"""Probing: a region of a graph is recognized by its results, since decompositions differ between models."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
 
-MOST_NODES = 80
+MAX_NODES = 80
 _FLOATS = (torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass
 class Region:
-    """Nodes that compute some results from one tensor and constants alone.
+    """Nodes that compute some results from one tensor and constants only.
 
     Attributes:
-        entry: the tensor that all of them come from.
-        nodes: those between, in the graph's order, the ones that write in place included.
-        results: what is asked for.
+        entry: the tensor on which all results depend.
+        nodes: the nodes after the entry, in the graph's order, in-place writes included.
+        results: the nodes of the results.
     """
 
     entry: Node
@@ -31,29 +31,29 @@ class Region:
     results: tuple[Node, ...]
 
     def integers(self) -> set[int]:
-        """Every plain integer among the arguments: sizes of views, numbers of choices."""
-        found: set[int] = set()
+        """Returns every integer among the arguments, such as view sizes and top-k counts."""
+        integers: set[int] = set()
 
-        def see(argument: Any) -> Any:
+        def collect(argument: Any) -> Any:
             if type(argument) is int:
-                found.add(argument)
+                integers.add(argument)
             return argument
 
         for node in self.nodes:
-            fx.node.map_aggregate(node.args, see)
-            fx.node.map_aggregate(tuple(node.kwargs.values()), see)
-        return found
+            fx.node.map_aggregate(node.args, collect)
+            fx.node.map_aggregate(tuple(node.kwargs.values()), collect)
+        return integers
 
     def constants(self, module: fx.GraphModule) -> list[Node]:
-        """The ``get_attr`` nodes that are read."""
-        found = dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes)
-        return [n for n in found if constant(module, n) is not None]
+        """Returns the ``get_attr`` nodes that the region reads."""
+        inputs = dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes)
+        return [n for n in inputs if constant(module, n) is not None]
 
     def run(self, module: fx.GraphModule, entry: Tensor) -> list[Tensor]:
-        """The results for a given entry of any number of rows, all floats in float32.
+        """Computes the results for an entry with any number of rows; floats are computed in float32.
 
         Raises:
-            Exception: whatever an operator raises.
+            Exception: an operator fails.
         """
         known: dict[Node, Any] = {self.entry: entry.clone()}
         rows = entry.shape[0]
@@ -73,26 +73,26 @@ class Region:
         return [known[node] for node in self.results]
 
     def erase(self, graph: fx.Graph) -> None:
-        """Removes what nobody outside reads any more, the writes in place to what is then dead included."""
+        """Removes the nodes without outside readers, including in-place writes to dead nodes."""
         inside = set(self.nodes) & set(graph.nodes)
         pending = [n for n in inside if any(user not in inside for user in n.users)]
         alive: set[Node] = set()
         while pending:
             node = pending.pop()
             alive.add(node)
-            around = {*node.all_input_nodes, *(user for user in node.users if _writes_to(user, node))}
-            pending += (around & inside) - alive
+            neighbors = {*node.all_input_nodes, *(user for user in node.users if _writes_to(user, node))}
+            pending += (neighbors & inside) - alive
         for node in reversed(self.nodes):
             if node in inside and node not in alive:
                 graph.erase_node(node)
 
 
 def regions(results: tuple[Node, ...]) -> Iterator[Region]:
-    """Ever larger parts of a graph that compute ``results`` from one tensor, the smallest first."""
+    """Yields growing regions of a graph that compute ``results`` from one tensor, smallest first."""
     order = {node: i for i, node in enumerate(results[0].graph.nodes)}
     nodes: set[Node] = set()
     pending = set(results)
-    while pending and len(nodes) < MOST_NODES:
+    while pending and len(nodes) < MAX_NODES:
         last = max(pending, key=order.__getitem__)
         if len(pending) == 1 and nodes and not _written(last):
             yield Region(last, sorted(nodes, key=order.__getitem__), results)
@@ -100,13 +100,13 @@ def regions(results: tuple[Node, ...]) -> Iterator[Region]:
         if last.op != "call_function" or _has_weight(last):
             return
         nodes.add(last)
-        around = {n for n in last.all_input_nodes if n.op != "get_attr" and not is_size(n)}
+        inputs = {n for n in last.all_input_nodes if n.op != "get_attr" and not is_size(n)}
         writers = {user for user in last.users if _writes_to(user, last)}
-        pending |= (around | writers) - nodes
+        pending |= (inputs | writers) - nodes
 
 
 def _has_weight(node: Node) -> bool:
-    """Whether a node multiplies by a matrix of constants, as layers do and choices do not."""
+    """True if a node reads a constant matrix, as layers do and routers' selections do not."""
     shapes = (n.meta["val"].shape for n in node.all_input_nodes if n.op == "get_attr")
     return any(sum(size > 1 for size in shape) >= 2 for shape in shapes)
 
@@ -121,12 +121,12 @@ def _written(node: Node) -> bool:
 
 
 def is_size(node: Node) -> bool:
-    """Whether a node is a plain number, such as a size of the graph."""
+    """True if a node is a number, such as a symbolic size."""
     return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def number(val: Any, rows: int) -> Any:
-    """A size of the graph where its one dynamic dimension is ``rows``."""
+    """Evaluates a symbolic size with ``rows`` as the only dynamic dimension."""
     if not isinstance(val, torch.SymInt):
         return val
     expression = val.node.expr
@@ -134,5 +134,5 @@ def number(val: Any, rows: int) -> Any:
 
 
 def in_float32(argument: Any) -> Any:
-    """A dtype among arguments as float32 where it is a float, anything else as it is."""
+    """Replaces a float dtype argument by float32; returns anything else unchanged."""
     return torch.float32 if argument in _FLOATS and isinstance(argument, torch.dtype) else argument

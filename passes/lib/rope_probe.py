@@ -1,4 +1,4 @@
-"""Rotations of queries and keys, found by computing them: spellings differ too much from model to model."""
+"""Probing of rotary embeddings: rotations are recognized by their results, in any decomposition."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch_armllm.ops.rope import reference_rope, reference_rope_table
 from torch_armllm.passes.lib.graph import aten, constant, is_op, value
 from torch_armllm.passes.lib.probe import in_float32, is_size, number
 
-MOST_NODES = 60
+MAX_NODES = 60
 _POSITIONS = (0, 1, 2, 3, 7, 33, 130, 511)
 _TOLERANCE = 2e-2
-"""Relative; models in bfloat16 round their cosines to 8 bits."""
+"""Relative tolerance; bfloat16 models round their cosines to 8 bits."""
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a part of a graph turns heads by their tokens' positions.
+    """Parameters of a rotation of heads by their tokens' positions.
 
     Attributes:
-        inv_freq: the constant with each pair's frequency.
-        scaling: factor of the turned dimensions.
+        inv_freq: the constant that holds each pair's frequency.
+        scaling: factor of the rotated dimensions.
         interleaved, unzip: as in `torch_armllm.ops.rope.rope_`.
     """
 
@@ -37,8 +37,8 @@ class Rotation:
     unzip: bool
 
 
-class Rotations:
-    """Finds rotations in one graph; layers that look the same are computed once."""
+class RotationFinder:
+    """Finds rotations in one graph; equal regions are probed once."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
@@ -48,7 +48,7 @@ class Rotations:
         self._known: dict[Any, Rotation | None] = {}
 
     def find(self, heads: Node) -> tuple[Node, Rotation] | None:
-        """What is turned to become ``heads`` of ``(1, n, T, size)``, as ``(1, T, n, size)``, and how."""
+        """Returns the input ``(1, T, n, size)`` and the rotation that yield ``heads`` ``(1, n, T, size)``."""
         region = self._region(heads)
         if region is None:
             return None
@@ -60,29 +60,34 @@ class Rotations:
         return None if rotation is None else (entry, rotation)
 
     def _depends_on_positions(self) -> set[Node]:
-        """What is computed from positions and constants alone."""
-        found: set[Node] = set()
+        """Returns the nodes that depend on positions and constants only."""
+        positional: set[Node] = set()
         for node in self.module.graph.nodes:
             if node.op == "placeholder" and node.name == "position_ids":
-                found.add(node)
+                positional.add(node)
             elif node.op == "call_function" and isinstance(node.meta.get("val"), (Tensor, tuple, list)):
                 inputs = [n for n in node.all_input_nodes if n.op != "get_attr" and not is_size(n)]
-                # What has no row a token depends on the longest of them: frequencies that change with length.
-                if inputs and _by_token(node) and all(n in found for n in inputs):
-                    found.add(node)
-        return found
+                # Without a token dimension, a node depends on the longest sequence (dynamic frequencies).
+                if inputs and _has_token_dim(node) and all(n in positional for n in inputs):
+                    positional.add(node)
+        return positional
 
     def _region(self, heads: Node) -> tuple[Node, list[Node]] | None:
-        """The nodes between ``heads`` and the one tensor, laid out by token, that they make it of."""
+        """Returns the single input of ``heads``, laid out by token, and the nodes between them."""
         count, length, size = value(heads).shape[1:]
-        wanted = (1, length, count, size)
+        entry_shape = (1, length, count, size)
         nodes: set[Node] = set()
         pending = {heads}
-        turned = False
-        while pending and len(nodes) < MOST_NODES:
+        has_rotation = False
+        while pending and len(nodes) < MAX_NODES:
             last = max(pending, key=self._order.__getitem__)
-            made = last.meta.get("val")
-            if turned and len(pending) == 1 and isinstance(made, Tensor) and tuple(made.shape) == wanted:
+            result = last.meta.get("val")
+            if (
+                has_rotation
+                and len(pending) == 1
+                and isinstance(result, Tensor)
+                and tuple(result.shape) == entry_shape
+            ):
                 if all(user in nodes for user in last.users):
                     return last, sorted(nodes, key=self._order.__getitem__)
                 return None
@@ -92,7 +97,7 @@ class Rotations:
             nodes.add(last)
             for source in last.all_input_nodes:
                 if source in self._positional:
-                    turned = True
+                    has_rotation = True
                 elif source.op != "get_attr" and not is_size(source):
                     pending.add(source)
         return None
@@ -108,7 +113,7 @@ class Rotations:
         )
 
     def _sample(self, node: Node) -> Any:
-        """What a node that depends on positions alone gives for some."""
+        """Evaluates a node that depends on positions only, at the sample positions."""
         if node not in self._sampled:
             if node.op == "placeholder":
                 self._sampled[node] = torch.tensor(_POSITIONS)[None]
@@ -139,19 +144,19 @@ class Rotations:
         try:
             for node in nodes:
                 known[node] = self._run(node, known)
-        except Exception:  # noqa: BLE001 - what cannot be run on a few tokens is no rotation
+        except Exception:  # noqa: BLE001 - a region that cannot run on a few tokens is no rotation
             return None
-        turned = known[heads].transpose(1, 2)
+        rotated = known[heads].transpose(1, 2)
         angles = self._angles(nodes)
         factors = {a for n in angles if is_op(n, aten.mul.Tensor) for a in n.args if isinstance(a, float)}
         for candidate in self._frequencies(angles, int(size) // 2):
-            found = _explain(self.module, x, turned, candidate, factors | {1.0})
-            if found is not None:
-                return found
+            rotation = _fit_rotation(self.module, x, rotated, candidate, factors | {1.0})
+            if rotation is not None:
+                return rotation
         return None
 
     def _angles(self, nodes: list[Node]) -> list[Node]:
-        """The positional side of a region."""
+        """Returns the nodes that compute a region's angles."""
         seen: dict[Node, None] = {}
         pending = [s for n in nodes for s in n.all_input_nodes if s in self._positional]
         while pending:
@@ -161,39 +166,39 @@ class Rotations:
                 pending += [s for s in node.all_input_nodes if constant(self.module, s) is None]
         return list(seen)
 
-    def _frequencies(self, angles: list[Node], most: int) -> Iterable[Node]:
-        """Constants that the positional side multiplies by, which may be frequencies."""
+    def _frequencies(self, angles: list[Node], max_numel: int) -> Iterable[Node]:
+        """Yields constants that the angles depend on, which may be frequencies."""
         for node in dict.fromkeys(s for n in angles for s in n.all_input_nodes):
             tensor = constant(self.module, node)
-            if tensor is not None and tensor.is_floating_point() and 0 < tensor.numel() <= most:
+            if tensor is not None and tensor.is_floating_point() and 0 < tensor.numel() <= max_numel:
                 yield node
 
 
-def _explain(
-    module: fx.GraphModule, x: Tensor, turned: Tensor, frequencies: Node, factors: set[float]
+def _fit_rotation(
+    module: fx.GraphModule, x: Tensor, rotated: Tensor, frequencies: Node, factors: set[float]
 ) -> Rotation | None:
-    """The rotation by these frequencies that makes ``turned`` of ``x``, if one does."""
+    """Returns the rotation by these frequencies that maps ``x`` to ``rotated``; None if there is none."""
     tensor = constant(module, frequencies)
     assert tensor is not None
     inv_freq = tensor.float().flatten()
     rotary = 2 * inv_freq.numel()
     positions = torch.tensor(_POSITIONS)
     # a rotation keeps lengths, so they show the scaling
-    measured = float(turned[..., :rotary].norm() / x[..., :rotary].norm())
+    measured = float(rotated[..., :rotary].norm() / x[..., :rotary].norm())
     scaling = min(factors, key=lambda factor: abs(factor - measured))
     if abs(scaling - measured) > _TOLERANCE * measured:
         return None
     cos, sin = reference_rope_table(positions, inv_freq, scaling)
     for interleaved, unzip in ((False, False), (True, False), (True, True)):
         expected = reference_rope(x, cos, sin, interleaved, unzip)
-        if float((expected - turned).abs().max()) < _TOLERANCE * float(x.abs().max()):
+        if float((expected - rotated).abs().max()) < _TOLERANCE * float(x.abs().max()):
             return Rotation(frequencies, scaling, interleaved, unzip)
     return None
 
 
-def _by_token(node: Node) -> bool:
-    made = node.meta["val"]
-    parts = made if isinstance(made, (tuple, list)) else [made]
+def _has_token_dim(node: Node) -> bool:
+    result = node.meta["val"]
+    parts = result if isinstance(result, (tuple, list)) else [result]
     return all(any(isinstance(s, torch.SymInt) for s in part.shape) for part in parts)
 
 

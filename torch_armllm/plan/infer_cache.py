@@ -10,7 +10,7 @@ from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
 from torch_armllm.passes.lib.cache_layout import CacheLayout
 from torch_armllm.passes.lib.graph import is_op, value
-from torch_armllm.passes.mla import find_latent, why_not_absorbed
+from torch_armllm.passes.mla import find_latent_attention, not_absorbed_reason
 
 
 def cache_shape_of(
@@ -38,15 +38,15 @@ def cache_shape_of(
     groups = tuple(CacheShape(layout.count(i), *sizes, cache_dtype) for i, sizes in enumerate(layout.sizes))
     if layout.uniform:
         return groups[0]
-    return MixedShape(groups, tuple(layout.places[layer] for layer in sorted(layout.places)))
+    return MixedShape(groups, tuple(layout.positions[layer] for layer in sorted(layout.positions)))
 
 
 def _latent_shape(base: nn.Module, module: fx.GraphModule, dtype: torch.dtype | None) -> LatentShape | None:
     """Returns the shape of a cache of latents; None if the model has no latent attention."""
     if not any(is_latent_attention(part) for part in base.modules()):
         return None
-    attentions = find_latent(module)
-    reason = why_not_absorbed(module) if attentions else "it expands its latents in an unknown way"
+    attentions = find_latent_attention(module)
+    reason = not_absorbed_reason(module) if attentions else "it expands its latents in an unknown way"
     if reason is not None:
         raise CaptureError(reason)
     layers = {latent.attention.args[3]: latent for latent in attentions}

@@ -1,0 +1,62 @@
+"""Inputs of a step on a paged cache, which the attention passes add to a graph.
+
+The inputs are the same for all layers:
+
+    slots        int64 (T)       destination of keys and values: block · block_size + offset; negative: none
+    block_table  int32 (B, n)    blocks of each sequence
+    query_start  int32 (B + 1)   first packed token of each sequence
+    seq_lens     int32 (B)       length of each sequence after this step
+    max_seq_len  int             the largest of them
+    k_cache      (layers, …), as torch_armllm.ops.attention.new_kv_cache allocates it
+    v_cache
+    k_scales     likewise, if the cache is int8
+    v_scales
+    k_cache_1 …  likewise for further groups of layers, if layers differ in shape
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.graph import fake_mode
+
+BLOCK_SIZE = 32
+
+
+def add_paged_inputs(
+    module: fx.GraphModule, near: Node, tokens: Any, caches: dict[str, tuple[torch.dtype, tuple[Any, ...]]]
+) -> dict[str, Node]:
+    """Adds the inputs of a paged step to a graph.
+
+    Args:
+        module: the graph's module.
+        near: a node at or after a node with a fake tensor.
+        tokens: symbolic number of tokens.
+        caches: dtype and shape of each cache tensor by name.
+    """
+    graph = module.graph
+    mode = fake_mode(near)
+    shapes: dict[str, tuple[torch.dtype, tuple[Any, ...]] | None] = {
+        "slots": (torch.int64, (tokens,)),
+        "block_table": (torch.int32, (2, 4)),
+        "query_start": (torch.int32, (3,)),
+        "seq_lens": (torch.int32, (2,)),
+        "max_seq_len": None,
+        **caches,
+    }
+    inputs: dict[str, Node] = {}
+    after = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    for name, tensor in shapes.items():
+        with graph.inserting_after(after):
+            node = graph.placeholder(name)
+        if tensor is None:
+            node.meta["val"] = 64
+        else:
+            with mode:
+                node.meta["val"] = torch.empty(tensor[1], dtype=tensor[0])
+        inputs[name] = after = node
+    return inputs

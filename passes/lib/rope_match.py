@@ -1,0 +1,193 @@
+"""Pattern matching of rotary embeddings, and their angle tables."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.graph import (
+    CONVERSIONS,
+    aten,
+    call,
+    constant,
+    is_op,
+    new_constant,
+    strip,
+    value,
+)
+from torch_armllm.passes.lib.rope_probe import Rotation
+
+
+@dataclass
+class RopeMatch:
+    """A matched rotation: its input and its angles."""
+
+    x: Node
+    """Before rotation, ``(1, T, heads, head_size)``."""
+    cos: Node
+    sin: Node
+    halved: bool = False
+    """True if cos and sin hold each angle once instead of twice."""
+
+
+def is_rotate_half(node: Any, x: Node) -> bool:
+    """True if ``node`` is ``cat([-x[..., h:], x[..., :h]])``."""
+    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2:
+        return False
+    negated, first = node.args[0]
+    half = value(x).shape[-1] // 2
+    if not (is_op(negated, aten.neg.default) and is_op(first, aten.slice.Tensor)):
+        return False
+    second = negated.args[0]
+    return (
+        is_op(second, aten.slice.Tensor)
+        and second.args[0] is x
+        and first.args[0] is x
+        and second.args[2] == half
+        and first.args[2] == 0
+        and first.args[3] == half
+    )
+
+
+def product_factors(node: Any, op: Any) -> tuple[Any, ...]:
+    """Returns the four factors of ``a·b ± c·d``; empty if the node has another form."""
+    if not is_op(node, op) or not all(is_op(side, aten.mul.Tensor) for side in node.args[:2]):
+        return ()
+    return (*node.args[0].args[:2], *node.args[1].args[:2])
+
+
+def _match_halves(node: Any) -> RopeMatch | None:
+    """Matches ``cat([a·cos − b·sin, b·cos + a·sin])`` of the halves a and b, as in gpt-oss."""
+    if not is_op(node, aten.cat.default) or len(node.args[0]) != 2 or node.args[1:] not in ((-1,), (3,)):
+        return None
+    first, second = (
+        product_factors(node.args[0][0], aten.sub.Tensor),
+        product_factors(node.args[0][1], aten.add.Tensor),
+    )
+    if not first or not second:
+        return None
+    a, cos, b, sin = first
+    if second != (b, cos, a, sin) or not (is_op(a, operator.getitem) and is_op(b, operator.getitem)):
+        return None
+    halves: Any = a.args[0]
+    if b.args[0] is not halves or (a.args[1], b.args[1]) != (0, 1):
+        return None
+    if not is_op(halves, aten.chunk.default) or halves.args[1:] not in ((2, -1), (2, 3)):
+        return None
+    x = halves.args[0]
+    if not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
+        return None
+    if not (is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default)):
+        return None
+    return RopeMatch(x.args[0], cos.args[0], sin.args[0], halved=True)
+
+
+def match_rope(node: Any) -> RopeMatch | None:
+    """Matches ``x·cos + rotate_half(x)·sin`` or its form on halves; None if neither fits."""
+    if not is_op(node, aten.add.Tensor):
+        return _match_halves(node)
+    for cos_term, sin_term in (node.args[:2], node.args[1::-1]):
+        if not (is_op(cos_term, aten.mul.Tensor) and is_op(sin_term, aten.mul.Tensor)):
+            continue
+        x, cos = cos_term.args[:2]
+        rotated, sin = sin_term.args[:2]
+        if not is_rotate_half(rotated, x) or not is_op(x, aten.transpose.int) or x.args[1:] != (1, 2):
+            continue
+        if is_op(cos, aten.unsqueeze.default) and is_op(sin, aten.unsqueeze.default):
+            return RopeMatch(x.args[0], cos.args[0], sin.args[0])
+    return None
+
+
+@dataclass
+class _RopeAngles:
+    positions: Node
+    inv_freq: torch.Tensor
+    scaling: float
+
+
+def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) -> _RopeAngles | None:
+    """Matches ``cos(cat([f, f])) · s`` or ``cos(f) · s`` with ``f = positions · inv_freq``; likewise sin."""
+    angles = []
+    for node, function in ((cos, aten.cos.default), (sin, aten.sin.default)):
+        node, scaling = strip(node, *CONVERSIONS), 1.0
+        if is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float):
+            node, scaling = node.args[0], node.args[1]
+        if not is_op(node, function) or is_op(node.args[0], aten.cat.default) == halved:
+            return None
+        angles.append((node.args[0], scaling))
+    if angles[0] != angles[1]:
+        return None
+    angle, scaling = angles[0]
+    if not halved:
+        if len(angle.args[0]) != 2 or angle.args[0][0] is not angle.args[0][1]:
+            return None
+        angle = angle.args[0][0]
+    if not is_op(angle, aten.mul.Tensor):
+        return None
+    positions, frequencies = (
+        strip(a, *CONVERSIONS, aten.unsqueeze, aten.expand, aten.view) for a in angle.args[:2]
+    )
+    inv_freq = constant(module, frequencies)
+    if (
+        inv_freq is None
+        or inv_freq.dim() != 1
+        or not isinstance(positions, Node)
+        or positions.op != "placeholder"
+    ):
+        return None
+    return _RopeAngles(positions, inv_freq.float().contiguous(), scaling)
+
+
+class RopeTables:
+    """Angle tables of a graph, each inserted once, before its first use."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self._tables: dict[Any, tuple[Node, Node]] = {}
+
+    def get(self, match: RopeMatch, before: Node) -> tuple[Node, Node]:
+        """Returns cosines and sines of a rotation, float32 ``(T, half)``."""
+        if (match.cos, match.sin) not in self._tables:
+            self._tables[match.cos, match.sin] = self._make(match.cos, match.sin, match.halved, before)
+        return self._tables[match.cos, match.sin]
+
+    def _make(self, cos: Node, sin: Node, halved: bool, before: Node) -> tuple[Node, Node]:
+        graph = self.module.graph
+        angles = _match_angles(self.module, cos, sin, halved)
+        if angles is None:
+            half = value(cos).shape[-1] // (1 if halved else 2)
+            with graph.inserting_before(before):
+                return self._half(cos, half), self._half(sin, half)
+        return self._table(angles, before)
+
+    def get_probed(self, rotation: Rotation, before: Node) -> tuple[Node, Node]:
+        """Returns the table of a probed rotation, whose frequencies are a constant."""
+        key = (rotation.inv_freq, rotation.scaling)
+        if key not in self._tables:
+            inv_freq = constant(self.module, rotation.inv_freq)
+            positions = [n for n in self.module.graph.nodes if n.name == "position_ids"]
+            assert inv_freq is not None and positions
+            angles = _RopeAngles(positions[0], inv_freq.float().flatten().contiguous(), rotation.scaling)
+            self._tables[key] = self._table(angles, before)
+        return self._tables[key]
+
+    def _table(self, angles: _RopeAngles, before: Node) -> tuple[Node, Node]:
+        graph = self.module.graph
+        frequencies = new_constant(self.module, before, "rope_inv_freq", angles.inv_freq)
+        with graph.inserting_before(before):
+            table = call(
+                graph, torch.ops.armllm.rope_table.default, angles.positions, frequencies, angles.scaling
+            )
+            return call(graph, operator.getitem, table, 0), call(graph, operator.getitem, table, 1)
+
+    def _half(self, angle: Node, half: int) -> Node:
+        graph = self.module.graph
+        part = call(graph, aten.slice.Tensor, angle, -1, 0, half)
+        wide = call(graph, aten.to.dtype, part, torch.float32)
+        rows = call(graph, aten.reshape.default, wide, [-1, half])
+        return call(graph, aten.contiguous.default, rows)

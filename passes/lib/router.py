@@ -1,0 +1,137 @@
+"""Recognition of routers: the part of a graph between logits and experts, as a setting of ``moe_route``.
+
+A router is recognized by its results: the region between its logits and the experts is run on random logits,
+and compared with the settings of ``moe_route``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import Node
+
+from torch_armllm.ops.moe import SCORINGS, reference_moe_route
+from torch_armllm.passes.lib.graph import aten, call, constant, new_constant, unwidened, value
+from torch_armllm.passes.lib.probe import Region, regions
+
+_ROWS = 96
+_RTOL = 1e-5
+
+
+@dataclass(frozen=True)
+class Route:
+    """A setting of ``moe_route``; ``bias`` is the node of its correction bias."""
+
+    scoring: str
+    renormalize: bool
+    scale: float = 1.0
+    bias: Node | None = None
+    groups: int = 1
+    top_k_groups: int = 1
+
+
+def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> Iterator[Route]:
+    """Yields every setting that the constants and integers of a router allow."""
+    numbers = region.integers()
+    grouped = [
+        (g, kept)
+        for g in sorted(numbers)
+        if 1 < g < experts and experts % g == 0
+        for kept in sorted(numbers)
+        if 0 < kept < g and kept * (experts // g) >= top_k
+    ]
+    for scoring, bias, (groups, kept) in product(SCORINGS, [None, *biases], [(1, 1), *grouped]):
+        for renormalize in (False, True) if scoring != "topk_softmax" else (False,):
+            yield Route(scoring, renormalize, 1.0, bias, groups, kept)
+
+
+@cache
+def _probe(experts: int) -> Tensor:
+    """Returns random logits; half of them are low, which reveals a constant added to a sum of scores."""
+    logits = torch.randn(_ROWS, experts, generator=torch.Generator().manual_seed(0)) * 2
+    logits[_ROWS // 2 :] -= 12
+    return logits
+
+
+def _by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    order = ids.argsort(-1)
+    return weights.float().gather(-1, order), ids.gather(-1, order)
+
+
+Choice = Callable[[list[Tensor]], tuple[Tensor, Tensor]]
+"""Converts a region's results to ids and weights, ``(rows, top_k)``."""
+
+
+def recognize_router(
+    module: fx.GraphModule, results: tuple[Node, ...], experts: int, choice: Choice
+) -> tuple[Region, Route, int] | None:
+    """Returns the region that computes ``results`` from logits, the equivalent setting, and top_k."""
+    for region in regions(results):
+        entry = region.entry.meta.get("val")
+        # the entry may be (1, T, experts): it is still run on plain rows
+        if not isinstance(entry, Tensor) or entry.shape[-1] != experts or not entry.is_floating_point():
+            continue
+        setting = _setting_of(module, region, experts, choice)
+        if setting is not None:
+            return region, *setting
+    return None
+
+
+def _setting_of(
+    module: fx.GraphModule, region: Region, experts: int, choice: Choice
+) -> tuple[Route, int] | None:
+    logits = _probe(experts)
+    try:
+        ids, weights = choice(region.run(module, logits))
+    except Exception:  # noqa: BLE001 - a region that cannot run on logits is no router
+        return None
+    shapes_fit = ids.shape == weights.shape and ids.dim() == 2 and ids.shape[0] == _ROWS
+    if not shapes_fit or ids.is_floating_point() or not 0 < (top_k := ids.shape[1]) <= experts:
+        return None
+    weights, ids = _by_id(weights, ids)
+    biases = [n for n in region.constants(module) if value(n).numel() == experts]
+    for setting in _settings(region, biases, experts, top_k):
+        bias = None if setting.bias is None else constant(module, setting.bias)
+        options = (None if bias is None else bias.float().flatten(), setting.groups, setting.top_k_groups)
+        expected, expected_ids = _by_id(
+            *reference_moe_route(logits, top_k, setting.scoring, setting.renormalize, 1.0, *options)
+        )
+        if not torch.equal(ids, expected_ids):
+            continue
+        scale = float((weights.double().sum() / expected.double().sum()).item())
+        scale = round(scale, 4) if abs(scale - round(scale, 4)) < _RTOL * abs(scale) else scale
+        if scale > 0 and torch.allclose(weights, expected * scale, rtol=_RTOL, atol=0):
+            return replace(setting, scale=scale), top_k
+    return None
+
+
+def _logits(graph: fx.Graph, entry: Node) -> Node:
+    """Returns the entry as rows, without conversions to float32."""
+    entry = unwidened(entry)
+    flat = value(entry).dim() == 2
+    return entry if flat else call(graph, aten.reshape.default, entry, [-1, value(entry).shape[-1]])
+
+
+def insert_route(
+    module: fx.GraphModule, before: Node, entry: Node, route: Route, top_k: int
+) -> tuple[Node, Node]:
+    """Inserts a ``moe_route`` before a node; returns its ids and weights."""
+    graph, bias = module.graph, route.bias
+    bias_tensor = constant(module, bias)
+    if bias_tensor is not None and (bias_tensor.dtype != torch.float32 or bias_tensor.dim() != 1):
+        bias = new_constant(module, before, "correction_bias", bias_tensor.float().flatten())
+    with graph.inserting_before(before):
+        routed = call(
+            graph,
+            torch.ops.armllm.moe_route.default,
+            *(_logits(graph, entry), top_k, route.scoring, route.renormalize),
+            *(route.scale, bias, route.groups, route.top_k_groups),
+        )
+        weights = call(graph, operator.getitem, routed, 0)
+        return call(graph, operator.getitem, routed, 1), weights
