@@ -1,4 +1,4 @@
-"""Layers of one kind are exported once: the graph must be the one that exporting all of them gives."""
+"""Tests of LayerReuse: the graph must equal the export of all layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEEP: dict[str, dict[str, Any]] = {
 
 
 def _forms(captured: CapturedGraph) -> list[tuple[Any, ...]]:
-    """What the graph computes, in order, without the names of what it computes with."""
+    """Returns the graph's operations in order, without node names."""
     known: dict[Any, int] = {}
 
     def numbered(arg: Any) -> Any:
@@ -45,7 +45,7 @@ def _forms(captured: CapturedGraph) -> list[tuple[Any, ...]]:
 
 
 def _exported(model: Any) -> list[int]:
-    """Which layers compute while the model is exported, and that nothing of it stays."""
+    """Returns the exported layers; asserts that the model is restored afterwards."""
     called: list[int] = []
     folded = LayerReuse(model.base_model)
     with folded.export_once():
@@ -60,7 +60,7 @@ def _exported(model: Any) -> list[int]:
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float", "int4"])
 @pytest.mark.parametrize("family", DEEP)
-def test_graph_is_that_of_all_layers(family: str, quantized: bool) -> None:
+def test_graph_equals_the_export_of_all_layers(family: str, quantized: bool) -> None:
     model = tiny(family, **DEEP[family])
     if quantized:
         quantize(model, Recipe(importance=False))
@@ -72,7 +72,7 @@ def test_graph_is_that_of_all_layers(family: str, quantized: bool) -> None:
         assert torch.equal(got.graph_module(ids, positions), wanted.graph_module(ids, positions))
 
 
-def test_forms_are_equal_node_by_node() -> None:
+def test_graphs_are_equal_node_by_node() -> None:
     model = tiny("llama", num_hidden_layers=3)
     wanted = _forms(_export(model.base_model, IMPLEMENTATION))
     assert [f[0] for f in _forms(capture(model))] == [f[0] for f in wanted]
@@ -85,7 +85,7 @@ def test_one_layer_of_each_kind_is_exported(family: str, kinds: list[int]) -> No
     assert _exported(tiny(family, **DEEP[family])) == kinds
 
 
-def test_layers_with_settings_or_hooks_of_their_own_are_kinds_of_their_own() -> None:
+def test_layers_with_other_settings_or_hooks_are_exported_separately() -> None:
     model = tiny("llama", num_hidden_layers=4)
     model.model.layers[1].self_attn.scaling *= 2
     model.model.layers[3].mlp.register_forward_hook(lambda module, args, out: out * 2)
@@ -97,7 +97,7 @@ def test_layers_with_settings_or_hooks_of_their_own_are_kinds_of_their_own() -> 
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_shared_weights_are_exported_as_they_are() -> None:
+def test_layers_with_shared_weights_are_exported_separately() -> None:
     model = tiny("llama", num_hidden_layers=3)
     model.model.layers[2].mlp = model.model.layers[0].mlp
     ids = token_ids()
@@ -107,7 +107,7 @@ def test_shared_weights_are_exported_as_they_are() -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_compute_with_their_number_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_compute_with_layer_idx_are_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     mlp = transformers.models.llama.modeling_llama.LlamaMLP
     plain = mlp.forward
 

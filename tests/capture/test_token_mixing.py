@@ -1,4 +1,4 @@
-"""What lets tokens meet outside of attention is found before it is packed."""
+"""Tests of the detection of token mixing outside of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_armllm.capture.token_mixing import mixes_tokens
 
 
 class Body(nn.Module):
-    """Embeddings, a rotation-like use of positions, and a layer that a test chooses."""
+    """Embeddings, a rotation-like use of positions, and a given layer."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Body(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["tokenwise", "shifted", "averaged", "counted"])
-def test_tokens_that_meet_are_found(kind: str) -> None:
+def test_token_mixing_is_detected(kind: str) -> None:
     torch.manual_seed(0)
     graph = torch.fx.symbolic_trace(Body(kind))
     assert mixes_tokens(graph, 50) == (kind != "tokenwise")
@@ -39,6 +39,6 @@ def test_tokens_that_meet_are_found(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_attention_is_where_tokens_may_meet(family: str, dtype: torch.dtype) -> None:
+def test_models_mix_tokens_in_attention_only(family: str, dtype: torch.dtype) -> None:
     graph = capture(tiny(family, dtype)).graph_module
     assert not mixes_tokens(graph, 97)

@@ -1,4 +1,4 @@
-"""clean, which also is the pass for dead code."""
+"""Tests of the pass clean, which also removes dead code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_armllm.passes import clean
 from torch_armllm.passes.lib.context import PassContext
 
 
-def test_identities_and_dead_code_go() -> None:
+def test_identities_and_dead_code_are_removed() -> None:
     class Idle(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             unused = (x * 2).cumsum(-1)
@@ -28,7 +28,7 @@ def test_identities_and_dead_code_go() -> None:
     assert torch.equal(graph(x), expected)
 
 
-def test_conversions_that_round_stay() -> None:
+def test_rounding_conversions_are_kept() -> None:
     class Rounding(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.to(torch.bfloat16).to(torch.float32)
@@ -38,7 +38,7 @@ def test_conversions_that_round_stay() -> None:
     assert ops(graph) == ["to", "to"]
 
 
-def test_strided_slices_stay() -> None:
+def test_strided_slices_are_kept() -> None:
     class Even(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x[..., 0::2]
@@ -49,7 +49,7 @@ def test_strided_slices_stay() -> None:
     assert torch.equal(graph(x), x[..., 0::2])
 
 
-def test_changes_in_place_become_new_tensors_where_nobody_else_looks() -> None:
+def test_in_place_ops_on_private_tensors_become_out_of_place() -> None:
     class InPlace(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             fresh = x + 1

@@ -1,4 +1,4 @@
-"""Constants are computed once, spellings of GELU and norms recognized, norms moved in front of transposes."""
+"""Tests of the passes fold_constants, gelu, norm and norm_before_transpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_armllm.passes.lib.context import PassContext
 
 
 class Spelt(nn.Module):
-    """GPT-2's and Phi's GELU, a LayerNorm without bias, and one whose weight is stored less one."""
+    """GPT-2's and Phi's GELU, a LayerNorm without bias, and an RMSNorm with the weight ``1 + w``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Spelt(nn.Module):
         return apart * scale * self.weight
 
 
-def test_spellings_become_ops() -> None:
+def test_decomposed_gelu_and_norms_become_ops() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 5, 16)
     graph = export(Spelt(), x)
@@ -41,7 +41,7 @@ def test_spellings_become_ops() -> None:
 
 
 class Learned(nn.Module):
-    """OPT's positions, which begin at 2, and a norm behind a transpose."""
+    """OPT's positions, which start at 2, and a norm after a transpose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Learned(nn.Module):
         return self.norm(x)
 
 
-def test_positions_are_looked_up_from_where_they_begin() -> None:
+def test_position_offset_is_folded_into_the_table() -> None:
     positions = torch.tensor([[0, 5, 17]])
     graph = export(Learned(), positions)
     expected = graph(positions)

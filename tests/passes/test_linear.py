@@ -1,4 +1,4 @@
-"""gated, qkv and dense: what the passes make of linear layers."""
+"""Tests of the passes gated_mlp, qkv and dense_linear."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_float_gate_and_up_become_gated_act() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_siblings_become_one_layer(bias: bool) -> None:
+def test_layers_with_the_same_input_are_merged(bias: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 5, 32)
     module = quantized(Siblings(bias))
@@ -95,7 +95,7 @@ def test_siblings_become_one_layer(bias: bool) -> None:
     assert len(moved) == 3 and len({view.untyped_storage().data_ptr() for view in moved.values()}) == 1
 
 
-def test_siblings_of_ragged_size_stay_apart() -> None:
+def test_layers_of_partial_panels_are_not_merged() -> None:
     class Ragged(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""route and attention, and all passes together, on captured models."""
+"""Tests of moe_route, attention and all passes together on captured models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAMILIES = ["llama", "mixtral", "qwen3", "qwen3_moe", "olmoe"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_captured_graph_computes_what_the_model_does(family: str) -> None:
+def test_captured_graph_equals_the_model(family: str) -> None:
     model = tiny(family)
     graph = capture(model).graph_module
     ids = token_ids(1, 9)
@@ -95,7 +95,7 @@ def test_attention_becomes_paged() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_quantized_model_ends_up_in_fused_ops_alone(family: str) -> None:
+def test_a_quantized_model_has_fused_ops_only(family: str) -> None:
     model = tiny(family)
     quantize(model, progress=False)
     graph = capture(model).graph_module

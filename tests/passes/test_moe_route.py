@@ -1,4 +1,4 @@
-"""route: whatever a router's spelling, what it computes is fused, and what `moe_route` cannot do stays."""
+"""Tests of the pass moe_route: equivalent routers are fused, all others are not changed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def softmax(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def renormalized(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Mixtral, Qwen3; the division is done in place."""
+    """Mixtral, Qwen3; the division is in place."""
     weights, ids = torch.topk(F.softmax(logits.float(), dim=-1), TOP_K, dim=-1)
     weights /= weights.sum(dim=-1, keepdim=True)
     return weights.to(logits.dtype), ids
 
 
 def scattered(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights written into a row of all experts, and read back."""
+    """Weights are scattered to a row of all experts, and gathered again."""
     weights, ids = torch.topk(F.softmax(logits.float(), dim=-1), TOP_K, dim=-1)
     row = torch.zeros_like(logits).scatter_(1, ids, weights)
     return row.gather(1, ids) * 0.5, ids
@@ -91,19 +91,19 @@ def sigmoid_of_the_best(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def corrected_logits(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Chosen by logits and a bias, weighed by sigmoids."""
+    """Selection by logits and a bias, weights by sigmoids."""
     ids = torch.topk(logits + bias, TOP_K, dim=-1)[1]
     return logits.gather(1, ids).sigmoid(), ids
 
 
 def scaled_by_expert(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Gemma 4: every expert has a factor of its own."""
+    """Gemma 4: one factor per expert."""
     weights, ids = renormalized(logits, bias)
     return weights * bias[ids], ids
 
 
 def with_a_floor(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """LFM2: a floor of the sum that shows where all scores are low."""
+    """LFM2: a constant added to the sum, visible if all scores are low."""
     weights, ids = torch.topk(logits.sigmoid(), TOP_K, dim=-1)
     return weights / (weights.sum(dim=-1, keepdim=True) + 1e-6), ids
 
@@ -127,7 +127,7 @@ KNOWN: dict[Router, tuple[object, ...]] = {
 
 
 class Layer(nn.Module):
-    """A router in front of small experts, on tokens (1, T, 16)."""
+    """A router and small experts, on tokens (1, T, 16)."""
 
     def __init__(self, router: Router, read_logits: bool = False) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def captured(module: nn.Module) -> tuple[torch.fx.GraphModule, Tensor]:
 
 
 @pytest.mark.parametrize("router", KNOWN, ids=lambda router: router.__name__)
-def test_routers_are_recognized_by_what_they_compute(router: Router) -> None:
+def test_equivalent_routers_are_recognized(router: Router) -> None:
     graph, x = captured(Layer(router))
     expected = graph(x)
     assert moe_route.run(graph, PassContext()) == 1
@@ -177,7 +177,7 @@ def test_routers_are_recognized_by_what_they_compute(router: Router) -> None:
 @pytest.mark.parametrize(
     "router", [corrected_logits, scaled_by_expert, with_a_floor, worst], ids=lambda router: router.__name__
 )
-def test_others_keep_their_own_code(router: Router) -> None:
+def test_other_routers_are_not_changed(router: Router) -> None:
     graph, x = captured(Layer(router))
     before, expected = ops(graph), graph(x)
     assert moe_route.run(graph, PassContext()) == 0
@@ -186,7 +186,7 @@ def test_others_keep_their_own_code(router: Router) -> None:
     assert torch.equal(graph(x), expected)
 
 
-def test_logits_that_are_read_elsewhere_stay() -> None:
+def test_logits_with_other_readers_are_kept() -> None:
     graph, x = captured(Layer(grouped_sigmoid, read_logits=True))
     expected = graph(x)
     assert moe_route.run(graph, PassContext()) == 1
@@ -196,7 +196,7 @@ def test_logits_that_are_read_elsewhere_stay() -> None:
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_scores_that_are_read_elsewhere_stay() -> None:
+def test_scores_with_other_readers_are_kept() -> None:
     class Probabilities(Layer):
         def forward(self, x: Tensor) -> Tensor:
             flat = x.view(-1, 16)
@@ -215,8 +215,8 @@ def test_scores_that_are_read_elsewhere_stay() -> None:
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_correction_bias_of_another_shape_and_type() -> None:
-    """ERNIE 4.5 keeps (1, experts), and what is cast to bfloat16 is bfloat16."""
+def test_correction_bias_of_other_shape_and_dtype() -> None:
+    """ERNIE 4.5's bias has the shape (1, experts), and is bfloat16 in a bfloat16 model."""
     layer = Layer(lambda logits, bias: corrected_softmax(logits, bias.squeeze()))
     layer.bias = layer.bias[None].bfloat16()
     graph, x = captured(layer)
@@ -228,7 +228,7 @@ def test_a_correction_bias_of_another_shape_and_type() -> None:
     torch.testing.assert_close(graph(x), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_router_of_float32_in_a_model_of_sixteen_bits_is_one_layer() -> None:
+def test_float32_router_in_a_16_bit_model_is_one_layer() -> None:
     class Wide(Layer):
         def forward(self, x: Tensor) -> Tensor:
             flat = x.view(-1, 16)

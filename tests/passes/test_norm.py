@@ -1,4 +1,4 @@
-"""norm and add_norm."""
+"""Tests of the passes norm and add_norm."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_rms_norm_is_recognized(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_by_a_power_and_without_weights_are_recognized(dtype: torch.dtype) -> None:
+def test_norms_with_pow_and_without_weights_are_recognized(dtype: torch.dtype) -> None:
     class Power(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             wide = x.float()
@@ -77,7 +77,7 @@ def test_torch_norms_are_recognized() -> None:
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_something_else_is_left_alone() -> None:
+def test_other_expressions_are_not_changed() -> None:
     class Halved(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-5)
@@ -125,7 +125,7 @@ def test_broadcast_add_is_not_fused() -> None:
     assert add_norm.run(graph, PassContext()) == 0
 
 
-def test_norms_may_share_a_weight() -> None:
+def test_norms_that_share_a_weight_are_fused() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()

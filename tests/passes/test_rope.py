@@ -1,4 +1,4 @@
-"""rope: the rotation of queries and keys, and the table of angles."""
+"""Tests of the pass rope: rotation of queries and keys, and angle tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rotate_half(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Two heads of 8 with rotary embeddings, in front of the marker op."""
+    """Two heads of 8 elements with rotary embeddings, before the marker op."""
 
     def __init__(self, own_angles: bool, scaling: float = 1.0) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_rotation_with_known_angles() -> None:
 
 
 class HalvedAttention(Attention):
-    """gpt-oss: angles stand once, and the halves of a head are turned one by one."""
+    """gpt-oss: each angle is stored once, and the halves of a head are rotated separately."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         freqs = positions[..., None].float() * self.inv_freq
@@ -75,7 +75,7 @@ class HalvedAttention(Attention):
         return torch.ops.armllm.attention(*turned, v, 0, 0.3, 0, 0.0, None)
 
 
-def test_rotation_of_halves() -> None:
+def test_rotation_of_separate_halves() -> None:
     torch.manual_seed(0)
     for own_angles in (True, False):
         module = HalvedAttention(own_angles, 1.25)
@@ -91,12 +91,12 @@ def test_rotation_of_halves() -> None:
         torch.testing.assert_close(graph(x, positions), expected, atol=2e-5, rtol=2e-5)
 
 
-def test_rotation_with_angles_of_another_form() -> None:
+def test_rotation_with_unknown_angles() -> None:
     torch.manual_seed(0)
     check(Attention(own_angles=False), table=False)
 
 
-def test_queries_that_are_read_elsewhere_are_left_alone() -> None:
+def test_queries_with_other_readers_are_not_rotated_in_place() -> None:
     class Shared(Attention):
         def forward(self, x: Tensor, positions: Tensor) -> Tensor:
             cos, sin = (t.unsqueeze(1) for t in self.angles(positions))
@@ -112,7 +112,7 @@ def test_queries_that_are_read_elsewhere_are_left_alone() -> None:
     assert rope.run(graph, PassContext()) == 0
 
 
-def test_keys_that_two_attentions_read_are_turned_once() -> None:
+def test_keys_of_two_attentions_are_rotated_once() -> None:
     class Shared(Attention):
         def forward(self, x: Tensor, positions: Tensor) -> Tensor:
             cos, sin = (t.to(x.dtype).unsqueeze(1) for t in self.angles(positions))

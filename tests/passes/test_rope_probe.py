@@ -1,4 +1,4 @@
-"""Rotations spelled in any way become ``rope_``, and what only looks like one stays."""
+"""Tests of rope_probe: any decomposition of a rotation becomes ``rope_``, other functions do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_armllm.passes.lib.context import PassContext
 
 
 class Attention(nn.Module):
-    """Queries and keys that are turned before attention, in the way that a test chooses."""
+    """Queries and keys that are rotated before attention by a given function."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["partial", "interleaved", "unzipped", "not a rotation"])
-def test_rotations_are_found_by_what_they_compute(kind: str) -> None:
+def test_equivalent_rotations_are_recognized(kind: str) -> None:
     torch.manual_seed(0)
     q, k, positions = torch.randn(1, 5, 4, 12), torch.randn(1, 5, 2, 12), torch.tensor([[0, 3, 4, 99, 1]])
     graph = export(Attention(kind), q, k, positions)

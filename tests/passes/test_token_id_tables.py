@@ -1,4 +1,4 @@
-"""token_ids: what is computed of ids before they are looked up."""
+"""Tests of the pass token_id_tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_armllm.plan.step import StepInputs
 
 
 class Replacing(nn.Module):
-    """Ids of placeholders become the padding's, as in models of several modalities."""
+    """Replaces placeholder ids by the padding id, as multimodal models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Replacing(nn.Module):
         return self.embed(torch.where(placeholder, 0, input_ids)) + self.embed(input_ids)
 
 
-def test_a_function_of_ids_becomes_a_table() -> None:
+def test_function_of_token_ids_becomes_a_table() -> None:
     ids = torch.tensor([[3, 7, 49, 9, 0, 7]])
     graph = export(Replacing(), ids)
     expected = graph(ids)
@@ -36,7 +36,7 @@ def test_a_function_of_ids_becomes_a_table() -> None:
     assert torch.equal(graph(ids), expected)
 
 
-def test_the_table_has_an_instruction() -> None:
+def test_table_lookup_is_lowered_natively() -> None:
     ids = torch.tensor([[3, 7, 49, 9, 0, 7]])
     graph = export(Replacing(), ids)
     expected = graph(ids)
@@ -47,7 +47,7 @@ def test_the_table_has_an_instruction() -> None:
     assert torch.equal(NativePlan(lower(graph).encode()).run(step), expected[0])
 
 
-def test_what_is_counted_over_tokens_stays() -> None:
+def test_reductions_over_tokens_are_kept() -> None:
     class Counting(Replacing):
         def forward(self, input_ids: Tensor) -> Tensor:
             return self.embed((input_ids == 7).long().cumsum(-1))

@@ -1,4 +1,4 @@
-"""Every op goes through torch.compile without a break and through torch.export, for any number of tokens."""
+"""Every op supports torch.compile without graph breaks and torch.export, for any number of tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_armllm.quant.schemes.registry import scheme_named
 
 _PLAN = {"plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free"}
 NOT_COMPUTED = {"isa_select", "isa_list", "team_threads", *_PLAN}
-"""They manage the library and take or return no tensors that a graph could hold."""
+"""Ops that manage the library; they have no tensor arguments or results that a graph could hold."""
 
 
 def packed(rows: int, columns: int, scheme: str = "g32i", count: int = 1) -> Tensor:
@@ -123,7 +123,7 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "layer_end": lambda t: (torch.randn(t, 16), 0),
     "layer_repeat": lambda t: (torch.randn(t, 16), 1, 0),
 }
-"""Arguments for ``t`` tokens; those tensors that change their shape with ``t`` are dynamic."""
+"""Arguments for ``t`` tokens; tensors whose shape depends on ``t`` are dynamic."""
 
 
 def registered() -> list[str]:
@@ -132,7 +132,7 @@ def registered() -> list[str]:
 
 
 class Call(nn.Module):
-    """One op; tensors come as inputs, everything else is fixed.  Returns results and what the op wrote."""
+    """One op with tensors as inputs and all other arguments fixed; returns results and written tensors."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_every_op_has_a_case() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_compile_makes_one_graph_for_any_number_of_tokens(name: str) -> None:
+def test_compile_creates_one_graph_for_all_token_counts(name: str) -> None:
     torch._dynamo.reset()
     graphs: list[fx.GraphModule] = []
 
@@ -189,7 +189,7 @@ def test_compile_makes_one_graph_for_any_number_of_tokens(name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_export_gives_a_program_for_any_number_of_tokens(name: str) -> None:
+def test_export_creates_a_program_for_all_token_counts(name: str) -> None:
     call, inputs = make(name, 5)
     other = make(name, 9)[1]
     dynamic = tuple(

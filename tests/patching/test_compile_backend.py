@@ -1,4 +1,4 @@
-"""torch.compile(model, backend=backend.armllm)."""
+"""Tests of torch.compile(model, backend="armllm")."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_armllm.quant.inplace import quantize
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
-    """The graphs that the backend makes in a test."""
+    """The graphs that the backend creates during a test."""
     made: list[fx.GraphModule] = []
     run = compile_backend.run_passes
 
@@ -32,7 +32,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
 
 
 @pytest.mark.parametrize("quantized", [False, True])
-def test_a_compiled_model_runs_fused_ops_and_gives_the_same(
+def test_compiled_model_runs_fused_ops_with_equal_results(
     graphs: list[fx.GraphModule], quantized: bool
 ) -> None:
     model = tiny("llama")
@@ -69,7 +69,7 @@ def test_float_weights_are_quantized_on_request(graphs: list[fx.GraphModule]) ->
     assert not used["aten.linear.default"]
 
 
-def test_a_new_length_gives_the_right_answer() -> None:
+def test_compiled_model_accepts_a_new_length() -> None:
     torch._dynamo.reset()
     model = tiny("mixtral")
     compiled = torch.compile(model, backend=compile_backend.armllm)
@@ -80,7 +80,7 @@ def test_a_new_length_gives_the_right_answer() -> None:
             torch.testing.assert_close(got, model(ids, use_cache=False).logits, atol=2e-3, rtol=2e-3)
 
 
-def test_gradients_go_through_the_graph_as_it_was(graphs: list[fx.GraphModule]) -> None:
+def test_graphs_with_gradients_are_not_changed(graphs: list[fx.GraphModule]) -> None:
     layer = torch.nn.Linear(8, 8)
     compiled = torch.compile(layer, backend=compile_backend.armllm)
     compiled(torch.randn(2, 8)).sum().backward()
@@ -88,13 +88,13 @@ def test_gradients_go_through_the_graph_as_it_was(graphs: list[fx.GraphModule]) 
     assert not graphs
 
 
-def test_an_installed_package_is_found_by_name() -> None:
+def test_installed_package_registers_the_backend() -> None:
     if not any(e.name == "armllm" for e in entry_points(group="torch_dynamo_backends")):
         pytest.skip("torch_armllm runs from a checkout that is not installed")
     assert lookup_backend("armllm") is compile_backend.armllm
 
 
-def test_unknown_options_are_refused() -> None:
+def test_unknown_options_raise() -> None:
     graph = fx.symbolic_trace(torch.nn.Identity())
     with pytest.raises(ValueError, match="speed"):
         compile_backend.armllm(graph, [], speed=1)

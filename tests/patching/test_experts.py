@@ -1,4 +1,4 @@
-"""Experts of every layout: quantized, captured, and left alone with a reason where no op computes them."""
+"""Experts of every layout: quantized and captured, or not changed and reported if no op supports them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EXPERTS, HIDDEN, INNER = 4, 64, 48
 
 
 class Config:
-    """What the decorator asks of a configuration."""
+    """The configuration fields that the decorator reads."""
 
     _experts_implementation = "eager"
 
 
 class Base(nn.Module):
-    """Experts whose layout the subclasses choose; the forward is what transformers makes of the flags."""
+    """Experts whose layout the subclasses define; the forward follows transformers' flags."""
 
     transposed = biased = False
     gated = True
@@ -105,7 +105,7 @@ class Ungated(Base):
 
 @use_experts_implementation
 class OtherGate(Base):
-    """A gate that no op knows."""
+    """A gate that no op supports."""
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -114,7 +114,7 @@ class OtherGate(Base):
 
 @use_experts_implementation
 class OtherAlpha(Base):
-    """gpt-oss' gate but for a number."""
+    """gpt-oss' gate with another constant."""
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -123,7 +123,7 @@ class OtherAlpha(Base):
 
 
 class Batched(nn.Module):
-    """Llama 4: rows for every expert, one expert's behind the other's; on no interface."""
+    """Llama 4: batched rows, one expert after the other; without transformers' interface."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_layouts_are_recognized_and_computed(kind: type[Base]) -> None:
 
 
 @pytest.mark.parametrize("kind", [OtherGate, OtherAlpha], ids=lambda kind: kind.__name__)
-def test_unknown_gates_stay_on_the_path_of_transformers(kind: type[Base]) -> None:
+def test_unknown_activations_run_as_in_transformers(kind: type[Base]) -> None:
     module = kind(Config())
     (record,) = quantize(nn.ModuleDict({"experts": module}), Recipe(importance=False), progress=False)
     assert record.reason == "its activation has no fused op"
@@ -187,7 +187,7 @@ def test_unknown_gates_stay_on_the_path_of_transformers(kind: type[Base]) -> Non
         torch.testing.assert_close(experts_function(module, *inputs()), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_experts_with_rows_of_their_own() -> None:
+def test_batched_experts() -> None:
     module, x = Batched(), inputs(EXPERTS * 5)[0]
     layout = read_layout(module)
     assert not isinstance(layout, str)
@@ -200,7 +200,7 @@ def test_experts_with_rows_of_their_own() -> None:
     assert float((got - expected).detach().norm() / expected.detach().norm()) < 0.25
 
 
-def test_other_stacks_of_weights_are_left_alone() -> None:
+def test_other_stacked_weights_are_not_experts() -> None:
     class Sum(Batched):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x) + x
@@ -211,8 +211,8 @@ def test_other_stacks_of_weights_are_left_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch_armllm")
 @torch.no_grad()
-def test_experts_that_see_every_token_see_the_chosen_ones_alone() -> None:
-    """Llama 4: scores scale what goes in.  Its attention is in chunks, left to the modules."""
+def test_dense_experts_compute_the_chosen_tokens_only() -> None:
+    """Llama 4: scores scale the input.  Its chunked attention runs by the modules."""
     sizes = {"head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 16}
     torch.manual_seed(0)
     model = Llama4ForCausalLM(Llama4TextConfig(**{**COMMON, **sizes, "moe_layers": [1]})).eval()

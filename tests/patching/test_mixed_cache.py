@@ -1,4 +1,4 @@
-"""Models whose layers keep keys and values of different shapes, or read those of other layers."""
+"""Models whose layers have keys and values of different shapes, or share those of other layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def by_the_plan(recwarn: pytest.WarningsRecorder) -> Any:
     assert all("output_hidden_states" in message for message in unserved)
 
 
-def test_layers_that_share_keys_and_values_take_no_memory() -> None:
+def test_layers_that_share_keys_and_values_need_no_memory() -> None:
     model = tiny_model("gemma4_text")
     report = torch_armllm.patch(model, None, progress=False)
     shape = cache_of(model)
@@ -43,14 +43,14 @@ def test_layers_that_share_keys_and_values_take_no_memory() -> None:
     assert report.kv_bytes == 2 * (2 * 16 + 32) * 4
 
 
-def test_layers_with_other_numbers_of_heads_lie_in_groups() -> None:
+def test_layers_with_different_head_counts_form_groups() -> None:
     model = tiny_model("mimo_v2_flash", head_dim=32, v_head_dim=16, num_key_value_heads=1)
     torch_armllm.patch(model, None, progress=False)
     shape = cache_of(model)
     assert {(g.kv_heads, g.head_size, g.value_size) for g in shape.groups} == {(1, 32, 16), (2, 32, 16)}
 
 
-def test_alike_layers_need_no_groups() -> None:
+def test_equal_layers_form_no_groups() -> None:
     model = tiny_model("gemma3_text")
     torch_armllm.patch(model, None, progress=False)
     assert isinstance(cache_of(model), CacheShape)
@@ -71,7 +71,7 @@ def test_plan_and_modules_share_one_cache(family: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("bfloat16", 2e-2), ("int8", 1e-1)])
-def test_every_kind_of_cache_has_groups(kind: str, bound: float) -> None:
+def test_every_cache_dtype_supports_groups(kind: str, bound: float) -> None:
     model, own, ids = tiny_model("gemma4_text"), tiny_model("gemma4_text"), tiny_ids(1, 40)
     torch_armllm.patch(model, None, kv_cache_dtype=kind, progress=False)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_beams_copy_the_blocks_of_every_group() -> None:
     assert torch.equal(model.generate(ids, **settings), own.generate(ids, **settings))
 
 
-def test_growth_keeps_every_group() -> None:
+def test_growing_a_cache_keeps_every_group() -> None:
     wide, narrow = (CacheShape(2, heads, 4, 8, torch.float32, 16) for heads in (3, 1))
     pool = BlockPool(MixedShape((wide, narrow), ((0, 0), (1, 0), (0, 1), (1, 1))), blocks=1)
     (first,) = pool.allocate(1)

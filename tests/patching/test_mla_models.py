@@ -1,4 +1,4 @@
-"""Latent attention in whole models: absorbed, on a cache of latents, against transformers' own forward."""
+"""Absorbed latent attention in whole models, compared with transformers' own forward."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def patched(family: str, quantize: str | None = None, **overrides: Any) -> tuple
 
 
 def hidden(model: Any, ids: Tensor, past: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-    """Last hidden states, and the cache."""
+    """Returns the last hidden states and the cache."""
     out = model.model(ids, past_key_values=past, attention_mask=mask, use_cache=True)
     return out.last_hidden_state, out.past_key_values
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_absorbed_is_what_transformers_computes(family: str) -> None:
+def test_absorbed_attention_equals_transformers(family: str) -> None:
     model = tiny(family)
     ids = token_ids(2, 45)
     mask = torch.ones_like(ids)
@@ -102,8 +102,8 @@ def test_absorbed_is_what_transformers_computes(family: str) -> None:
     ("family", "quantize"),
     [("deepseek_v2", None), ("youtu", None), ("deepseek_v2", "int4"), ("deepseek_v3", "int4")],
 )
-def test_chunks_and_batches_have_the_bits_of_one_prompt(family: str, quantize: str | None) -> None:
-    # float experts run by torch, whose sums depend on the batch
+def test_chunks_and_batches_are_bit_equal_to_one_prompt(family: str, quantize: str | None) -> None:
+    # float experts run by torch, whose summation order depends on the batch
     dense = {} if quantize or family == "youtu" else {"first_k_dense_replace": 2}
     model, _ = patched(family, quantize, **dense)
     ids = token_ids(2, 70)
@@ -140,7 +140,7 @@ def test_quantized_plan_agrees_with_its_modules(family: str) -> None:
 @pytest.mark.parametrize(
     "family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "axk1"]
 )
-def test_a_step_runs_as_a_native_plan(family: str) -> None:
+def test_step_runs_as_a_native_plan(family: str) -> None:
     _, report = patched(family, "int4")
     assert not report.notes
 
@@ -152,7 +152,7 @@ def test_plan_and_modules_share_one_cache(family: str) -> None:
     expected = model(ids).logits
     own = model(ids[:, :20], use_cache=True).past_key_values
     torch_armllm.patch(model, None, progress=False)
-    # what transformers' cache held goes on in the plan, and what the plan stored in the modules
+    # the plan continues from a cache of the modules, and the modules from a cache of the plan
     states = [model(ids[:, 20:30], past_key_values=own).logits]
     assert isinstance(own, PagedCache)
     states.append(model(ids[:, 30:35], past_key_values=own, output_hidden_states=True).logits)
@@ -160,7 +160,7 @@ def test_plan_and_modules_share_one_cache(family: str) -> None:
     torch.testing.assert_close(torch.cat(states, 1), expected[:, 20:], rtol=1e-4, atol=1e-4)
 
 
-def test_beams_share_latents_and_prompts_are_used_again() -> None:
+def test_beams_share_latents_and_prompts_are_reused() -> None:
     model = tiny("deepseek_v3", first_k_dense_replace=2)
     ids = token_ids(1, 20)
     settings = {"num_beams": 3, "max_new_tokens": 8, "do_sample": False}
@@ -195,7 +195,7 @@ def test_caches_of_each_dtype(name: str, tolerance: float) -> None:
     torch.testing.assert_close(found, expected[:, 30:], rtol=tolerance, atol=tolerance)
 
 
-def test_int8_latents_are_refused_and_nothing_is_done() -> None:
+def test_int8_latents_raise_and_leave_the_model_unchanged() -> None:
     model = tiny("deepseek_v2")
     with pytest.raises(ValueError, match="caches latents, which are not stored as int8"):
         torch_armllm.patch(model, progress=False, kv_cache_dtype="int8")
@@ -231,7 +231,7 @@ def test_without_query_compression_and_with_yarn() -> None:
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_expansion_that_computes_something_else_is_left_alone() -> None:
+def test_other_expansion_is_not_absorbed() -> None:
     model = tiny("deepseek_v2")
     ids = token_ids(1, 12)
     kind = type(model.model.layers[0].self_attn)
@@ -250,7 +250,7 @@ def test_an_expansion_that_computes_something_else_is_left_alone() -> None:
         torch.testing.assert_close(model(ids).logits, expected)
 
 
-def test_the_graph_before_and_after() -> None:
+def test_graph_before_and_after_absorption() -> None:
     model = tiny("deepseek_v3")
     captured = capture(model)
     ids, positions = token_ids(1, 11), torch.arange(11)[None]
@@ -262,6 +262,6 @@ def test_the_graph_before_and_after() -> None:
     assert context.counts["mla"] == 2
     code = captured.graph_module.code
     assert "expand_kv" not in code and "armllm.attention" not in code
-    # rotated where they lie: no copy of queries or keys is made
+    # rotated in place: queries and keys are not copied
     assert "cat" not in code.split("return")[0].replace("concat", "")
     assert "expand_kv" not in model.model.layers[0].self_attn.__dict__

@@ -1,4 +1,4 @@
-"""Models whose modules keep other things in their cache than the plan: those begin a text anew."""
+"""Models whose modules have another cache than the plan: the modules recompute the sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 16
 
 
 def sparse(patched: bool) -> Any:
-    """DeepSeek 3.2 whose indexer chooses sixteen tokens."""
+    """DeepSeek 3.2 with an indexer that selects sixteen tokens."""
     model = tiny_model("deepseek_v32", index_topk=LIMIT)
     if patched:
         report = torch_armllm.patch(model, None, progress=False)
@@ -42,12 +42,12 @@ def continued(model: Any, ids: Tensor, sizes: list[int], cache: Any, **options: 
 
 @pytest.mark.filterwarnings("ignore:torch_armllm")
 @torch.no_grad()
-def test_a_text_that_grows_too_long_goes_on_by_modules(models: tuple[Any, Any]) -> None:
+def test_sequence_beyond_the_dense_length_continues_by_modules(models: tuple[Any, Any]) -> None:
     model, own = models
     ids = tiny_ids(2, 40)
     cache = DynamicCache(config=model.config)
     got = continued(model, ids, [10, 5, 1, 1, 8, 15], cache)
-    # an indexer chooses between tokens of no weight as they come, so the steps must be those of the modules
+    # an indexer breaks ties between zero-weight tokens by their order, so the steps must be the modules'
     expected = continued(own, ids, [LIMIT, 1, 8, 15], DynamicCache(config=own.config))
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
     assert type(cache) is DynamicCache and cache.get_seq_length() == 40
@@ -55,7 +55,7 @@ def test_a_text_that_grows_too_long_goes_on_by_modules(models: tuple[Any, Any]) 
 
 @pytest.mark.filterwarnings("ignore:torch_armllm")
 @torch.no_grad()
-def test_short_texts_run_by_the_plan(models: tuple[Any, Any]) -> None:
+def test_short_sequences_run_by_the_plan(models: tuple[Any, Any]) -> None:
     model, own = models
     ids = tiny_ids(2, LIMIT)
     cache = DynamicCache(config=model.config)
@@ -65,7 +65,7 @@ def test_short_texts_run_by_the_plan(models: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch_armllm")
-def test_beams_and_padding_survive_the_change(models: tuple[Any, Any]) -> None:
+def test_beams_and_padding_survive_the_switch_to_modules(models: tuple[Any, Any]) -> None:
     model, own = models
     ids, mask = tiny_ids(2, 12), torch.ones(2, 12, dtype=torch.long)
     mask[0, :5] = 0
@@ -76,13 +76,13 @@ def test_beams_and_padding_survive_the_change(models: tuple[Any, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch_armllm")
 @torch.no_grad()
-def test_attention_that_is_called_again_has_a_cache_of_its_own() -> None:
+def test_repeated_attention_has_its_own_cache_layer() -> None:
     model, own, ids = tiny_model("diffllama"), tiny_model("diffllama"), tiny_ids(1, 30)
     assert torch_armllm.patch(model, None, progress=False).captured
     whole = own(ids).logits
     cache = DynamicCache(config=model.config)
     first = continued(model, ids[:, :20], [12, 8], cache)
     assert isinstance(cache, PagedCache)
-    # asked for what the plan does not give, the modules take over
+    # the modules run if an output is requested that the plan does not have
     last = continued(model, ids[:, 20:], [10], cache, output_hidden_states=True)
     torch.testing.assert_close(torch.cat([first, last], 1), whole, rtol=1e-3, atol=1e-3)

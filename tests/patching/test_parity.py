@@ -1,4 +1,4 @@
-"""A patched model computes what the model did, and with INT4 what a plain-PyTorch emulation of it does."""
+"""Parity of patched models: floats with the original model, INT4 with a plain-PyTorch emulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_armllm.quant.inplace import quantize
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unquantized_logits_are_the_models_own(family: str, dtype: torch.dtype) -> None:
+def test_unquantized_logits_equal_the_models(family: str, dtype: torch.dtype) -> None:
     ids = token_ids(1, 41)
     with torch.no_grad():
         expected = tiny(family, dtype)(ids).logits
@@ -28,14 +28,14 @@ def test_unquantized_logits_are_the_models_own(family: str, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma3_text", "gpt2", "phi3", "gpt_oss"])
-def test_other_families_agree_too(family: str) -> None:
+def test_other_families_match(family: str) -> None:
     ids = token_ids(1, 41)  # longer than the sliding windows
     with torch.no_grad():
         expected = tiny(family)(ids).logits
     close(chunked(patched(family, quantization=None), ids, [30, 10, 1]), expected, torch.float32)
 
 
-def test_tied_embeddings_run_natively_from_the_heads_weights() -> None:
+def test_tied_embeddings_run_natively_from_the_head_weights() -> None:
     model, ids = tiny("llama", torch.bfloat16, tie_word_embeddings=True), token_ids(1, 23)
     twin = tiny("llama", torch.bfloat16, tie_word_embeddings=True)
     quantize(twin, progress=False)
@@ -50,7 +50,7 @@ def test_tied_embeddings_run_natively_from_the_heads_weights() -> None:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
-def test_quantized_steps_run_natively_and_repeat_their_bits(family: str) -> None:
+def test_quantized_steps_run_natively_and_are_deterministic(family: str) -> None:
     model = patched(family)
     assert isinstance(model.base_model.forward.plan, NativePlan)
     ids = token_ids(1, 41)
@@ -61,7 +61,7 @@ def test_quantized_steps_run_natively_and_repeat_their_bits(family: str) -> None
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_a_row_does_not_depend_on_its_batch(family: str) -> None:
+def test_row_is_bit_equal_in_any_batch(family: str) -> None:
     model = patched(family)
     ids = token_ids(3, 19)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_a_row_does_not_depend_on_its_batch(family: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
-def test_quantized_logits_are_those_of_the_emulation(family: str, dtype: torch.dtype) -> None:
+def test_quantized_logits_match_the_emulation(family: str, dtype: torch.dtype) -> None:
     model = tiny(family, dtype)
     quantize(model, progress=False)
     ids = token_ids(1, 23)
@@ -92,14 +92,14 @@ def test_other_schemes_match_their_emulation(scheme: str) -> None:
     if scheme == "row":
         close_quantized(got, expected, torch.float32)
         return
-    # The emulation adds float sums of groups in another order: an activation may round to the next integer.
+    # the emulation adds the groups' float sums in another order: an activation may round differently
     difference = (got - expected).abs().amax(-1).flatten() / expected.abs().max()
     assert int((difference < 1e-5).sum()) >= 6
     assert float(difference.max()) < 0.02
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_every_variant_gives_the_same_bits(family: str) -> None:
+def test_all_variants_are_bit_equal(family: str) -> None:
     ids = token_ids(2, 13)
     logits = []
     for name in variants.machine().runnable:
@@ -109,7 +109,7 @@ def test_every_variant_gives_the_same_bits(family: str) -> None:
         assert torch.equal(other, logits[0])
 
 
-def test_the_number_of_threads_does_not_matter() -> None:
+def test_all_thread_counts_are_bit_equal() -> None:
     ids, before = token_ids(2, 33), torch.get_num_threads()
     logits = []
     try:

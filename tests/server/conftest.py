@@ -1,4 +1,4 @@
-"""A tiny model behind a server."""
+"""Fixtures: a tiny model, its engine and a running server."""
 
 from __future__ import annotations
 

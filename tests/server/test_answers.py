@@ -1,4 +1,4 @@
-"""What the official client gets: whole answers and streams, and everything that can be told with them."""
+"""Responses to the official OpenAI client: complete and streamed, with all optional fields."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_chat(client: OpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 6
 
 
-def test_a_stream_holds_what_the_answer_does(client: OpenAI) -> None:
+def test_stream_equals_the_complete_response(client: OpenAI) -> None:
     settings: Any = {"model": NAME, "messages": HELLO, "max_tokens": 20, "temperature": 1, "seed": 3, "n": 2}
     whole = client.chat.completions.create(**settings)
     chunks = list(
@@ -63,7 +63,7 @@ def test_a_stream_holds_what_the_answer_does(client: OpenAI) -> None:
     assert whole.choices[0].message.content != whole.choices[1].message.content
 
 
-def test_a_stream_on_the_wire(server: Live) -> None:
+def test_stream_format(server: Live) -> None:
     body = {"messages": HELLO, "max_tokens": 2, "temperature": 0, "stream": True}
     got = httpx.post(f"{server.base}/v1/chat/completions", json=body)
     assert got.headers["content-type"].startswith("text/event-stream")
@@ -91,7 +91,7 @@ def test_chat_logprobs(client: OpenAI, streamed: bool) -> None:
         best = one.top_logprobs
         assert [b.logprob for b in best] == sorted((b.logprob for b in best), reverse=True)
         assert len(best) == 3
-        assert (best[0].token, best[0].logprob) == (one.token, one.logprob)  # greedy takes the best
+        assert (best[0].token, best[0].logprob) == (one.token, one.logprob)  # greedy
         assert one.logprob < 0
         assert bytes(one.bytes or []).decode() == one.token
 
@@ -138,7 +138,7 @@ def test_echo_and_logprobs(client: OpenAI) -> None:
     assert only.choices[0].logprobs.token_logprobs == told.token_logprobs[:3]
 
 
-def test_stop_texts_and_biases(client: OpenAI) -> None:
+def test_stop_strings_and_logit_bias(client: OpenAI) -> None:
     token = 3 + ord("A") - ord("!")
     bias = {str(token): 100}
     settings: Any = {"model": NAME, "messages": HELLO, "max_tokens": 8, "temperature": 0, "logit_bias": bias}
@@ -151,7 +151,7 @@ def test_stop_texts_and_biases(client: OpenAI) -> None:
 def test_embeddings(client: OpenAI, server: Live, pooling: str) -> None:
     texts = ["hello", "goodbye", "x" * 300]
     more = {"pooling": pooling}
-    got = client.embeddings.create(model=NAME, input=texts, extra_body=more)  # base64, as the client asks
+    got = client.embeddings.create(model=NAME, input=texts, extra_body=more)  # base64, as the client requests
     plain = client.embeddings.create(model=NAME, input=texts, encoding_format="float", extra_body=more)
     for one, other in zip(got.data, plain.data, strict=True):
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
@@ -162,7 +162,7 @@ def test_embeddings(client: OpenAI, server: Live, pooling: str) -> None:
     assert len(short.embedding) == 8
 
 
-def test_texts_are_read_between_the_steps_of_others(client: OpenAI) -> None:
+def test_embeddings_run_between_engine_steps(client: OpenAI) -> None:
     text = "x" * 400
     settings: Any = {"model": NAME, "prompt": "abc", "max_tokens": 200, "temperature": 0}
     alone: Any = client.completions.create(**settings)
@@ -174,7 +174,7 @@ def test_texts_are_read_between_the_steps_of_others(client: OpenAI) -> None:
     assert vectors == [vector] * 5
 
 
-def test_eight_chats_at_once_give_what_they_give_alone(server: Live) -> None:
+def test_eight_concurrent_chats_equal_single_chats(server: Live) -> None:
     async def run() -> None:
         client = AsyncOpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
         seats = asyncio.Semaphore(8)

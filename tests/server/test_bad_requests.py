@@ -1,4 +1,4 @@
-"""Whatever a client sends: an error in OpenAI's shape that says what is wrong, and a server that goes on."""
+"""Invalid requests: an error in OpenAI's format that names the problem, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def error(got: httpx.Response, status: int) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/embeddings", "/tokenize", "/detokenize"])
-def test_what_is_no_request(http: httpx.Client, path: str, content: bytes) -> None:
+def test_malformed_requests(http: httpx.Client, path: str, content: bytes) -> None:
     error(http.post(path, content=content, headers=JSON), 400)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_what_is_no_number(http: httpx.Client, number: str) -> None:
+def test_malformed_numbers(http: httpx.Client, number: str) -> None:
     error(http.post(TEXT, content=f'{{"prompt": "a", "temperature": {number}}}', headers=JSON), 400)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_other_kinds_of_content(http: httpx.Client, kind: str) -> None:
+def test_other_content_types(http: httpx.Client, kind: str) -> None:
     error(http.post(TEXT, content=b'{"prompt": "a"}', headers={"content-type": kind}), 400)
 
 
@@ -75,7 +75,7 @@ def test_other_kinds_of_content(http: httpx.Client, kind: str) -> None:
         ("messages", [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]),
         ("model", 7),
         ("n", 0),
-        ("n", 17),  # more than the engine has seats
+        ("n", 17),  # more than max_num_seqs
         ("n", 10**30),
         ("temperature", -1),
         ("temperature", "hot"),
@@ -115,7 +115,7 @@ def test_other_kinds_of_content(http: httpx.Client, kind: str) -> None:
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-def test_wrong_values(http: httpx.Client, field: str, value: Any, streamed: bool) -> None:
+def test_invalid_chat_fields(http: httpx.Client, field: str, value: Any, streamed: bool) -> None:
     body = {"messages": HELLO, "max_tokens": 4, "stream": streamed, field: value}
     error(http.post(CHAT, json=body), 400)
 
@@ -131,7 +131,7 @@ def test_wrong_values(http: httpx.Client, field: str, value: Any, streamed: bool
         ("prompt", [-1]),
         ("prompt", [10**6]),
         ("prompt", ["a"] * 3000),
-        ("prompt", "a" * 600),  # more than the model reads
+        ("prompt", "a" * 600),  # more than max_model_len
         ("suffix", "a"),
         ("best_of", 0),
         ("best_of", 1000),
@@ -140,18 +140,18 @@ def test_wrong_values(http: httpx.Client, field: str, value: Any, streamed: bool
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-def test_wrong_values_of_completions(http: httpx.Client, field: str, value: Any, streamed: bool) -> None:
+def test_invalid_completion_fields(http: httpx.Client, field: str, value: Any, streamed: bool) -> None:
     error(http.post(TEXT, json={"prompt": "a", "max_tokens": 4, "stream": streamed, field: value}), 400)
 
 
-def test_the_best_are_not_known_before_the_end(http: httpx.Client) -> None:
+def test_best_of_cannot_stream(http: httpx.Client) -> None:
     asked = {"prompt": "a", "max_tokens": 4, "n": 2, "best_of": 4, "temperature": 1, "seed": 1}
     assert [choice["index"] for choice in http.post(TEXT, json=asked).json()["choices"]] == [0, 1]
     assert error(http.post(TEXT, json={**asked, "stream": True}), 400)["param"] == "best_of"
     assert "at least n = 2" in error(http.post(TEXT, json={**asked, "best_of": 1}), 400)["message"]
 
 
-def test_messages_say_where(http: httpx.Client) -> None:
+def test_errors_name_the_field(http: httpx.Client) -> None:
     told = error(http.post(CHAT, json={"messages": HELLO, "temperature": "hot"}), 400)
     assert (told["param"], told["type"]) == ("temperature", "invalid_request_error")
     told = error(http.post(CHAT, json={"messages": [{"role": "user", "content": "a" * 600}]}), 400)
@@ -161,11 +161,11 @@ def test_messages_say_where(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "body", [{"input": []}, {"input": ""}, {"input": [10**6]}, {"input": "a" * 600}, {"dimensions": 10**6}]
 )
-def test_wrong_embeddings(http: httpx.Client, body: dict[str, Any]) -> None:
+def test_invalid_embedding_requests(http: httpx.Client, body: dict[str, Any]) -> None:
     error(http.post("/v1/embeddings", json={"input": "a", **body}), 400)
 
 
-def test_wrong_tokens(http: httpx.Client) -> None:
+def test_invalid_token_requests(http: httpx.Client) -> None:
     error(http.post("/detokenize", json={"tokens": [10**6]}), 400)
     error(http.post("/detokenize", json={"tokens": [-1]}), 400)
     error(http.post("/tokenize", json={}), 400)
@@ -173,8 +173,8 @@ def test_wrong_tokens(http: httpx.Client) -> None:
     assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 
-def test_text_that_is_no_unicode(http: httpx.Client) -> None:
-    """JSON can hold halves of characters, which no encoder takes."""
+def test_invalid_unicode(http: httpx.Client) -> None:
+    """JSON may contain lone surrogates, which cannot be encoded."""
     for path, body in (
         (TEXT, '{"prompt": "\\ud800", "max_tokens": 1}'),
         (CHAT, '{"messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 1}'),
@@ -187,7 +187,7 @@ def test_text_that_is_no_unicode(http: httpx.Client) -> None:
         assert got.status_code in (200, 400, 404), got.text
 
 
-def test_schemas_that_are_nested_deeply(http: httpx.Client) -> None:
+def test_deeply_nested_schemas(http: httpx.Client) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(200):
         schema = {"type": "object", "properties": {"a": schema}}
@@ -196,7 +196,7 @@ def test_schemas_that_are_nested_deeply(http: httpx.Client) -> None:
     assert got.status_code in (200, 400), got.text
 
 
-def test_unknown_places_and_methods(http: httpx.Client) -> None:
+def test_unknown_routes_and_methods(http: httpx.Client) -> None:
     error(http.get("/v1/nothing"), 404)
     error(http.get(CHAT), 405)
     error(http.delete("/v1/models"), 405)
@@ -205,7 +205,7 @@ def test_unknown_places_and_methods(http: httpx.Client) -> None:
     assert (told["param"], told["code"]) == ("model", "model_not_found")
 
 
-def test_the_client_raises_its_own_errors(server: Live) -> None:
+def test_openai_client_raises_typed_errors(server: Live) -> None:
     client = openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=[{"role": "user", "content": "a"}])
@@ -213,7 +213,7 @@ def test_the_client_raises_its_own_errors(server: Live) -> None:
         client.completions.create(model=NAME, prompt="a", temperature=-1)
 
 
-def test_fields_that_are_not_known_are_left_alone(http: httpx.Client) -> None:
+def test_unknown_fields_are_ignored(http: httpx.Client) -> None:
     body = {
         "messages": HELLO,
         "max_tokens": 1,

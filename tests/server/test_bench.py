@@ -1,4 +1,4 @@
-"""The serving benchmark against our own server."""
+"""The serving benchmark with our own server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that people have: they work as they are."""
+"""Popular clients work unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_langchain_tools(server: Live) -> None:
     pytest.importorskip("llguidance", reason="demanded calls need the extra structured")
 
     def weather(city: str) -> str:
-        """Tells the weather."""
+        """Returns the weather."""
         return city
 
     model = chat_models.ChatOpenAI(
@@ -81,7 +81,7 @@ def test_curl(server: Live, tmp_path: Path) -> None:
 
 
 def test_open_webui(tiny_llm: AsyncLLM) -> None:
-    """It lists models with the key, passes streams through line by line, and stops by closing them."""
+    """Open WebUI lists models with the key, relays streams line by line, and stops by closing them."""
     keys = {"Authorization": "Bearer k"}
     with live(tiny_llm, api_keys=("k",)) as server, slowed(tiny_llm, 0.02):
         models = httpx.get(f"{server.base}/v1/models", headers=keys).json()
@@ -114,8 +114,8 @@ def test_open_webui(tiny_llm: AsyncLLM) -> None:
         until(lambda: server.idle)
 
 
-def test_open_webui_behind_a_chat(server: Live) -> None:
-    """While an answer comes, it asks for a title and tags; what a chat used is in its last event."""
+def test_open_webui_background_requests(server: Live) -> None:
+    """Open WebUI requests a title and tags during a chat; the last event holds the token usage."""
     headers = {"Content-Type": "application/json", "Authorization": "Bearer None", "X-OpenWebUI-Chat-Id": "1"}
     ask = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "stream": False}
 
@@ -151,7 +151,7 @@ def test_open_webui_behind_a_chat(server: Live) -> None:
 
 @pytest.mark.model
 def test_smollm2(smollm2_dir: Path) -> None:
-    """Eight chats at once by a model that people know: the same answers as alone."""
+    """Eight concurrent chats with a real model have the same outputs as single chats."""
     llm = AsyncLLM(str(smollm2_dir), kv_cache_memory=64 << 20, progress=False)
     try:
         with live(llm, name="smollm2") as server:

@@ -1,4 +1,4 @@
-"""What a server says of itself when an engine does not run any more."""
+"""Health of a server with a dead engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_armllm.llm.async_llm import AsyncLLM
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 
-def test_an_engine_that_ended_is_told(tiny_checkpoint: Path) -> None:
+def test_dead_engine_is_reported(tiny_checkpoint: Path) -> None:
     llm = AsyncLLM(str(tiny_checkpoint), kv_cache_memory=4 << 20, progress=False)
     with live(llm, api_keys=("k",)) as server:
         keys = {"Authorization": "Bearer k"}

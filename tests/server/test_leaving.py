@@ -1,4 +1,4 @@
-"""Clients that go away: their requests end at once, and nothing is left of them."""
+"""Disconnecting clients: their requests end at once and free everything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG: dict[str, Any] = {
     ("path", "body"),
     [(CHAT, LONG), (TEXT, {"prompt": ["a", "b", "c"], "max_tokens": 400, "ignore_eos": True})],
 )
-def test_who_leaves_frees_what_was_held(
+def test_disconnect_frees_the_request(
     server: Live, tiny_llm: AsyncLLM, path: str, body: dict[str, Any], streamed: bool
 ) -> None:
     async def leave() -> None:
@@ -46,7 +46,7 @@ def test_who_leaves_frees_what_was_held(
 
 
 async def _read(client: httpx.AsyncClient, path: str, body: dict[str, Any], most: int = 10**6) -> int:
-    """How many events came."""
+    """Returns the number of received events."""
     count = 0
     async with client.stream("POST", path, json=body, timeout=60) as got:
         async for line in got.aiter_lines():
@@ -56,8 +56,8 @@ async def _read(client: httpx.AsyncClient, path: str, body: dict[str, Any], most
     return count
 
 
-def test_many_who_leave_at_any_time(server: Live) -> None:
-    """Some wait to the end, some leave in the stream, some before it; every answer comes once."""
+def test_many_clients_disconnect_at_any_time(server: Live) -> None:
+    """Some clients wait, some leave during the stream, some before it; every response comes once."""
     draw = random.Random(0)
 
     async def one(client: httpx.AsyncClient, number: int) -> str:

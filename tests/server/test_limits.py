@@ -1,4 +1,4 @@
-"""Keys, sizes, queues and times: what a server does not let happen."""
+"""Limits: API keys, body sizes, queue, timeouts, origins and connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def post(server: Live, body: dict[str, Any], **more: Any) -> httpx.Response:
     return httpx.post(f"{server.base}{CHAT}", json=body, timeout=30, **more)
 
 
-def test_keys(tiny_llm: AsyncLLM) -> None:
+def test_api_keys(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, api_keys=("first", "sécond")) as server:
         for key in ("first", "sécond"):
             got = post(server, HELLO, headers={"Authorization": f"Bearer {key}".encode()})
@@ -42,7 +42,7 @@ def test_keys(tiny_llm: AsyncLLM) -> None:
         assert httpx.get(server.base + "/health").status_code == 200
 
 
-def test_bodies_that_are_too_large(tiny_llm: AsyncLLM) -> None:
+def test_too_large_bodies(tiny_llm: AsyncLLM) -> None:
     def pieces() -> Any:
         for _ in range(100):
             yield b" " * 100
@@ -55,7 +55,7 @@ def test_bodies_that_are_too_large(tiny_llm: AsyncLLM) -> None:
         assert post(server, HELLO).status_code == 200
 
 
-def test_a_full_queue(tiny_llm: AsyncLLM) -> None:
+def test_full_queue(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, max_queue=1) as server, slowed(tiny_llm, 0.05):
         seats = 16
         with ThreadPoolExecutor(24) as clients:
@@ -69,7 +69,7 @@ def test_a_full_queue(tiny_llm: AsyncLLM) -> None:
         assert post(server, HELLO).status_code == 200
 
 
-def test_urgent_requests_go_before_others(tiny_llm: AsyncLLM) -> None:
+def test_urgent_requests_run_first(tiny_llm: AsyncLLM) -> None:
     ended: list[str] = []
 
     def ask(server: Live, name: str, **more: Any) -> None:
@@ -87,7 +87,7 @@ def test_urgent_requests_go_before_others(tiny_llm: AsyncLLM) -> None:
     assert ended[0] == "urgent" and ended.index("later") > 8
 
 
-def test_the_client_tries_again_where_the_queue_is_full(tiny_llm: AsyncLLM) -> None:
+def test_openai_client_retries_when_the_queue_is_full(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm) as server:
         admission = server.served.admission
         admission.num_admitted += 10**6
@@ -100,7 +100,7 @@ def test_the_client_tries_again_where_the_queue_is_full(tiny_llm: AsyncLLM) -> N
         assert client.chat.completions.create(model="tiny", messages=messages, max_tokens=1).choices
 
 
-def test_answers_are_cut_at_the_servers_limit(tiny_llm: AsyncLLM) -> None:
+def test_max_tokens_of_the_server(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, max_tokens=3) as server:
         for body in (LONG, {"messages": HELLO["messages"], "ignore_eos": True}):
             got = post(server, body).json()
@@ -109,7 +109,7 @@ def test_answers_are_cut_at_the_servers_limit(tiny_llm: AsyncLLM) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_answers_that_take_too_long(tiny_llm: AsyncLLM, streamed: bool) -> None:
+def test_request_timeout(tiny_llm: AsyncLLM, streamed: bool) -> None:
     with live(tiny_llm, request_timeout=0.2) as server, slowed(tiny_llm, 0.02):
         got = post(server, {**LONG, "stream": streamed})
         if streamed:
@@ -121,7 +121,7 @@ def test_answers_that_take_too_long(tiny_llm: AsyncLLM, streamed: bool) -> None:
         until(lambda: server.idle)
 
 
-def test_pages_of_other_origins(tiny_llm: AsyncLLM) -> None:
+def test_cors_origins(tiny_llm: AsyncLLM) -> None:
     asks = {"Origin": "http://a", "Access-Control-Request-Method": "POST"}
     with live(tiny_llm) as server:
         got = httpx.options(server.base + CHAT, headers=asks)
@@ -148,7 +148,7 @@ def head(length: int) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def test_requests_that_do_not_arrive(tiny_llm: AsyncLLM) -> None:
+def test_incomplete_requests_time_out(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, read_timeout=1.0) as server:
         silent, begun, half = [connect(server, first) for first in (b"", b"POST /v1", head(50) + b"{")]
         assert half.recv(1 << 16).startswith(b"HTTP/1.1 408")
@@ -179,7 +179,7 @@ def test_thousands_of_idle_connections(server: Live) -> None:
     until(lambda: server.connections == 0)
 
 
-def test_what_is_sent_does_not_wait(server: Live) -> None:
+def test_responses_are_sent_without_delay(server: Live) -> None:
     connection = connect(server)
     until(lambda: server.connections == 1)
     assert server.own_socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
@@ -187,7 +187,7 @@ def test_what_is_sent_does_not_wait(server: Live) -> None:
     until(lambda: server.connections == 0)
 
 
-def test_what_is_no_http(server: Live) -> None:
+def test_non_http_connections(server: Live) -> None:
     for noise in (b"\x16\x03\x01\x02\x00" * 50, b"GET\r\n\r\n", b"\0" * 1000):
         connection = connect(server, noise)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
@@ -195,7 +195,7 @@ def test_what_is_no_http(server: Live) -> None:
     assert post(server, HELLO).status_code == 200
 
 
-def test_slow_readers_do_not_hold_others_up(server: Live) -> None:
+def test_slow_readers_do_not_delay_others(server: Live) -> None:
     body = json.dumps({**LONG, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
     slow = connect(server, head(len(body)) + body)
     began = time.monotonic()
@@ -210,8 +210,8 @@ def test_slow_readers_do_not_hold_others_up(server: Live) -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="needs Linux's TCP_USER_TIMEOUT")
-def test_readers_that_take_nothing(tiny_llm: AsyncLLM) -> None:
-    """More is sent than buffers hold: the connection is dropped, and with it the request."""
+def test_stalled_readers_are_dropped(tiny_llm: AsyncLLM) -> None:
+    """More data is sent than the buffers hold: the connection is dropped and its request aborted."""
     body = {**LONG, "temperature": 1, "n": 16, "stream": True, "logprobs": True, "top_logprobs": 20}
     with live(tiny_llm, write_timeout=1.0) as server:
         stuck = socket.socket()

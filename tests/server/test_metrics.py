@@ -1,4 +1,4 @@
-"""What Prometheus reads, and that the board asks for nothing else."""
+"""Prometheus metrics, and the dashboard's use of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbers(server: Live) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_request_is_counted(tiny_llm: AsyncLLM, streamed: bool) -> None:
+def test_request_metrics(tiny_llm: AsyncLLM, streamed: bool) -> None:
     with live(tiny_llm) as server:
         before = numbers(server)
         body = {"prompt": "abc" * 20, "max_tokens": 7, "ignore_eos": True, "stream": streamed}
@@ -50,7 +50,7 @@ def test_a_request_is_counted(tiny_llm: AsyncLLM, streamed: bool) -> None:
     assert computed == new["vllm:prefix_cache_queries_total"] == 60
 
 
-def test_the_board_asks_for_what_there_is(tiny_llm: AsyncLLM) -> None:
+def test_dashboard_uses_existing_metrics(tiny_llm: AsyncLLM) -> None:
     if not BOARD.exists():
         pytest.skip("needs a checkout")
     asked = set(re.findall(r"vllm:\w+", json.dumps(json.loads(BOARD.read_text()))))

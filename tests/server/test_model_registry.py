@@ -1,4 +1,4 @@
-"""Several models in one server, which come and go while others answer."""
+"""Several models in one server, loaded and unloaded while others serve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENGINE: dict[str, Any] = {"kv_cache_memory": 4 << 20, "max_num_seqs": 16}
 
 @pytest.fixture(scope="module")
 def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As the first, with other weights."""
+    """The first checkpoint's model with other weights."""
     folder = tmp_path_factory.mktemp("other")
     torch.manual_seed(7)
     model = tiny("llama", vocab_size=259, max_position_embeddings=512)
@@ -73,7 +73,7 @@ def names(server: Live) -> list[str]:
     return [model["id"] for model in models]
 
 
-def test_a_model_comes_and_goes(several: Live, other_checkpoint: Path) -> None:
+def test_load_and_unload_a_model(several: Live, other_checkpoint: Path) -> None:
     alone = ask(several, NAME)
     loaded = load(several, other_checkpoint, "other/one", max_model_len=64)
     assert loaded.status_code == 200, loaded.text
@@ -95,8 +95,8 @@ def test_a_model_comes_and_goes(several: Live, other_checkpoint: Path) -> None:
     assert ask(several, NAME) == alone
 
 
-def test_two_answer_at_once(several: Live, other_checkpoint: Path) -> None:
-    """The same as alone, and neither waits for all that the other one does."""
+def test_two_models_serve_concurrently(several: Live, other_checkpoint: Path) -> None:
+    """Outputs equal those of single requests, and neither model waits for the other."""
     assert load(several, other_checkpoint, "other").status_code == 200
     models = [NAME, "other"] * 8
     prompts = [f"text {number}" for number in range(16)]
@@ -107,10 +107,10 @@ def test_two_answer_at_once(several: Live, other_checkpoint: Path) -> None:
     assert unload(several, "other").status_code == 200
 
 
-def test_a_model_is_replaced_while_it_answers(
+def test_replace_a_model_while_it_generates(
     several: Live, tiny_checkpoint: Path, other_checkpoint: Path
 ) -> None:
-    """What it was asked before it finishes itself; who asks later has the new one."""
+    """The old model finishes its requests; later requests go to the new model."""
     assert load(several, tiny_checkpoint, "chat").status_code == 200
     served = several.registry.find("chat")
     old, new = ask(several, "chat", max_tokens=200), None
@@ -126,11 +126,11 @@ def test_a_model_is_replaced_while_it_answers(
     assert unload(several, "chat").status_code == 200
 
 
-def test_nothing_is_left_of_a_model(several: Live, other_checkpoint: Path) -> None:
+def test_unloading_frees_all_memory(several: Live, other_checkpoint: Path) -> None:
     def threads() -> int:
         return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
 
-    assert load(several, other_checkpoint, "other").status_code == 200  # what is made once
+    assert load(several, other_checkpoint, "other").status_code == 200  # warms up one-time allocations
     assert ask(several, "other") and unload(several, "other").status_code == 200
     before = threads()
     assert load(several, other_checkpoint, "other").status_code == 200
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_model(several: Live, other_checkpoint: Path) -> No
         until(lambda: several.registry.find("other").admission.num_admitted == 1)
         going = clients.submit(unload, several, "other")
         until(lambda: names(several) == [NAME])
-        assert not going.done()  # it waits for the answer
+        assert not going.done()  # waits for the running request
         assert asked.result()
         assert going.result().status_code == 200
     gc.collect()
@@ -149,7 +149,7 @@ def test_nothing_is_left_of_a_model(several: Live, other_checkpoint: Path) -> No
     until(lambda: threads() <= before)
 
 
-def test_their_steps_are_tracks_of_one_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_all_models_share_one_trace_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     registry = ModelRegistry(ServerSettings(), {**ENGINE, "trace": str(file)})
     for name in ("a", "b"):
@@ -169,7 +169,7 @@ def test_their_steps_are_tracks_of_one_file(tiny_checkpoint: Path, tmp_path: Pat
     assert steps == ["a"] * 3 + ["b"] * 3 + ["a"] * 3
 
 
-def test_what_cannot_be_loaded(several: Live, tmp_path: Path, tiny_checkpoint: Path) -> None:
+def test_invalid_load_requests(several: Live, tmp_path: Path, tiny_checkpoint: Path) -> None:
     answers = [
         load(several, tmp_path / "nothing", "x"),
         load(several, tiny_checkpoint, "x", max_model_len=0),
@@ -185,13 +185,13 @@ def test_what_cannot_be_loaded(several: Live, tmp_path: Path, tiny_checkpoint: P
     ask(several, NAME)
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_one_of_its_name(several: Live, tmp_path: Path) -> None:
+def test_failed_load_keeps_the_previous_model(several: Live, tmp_path: Path) -> None:
     alone = ask(several, NAME)
     assert load(several, tmp_path, NAME).status_code == 400
     assert ask(several, NAME) == alone
 
 
-def test_models_are_changed_only_behind_a_key(tiny_llm: AsyncLLM, tiny_checkpoint: Path) -> None:
+def test_admin_routes_require_an_api_key(tiny_llm: AsyncLLM, tiny_checkpoint: Path) -> None:
     with live(tiny_llm) as server:
         for got in (load(server, tiny_checkpoint, "x"), unload(server, NAME)):
             assert got.status_code == 403
@@ -202,8 +202,8 @@ def test_models_are_changed_only_behind_a_key(tiny_llm: AsyncLLM, tiny_checkpoin
             assert got.status_code == 401
 
 
-def test_who_loads_may_leave(several: Live, other_checkpoint: Path) -> None:
-    """What was begun is done."""
+def test_load_completes_after_disconnect(several: Live, other_checkpoint: Path) -> None:
+    """Loading completes although the client has disconnected."""
     body = {"model": str(other_checkpoint), "name": "other"}
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{several.base}/v1/admin/models", json=body, headers=KEY, timeout=0.05)
@@ -211,7 +211,7 @@ def test_who_loads_may_leave(several: Live, other_checkpoint: Path) -> None:
     assert unload(several, "other").status_code == 200
 
 
-def test_others_are_answered_while_a_model_is_loaded(several: Live, other_checkpoint: Path) -> None:
+def test_other_models_serve_during_a_load(several: Live, other_checkpoint: Path) -> None:
     alone = ask(several, NAME)
     done = threading.Event()
     longest = 0.0

@@ -1,4 +1,4 @@
-"""The chat page: what is sent, and what it does in a browser where there is one.
+"""The chat page: its response, and its behavior in a browser if one is installed.
 
 The browser is Chromium, driven by playwright: ``ARMLLM_CHROMIUM`` or the path says where it is.
 """
@@ -18,10 +18,10 @@ import pytest
 from tests.support.server_live import Live, live, slowed, until
 from torch_armllm.llm.async_llm import AsyncLLM
 
-SECONDS = 15_000  # ms for which the browser waits
+SECONDS = 15_000  # timeout of the browser in ms
 
 
-def test_it_needs_no_key_and_nothing_from_elsewhere(tiny_llm: AsyncLLM) -> None:
+def test_page_needs_no_key_and_no_external_resources(tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, api_keys=("k",)) as server:
         got = httpx.get(server.base)
         assert httpx.get(f"{server.base}/v1/models").status_code == 401
@@ -48,7 +48,7 @@ def browser() -> Iterator[Any]:
     if place is None:
         pytest.skip("needs Chromium: ARMLLM_CHROMIUM says where it is")
     with playwright.sync_playwright() as driver:
-        # Its sandbox needs rights that containers do not give.
+        # the browser's sandbox needs privileges that containers lack
         started = driver.chromium.launch(executable_path=place, args=["--no-sandbox"])
         yield started
         started.close()
@@ -56,7 +56,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A tab; what goes wrong in it fails the test."""
+    """A browser tab; an error in it fails the test."""
     context = browser.new_context()
     made = context.new_page()
     made.set_default_timeout(SECONDS)
@@ -69,7 +69,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def opened(page: Any, server: Live) -> list[dict[str, Any]]:
-    """Loads the page; returns a list that grows by every chat's request."""
+    """Loads the page; returns a list to which every chat request is appended."""
     asked: list[dict[str, Any]] = []
     page.on("request", lambda r: asked.append(r.post_data_json) if r.url.endswith("completions") else None)
     page.on("request", lambda r: r.url.startswith(server.base) or pytest.fail(r.url))
@@ -95,7 +95,7 @@ def answers(page: Any, body: str, status: int = 200) -> None:
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=status, body=body))
 
 
-def test_a_conversation(page: Any, server: Live) -> None:
+def test_conversation(page: Any, server: Live) -> None:
     asked = opened(page, server)
     page.click("summary")
     page.fill("#most", "8")
@@ -134,14 +134,14 @@ def test_stopping_ends_the_request(page: Any, server: Live, tiny_llm: AsyncLLM) 
         page.wait_for_selector("small:has-text('stopped')")
         until(lambda: server.idle)
         part = page.text_content("article.assistant p")
-        say(page, "go on")  # what was said until then counts
+        say(page, "go on")  # the partial output stays in the conversation
         page.wait_for_selector("article:nth-of-type(4) small:has-text('token')")
         assert asked[1]["messages"][1] == {"role": "assistant", "content": part}
         page.click("#fresh")
         until(lambda: server.idle)
 
 
-def test_the_key_is_asked_for_once(page: Any, tiny_llm: AsyncLLM) -> None:
+def test_page_prompts_for_the_key_once(page: Any, tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, api_keys=("sésame k",)) as server:
         opened(page, server)
         page.wait_for_selector("dialog[open]")
@@ -164,7 +164,7 @@ def test_the_key_is_asked_for_once(page: Any, tiny_llm: AsyncLLM) -> None:
         assert page.input_value("#text") == "hello"
 
 
-def test_what_a_model_says_is_text(page: Any, server: Live) -> None:
+def test_model_output_is_shown_as_text(page: Any, server: Live) -> None:
     said = "<img src=x onerror=alert(1)><script>alert(2)</script> & \n  ünïcode 🙂"
     opened(page, server)
     answers(page, events(said[:7], said[7:]).replace("\n", "\r\n"))
@@ -184,7 +184,7 @@ def test_what_a_model_says_is_text(page: Any, server: Live) -> None:
         (events("x", end=None).removesuffix("data: [DONE]\n\n"), 200, "broke off"),
     ],
 )
-def test_failures_are_shown(page: Any, server: Live, body: str, status: int, told: str) -> None:
+def test_errors_are_shown(page: Any, server: Live, body: str, status: int, told: str) -> None:
     asked = opened(page, server)
     answers(page, body, status)
     say(page, "hello")
@@ -197,7 +197,7 @@ def test_failures_are_shown(page: Any, server: Live, body: str, status: int, tol
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phones(page: Any, server: Live, scheme: str) -> None:
+def test_phone_layout(page: Any, server: Live, scheme: str) -> None:
     page.set_viewport_size({"width": 340, "height": 600})
     page.emulate_media(color_scheme=scheme)
     opened(page, server)
@@ -205,7 +205,7 @@ def test_phones(page: Any, server: Live, scheme: str) -> None:
     say(page, "hello")
     page.wait_for_selector("small:has-text('21 tokens')")
     assert page.evaluate("document.documentElement.scrollWidth") <= 340
-    assert page.evaluate("document.documentElement.scrollHeight") <= 600  # the log alone scrolls
+    assert page.evaluate("document.documentElement.scrollHeight") <= 600  # only the log scrolls
     for name in ("#send", "#text", "#model", "#fresh"):
         box = page.locator(name).bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 340 and box["y"] + box["height"] <= 600

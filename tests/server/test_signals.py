@@ -1,4 +1,4 @@
-"""The command serves, lets requests finish when it is asked to end, and ends at once when asked again."""
+"""Signals of the serve command: the first lets requests finish, the second exits at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 class Process:
-    """A server in a process."""
+    """A server in a process of its own."""
 
     def __init__(self, checkpoint: Path, seconds: float) -> None:
         options = ["serve", str(checkpoint), "--port", "0", "--kv-cache-memory", "4MiB", "--api-key", "k"]
@@ -52,7 +52,7 @@ class Process:
                 time.sleep(0.05)
 
     def ask(self, tokens: int, begun: threading.Semaphore) -> str:
-        """An answer's stream."""
+        """Returns the events of a streamed request as text."""
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         text = ""
         keys = {"Authorization": "Bearer k"}
@@ -74,7 +74,7 @@ def process(tiny_checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[P
 
 @pytest.mark.parametrize("process", [0.05], indirect=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="signals as Linux has them")
-def test_the_first_signal_lets_requests_finish(process: Process) -> None:
+def test_first_signal_lets_requests_finish(process: Process) -> None:
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(8) as clients:
         asking = [clients.submit(process.ask, 30, begun) for _ in range(8)]
@@ -90,7 +90,7 @@ def test_the_first_signal_lets_requests_finish(process: Process) -> None:
 
 
 @pytest.mark.parametrize("process", [0.5], indirect=True)
-def test_the_second_signal_ends_at_once(process: Process) -> None:
+def test_second_signal_exits_at_once(process: Process) -> None:
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as clients:
         asking = clients.submit(process.ask, 300, begun)
@@ -106,13 +106,13 @@ def test_the_second_signal_ends_at_once(process: Process) -> None:
             asking.result()
 
 
-def test_what_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_command_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (
         ["--max-queue", "0"],
         ["--max-request-bytes", "-1"],
         ["--api-key", ""],
         ["--chat-template", str(tmp_path / "nothing")],
-        ["--host", "203.0.113.7"],  # none of this machine's
+        ["--host", "203.0.113.7"],  # not an address of this machine
     ):
         assert main(["serve", str(tmp_path), *wrong]) == 2
         assert capsys.readouterr().err.startswith("torch-armllm: error: ")

@@ -1,4 +1,4 @@
-"""Calls of tools: as models write them, in pieces of any size, and as clients demand them."""
+"""Tool calls: parsing of generated calls in pieces of any size, and required calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_armllm.server.tools.parser import OutputDelta, ToolCallDelta, ToolPar
 CALLS = {
     "hermes": [
         'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": "é<x>"}}\n</tool_call>',
-        'Let me see.<tool_call>{"name": "f", "arguments": {"a": "é<x>"}}',  # the end was left out
+        'Let me see.<tool_call>{"name": "f", "arguments": {"a": "é<x>"}}',  # the end marker is missing
     ],
     "mistral": [
         'Let me see.[TOOL_CALLS] [{"name": "f", "arguments": {"a": "é<x>"}}]',
@@ -47,16 +47,16 @@ NO_CALLS = {
 }
 
 
-def read(reader: ToolParser, text: str, size: int) -> tuple[str, list[ToolCallDelta]]:
-    heard = [reader.feed(text[at : at + size]) for at in range(0, len(text), size)]
-    heard.append(reader.finish())
-    return "".join(h.content for h in heard), [call for h in heard for call in h.calls]
+def parse(parser: ToolParser, text: str, size: int) -> tuple[str, list[ToolCallDelta]]:
+    deltas = [parser.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    deltas.append(parser.finish())
+    return "".join(d.content for d in deltas), [call for d in deltas for call in d.calls]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in CALLS.items() for t in texts])
-def test_a_call(name: str, text: str, size: int) -> None:
-    content, (call,) = read(TOOL_PARSERS[name](), text, size)
+def test_one_call(name: str, text: str, size: int) -> None:
+    content, (call,) = parse(TOOL_PARSERS[name](), text, size)
     assert content.strip() == ("" if name == "llama" else "Let me see.")
     assert (call.name, call.index, json.loads(call.arguments)) == ("f", 0, {"a": "é<x>"})
     assert len(call.id or "") == 9
@@ -65,7 +65,7 @@ def test_a_call(name: str, text: str, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("name", list(TWO))
 def test_two_calls(name: str, size: int) -> None:
-    content, calls = read(TOOL_PARSERS[name](), TWO[name], size)
+    content, calls = parse(TOOL_PARSERS[name](), TWO[name], size)
     assert content == ""
     assert [(call.index, call.name, call.arguments) for call in calls] == [(0, "f", "{}"), (1, "g", "{}")]
     assert calls[0].id != calls[1].id
@@ -73,17 +73,17 @@ def test_two_calls(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in NO_CALLS.items() for t in texts])
-def test_what_is_no_call_is_text(name: str, text: str, size: int) -> None:
-    assert read(TOOL_PARSERS[name](), text, size) == (text, [])
+def test_malformed_calls_become_content(name: str, text: str, size: int) -> None:
+    assert parse(TOOL_PARSERS[name](), text, size) == (text, [])
 
 
-def test_text_is_not_held_back_without_need() -> None:
+def test_content_streams_without_delay() -> None:
     assert TOOL_PARSERS["hermes"]().feed("a < b") == OutputDelta("a < b")
     assert TOOL_PARSERS["hermes"]().feed("a <tool") == OutputDelta("a")
     assert TOOL_PARSERS["llama"]().feed("hello") == OutputDelta("hello")
 
 
-def test_templates_tell_how_calls_are_written() -> None:
+def test_parser_is_detected_from_the_template() -> None:
     assert detect_parser("{{ '[TOOL_CALLS]' }}") == "mistral"
     assert detect_parser("<tool_call>") == "hermes"
     assert detect_parser('{"name": function name, "parameters": {}}') == "llama"
@@ -115,8 +115,8 @@ def client(server: Live) -> OpenAI:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_calls_that_are_demanded(client: OpenAI, choice: Any, streamed: bool) -> None:
-    """A random model calls, because its answer has to match."""
+def test_required_calls(client: OpenAI, choice: Any, streamed: bool) -> None:
+    """A random model calls, because the schema constrains its output."""
     named = choice != "required"
     asked: Any = {
         "model": NAME,
@@ -151,14 +151,14 @@ def test_calls_that_are_demanded(client: OpenAI, choice: Any, streamed: bool) ->
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_calls_that_a_model_writes(client: OpenAI, streamed: bool, parallel: bool) -> None:
+def test_generated_calls(client: OpenAI, streamed: bool, parallel: bool) -> None:
     text = "I look.\n" + TWO["hermes"].strip()
     asked: Any = {
         "model": NAME,
         "messages": ASK,
         "tools": [WEATHER, CLOCK],
         "parallel_tool_calls": parallel,
-        "extra_body": {"structured_outputs": {"choice": [text]}},  # makes the model write it
+        "extra_body": {"structured_outputs": {"choice": [text]}},  # forces the model to generate it
     }
     if streamed:
         chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
@@ -177,7 +177,7 @@ def test_calls_that_a_model_writes(client: OpenAI, streamed: bool, parallel: boo
     assert (ignored.message.content, ignored.finish_reason) == (text, "stop")
 
 
-def test_a_conversation_goes_on_behind_a_call(client: OpenAI) -> None:
+def test_conversation_continues_after_a_call(client: OpenAI) -> None:
     call = {
         "id": "a" * 9,
         "type": "function",
@@ -192,7 +192,7 @@ def test_a_conversation_goes_on_behind_a_call(client: OpenAI) -> None:
     assert got.choices[0].message.role == "assistant"
 
 
-def test_choices_that_cannot_be(client: OpenAI) -> None:
+def test_invalid_tool_choices(client: OpenAI) -> None:
     for wrong in ({"type": "function", "function": {"name": "nothing"}}, "sometimes"):
         with pytest.raises(BadRequestError):
             client.chat.completions.create(
@@ -203,8 +203,8 @@ def test_choices_that_cannot_be(client: OpenAI) -> None:
             )
 
 
-def test_answers_of_a_form(client: OpenAI, server: Live) -> None:
-    spaces = server.served.prompts.tokenizer(" \t\n\r")["input_ids"]  # a random model goes on with them
+def test_structured_outputs(client: OpenAI, server: Live) -> None:
+    spaces = server.served.prompts.tokenizer(" \t\n\r")["input_ids"]  # or it generates them without end
     schema = WEATHER["function"]["parameters"]
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     got = client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""Small graphs for the passes to work on."""
+"""Small graphs for tests of the passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_armllm.capture.export import weights_as_attributes
 
 
 def export(module: nn.Module, *args: Tensor, tokens_dim: int = 1) -> fx.GraphModule:
-    """The ATen graph of a module, its weights as attributes, dynamic in the tokens of every input."""
+    """Returns a module's ATen graph with weights as attributes and a dynamic number of tokens."""
     tokens = torch.export.Dim("tokens", min=2, max=1 << 20)
     shapes = tuple({tokens_dim: tokens} for _ in args)
     with torch.no_grad():
@@ -21,7 +21,7 @@ def export(module: nn.Module, *args: Tensor, tokens_dim: int = 1) -> fx.GraphMod
 
 
 def ops(module: fx.GraphModule) -> list[str]:
-    """Names of the operators of a graph, in order; sizes and items of tuples left out."""
+    """Returns the names of a graph's operators in order, without sizes and tuple items."""
     names = []
     for node in module.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:

@@ -1,4 +1,4 @@
-"""Tiny random transformers models: every structure that matters, in milliseconds."""
+"""Tiny random transformers models with the structures of many families."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
 }
-"""What each family's configuration needs beyond `COMMON`."""
+"""Configuration of each family in addition to `COMMON`."""
 MORE: dict[str, dict[str, Any]] = {
     "qwen2_moe": {
         "num_experts": 8,
@@ -78,7 +78,7 @@ MORE: dict[str, dict[str, Any]] = {
         "interleave_moe_layer_step": 1,
     },
 }
-"""The same of families that only some tests are about."""
+"""Configuration of families that only some tests use."""
 
 
 def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -113,6 +113,6 @@ def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overr
 
 
 def token_ids(batch: int = 1, length: int = 12, vocab: int = 97, seed: int = 1) -> torch.Tensor:
-    """Random ids of shape (batch, length) that hold none of the special ones."""
+    """Returns random token ids of shape (batch, length), without special tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocab, (batch, length), generator=generator)

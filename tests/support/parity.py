@@ -1,4 +1,4 @@
-"""How a patched tiny model of any family is compared with the model that was patched."""
+"""Comparison of patched tiny models with their unpatched originals."""
 
 from __future__ import annotations
 
@@ -26,49 +26,49 @@ CAPTURED = [
     "exaone4", "hunyuan_v1_moe", "dots1", "minimax_m2", "nemotron", "gemma4", "gemma4_text", "mimo_v2_flash",
     "deepseek_v32", "glm_moe_dsa",
 ]  # fmt: skip
-"""Families that must run as a graph of fused ops, whatever else happens."""
+"""Families that must run as a graph of fused ops."""
 
 
 class Bounds(NamedTuple):
-    """How far a quantized model's logits may be from its emulation's, relative to the largest."""
+    """Bounds of differences between a quantized model's logits and its emulation's, relative to the max."""
 
     usual: float = 1e-3
-    """of nine logits of ten"""
+    """90th percentile of the differences"""
     worst: float = 0.1
-    """of any: rounding may carry an activation over to the next integer, and a token to another expert"""
+    """largest difference: an activation may round differently, and a token may go to another expert"""
 
 
 _CARRIED_EARLY = Bounds(usual=1e-2)
-"""One activation is carried over early in the text and all tokens behind it attend to it (with the weights of
-other seeds these families are 1e-7 off)."""
+"""One activation rounds differently early in the sequence, and all later tokens attend to it (with weights of
+other seeds, these families differ by 1e-7)."""
 _ABSORBED = Bounds(usual=3e-2)
-"""Absorbed latent attention rounds queries and what is attended to, the emulation rounds the latents."""
+"""Absorbed latent attention rounds queries and attention outputs, the emulation rounds the latents."""
 
 BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("cohere_compass_text", "gemma4_unified", "granite", "phi"), _CARRIED_EARLY),
     **dict.fromkeys(("axk2", "deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu"), _ABSORBED),
-    # some tokens go to other experts for it, and those of axk1 agree on little
+    # some tokens are routed to other experts, and the experts of axk1 differ much
     "deepseek_v3": _ABSORBED._replace(worst=0.3),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _ABSORBED._replace(worst=0.6)),
     "axk1": _ABSORBED._replace(worst=1.0),
 }
-"""Of the families that need other than the default ones, and why."""
+"""Bounds of the families that need others than the default, with the reason."""
 
 IDS = tiny_ids(1, 41)  # longer than the sliding windows
 ROWS = tiny_ids(2, 20, seed=5)
 PADDING = 7
-"""Tokens that the first of `ROWS` has fewer than the second."""
+"""Difference in length between the second and the first of `ROWS`."""
 
 
 @torch.no_grad()
 def expected(model: Any) -> list[Tensor]:
-    """Logits of `IDS`, and of each of `ROWS` alone, by a model's own forward."""
+    """Returns the logits of `IDS` and of each of `ROWS` alone, by a model's own forward."""
     return [model(input_ids=ids).logits for ids in (IDS, ROWS[:1, PADDING:], ROWS[1:])]
 
 
 @torch.no_grad()
 def steps(model: Any) -> dict[str, Tensor]:
-    """The same by a patched model, in one step, in chunks, token by token, and batched with padding.
+    """Returns a patched model's logits: in one step, in chunks, token by token, and batched with padding.
 
     Calls that run module by module are errors.
     """
@@ -93,7 +93,7 @@ def _steps(model: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def apart_in_own_forward(model: Any, twin: Any) -> dict[str, tuple[float, float]]:
-    """Differences between two models that run by their own forward: a text, and two steps of generation."""
+    """Returns differences between two models' own forwards: a prompt and two decode steps."""
     got, wanted = (m(input_ids=IDS).logits for m in (model, twin))
     found = differences({"prefill": got}, [wanted] * 3)
     options: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
@@ -106,7 +106,7 @@ def apart_in_own_forward(model: Any, twin: Any) -> dict[str, tuple[float, float]
 
 
 def differences(got: dict[str, Tensor], wanted: list[Tensor]) -> dict[str, tuple[float, float]]:
-    """Of each way to run, the 90th percentile and the largest difference relative to the largest logit."""
+    """Returns each run's 90th percentile and largest difference, relative to the largest logit."""
     whole, shorter, longer = wanted
     found = {}
     for name, logits in got.items():
@@ -117,7 +117,7 @@ def differences(got: dict[str, Tensor], wanted: list[Tensor]) -> dict[str, tuple
 
 
 def check_unquantized(family: str) -> None:
-    """Asserts that a family is captured and that its float model computes what it did."""
+    """Asserts that a family is captured, and that its patched float model equals the original."""
     model = tiny_model(family)
     wanted = expected(model)
     report = torch_armllm.patch(model, None, progress=False)
@@ -127,7 +127,7 @@ def check_unquantized(family: str) -> None:
 
 
 def check_quantized(family: str) -> Report:
-    """Asserts that a family's quantized model computes what its emulation does; returns its report."""
+    """Asserts that a family's quantized model matches its emulation; returns its report."""
     model = tiny_model(family)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

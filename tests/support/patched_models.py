@@ -1,4 +1,4 @@
-"""Patched tiny models, and what parity with the model that was patched means."""
+"""Patched tiny models, and comparisons with the unpatched model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 
 
 def fresh(family: str, dtype: torch.dtype = torch.float32, quantization: str | None = "int4") -> Any:
-    """A patched model of one's own."""
+    """Returns a new patched model."""
     model = tiny(family, dtype)
     torch_armllm.patch(model, quantization, progress=False)
     return model
 
 
 patched = functools.cache(fresh)
-"""The same, shared by all tests that leave the model as it is."""
+"""Returns a patched model shared by all tests that do not change it."""
 
 
 def close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """Within rounding of the type, relative to how large the logits are."""
+    """True if logits agree within the dtype's rounding, relative to the largest logit."""
     scale = float(expected.float().abs().max())
     torch.testing.assert_close(got.float(), expected.float(), rtol=0, atol=TOLERANCE[dtype] * scale)
 
@@ -50,7 +50,7 @@ def close_quantized(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def chunked(model: PreTrainedModel, ids: Tensor, sizes: list[int], cache: Any = None) -> Tensor:
-    """Logits of all tokens, given in chunks, the first behind what a cache holds."""
+    """Computes the logits of all tokens in chunks, continuing from a cache."""
     parts, begin = [], 0
     for size in sizes:
         out = model(ids[:, begin : begin + size], past_key_values=cache, use_cache=True)

@@ -1,4 +1,4 @@
-"""Quantized modules computed by plain PyTorch, as the ops define them: for tests, and slow."""
+"""Slow reference implementations of the quantized modules in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch_armllm.quant.packing import op_name
 
 
 class ReferenceLinear(nn.Module):
-    """A `QuantLinear` without its op: activations to INT8 per token, exact sums, float32 scales."""
+    """A `QuantLinear` in plain PyTorch: INT8 activations per token, exact sums, float32 scales."""
 
     def __init__(self, source: QuantLinear) -> None:
         super().__init__()
         self.source = source
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in_features) to (…, out_features)."""
+        """Maps (…, in_features) to (…, out_features)."""
         source = self.source
         if source.scheme == "int8":
             return reference_int8_linear(x, source.weight_packed, source.out_features, source.bias)
@@ -31,7 +31,7 @@ class ReferenceLinear(nn.Module):
 
 
 class ReferenceExperts(nn.Module):
-    """A `QuantExperts` without its op: the activated rows stay float32 and are quantized per token again."""
+    """A `QuantExperts` in plain PyTorch: activated rows stay float32, then are quantized per token."""
 
     def __init__(self, source: QuantExperts) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ReferenceExperts(nn.Module):
     def forward(
         self, hidden_states: Tensor, top_k_index: Tensor | None = None, top_k_weights: Tensor | None = None
     ) -> Tensor:
-        """(T, H) to (T, H); the chosen experts are summed in the order of `top_k_index`."""
+        """Maps (T, H) to (T, H); the chosen experts are summed in the order of `top_k_index`."""
         if top_k_index is None or top_k_weights is None:
             own = hidden_states.float().chunk(self.source.num_experts)
             made = [self._expert(expert, rows) for expert, rows in enumerate(own)]
@@ -71,7 +71,7 @@ class ReferenceExperts(nn.Module):
 
 
 def emulate(model: nn.Module) -> nn.Module:
-    """A copy of a quantized model whose quantized modules run in plain PyTorch."""
+    """Returns a copy of a quantized model whose quantized modules run in plain PyTorch."""
     twin = copy.deepcopy(model)
     hung = ModuleSlots(twin)
     for module in list(twin.modules()):

@@ -1,4 +1,4 @@
-"""Servers that run in a thread of the test's process, and engines that take their time."""
+"""Servers in a thread of the test process, and slowed engines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NAME = "tiny"
 
 
 class Live:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        base: its address.
-        llm: the model that was there first.
-        serving: the same, as the server has it.
-        models: all of them.
+        base: URL of the server.
+        llm: engine of the first model.
+        served: the first model.
+        registry: all models.
     """
 
     def __init__(self, llm: AsyncLLM, model: ModelSettings, registry: ModelRegistry) -> None:
@@ -49,13 +49,13 @@ class Live:
         return len(self._server.server_state.connections)
 
     def own_socket(self) -> Any:
-        """The server's end of the only connection."""
+        """Returns the server's socket of the only connection."""
         (connection,) = self._server.server_state.connections
         return connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left of any request."""
+        """True if no request holds anything."""
         engine = self.llm.llm_engine
         blocks = engine.scheduler.blocks
         return not (engine.has_unfinished_requests() or self.served.admission.num_admitted or blocks.usage)
@@ -80,7 +80,7 @@ def live(
 
 @contextmanager
 def slowed(llm: AsyncLLM, seconds: float) -> Iterator[None]:
-    """Every step takes longer."""
+    """Delays every engine step."""
     engine: Any = llm.llm_engine
     step = engine.step
 
@@ -98,5 +98,5 @@ def slowed(llm: AsyncLLM, seconds: float) -> Iterator[None]:
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "condition not met in time"
         time.sleep(0.005)

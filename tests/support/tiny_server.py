@@ -1,4 +1,4 @@
-"""A tiny random model with a tokenizer of its own, saved as a checkpoint."""
+"""A tiny random model with a byte-level tokenizer, saved as a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, the marks of messages and calls, and an end."""
+    """Returns a byte-level tokenizer with special tokens and a chat template with tools."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def checkpoint(folder: Path) -> Path:
-    """The model and its tokenizer as files."""
+    """Saves the model and its tokenizer in a folder."""
     own = tokenizer()
     tiny("llama", vocab_size=len(own), max_position_embeddings=512).save_pretrained(folder)
     own.save_pretrained(folder)
