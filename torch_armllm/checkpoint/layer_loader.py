@@ -1,4 +1,4 @@
-"""Quantizing layer by layer while a checkpoint is read, and what may be wrong with its files."""
+"""Quantization layer by layer while transformers reads a checkpoint, and checks of its files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from torch_armllm.system.allocator import release_free_memory
 
 
 class LayerLoader:
-    """Takes the weights of a model that is still empty, one by one, and packs a layer when it has them all.
+    """Receives the weights of a model on the meta device one by one, and packs each complete layer.
 
-    The packed modules are hung into the model by `finish`: until then everything else is loaded into the
-    float ones.
+    `finish` puts the packed modules into the model: until then, all other tensors are loaded into the float
+    modules.
     """
 
     def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
@@ -48,12 +48,12 @@ class LayerLoader:
                 self._wanted.update({f"{layer.name}.{name}": layer for name in layer.weight_names})
 
     def wants(self, name: str) -> bool:
-        """Whether a parameter is to be given to `take`."""
+        """True if `take` handles the parameter."""
         return name in self._wanted
 
     @torch.no_grad()
     def take(self, name: str, weight: Tensor) -> None:
-        """Takes a weight; errors are kept for `finish`, as transformers would hide them in a log."""
+        """Receives a weight; `finish` raises its errors, since transformers would hide them in a log."""
         layer = self._wanted[name]
         module, attribute = layer.module, name.rpartition(".")[2]
         module._is_hf_initialized = True  # type: ignore[assignment]
@@ -79,10 +79,10 @@ class LayerLoader:
 
     @torch.no_grad()
     def finish(self) -> list[LayerRecord]:
-        """Hangs the packed modules into the model, and quantizes a head that is tied to an embedding.
+        """Puts the packed modules into the model, and quantizes a head that is tied to an embedding.
 
         Raises:
-            ValueError: a weight is not finite or has the wrong shape, or an error is out of line.
+            ValueError: a weight is not finite or has the wrong shape, or a quantization error is an outlier.
         """
         if self._error is not None:
             raise self._error
@@ -106,7 +106,7 @@ class LayerLoader:
 
 
 def _take_biases(new: QuantLinear | QuantExperts, layer: Layer) -> None:
-    """Biases were still empty when a layer's weights were packed."""
+    """Copies the biases of a layer, which were not loaded when its weights were packed."""
     if isinstance(new, QuantLinear):
         biases: dict[str, Any] = {"bias": layer.module.bias}
     else:
@@ -117,10 +117,10 @@ def _take_biases(new: QuantLinear | QuantExperts, layer: Layer) -> None:
 
 
 def check_files(files: Sequence[str], model: nn.Module | None = None) -> None:
-    """Opens every file of a checkpoint, and compares what it holds with a model, if one is given.
+    """Opens every file of a checkpoint, and compares the tensors' shapes with a model's, if given.
 
     Raises:
-        ValueError: a file is damaged, or a tensor has another shape than the model's.
+        ValueError: a file is damaged, or a tensor's shape differs from the model's.
     """
     expected = model.state_dict() if model is not None else {}
     for file in files:
@@ -143,7 +143,7 @@ def check_files(files: Sequence[str], model: nn.Module | None = None) -> None:
 
 
 def refuse_missing(model: Any) -> None:
-    """Raises ValueError if a parameter or a stored buffer was in none of the files."""
+    """Raises ValueError if no file has a parameter or a saved buffer."""
     stored = set(model.state_dict())
     empty = [
         name

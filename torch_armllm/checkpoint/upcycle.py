@@ -1,4 +1,4 @@
-"""A Mixture-of-Experts model out of a dense one: copies of its MLP with small differences."""
+"""Upcycling of a dense model to a Mixture-of-Experts: the experts are noisy copies of its MLP."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def upcycle(
 ) -> MixtralForCausalLM:
     """Builds a Mixtral model whose experts are copies of a Llama model's MLPs with independent noise.
 
-    As the routing weights sum to one, the result writes nearly what the dense model writes, whatever the
-    router chooses, while its kernels do all that experts need.  Every other weight is shared, not copied.
+    As the routing weights sum to one, the outputs are close to the dense model's for any routing, while all
+    kernels of experts run.  Every other weight is shared, not copied.
 
     Args:
         model: a Llama model without MLP or attention biases.
-        experts: of each layer.
-        top_k: experts that a token passes through.
-        noise: standard deviation of the differences, relative to that of each weight matrix.
-        seed: of the noise and the routers.
+        experts: experts per layer.
+        top_k: experts per token.
+        noise: standard deviation of the noise, relative to that of each weight matrix.
+        seed: seed of the noise and the routers.
         progress: shows a bar.
 
     Source: Komatsuzaki et al., Sparse Upcycling (arXiv 2212.05055).
@@ -51,21 +51,21 @@ def upcycle(
     )
     with torch.device("meta"):
         moe = MixtralForCausalLM(config).to(dtype)
-    own = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     generator = torch.Generator().manual_seed(seed)
     for name, _ in list(moe.named_parameters(remove_duplicate=False)):
         if ".mlp." not in name:
-            _place(moe, name, own[name])
-    # Buffers that are computed and not stored are lost on the meta device.
+            _set_parameter(moe, name, parameters[name])
+    # The meta device loses buffers that are computed and not saved.
     moe.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
     pairs = list(zip(moe.model.layers, model.model.layers, strict=True))
     for layer, dense in progress_bar(pairs, show=progress, desc="Upcycling", unit="layer"):
         gate_up = torch.cat([dense.mlp.gate_proj.weight, dense.mlp.up_proj.weight])
-        _place(layer, "mlp.experts.gate_up_proj", _variations(gate_up, experts, noise, generator))
+        _set_parameter(layer, "mlp.experts.gate_up_proj", _variations(gate_up, experts, noise, generator))
         down = dense.mlp.down_proj.weight
-        _place(layer, "mlp.experts.down_proj", _variations(down, experts, noise, generator))
+        _set_parameter(layer, "mlp.experts.down_proj", _variations(down, experts, noise, generator))
         router = torch.randn(experts, config.hidden_size, generator=generator) * 0.02
-        _place(layer, "mlp.gate.weight", router.to(dtype))
+        _set_parameter(layer, "mlp.gate.weight", router.to(dtype))
     moe.generation_config = copy.deepcopy(model.generation_config)
     return moe.eval()
 
@@ -91,9 +91,9 @@ _SHIFT = 104729
 
 
 def _variations(weight: Tensor, count: int, noise: float, generator: torch.Generator) -> Tensor:
-    """`count` copies of a weight, each with its own noise: (count, *weight.shape)."""
+    """Returns `count` copies of a weight, each with its own noise: (count, *weight.shape)."""
     size = weight.numel()
-    # One long stretch of noise, read from different places: drawing it anew for each copy takes much longer.
+    # Copies read one long noise vector at different offsets: separate draws would take much longer.
     plain = weight.float()
     drawn = torch.randn(size + _SHIFT * (count - 1), generator=generator) * (noise * plain.std())
     copies = torch.empty(count, *weight.shape, dtype=weight.dtype)
@@ -103,7 +103,7 @@ def _variations(weight: Tensor, count: int, noise: float, generator: torch.Gener
     return copies
 
 
-def _place(module: torch.nn.Module, name: str, value: Tensor) -> None:
+def _set_parameter(module: torch.nn.Module, name: str, value: Tensor) -> None:
     parent, _, attribute = name.rpartition(".")
     parameter = (
         value if isinstance(value, torch.nn.Parameter) else torch.nn.Parameter(value, requires_grad=False)

@@ -91,7 +91,7 @@ def _recognize(module: nn.Module, gated: bool) -> tuple[str, float] | None:
     try:
         with torch.no_grad():
             got = function(joined)[..., 0]
-    except Exception:  # noqa: BLE001 - a gate of another signature is one that the op cannot compute
+    except Exception:  # noqa: BLE001 - the op does not support gates with another signature
         return None
     for name, limit in _candidates(module):
         expected = ACTIVATIONS[name](gate, up, limit)
@@ -141,7 +141,7 @@ def _recognize_batched(module: nn.Module) -> ExpertLayout | None:
                 torch.stack([row @ w.t() for row, w in zip(x, part, strict=True)])
                 for part in plain.inner(gate_up)
             )
-        except Exception:  # noqa: BLE001 - not rows for each expert, or of another layout
+        except Exception:  # noqa: BLE001 - not batched, or another layout
             continue
         for name, limit in _candidates(module):
             between = ACTIVATIONS[name](gates, ups, limit)

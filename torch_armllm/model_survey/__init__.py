@@ -1,1 +1,1 @@
-"""Every causal language model of transformers, tiny: what is captured, what is not, and why."""
+"""Survey of transformers' causal language models: which ones are captured, as tiny random models."""

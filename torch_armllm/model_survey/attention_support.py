@@ -1,4 +1,4 @@
-"""Which families the promise of capture is made for: those that transformers' attention interface serves."""
+"""Classification of model families: only those with transformers' attention interface can be captured."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def _model_class(family: str) -> Any:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[family]]
-    return found[0] if isinstance(found, tuple) else found
+    classes = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[family]]
+    return classes[0] if isinstance(classes, tuple) else classes
 
 
 def reach_of(family: str) -> str:
-    """What kind of model transformers says that a family is.
+    """Returns the kind of a family, as transformers declares it.
 
     Args:
         family: a ``model_type``.
 
     Returns:
-        `ATTENTION` where its layers attend by transformers' interface alone; else the first that holds of
-        `STATE` (layers that carry a state from token to token), `SEVERAL` (a wrapper of a language model and
-        others), and `OWN` (transformers does not call it ready for other attention).
+        `ATTENTION` if all layers attend through transformers' attention interface; else the first match of
+        `STATE` (layers carry a state from token to token), `SEVERAL` (a wrapper of a language model and other
+        models), and `OWN` (transformers does not mark it as ready for other attention).
     """
     from transformers import CONFIG_MAPPING
 
     model, config = _model_class(family), CONFIG_MAPPING[family]
     kinds: list[str] = []
-    with contextlib.suppress(Exception):  # of a configuration that cannot be made there is no list of layers
+    with contextlib.suppress(Exception):  # no list of layers without a configuration
         kinds = getattr(tiny_config(family), "layer_types", None) or []
     if getattr(model, "_is_stateful", False) or any(kind in _OTHER_LAYERS for kind in kinds):
         return STATE

@@ -1,4 +1,4 @@
-"""The table of families: what `patch` does with each, found by patching a tiny model of it."""
+"""The table of model families: the result of `patch` on a tiny model of each."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _NONE = "-"
 
 @dataclass(frozen=True)
 class Family:
-    """What became of a family.
+    """The result of a family.
 
     Attributes:
         family: transformers' ``model_type``.
-        runs: ``plan`` (one native call a step), ``graph`` (fused ops, node by node), ``modules`` (quantized
-            modules in the model's own forward), or ``-`` where no tiny model could be made.
-        why: what stands in the way of the next better one; empty for a plan.
+        runs: ``plan`` (one native call per step), ``graph`` (fused ops, node by node), ``modules`` (quantized
+            modules in the model's own forward), or ``-`` if no tiny model could be built.
+        why: the reason for not running in the next better way; empty for a plan.
         ops: the fused ops of a step, the most frequent first.
-        share: share of the weight bytes that are quantized.
-        reach: what kind of model it is, as `reach_of` says.
+        share: quantized share of the weight bytes.
+        reach: the kind of model, see `reach_of`.
     """
 
     family: str
@@ -46,16 +46,16 @@ class Family:
 
     @property
     def captured(self) -> bool:
-        """Whether its forward is a graph of fused ops."""
+        """True if its forward is a graph of fused ops."""
         return self.runs in (_NATIVE, _GRAPH)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON types."""
+        """Returns everything as JSON types."""
         return {**asdict(self), "captured": self.captured}
 
 
 def describe(family: str, report: Report) -> Family:
-    """The table's row for a family whose model was patched with this report."""
+    """Returns the row of a family from the report of its patched model."""
     node_by_node = [note for note in report.notes if note.startswith("the graph runs node by node: ")]
     runs = _MODULES if not report.captured else _GRAPH if node_by_node else _NATIVE
     why = report.capture_reason or "".join(node_by_node).removeprefix("the graph runs node by node: ")
@@ -68,14 +68,14 @@ def _untried(family: str, why: str) -> Family:
 
 
 def survey(family: str) -> Family:
-    """Builds a tiny model of a family, patches it and says what came of it."""
+    """Builds a tiny model of a family, patches it and returns the row."""
     from torch_armllm.patching.patch import patch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             model: nn.Module = tiny_model(family)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the reason
+        except Exception as error:  # noqa: BLE001 - any error is a reason
             return _untried(family, f"{type(error).__name__}: {error}")
         try:
             return describe(family, patch(model, Recipe(importance=False), progress=False))
@@ -91,11 +91,11 @@ def _quiet() -> None:
 
 
 def survey_all(names: Sequence[str] = (), processes: int | None = None) -> Iterable[Family]:
-    """Rows for these families, or for all, in order.
+    """Yields the rows of these families, or of all, in order.
 
     Args:
-        names: model types; none: all that transformers has.
-        processes: how many work at once; None: one a core.
+        names: model types; empty: all of transformers.
+        processes: number of processes; None: one per core.
 
     Raises:
         ValueError: transformers has no such family.
@@ -120,7 +120,7 @@ def _one_line(text: str) -> str:
 
 
 def summary(rows: Sequence[Family]) -> str:
-    """One sentence of counts."""
+    """Returns the counts as a sentence."""
     counts = Counter(row.runs for row in rows)
     return (
         f"{len(rows)} families: {counts[_NATIVE]} run as a native plan, {counts[_GRAPH]} as a graph of fused"
@@ -129,7 +129,7 @@ def summary(rows: Sequence[Family]) -> str:
 
 
 def goal(rows: Sequence[Family]) -> str:
-    """How many of the families that attend by transformers' interface are captured."""
+    """Returns a sentence with the captured share of families that use transformers' attention interface."""
     reached = [row for row in rows if row.reach == ATTENTION]
     captured = sum(row.captured for row in reached)
     share = 100 * captured / len(reached) if reached else 0.0
@@ -139,7 +139,7 @@ def goal(rows: Sequence[Family]) -> str:
 
 
 def _not_captured(rows: Sequence[Family]) -> str:
-    """Those of the goal that are missing, by reason."""
+    """Returns a list of the families that are not captured, by reason."""
     by_reason: dict[str, list[str]] = {}
     for row in rows:
         if row.reach == ATTENTION and not row.captured:
@@ -148,12 +148,12 @@ def _not_captured(rows: Sequence[Family]) -> str:
 
 
 def _without_names(why: str) -> str:
-    """A reason without the name of the class that it is about."""
+    """Returns a reason without its class name."""
     return re.sub(r"^(Unsupported\w+: )?[A-Z]\w+(Model|Attention|Experts|Indexer) ", "it ", why)
 
 
 def as_text(rows: Sequence[Family]) -> str:
-    """A table for the terminal."""
+    """Formats the table for a terminal."""
     lines = [
         f"{row.family:<26}{row.runs:<9}{100 * row.share:4.0f} %  {row.why or ', '.join(row.ops)}"
         for row in rows
@@ -187,7 +187,7 @@ state and wrappers of several modalities.  Not captured are
 
 
 def as_page(rows: Sequence[Family]) -> str:
-    """The whole of docs/models.md."""
+    """Returns the page of model families."""
     import transformers
 
     version = transformers.__version__
@@ -201,7 +201,7 @@ def as_page(rows: Sequence[Family]) -> str:
 
 
 def as_markdown(rows: Sequence[Family]) -> str:
-    """The table of docs/models.md."""
+    """Formats the table in Markdown."""
     lines = ["| family | runs as | quantized | what stands in the way | ops |", "|---|---|---|---|---|"]
     for row in rows:
         ops = ", ".join(f"`{op}`" for op in row.ops)

@@ -13,24 +13,24 @@ from torch_armllm.model_survey.tiny_overrides import COUNTS, EXACT, OVERRIDES
 VOCABULARY = 97
 MOST_PARAMETERS = 10**8
 MOST_KINDS = 4
-"""A list with more different entries does not say what kind of layer each is."""
+"""A list with more distinct entries does not hold kinds of layers."""
 
 
 def families() -> list[str]:
-    """The model types of transformers' causal language models, those with a class of their own."""
+    """Returns the model types of transformers' causal language models."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
 
     return list(names)
 
 
 def _layers(values: dict[str, Any]) -> int:
-    """As many layers as there are kinds of them, two at least."""
+    """Returns the number of layers: one per kind, at least two."""
     kinds = [len(set(found)) for found in values.values() if _is_by_layer(found, values)]
     return max([2, *kinds])
 
 
 def _is_by_layer(found: Any, values: dict[str, Any]) -> bool:
-    """Whether a value is a list with an entry for each layer."""
+    """True if a value is a list with an entry per layer."""
     if not isinstance(found, (list, tuple)) or not found or isinstance(found[0], (list, tuple, dict)):
         return False
     return (
@@ -49,16 +49,16 @@ def _defaults(kind: Any, fields: set[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     try:
         made = kind()
-    except Exception:  # noqa: BLE001 - a configuration without defaults is made by its overrides alone
+    except Exception:  # noqa: BLE001 - a configuration without defaults needs its overrides
         return values
     for name in sorted(fields):
-        with contextlib.suppress(Exception):  # some are computed, and not from the defaults
+        with contextlib.suppress(Exception):  # some properties fail for the defaults
             values[name] = getattr(made, name)
     return values
 
 
 def _shrunk(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that make a configuration of a class tiny."""
+    """Returns arguments for a tiny configuration of a class."""
     fields = set(getattr(kind, "__dataclass_fields__", ()))
     subs = {name: sub for name, sub in getattr(kind, "sub_configs", {}).items() if isinstance(sub, type)}
     made: dict[str, Any] = {}
@@ -82,12 +82,12 @@ def _shrunk(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
             kinds = _first_kinds(found, layers)
             made[name] = [min(EXACT[name], kind) for kind in kinds] if name in EXACT else kinds
     if "kv_lora_rank" in made and "num_key_value_heads" in made:
-        made["num_key_value_heads"] = made["num_attention_heads"]  # latents are expanded to every head
+        made["num_key_value_heads"] = made["num_attention_heads"]  # latents expand to every head
     return {**made, **{k: v for k, v in overrides.items() if k not in subs}}
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:
-    """A configuration of a family (a ``model_type``) whose model is built in milliseconds."""
+    """Returns a configuration of a family (a ``model_type``) whose model is built in milliseconds."""
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[family]
@@ -95,7 +95,7 @@ def tiny_config(family: str, **overrides: Any) -> Any:
 
 
 def _randomize(model: nn.Module) -> None:
-    """Weights far larger than the initial ones: a wrong position or expert must not look like rounding."""
+    """Draws much larger weights than the initial ones: errors of position or expert must exceed rounding."""
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
             parameter.normal_(0.0, 0.08)
@@ -106,16 +106,16 @@ def _randomize(model: nn.Module) -> None:
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: Any) -> Any:
-    """A tiny random model of a family, in evaluation mode.
+    """Returns a tiny random model of a family, in evaluation mode.
 
     Args:
         family: a ``model_type`` of `families`.
-        dtype: of the parameters.
-        seed: the same seed gives the same model, whatever was drawn before.
+        dtype: dtype of the parameters.
+        seed: seed of the weights, independent of the global random state.
         overrides: configuration values.
 
     Raises:
-        ValueError: the family's values have names that are not known here, and its model would be large.
+        ValueError: the model would be large, since the configuration has unknown size names.
     """
     from transformers import AutoModelForCausalLM
 
@@ -132,6 +132,6 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
 
 
 def tiny_ids(batch: int = 1, length: int = 12, seed: int = 1) -> Tensor:
-    """Random token ids ``(batch, length)`` that hold none of the special ones."""
+    """Returns random token ids ``(batch, length)`` without special tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(5, VOCABULARY - 7, (batch, length), generator=generator)

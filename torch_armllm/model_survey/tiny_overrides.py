@@ -1,4 +1,4 @@
-"""How configurations are made tiny: by the names of their values, and for few families by hand."""
+"""Values of tiny configurations: by attribute name, and for a few families by hand."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ EXACT: dict[str, int] = {
     "shape_vocab_size": 97, "pronunciation_vocab_size": 97, "zero_expert_num": 2,
     "rotary_dim": 8, "block_size": 16,
 }  # fmt: skip
-"""The values by these names become this, or stay where they are smaller."""
+"""Attributes with these names get these values, unless their defaults are smaller."""
 
 COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-"""Names of the number of layers."""
+"""Attributes with the number of layers."""
 
 _HYBRID = ["linear_attention", "full_attention"]
 
@@ -67,7 +67,7 @@ _GEMMA4 = {
     "num_global_key_value_heads": 1,
     "global_head_dim": 32,
 }
-"""Global layers have fewer and longer keys, and values made of the same; the last layers read others'."""
+"""Global layers have fewer, longer keys that double as values; the last layers read earlier layers' keys."""
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_DECODERS, {"is_decoder": True}),
@@ -112,4 +112,4 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
 }
-"""What a family needs beyond that, by model type."""
+"""Further values by model type."""

@@ -48,8 +48,8 @@ def collapse(tensors: Iterable[Tensor]) -> int:
     """Moves the memory of tensors to huge pages, together with neighbors on the same pages.
 
     Contents and addresses stay the same.  This is only a hint: before Linux 6.1, or without free memory,
-    pages stay small.  Private mappings of files become anonymous memory if there is enough of it; the file's pages,
-    which processes share, are then no longer used.
+    pages stay small.  Private mappings of files become anonymous memory if there is enough of it; the file's
+    pages, which processes share, are then no longer used.
 
     Args:
         tensors: dense CPU tensors; those below 256 KB are ignored.
