@@ -74,37 +74,37 @@ bool has_amx() {
 #endif
 
 uint64_t detect() {
-  uint64_t found = 0;
+  uint64_t features = 0;
 #if defined(__aarch64__)
   const unsigned long hwcap = getauxval(AT_HWCAP);
   const unsigned long hwcap2 = getauxval(AT_HWCAP2);
-  if (hwcap & HWCAP_ASIMD) found |= kAsimd;
-  if (hwcap & HWCAP_ASIMDHP) found |= kFp16;
-  if (hwcap & HWCAP_ASIMDDP) found |= kDotprod;
-  if (hwcap & HWCAP_SVE) found |= kSve;
+  if (hwcap & HWCAP_ASIMD) features |= kAsimd;
+  if (hwcap & HWCAP_ASIMDHP) features |= kFp16;
+  if (hwcap & HWCAP_ASIMDDP) features |= kDotprod;
+  if (hwcap & HWCAP_SVE) features |= kSve;
   // Bit numbers, because headers of old systems lack the names HWCAP_ASIMDFHM and HWCAP2_…
-  if (hwcap & (1ul << 23)) found |= kFhm;
-  if (hwcap2 & (1ul << 1)) found |= kSve2;
-  if (hwcap2 & (1ul << 9)) found |= kSveI8mm;
-  if (hwcap2 & (1ul << 13)) found |= kI8mm;
-  if (hwcap2 & (1ul << 14)) found |= kBf16;
-  if (hwcap2 & (1ul << 23)) found |= kSme;
-  if (hwcap2 & (1ul << 37)) found |= kSme2;
-  if (!usable(vector_bits(kSveLength))) found &= ~uint64_t(kSve | kSveI8mm | kSve2);
-  if (!usable(vector_bits(kSmeLength))) found &= ~uint64_t(kSme | kSme2);
+  if (hwcap & (1ul << 23)) features |= kFhm;
+  if (hwcap2 & (1ul << 1)) features |= kSve2;
+  if (hwcap2 & (1ul << 9)) features |= kSveI8mm;
+  if (hwcap2 & (1ul << 13)) features |= kI8mm;
+  if (hwcap2 & (1ul << 14)) features |= kBf16;
+  if (hwcap2 & (1ul << 23)) features |= kSme;
+  if (hwcap2 & (1ul << 37)) features |= kSme2;
+  if (!usable(vector_bits(kSveLength))) features &= ~uint64_t(kSve | kSveI8mm | kSve2);
+  if (!usable(vector_bits(kSmeLength))) features &= ~uint64_t(kSme | kSme2);
 #elif defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2")) found |= kAvx2;
-  if (__builtin_cpu_supports("fma")) found |= kFma;
-  if (__builtin_cpu_supports("f16c")) found |= kF16c;
+  if (__builtin_cpu_supports("avx2")) features |= kAvx2;
+  if (__builtin_cpu_supports("fma")) features |= kFma;
+  if (__builtin_cpu_supports("f16c")) features |= kF16c;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found |= kAvx512;
-  if (__builtin_cpu_supports("avx512vnni")) found |= kAvx512Vnni;
-  if (__builtin_cpu_supports("avx512bf16")) found |= kAvx512Bf16;
-  if (has_amx()) found |= kAmx;
+    features |= kAvx512;
+  if (__builtin_cpu_supports("avx512vnni")) features |= kAvx512Vnni;
+  if (__builtin_cpu_supports("avx512bf16")) features |= kAvx512Bf16;
+  if (has_amx()) features |= kAmx;
 #endif
-  return found;
+  return features;
 }
 
 }  // namespace

@@ -36,24 +36,24 @@ struct VariantRows {
 };
 
 // Adds a row, which inherits what it lacks from its base.
-void add_row(VariantRows& rows, Variant own, const char* base) {
+void add_row(VariantRows& rows, Variant row, const char* base) {
   bool built = false;
-  for (const char* owner : own.table_owner) built = built || owner != nullptr;
+  for (const char* owner : row.table_owner) built = built || owner != nullptr;
   if (!built) {
-    rows.absent.insert(rows.absent.begin(), own);
+    rows.absent.insert(rows.absent.begin(), row);
     return;
   }
   for (const Variant& below : rows.built) {
     if (std::strcmp(below.name, base) != 0) continue;
     for (int i = 0; i < kArithmetics; ++i)
-      if (own.instructions[i] == nullptr) own.instructions[i] = below.instructions[i];
+      if (row.instructions[i] == nullptr) row.instructions[i] = below.instructions[i];
 #define ARMLLM_INHERIT(Table, family, arithmetic) \
-  if (own.family == nullptr)                      \
-    own.family = below.family, own.table_owner[k_##family] = below.table_owner[k_##family];
+  if (row.family == nullptr)                      \
+    row.family = below.family, row.table_owner[k_##family] = below.table_owner[k_##family];
     ARMLLM_FAMILIES(ARMLLM_INHERIT)
 #undef ARMLLM_INHERIT
   }
-  rows.built.insert(rows.built.begin(), own);
+  rows.built.insert(rows.built.begin(), row);
 }
 
 #define ARMLLM_OWN_TABLE(Table, table, arithmetic) \

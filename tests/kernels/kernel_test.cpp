@@ -44,13 +44,13 @@ int main(int count, char** names) {
     if (!wanted) continue;
     const int64_t before = report.checks(), failed = report.failures();
     // Inherited tables are tested with the base.
-    const auto own = [&](Family family) { return std::string(v.table_owner[family]) == v.name; };
-    if (own(k_linear)) test_linear_parts(v, report);
-    if (own(k_norm) || own(k_dense)) test_row_parts(v, report);
-    if (own(k_attention)) test_attention_parts(v, report);
-    if (own(k_linear) && &v != truth) test_linear(v, *truth, report);
-    if (own(k_norm) && &v != truth) test_rows(v, *truth, report);
-    if (own(k_attention) && &v != truth) test_attention(v, *truth, report);
+    const auto has_own_table = [&](Family family) { return std::string(v.table_owner[family]) == v.name; };
+    if (has_own_table(k_linear)) test_linear_parts(v, report);
+    if (has_own_table(k_norm) || has_own_table(k_dense)) test_row_parts(v, report);
+    if (has_own_table(k_attention)) test_attention_parts(v, report);
+    if (has_own_table(k_linear) && &v != truth) test_linear(v, *truth, report);
+    if (has_own_table(k_norm) && &v != truth) test_rows(v, *truth, report);
+    if (has_own_table(k_attention) && &v != truth) test_attention(v, *truth, report);
 #if defined(ARMLLM_TEST_SME)
     if (std::string(v.name) == "sme2") test_za_is_saved(v, report);
 #endif

@@ -219,16 +219,17 @@ void test_sample(const SampleKernels& tested, const SampleKernels& truth, const 
           same = same &&
                  tested.count_above(x.data(), type, n, bound) == truth.count_above(x.data(), type, n, bound);
         for (float bound : {0.011f, 0.3f, 1.0f}) {
-          std::vector<Candidate> found[2];
+          std::vector<Candidate> candidates[2];
           for (int i = 0; i < 2; ++i) {
-            found[i].resize(size_t(padded));
-            found[i].resize(
-                size_t((i ? truth : tested)
-                           .gather(weights[0].data(), largest[0].data(), blocks, bound, found[i].data())));
+            candidates[i].resize(size_t(padded));
+            candidates[i].resize(size_t(
+                (i ? truth : tested)
+                    .gather(weights[0].data(), largest[0].data(), blocks, bound, candidates[i].data())));
           }
-          same = same && found[0].size() == found[1].size() && !found[0].empty();
-          for (size_t i = 0; same && i < found[0].size(); ++i)
-            same = found[0][i].weight == found[1][i].weight && found[0][i].id == found[1][i].id;
+          same = same && candidates[0].size() == candidates[1].size() && !candidates[0].empty();
+          for (size_t i = 0; same && i < candidates[0].size(); ++i)
+            same = candidates[0][i].weight == candidates[1][i].weight &&
+                   candidates[0][i].id == candidates[1][i].id;
         }
         report.expect(same, text("%s sample type %d n %ld size %g", name, int(type), long(n), double(size)));
       }

@@ -11,30 +11,30 @@ using armllm::Watch;
 
 // True if a thread that is sampled every `step` ms for 100 ms, and waits for a part of each, is found
 // displaced.
-bool is_found(double part, int64_t step, int64_t asleep = 0) {
+bool is_displaced(double part, int64_t step, int64_t asleep = 0) {
   Watch watch;
-  bool found = false;
+  bool displaced = false;
   int64_t now = 1000 * kMillisecond, waited = 77 * kMillisecond;
   for (int i = 0; i < 100 / step; ++i) {
-    if (watch.is_due(now)) found |= watch.note(now, waited);
+    if (watch.is_due(now)) displaced |= watch.note(now, waited);
     now += (step + asleep) * kMillisecond;
     waited += int64_t(part * double(step * kMillisecond));
   }
-  return found;
+  return displaced;
 }
 
 void test_watch(Report& report) {
   for (int64_t step : {1, 3, 11, 30}) {
-    report.expect(is_found(0.5, step), "a thread that waits half of its time is displaced");
-    report.expect(!is_found(0.02, step), "a thread that hardly waits is not displaced");
+    report.expect(is_displaced(0.5, step), "a thread that waits half of its time is displaced");
+    report.expect(!is_displaced(0.02, step), "a thread that hardly waits is not displaced");
   }
-  report.expect(!is_found(0.9, 10, 1000), "a thread that mostly sleeps is never displaced");
+  report.expect(!is_displaced(0.9, 10, 1000), "a thread that mostly sleeps is never displaced");
 }
 
 // Active workers of a team of `team` at every millisecond, while `busy` other processes run for some time.
 std::vector<int64_t> sizes(int64_t team, int64_t busy, int64_t begin, int64_t end, int64_t until) {
   Crew crew(team);
-  std::vector<int64_t> found;
+  std::vector<int64_t> active;
   int64_t stretch = 0;
   for (int64_t ms = 0; ms < until; ++ms) {
     const int64_t size = crew.size(team);
@@ -42,24 +42,24 @@ std::vector<int64_t> sizes(int64_t team, int64_t busy, int64_t begin, int64_t en
     stretch = displaced > 0 ? stretch + 1 : 0;
     crew.note((5000 + ms) * kMillisecond, stretch >= 20 ? displaced : 0);
     if (stretch >= 20) stretch = 0;
-    found.push_back(size);
+    active.push_back(size);
   }
-  return found;
+  return active;
 }
 
 void test_crew_sizes(Report& report) {
   for (int64_t team : {2, 3, 16, 64})
     for (int64_t busy : {1, 2}) {
       const std::string name = std::to_string(team) + " threads beside " + std::to_string(busy);
-      const std::vector<int64_t> found = sizes(team, busy, 1000, 6000, 12000);
+      const std::vector<int64_t> active = sizes(team, busy, 1000, 6000, 12000);
       const int64_t left = std::max<int64_t>(1, team - busy);
-      report.expect(*std::min_element(found.begin(), found.begin() + 1000) == team,
+      report.expect(*std::min_element(active.begin(), active.begin() + 1000) == team,
                     name + ": all while alone");
-      report.expect(*std::min_element(found.begin(), found.end()) >= left,
+      report.expect(*std::min_element(active.begin(), active.end()) >= left,
                     name + ": never fewer than it must");
-      const auto as_left = std::count(found.begin() + 1000, found.begin() + 6000, left);
+      const auto as_left = std::count(active.begin() + 1000, active.begin() + 6000, left);
       report.expect(as_left > 4000, name + ": mostly without those whose cores are taken");
-      report.expect(*std::min_element(found.end() - 1000, found.end()) == team, name + ": all again");
+      report.expect(*std::min_element(active.end() - 1000, active.end()) == team, name + ": all again");
     }
   Crew crew(4);
   crew.note(5000 * kMillisecond, 3);

@@ -17,13 +17,13 @@ DOTS = tuple(name for name in RUNNABLE if variants.machine().tables[name]["dense
 """Variants that multiply bfloat16 by bfloat16 with BFMMLA, which rounds differently."""
 
 
-def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
+def outputs_of_variants(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
     """Return the result of every variant."""
-    found = []
+    results = []
     for name in RUNNABLE:
         with variants.use(name):
-            found.append(linear.dense_linear(x, weight, bias))
-    return found
+            results.append(linear.dense_linear(x, weight, bias))
+    return results
 
 
 @settings(max_examples=40, deadline=None)
@@ -42,13 +42,13 @@ def test_dense_linear_agrees_with_reference(
     x = torch.randn(tokens, inputs).to(dtype)
     weight = (torch.randn(outputs, inputs) / inputs**0.5).to(weight_dtype)
     bias = torch.randn(outputs).to(weight_dtype) if with_bias else None
-    found = products(x, weight, bias)
+    results = outputs_of_variants(x, weight, bias)
     tolerance = TOLERANCE[dtype]
     expected = linear.reference_dense_linear(x, weight, bias)
-    own_bits = DOTS if dtype == weight_dtype == torch.bfloat16 else ()
-    for name, other in zip(RUNNABLE, found, strict=True):
+    rounds_differently = DOTS if dtype == weight_dtype == torch.bfloat16 else ()
+    for name, other in zip(RUNNABLE, results, strict=True):
         torch.testing.assert_close(other, expected, rtol=tolerance, atol=tolerance)
-        assert name in own_bits or torch.equal(other, found[RUNNABLE.index("scalar")])
+        assert name in rounds_differently or torch.equal(other, results[RUNNABLE.index("scalar")])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -58,10 +58,10 @@ def test_wide_results_are_not_rounded(dtype: torch.dtype, tokens: int) -> None:
     x, weight = torch.randn(tokens, 70).to(dtype), torch.randn(21, 70).to(dtype)
     for name in RUNNABLE:
         with variants.use(name):
-            found = linear.dense_linear(x, weight, wide=True)
+            output = linear.dense_linear(x, weight, wide=True)
             if dtype != torch.bfloat16 or name not in DOTS:
-                assert torch.equal(found, linear.dense_linear(x.float(), weight))
-            assert torch.equal(found.to(dtype), linear.dense_linear(x, weight))
+                assert torch.equal(output, linear.dense_linear(x.float(), weight))
+            assert torch.equal(output.to(dtype), linear.dense_linear(x, weight))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -70,9 +70,9 @@ def test_result_is_independent_of_batch_and_outputs(dtype: torch.dtype) -> None:
     x, weight = torch.randn(11, 301).to(dtype), torch.randn(37, 301).to(dtype)
     for name in RUNNABLE:
         with variants.use(name):
-            together = linear.dense_linear(x, weight)
-            assert torch.equal(torch.stack([linear.dense_linear(row, weight) for row in x]), together)
-            assert torch.equal(linear.dense_linear(x, weight[5:23]), together[:, 5:23])
+            whole = linear.dense_linear(x, weight)
+            assert torch.equal(torch.stack([linear.dense_linear(row, weight) for row in x]), whole)
+            assert torch.equal(linear.dense_linear(x, weight[5:23]), whole[:, 5:23])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -80,10 +80,10 @@ def test_non_finite_values_stay_in_their_row(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(7, 45).to(dtype), (torch.rand(5, 45) + 0.1).to(dtype)
     x[2, 39], x[5, 0] = float("nan"), float("inf")
-    for found in products(x, weight):
-        assert found[2].isnan().all()
-        assert (found[5] == float("inf")).all()
-        assert found[[0, 1, 3, 4, 6]].isfinite().all()
+    for output in outputs_of_variants(x, weight):
+        assert output[2].isnan().all()
+        assert (output[5] == float("inf")).all()
+        assert output[[0, 1, 3, 4, 6]].isfinite().all()
 
 
 def test_strides_and_shapes() -> None:
@@ -91,8 +91,8 @@ def test_strides_and_shapes() -> None:
     x, weight = torch.randn(2, 3, 40), torch.randn(9, 60)
     expected = linear.dense_linear(x[..., 8:28].contiguous(), weight[:, 30:50].contiguous())
     assert expected.shape == (2, 3, 9)
-    for found in products(x[..., 8:28], weight[:, 30:50]):
-        assert torch.equal(found, expected)
+    for output in outputs_of_variants(x[..., 8:28], weight[:, 30:50]):
+        assert torch.equal(output, expected)
     transposed = x[..., 8:28].transpose(0, 1)
     assert torch.equal(linear.dense_linear(transposed, weight[:, 30:50]), expected.transpose(0, 1))
     assert linear.dense_linear(torch.randn(2, 0, 20), weight[:, :20]).shape == (2, 0, 9)

@@ -41,9 +41,9 @@ def test_int8_heads_are_bit_identical_to_the_reference(
     expected = linear.reference_int8_heads_linear(x, weight, rows)
     for name in RUNNABLE:
         with variants.use(name):
-            found = linear.int8_heads_linear(x, weight, rows)
-        assert torch.equal(found, expected), name
-        assert found.is_contiguous()
+            output = linear.int8_heads_linear(x, weight, rows)
+        assert torch.equal(output, expected), name
+        assert output.is_contiguous()
 
 
 @settings(max_examples=30, deadline=None)
@@ -64,8 +64,8 @@ def test_dense_heads_agree_with_the_reference(
     expected = linear.reference_dense_heads_linear(x, weight)
     for name in RUNNABLE:
         with variants.use(name):
-            found = linear.dense_heads_linear(x, weight)
-        torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+            output = linear.dense_heads_linear(x, weight)
+        torch.testing.assert_close(output, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_result_is_independent_of_batch_and_threads() -> None:
@@ -74,15 +74,15 @@ def test_result_is_independent_of_batch_and_threads() -> None:
     before = torch.get_num_threads()
     for name in RUNNABLE:
         with variants.use(name):
-            for run in (
+            for heads_linear in (
                 lambda rows: linear.int8_heads_linear(rows, weight, 48),
                 lambda rows: linear.dense_heads_linear(rows, floats),
             ):
-                together = run(x)
-                assert torch.equal(torch.cat([run(x[i : i + 1]) for i in range(70)]), together)
-                assert torch.equal(torch.cat([run(x[:13]), run(x[13:])]), together)
+                whole = heads_linear(x)
+                assert torch.equal(torch.cat([heads_linear(x[i : i + 1]) for i in range(70)]), whole)
+                assert torch.equal(torch.cat([heads_linear(x[:13]), heads_linear(x[13:])]), whole)
                 torch.set_num_threads(1)
-                assert torch.equal(run(x), together)
+                assert torch.equal(heads_linear(x), whole)
                 torch.set_num_threads(before)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.packed_weights import error, packed, run, same_bits
+from tests.support.packed_weights import error, packed, quant_linear, same_bits
 from torch_armllm.ops import linear, variants
 
 VARIANTS = variants.machine().distinct("linear", "activation")
@@ -54,7 +54,7 @@ def exact_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
 def test_exact_schemes_match_the_reference_bits(variant: str, scheme: str, rows: int, columns: int) -> None:
     with variants.use(variant):
         for options, expected in exact_cases(scheme, rows, columns):
-            assert same_bits(run(*options), expected)
+            assert same_bits(quant_linear(*options), expected)
 
 
 @settings(max_examples=25, deadline=None)
@@ -74,7 +74,7 @@ def test_any_shape(tokens: int, rows: int, columns: int, scheme: str, dtype: tor
     expected = linear.reference_int4_linear(x, weight, rows, scheme, bias)
     for variant in VARIANTS:
         with variants.use(variant):
-            assert same_bits(run(x, weight, rows, scheme, bias), expected), variant
+            assert same_bits(quant_linear(x, weight, rows, scheme, bias), expected), variant
 
 
 @pytest.mark.parametrize("scheme", EXACT)
@@ -102,7 +102,7 @@ def test_extreme_values_stay_exact(scheme: str, tokens: int) -> None:
             expected = (w.double() @ signs.double() * 127).float().expand(tokens, 16)
             for variant in VARIANTS:
                 with variants.use(variant):
-                    assert torch.equal(run(x, weight, 16, scheme), expected), variant
+                    assert torch.equal(quant_linear(x, weight, 16, scheme), expected), variant
 
 
 @functools.cache
@@ -110,7 +110,7 @@ def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
     """Return inputs, exact results, and results of the folded weight if it is used; computed once."""
     torch.manual_seed(rows)
     weight = packed(rows, columns, scheme)
-    found = []
+    cases = []
     for tokens in (0, 1, 3, 4, 8, 9, 40):
         for dtype in DTYPES if columns == 33 else (torch.float32,):
             x = torch.randn(tokens, columns).to(dtype)
@@ -118,8 +118,8 @@ def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
             options: Options = (x, weight, rows, scheme, bias, residual)
             folds = tokens > FEW and not linear.is_int8(scheme)
             folded = linear.reference_folded_linear(*options) if folds else None
-            found.append((options, linear.reference_int4_linear(*options), folded))
-    return found
+            cases.append((options, linear.reference_int4_linear(*options), folded))
+    return cases
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -129,7 +129,7 @@ def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> Non
     """Few tokens are close to the exact sum; many have the folded weight's bits and are near it."""
     with variants.use(variant):
         for options, exact, folded in float_cases(scheme, rows, columns):
-            x, got = options[0], run(*options)
+            x, got = options[0], quant_linear(*options)
             rounding = 2e-6 if x.dtype == torch.float32 else 4e-3
             may_fold = len(x) > 8 and not linear.is_int8(scheme)
             assert error(got, exact) < (2e-2 if may_fold else rounding)
@@ -164,7 +164,7 @@ def test_variants_agree(scheme: str) -> None:
         results = []
         for variant in VARIANTS:
             with variants.use(variant):
-                results.append(run(x, weight, 50, scheme))
+                results.append(quant_linear(x, weight, 50, scheme))
         assert all(same_bits(r, results[0]) for r in results)
 
 
@@ -181,7 +181,7 @@ def test_extreme_int8_groups(scheme: str, tokens: int) -> None:
     expected = torch.full((tokens, 16), 3.0 * columns * 127 if offsets is not None else 0.0)
     for variant in VARIANTS:
         with variants.use(variant):
-            assert torch.equal(run(x, weight, 16, scheme), expected), variant
+            assert torch.equal(quant_linear(x, weight, 16, scheme), expected), variant
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -192,14 +192,15 @@ def test_result_is_independent_of_batch(variant: str, scheme: str) -> None:
     x = torch.randn(75, 96)
     threads = torch.get_num_threads()
     with variants.use(variant):
-        whole = run(x, weight, 200, scheme)
+        whole = quant_linear(x, weight, 200, scheme)
         assert all(
-            same_bits(run(x[i : i + 1], weight, 200, scheme), whole[i : i + 1]) for i in (0, 7, 8, 63, 74)
+            same_bits(quant_linear(x[i : i + 1], weight, 200, scheme), whole[i : i + 1])
+            for i in (0, 7, 8, 63, 74)
         )
-        assert same_bits(run(x[3:20], weight, 200, scheme), whole[3:20])
+        assert same_bits(quant_linear(x[3:20], weight, 200, scheme), whole[3:20])
         for count in (1, 2, 16):
             torch.set_num_threads(count)
-            again, few = run(x, weight, 200, scheme), run(x[:4], weight, 200, scheme)
+            again, few = quant_linear(x, weight, 200, scheme), quant_linear(x[:4], weight, 200, scheme)
             torch.set_num_threads(threads)
             assert same_bits(again, whole)
             assert same_bits(few, whole[:4])
@@ -230,13 +231,13 @@ def test_strided_panels(scheme: str, tokens: int) -> None:
     torch.manual_seed(0)
     weight, other = packed(70, 64, scheme), packed(70, 64, scheme)
     x = torch.randn(tokens, 64)
-    expected = run(x, weight, 70, scheme)
-    assert same_bits(run(x, linear.interleave_panels(other, weight)[1::2], 70, scheme), expected)
+    expected = quant_linear(x, weight, 70, scheme)
+    assert same_bits(quant_linear(x, linear.interleave_panels(other, weight)[1::2], 70, scheme), expected)
     merged = torch.cat((other, weight, other))
-    assert same_bits(run(x, merged[5:10], 70, scheme), expected)
+    assert same_bits(quant_linear(x, merged[5:10], 70, scheme), expected)
     wide = torch.zeros(5, weight.shape[1] + 192, dtype=torch.uint8)
     wide[:, : weight.shape[1]] = weight
-    assert same_bits(run(x, wide[:, : weight.shape[1]], 70, scheme), expected)
+    assert same_bits(quant_linear(x, wide[:, : weight.shape[1]], 70, scheme), expected)
 
 
 @pytest.mark.parametrize("tokens", [4, 12])
@@ -251,8 +252,10 @@ def test_strided_and_many_dimensional_inputs(tokens: int) -> None:
     assert same_bits(linear.int4_linear(x.t().contiguous().t(), weight, 24), plain)
     blocks = x.reshape(2, tokens // 2, 40)
     assert same_bits(linear.int4_linear(blocks, weight, 24), plain.view(2, tokens // 2, 24))
-    turned = blocks.transpose(0, 1)
-    assert same_bits(linear.int4_linear(turned, weight, 24), plain.view(2, tokens // 2, 24).transpose(0, 1))
+    transposed = blocks.transpose(0, 1)
+    assert same_bits(
+        linear.int4_linear(transposed, weight, 24), plain.view(2, tokens // 2, 24).transpose(0, 1)
+    )
     assert same_bits(linear.int4_linear(x[0], weight, 24), plain[0])
     assert linear.int4_linear(x[:0].expand(3, 0, 40), weight, 24).shape == (3, 0, 24)
 

@@ -132,12 +132,12 @@ def test_folded_groups_of_zeros() -> None:
 def test_experts_are_packed_independently() -> None:
     for scheme in ("g32i", "g64zb", "g64m", "int8g128m"):
         parts = plain(20, 170, scheme, 3)
-        together = pack(parts, scheme)
+        stacked = pack(parts, scheme)
         for e in range(3):
             q, multipliers, scales, zeros, offsets = (None if part is None else part[e] for part in parts)
             assert q is not None
             assert scales is not None
-            assert torch.equal(together[e], pack((q, multipliers, scales, zeros, offsets), scheme))
+            assert torch.equal(stacked[e], pack((q, multipliers, scales, zeros, offsets), scheme))
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
@@ -198,10 +198,10 @@ def test_strided_inputs() -> None:
     q, multipliers, scales, *_ = plain(32, 64, "g32i")
     assert multipliers is not None
     expected = linear.pack_int4(q, multipliers, scales)
-    turned = linear.pack_int4(
+    transposed = linear.pack_int4(
         q.t().contiguous().t(), multipliers.t().contiguous().t(), scales[:, None].expand(32, 2)[:, 0]
     )
-    assert torch.equal(turned, expected)
+    assert torch.equal(transposed, expected)
     spread = torch.empty(2, 1000, dtype=torch.uint8)[:, : expected.shape[1]].copy_(expected)
     assert torch.equal(
         linear.unpack_weight(spread, 32, 64, "g32i"), linear.unpack_weight(expected, 32, 64, "g32i")

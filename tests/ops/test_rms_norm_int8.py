@@ -29,7 +29,7 @@ def test_equals_norm_then_quantization(
     torch.manual_seed(rows + width)
     x, more = (torch.randn(rows, width).to(dtype) for _ in range(2))
     weight, residual = torch.randn(width).to(dtype), more if added else None
-    found = []
+    results = []
     for name in RUNNABLE:
         with variants.use(name):
             q, scales, total = linear.rms_norm_int8(x, weight, 1e-5, offset, residual)
@@ -38,11 +38,11 @@ def test_equals_norm_then_quantization(
             assert torch.equal(q[:, :width], expected) and not q[:, width:].any()
             assert torch.equal(scales, expected_scales[:, 0])
             assert torch.equal(total, x + residual) if residual is not None else total.numel() == 0
-            found.append((q, scales))
+            results.append((q, scales))
     reference, reference_scales, _ = linear.reference_rms_norm_int8(x, weight, 1e-5, offset, residual)
-    assert reference.shape == found[0][0].shape
-    torch.testing.assert_close(found[0][1], reference_scales, rtol=1e-2, atol=1e-6)
-    assert all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
+    assert reference.shape == results[0][0].shape
+    torch.testing.assert_close(results[0][1], reference_scales, rtol=1e-2, atol=1e-6)
+    assert all(torch.equal(a, b) for other in results for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize("scheme", ["g32i", "row", "i8"])
@@ -67,8 +67,8 @@ def test_linear_layers_accept_quantized_rows(tokens: int, scheme: str) -> None:
                 expected = linear.int8_linear(plain, packed, outs, bias, residual)
             else:
                 expected = linear.int4_linear(plain, packed, outs, scheme, bias, residual)
-            found = linear.int4_linear_q(q, scales, packed, outs, scheme, torch.bfloat16, bias, residual)
-            assert torch.equal(found, expected) and found.dtype == expected.dtype
+            output = linear.int4_linear_q(q, scales, packed, outs, scheme, torch.bfloat16, bias, residual)
+            assert torch.equal(output, expected) and output.dtype == expected.dtype
             gated = linear.int4_gated_linear(plain, both, outs, scheme, "silu")
             assert torch.equal(linear.int4_gated_linear_q(q, scales, both, outs, scheme), gated)
             assert linear.int4_linear_q(q, scales, packed, outs, scheme, torch.float32).dtype == torch.float32

@@ -31,7 +31,7 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
     )
 
 
-def run(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None) -> Tensor:
+def quant_linear(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None) -> Tensor:
     if scheme == "i8":
         return linear.int8_linear(x, weight, rows, *more)
     return linear.int4_linear(x, weight, rows, scheme, *more)

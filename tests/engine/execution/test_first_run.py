@@ -11,10 +11,10 @@ SCRIPT = """
 import sys
 import torch
 torch.manual_seed(0)
-from tests.support.packed_weights import packed, run
+from tests.support.packed_weights import packed, quant_linear
 weight, x = packed(1152, 1536, "g32i"), torch.randn(12, 1536)
-first = run(x, weight, 1152, "g32i")
-sys.exit(0 if torch.equal(first, run(x, weight, 1152, "g32i")) else 1)
+first = quant_linear(x, weight, 1152, "g32i")
+sys.exit(0 if torch.equal(first, quant_linear(x, weight, 1152, "g32i")) else 1)
 """
 
 
