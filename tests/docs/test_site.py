@@ -57,6 +57,18 @@ def test_every_scheme_is_listed() -> None:
     assert [name for name in SCHEMES if f"`{name}`" not in page] == []
 
 
+def test_environment_variables_are_listed() -> None:
+    page = (DOCS / "reference/environment.md").read_text()
+    code = [
+        *(ROOT / "torch_armllm").rglob("*.py"),
+        *(ROOT / "ops").rglob("*.py"),
+        *(ROOT / "ops").rglob("*.cpp"),
+    ]
+    read = {name for path in code for name in re.findall(r'"(ARMLLM_[A-Z_]+)"', path.read_text())}
+    users_part = page.split("Development only")[0]
+    assert set(re.findall(r"ARMLLM_[A-Z_]+", users_part)) == read
+
+
 def test_lines_are_short() -> None:
     long = [
         f"{page.relative_to(ROOT)}:{number}"
