@@ -16,6 +16,7 @@ from torch_armllm.ops import (  # noqa: E402
     norm,
     rope,
     sample,
+    tables,
     threads,
     variants,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "norm",
     "rope",
     "sample",
+    "tables",
     "threads",
     "variants",
 ]

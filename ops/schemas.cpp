@@ -51,6 +51,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("isa_list() -> str");
   m.def("team_threads() -> int[]");
   // plan
+  m.def("plan_tables() -> str");
   m.def("plan_create(Tensor[] constants, int[] program, float[] floats) -> int");
   m.def("plan_run(int plan, Tensor[] inputs, int tokens) -> Tensor[]");
   m.def("plan_run_then(int plan, int next, Tensor[] inputs, Tensor(a!)[] results, int tokens) -> int");

@@ -26,7 +26,7 @@ void SplitEmbedding::tile(int, int64_t index) {
   const int64_t end = std::min(a.tokens, (index + 1) * kRowsPerTile);
   for (int64_t t = index * kRowsPerTile; t < end; ++t) {
     const int64_t id = a.ids[t];
-    if (id < 0 || id >= a.vocabulary) {
+    if (id < 0 || id >= a.vocab_size) {
       std::memset(a.out.row(t), 0, a.width * size_of(a.out.type));
       continue;
     }
@@ -57,13 +57,13 @@ Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype
   STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, "split_embedding: ids must be int64");
   STD_TORCH_CHECK(rest.dim() == 2 && rest.scalar_type() == ScalarType::Char && rest.is_contiguous(),
                   "split_embedding: rest must be int8 (vocabulary, width) and contiguous");
-  const int64_t vocabulary = rest.size(0), width = rest.size(1);
+  const int64_t vocab_size = rest.size(0), width = rest.size(1);
   const int64_t bytes = panel_layout(Scheme::i8, width).bytes;
   STD_TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == ScalarType::Byte &&
-                      weight.size(0) == ceil_div(vocabulary, kPanel) && weight.size(1) == bytes &&
+                      weight.size(0) == ceil_div(vocab_size, kPanel) && weight.size(1) == bytes &&
                       weight.stride(1) == 1,
-                  "split_embedding: weight must be uint8 (", ceil_div(vocabulary, kPanel), ", ", bytes,
-                  ") for a vocabulary of ", vocabulary, " and a width of ", width);
+                  "split_embedding: weight must be uint8 (", ceil_div(vocab_size, kPanel), ", ", bytes,
+                  ") for a vocabulary of ", vocab_size, " and a width of ", width);
   const Tensor flat = torch::stable::contiguous(ids);
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(width);
@@ -77,10 +77,10 @@ Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype
   a.out = Rows{out.data_ptr(), width, dtype_of(out, "out")};
   a.tokens = flat.numel();
   a.width = width;
-  a.vocabulary = vocabulary;
+  a.vocab_size = vocab_size;
   for (int64_t t = 0; t < a.tokens; ++t)
-    STD_TORCH_CHECK(a.ids[t] >= 0 && a.ids[t] < vocabulary, "split_embedding: id ", a.ids[t],
-                    " is not in 0 … ", vocabulary - 1);
+    STD_TORCH_CHECK(a.ids[t] >= 0 && a.ids[t] < vocab_size, "split_embedding: id ", a.ids[t],
+                    " is not in 0 … ", vocab_size - 1);
   run(task);
   return out;
 }

@@ -12,10 +12,10 @@ namespace armllm {
 struct SplitEmbeddingArgs {
   const uint8_t* weight = nullptr;  // panels of scheme i8
   int64_t panel_stride = 0;         // bytes
-  const int8_t* rest = nullptr;     // [vocabulary][width]
+  const int8_t* rest = nullptr;     // [vocab_size][width]
   const int64_t* ids = nullptr;     // [tokens]
   Rows out;
-  int64_t tokens = 0, width = 0, vocabulary = 0;
+  int64_t tokens = 0, width = 0, vocab_size = 0;
 };
 
 // An id outside the vocabulary gives a row of zeros; callers check ids before a step.

@@ -8,36 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.tables import ENUMS
+
 PANEL = 16
 GROUP = 32
-SCHEMES = {
-    "g32i": 0,
-    "row": 1,
-    "rowz": 9,
-    "i8": 3,
-    "g32": 2,
-    "g64": 4,
-    "g128": 5,
-    "g32z": 10,
-    "g64z": 12,
-    "g128z": 13,
-    "g32b": 18,
-    "g64b": 20,
-    "g128b": 21,
-    "g32zb": 26,
-    "g64zb": 28,
-    "g128zb": 29,
-    "g32m": 34,
-    "g64m": 36,
-    "g128m": 37,
-    "int8g32": 66,
-    "int8g64": 68,
-    "int8g128": 69,
-    "int8g32m": 98,
-    "int8g64m": 100,
-    "int8g128m": 101,
-}
-"""Number of each scheme in the kernels' enum."""
+SCHEMES = ENUMS["Scheme"]
+"""Every scheme and its number among the kernels."""
 EXACT = ("g32i", "row", "rowz", "i8")
 """Schemes with integer sums over all of K: the same bits in every variant and batch."""
 

@@ -46,34 +46,10 @@ constexpr int64_t kPanel = 16;  // output rows per panel
 constexpr int64_t kGroup =
     32;  // columns per group: the unit of the layout, independent of the span of a scale
 
-// Bits 0 … 2: scale kind.  Bit 3: zero points.  Bit 4: bf16 group scales.  Bit 5: offsets.  Bit 6: INT8
-// values with group scales.
+// The bits of the numbers are described in schemes.def.
 enum class Scheme : int32_t {
-  g32i = 0,
-  row = 1,
-  g32 = 2,
-  i8 = 3,
-  g64 = 4,
-  g128 = 5,
-  rowz = 9,
-  g32z = 10,
-  g64z = 12,
-  g128z = 13,
-  g32b = 18,
-  g64b = 20,
-  g128b = 21,
-  g32zb = 26,
-  g64zb = 28,
-  g128zb = 29,
-  g32m = 34,
-  g64m = 36,
-  g128m = 37,
-  i8g32 = 66,
-  i8g64 = 68,
-  i8g128 = 69,
-  i8g32m = 98,
-  i8g64m = 100,
-  i8g128m = 101,
+#define SCHEME(name, number) name = number,
+#include "linear/schemes.def"
 };
 
 struct SchemeName {
@@ -82,19 +58,8 @@ struct SchemeName {
 };
 
 constexpr SchemeName kSchemeNames[] = {
-    {Scheme::g32i, "g32i"},         {Scheme::row, "row"},
-    {Scheme::rowz, "rowz"},         {Scheme::i8, "i8"},
-    {Scheme::g32, "g32"},           {Scheme::g64, "g64"},
-    {Scheme::g128, "g128"},         {Scheme::g32z, "g32z"},
-    {Scheme::g64z, "g64z"},         {Scheme::g128z, "g128z"},
-    {Scheme::g32b, "g32b"},         {Scheme::g64b, "g64b"},
-    {Scheme::g128b, "g128b"},       {Scheme::g32zb, "g32zb"},
-    {Scheme::g64zb, "g64zb"},       {Scheme::g128zb, "g128zb"},
-    {Scheme::g32m, "g32m"},         {Scheme::g64m, "g64m"},
-    {Scheme::g128m, "g128m"},       {Scheme::i8g32, "int8g32"},
-    {Scheme::i8g64, "int8g64"},     {Scheme::i8g128, "int8g128"},
-    {Scheme::i8g32m, "int8g32m"},   {Scheme::i8g64m, "int8g64m"},
-    {Scheme::i8g128m, "int8g128m"},
+#define SCHEME(name, number) {Scheme::name, #name},
+#include "linear/schemes.def"
 };
 
 // All static: every variant compiles this header with its own flags, and the linker must not merge the

@@ -9,7 +9,10 @@ namespace armllm {
 
 constexpr int64_t kMaxExperts = 1024;  // of a router; its scores live on the stack
 
-enum class Scoring : int32_t { softmax = 0, sigmoid = 1, topk_softmax = 2 };
+enum class Scoring : int32_t {
+#define SCORING(name, number) name = number,
+#include "runtime/enums.def"
+};
 
 struct RouteArgs {
   Rows logits;

@@ -12,10 +12,12 @@ namespace {
 constexpr int64_t kTileTokens = 8;
 
 Scoring scoring_of(const std::string& name) {
-  if (name == "softmax") return Scoring::softmax;
-  if (name == "sigmoid") return Scoring::sigmoid;
-  if (name == "topk_softmax") return Scoring::topk_softmax;
-  STD_TORCH_CHECK(false, "unknown scoring '", name, "'; there are: softmax, sigmoid, topk_softmax");
+  std::string known;
+#define SCORING(scoring, number)                    \
+  if (name == #scoring) return Scoring::scoring;    \
+  known += (known.empty() ? "" : ", ") + std::string(#scoring);
+#include "runtime/enums.def"
+  STD_TORCH_CHECK(false, "unknown scoring '", name, "'; there are: ", known);
 }
 
 void check(const RouteArgs& args) {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.tables import ENUMS
+
 __all__ = ["SCORINGS", "moe_route", "reference_moe_route"]
 
-SCORINGS = ("softmax", "sigmoid", "topk_softmax")
+SCORINGS = tuple(ENUMS["Scoring"])
 
 
 def moe_route(

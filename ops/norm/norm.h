@@ -9,17 +9,17 @@ namespace armllm {
 struct NormArgs {
   Rows x, out;
   Rows residual,
-      sum;  // optional, together, where per_token is 1: sum = round(x + residual); the norm is of sum
+      sum;  // optional, together, where rows_per_token is 1: sum = round(x + residual); the norm is of sum
   const void* weight = nullptr;  // width values, may be nullptr (layer norm without affine part)
   const void* bias = nullptr;    // layer norm only
   DType weight_type = DType::f32;
   int64_t rows = 0, width = 0;
-  int64_t per_token = 1;  // norm rows side by side in a row of x and out: the heads of queries and keys
+  int64_t rows_per_token = 1;  // norm rows side by side in a row of x and out: the heads of queries and keys
   float eps = 1e-6f;
   float weight_offset = 0.0f;  // 1 for Gemma's x · (1 + w)
 
   char* part(const Rows& matrix, int64_t row) const {
-    return matrix.at(row / per_token, row % per_token * width);
+    return matrix.at(row / rows_per_token, row % rows_per_token * width);
   }
 };
 

@@ -9,7 +9,7 @@ namespace armllm {
 struct EmbeddingArgs {
   Rows table, out;
   const int64_t* ids = nullptr;  // [tokens]
-  int64_t tokens = 0, width = 0, vocabulary = 0;
+  int64_t tokens = 0, width = 0, vocab_size = 0;
 };
 
 // An id outside the vocabulary gives a row of zeros; callers check ids before a step.
@@ -23,7 +23,7 @@ class Embedding final : public TaskSet {
 
 // out = a + factor · by · b, where a may be missing, and by is one value a row or missing.
 struct AddArgs {
-  Rows a, b, out, by;
+  Rows a, b, out, row_factor;
   float factor = 1.0f;
   int64_t rows = 0, width = 0;
 };
@@ -42,7 +42,7 @@ class Add final : public TaskSet {
 // out[r][c] = in[r][order[c]], for layers whose weights lie in another order than their inputs.
 struct ReorderArgs {
   Rows in, out;
-  const int32_t* order = nullptr;  // [width], each in 0 … width − 1
+  const int32_t* permutation = nullptr;  // [width], each in 0 … width − 1
   int64_t rows = 0, width = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the files of instructions share: an instruction from a task set and what points it at a step's data.
+// Helpers for the files that build instructions: from a task set and the function that points it at a step's data.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/paged_attention.h"
+#include "plan/instruction_fields.h"
 #include "plan/plan.h"
 
 namespace armllm {
@@ -13,30 +14,41 @@ namespace armllm {
 template <class Task, class Bind>
 Instruction simple(std::unique_ptr<Task> task, Bind bind) {
   Task* raw = task.get();
-  Instruction made;
-  made.task = std::move(task);
-  made.bind = [raw, bind](const Frame& frame) { bind(*raw, frame); };
-  return made;
+  Instruction instruction;
+  instruction.task = std::move(task);
+  instruction.bind = [raw, bind](const Frame& frame) { bind(*raw, frame); };
+  return instruction;
 }
 
 template <class Task, class Bind, class Bytes>
 Instruction with_scratch(std::unique_ptr<Task> task, Bind bind, Bytes bytes) {
   Task* raw = task.get();
-  Instruction made = simple(std::move(task), bind);
-  made.scratch_bytes = [raw, bytes] { return bytes(raw->args); };
-  made.set_scratch = [raw](void* scratch) { raw->args.scratch = scratch; };
-  return made;
+  Instruction instruction = simple(std::move(task), bind);
+  instruction.scratch_bytes = [raw, bytes] { return bytes(raw->args); };
+  instruction.set_scratch = [raw](void* scratch) { raw->args.scratch = scratch; };
+  return instruction;
 }
 
-// A bound of the lengths of the sequences that stays for as many steps as it can: attention goes by whole splits.
+// An upper bound of the sequence lengths that stays the same for many steps: attention works in whole splits.
 inline int64_t length_bound(const AttentionArgs& a) {
   return a.sequences == 0 ? 0 : round_up(*std::max_element(a.seq_lens, a.seq_lens + a.sequences), kSplit);
 }
 
-// mla_instructions.cpp
-Instruction int8_heads_linear(Reader& in);
-Instruction dense_heads_linear(Reader& in);
-Instruction mla_write(Reader& in);
-Instruction mla_attention(Reader& in);
+// Sets the arguments of attention that all kinds of caches share: block table, query starts, lengths, threads.
+template <class Fields>
+void bind_sequences(const Frame& frame, const Fields& op, AttentionArgs& a) {
+  a.block_table = static_cast<const int32_t*>(frame.input(op.block_table).data_ptr());
+  a.block_table_stride = frame.input(op.block_table).size(1);
+  a.query_start = static_cast<const int32_t*>(frame.input(op.query_start).data_ptr());
+  a.seq_lens = static_cast<const int32_t*>(frame.input(op.seq_lens).data_ptr());
+  a.sequences = frame.input(op.seq_lens).numel();
+  a.max_seq_len = length_bound(a);
+  a.tokens = frame.tokens;
+  a.threads = team_size();
+}
+
+// One function an instruction, in instructions.cpp and mla_instructions.cpp.
+#define INSTRUCTION(opcode, members) Instruction build(const fields::opcode& op);
+#include "plan/instructions.def"
 
 }  // namespace armllm

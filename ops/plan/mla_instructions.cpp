@@ -7,19 +7,19 @@
 namespace armllm {
 namespace {
 
-template <class Task>
-void read_heads(Task& task, Reader& in) {
-  task.args.heads = in.integer();
-  task.args.in_features = in.integer();
-  task.args.out_features = in.integer();
-  task.args.x_head_stride = in.integer();
+template <class Task, class Fields>
+void set_sizes(Task& task, const Fields& op) {
+  task.args.heads = op.heads;
+  task.args.in_features = op.in_features;
+  task.args.out_features = op.out_features;
+  task.args.x_head_stride = op.x_head_stride;
 }
 
-template <class Task>
-void bind_heads(Task& task, const Frame& f, const View& x, const View& out) {
-  task.args.x = f.rows(x);
-  task.args.out = f.rows(out);
-  task.args.tokens = f.tokens;
+template <class Task, class Fields>
+void bind_heads(Task& task, const Frame& frame, const Fields& op) {
+  task.args.x = frame.rows(op.x);
+  task.args.out = frame.rows(op.out);
+  task.args.tokens = frame.tokens;
 }
 
 char* layer_of(const Tensor& all, int64_t layer) {
@@ -28,100 +28,86 @@ char* layer_of(const Tensor& all, int64_t layer) {
 
 }  // namespace
 
-Instruction int8_heads_linear(Reader& in) {
+Instruction build(const fields::int8_heads& op) {
   auto task = std::make_unique<QuantHeads>();
-  const View x = in.view(), out = in.view(), weight = in.view();
-  read_heads(*task, in);
-  task->args.head_stride = in.integer();
-  task->args.panel_stride = in.integer();
+  set_sizes(*task, op);
+  task->args.head_stride = op.head_stride;
+  task->args.panel_stride = op.panel_stride;
   return with_scratch(
       std::move(task),
-      [=](QuantHeads& t, const Frame& f) {
-        bind_heads(t, f, x, out);
-        t.args.weight = f.pointer<uint8_t>(weight);
+      [op](QuantHeads& t, const Frame& frame) {
+        bind_heads(t, frame, op);
+        t.args.weight = frame.pointer<uint8_t>(op.weight);
       },
       [](const QuantHeadsArgs& args) { return QuantHeads::scratch_bytes(args); });
 }
 
-Instruction dense_heads_linear(Reader& in) {
+Instruction build(const fields::dense_heads& op) {
   auto task = std::make_unique<DenseHeads>();
-  const View x = in.view(), out = in.view(), weight = in.view();
-  read_heads(*task, in);
-  return simple(std::move(task), [=](DenseHeads& t, const Frame& f) {
-    bind_heads(t, f, x, out);
-    t.args.weight = f.rows(weight);
+  set_sizes(*task, op);
+  return simple(std::move(task), [op](DenseHeads& t, const Frame& frame) {
+    bind_heads(t, frame, op);
+    t.args.weight = frame.rows(op.weight);
   });
 }
 
-Instruction mla_write(Reader& in) {
+Instruction build(const fields::mla_write& op) {
   auto task = std::make_unique<LatentWrite>();
-  const View latent = in.view(), rope = in.view(), slots = in.view();
-  const int64_t cache = in.integer(), layer = in.integer();
-  task->args.rank = in.integer();
-  task->args.rope_size = in.integer();
-  return simple(std::move(task), [=](LatentWrite& t, const Frame& f) {
+  task->args.rank = op.rank;
+  task->args.rope_size = op.rope_size;
+  return simple(std::move(task), [op](LatentWrite& t, const Frame& frame) {
     LatentWriteArgs& a = t.args;
-    a.latent = f.rows(latent);
-    a.rope = f.rows(rope);
-    a.cache = layer_of(f.input(cache), layer);
-    a.cache_type = dtype_of(f.input(cache), "cache");
-    a.slots = f.pointer<int64_t>(slots);
-    a.tokens = f.tokens;
+    a.latent = frame.rows(op.latent);
+    a.rope = frame.rows(op.rope);
+    a.cache = layer_of(frame.input(op.cache), op.layer);
+    a.cache_type = dtype_of(frame.input(op.cache), "cache");
+    a.slots = frame.pointer<int64_t>(op.slots);
+    a.tokens = frame.tokens;
   });
 }
 
-Instruction mla_attention(Reader& in) {
+Instruction build(const fields::mla_attention& op) {
   auto task = std::make_unique<LatentAttention>();
   LatentAttention* set = task.get();
-  const View latent = in.view(), rope = in.view(), out = in.view();
-  const int64_t cache = in.integer(), layer = in.integer();
-  const int64_t table = in.integer(), starts = in.integer(), lengths = in.integer();
   AttentionArgs& args = set->attention.args;
-  args.q_heads = in.integer();
-  set->latent.size = in.integer();
-  set->rope.size = in.integer();
-  set->latent.head_stride = in.integer();
-  set->rope.head_stride = in.integer();
-  args.scale = in.real();
+  args.q_heads = op.q_heads;
+  set->latent.size = op.latent_size;
+  set->rope.size = op.rope_size;
+  set->latent.head_stride = op.latent_head_stride;
+  set->rope.head_stride = op.rope_head_stride;
+  args.scale = op.scale;
   args.latent = true;
   args.kv_heads = 1;
-  args.value_size = set->latent.size;
-  args.head_size = set->latent.size + set->rope.size;
-  Instruction made = simple(std::move(task), [=](LatentAttention& t, const Frame& f) {
+  args.value_size = op.latent_size;
+  args.head_size = op.latent_size + op.rope_size;
+  Instruction instruction = simple(std::move(task), [op](LatentAttention& t, const Frame& frame) {
     AttentionArgs& a = t.attention.args;
-    const Tensor& latents = f.input(cache);
-    t.latent.data = f.address(latent);
-    t.latent.token_stride = latent.stride;
-    t.rope.data = f.address(rope);
-    t.rope.token_stride = rope.stride;
-    a.out = f.rows(out);
-    a.k_cache = layer_of(latents, layer);
-    a.cache_type = cache_type_of(latents);
-    a.block_size = latents.size(2);
-    a.block_table = static_cast<const int32_t*>(f.input(table).data_ptr());
-    a.block_table_stride = f.input(table).size(1);
-    a.query_start = static_cast<const int32_t*>(f.input(starts).data_ptr());
-    a.seq_lens = static_cast<const int32_t*>(f.input(lengths).data_ptr());
-    a.sequences = f.input(lengths).numel();
-    a.max_seq_len = length_bound(a);
-    a.tokens = f.tokens;
-    a.threads = team_size();
+    const Tensor& cache = frame.input(op.cache);
+    t.latent.data = frame.address(op.latent);
+    t.latent.token_stride = op.latent.stride;
+    t.rope.data = frame.address(op.rope);
+    t.rope.token_stride = op.rope.stride;
+    a.out = frame.rows(op.out);
+    a.k_cache = layer_of(cache, op.layer);
+    a.cache_type = cache_type_of(cache);
+    a.block_size = cache.size(2);
+    bind_sequences(frame, op, a);
   });
-  made.fits = [set] { return set->attention.args.max_seq_len == length_bound(set->attention.args); };
-  // The two parts of a query are made by two instructions and never lie side by side: they are joined in scratch.
-  const DType type = static_cast<DType>(latent.type);
-  made.scratch_bytes = [set, type] {
+  instruction.still_valid = [set] { return set->attention.args.max_seq_len == length_bound(set->attention.args); };
+  // The two parts of a query come from two instructions and are never adjacent: they are joined in scratch.
+  const DType type = op.latent.dtype();
+  instruction.scratch_bytes = [set, type] {
     const AttentionArgs& a = set->attention.args;
     return round_up(PagedAttention::scratch_bytes(a), 64) +
            a.tokens * a.q_heads * a.head_size * size_of(type);
   };
-  made.set_scratch = [set, type](void* scratch) {
+  instruction.set_scratch = [set, type](void* scratch) {
     AttentionArgs& a = set->attention.args;
     a.scratch = scratch;
     set->joined = static_cast<char*>(scratch) + round_up(PagedAttention::scratch_bytes(a), 64);
     a.q = Rows{set->joined, a.q_heads * a.head_size, type};
   };
-  return made;
+  return instruction;
 }
 
 }  // namespace armllm

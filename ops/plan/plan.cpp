@@ -1,4 +1,4 @@
-// The plan itself, and the ops that make and run one.
+// Plans, and the ops that create and run them.
 #include "plan/plan.h"
 
 #include <torch/csrc/stable/library.h>
@@ -29,22 +29,25 @@ char* reserve(std::unique_ptr<char[]>& memory, int64_t& capacity, int64_t bytes)
   return memory ? aligned(memory.get()) : nullptr;
 }
 
-torch::headeronly::ScalarType scalar_type(int64_t type) {
-  if (type == 3) return torch::headeronly::ScalarType::Long;
-  switch (static_cast<DType>(type)) {
-    case DType::bf16:
+torch::headeronly::ScalarType scalar_type(ElementType type) {
+  switch (type) {
+    case ElementType::i64:
+      return torch::headeronly::ScalarType::Long;
+    case ElementType::i32:
+      return torch::headeronly::ScalarType::Int;
+    case ElementType::bf16:
       return torch::headeronly::ScalarType::BFloat16;
-    case DType::f16:
+    case ElementType::f16:
       return torch::headeronly::ScalarType::Half;
-    default:
+    case ElementType::f32:
       return torch::headeronly::ScalarType::Float;
   }
+  STD_TORCH_CHECK(false, "plan: unknown element type ", static_cast<int64_t>(type));
 }
 
 }  // namespace
 
 char* Frame::address(const View& view) const {
-  const int64_t bytes = view.type == 3 ? 8 : view.type == 4 ? 4 : size_of(static_cast<DType>(view.type));
   char* base = nullptr;
   switch (view.space) {
     case Space::none:
@@ -56,18 +59,18 @@ char* Frame::address(const View& view) const {
       base = constants[view.index];
       break;
     case Space::input: {
-      const Tensor& one_a_token = input(view.index);
-      STD_TORCH_CHECK(one_a_token.numel() >= tokens && one_a_token.is_contiguous(), "plan: input ",
-                      view.index, " has ", one_a_token.numel(), " elements for ", tokens,
-                      " tokens; it must be contiguous with one each");
-      base = static_cast<char*>(one_a_token.data_ptr());
+      const Tensor& tensor = input(view.index);
+      STD_TORCH_CHECK(tensor.numel() >= tokens && tensor.is_contiguous(), "plan: input ", view.index, " has ",
+                      tensor.numel(), " elements for ", tokens,
+                      " tokens; it must be contiguous with one element per token");
+      base = static_cast<char*>(tensor.data_ptr());
       break;
     }
     case Space::output:
       base = static_cast<char*>(outputs[view.index].data_ptr());
       break;
   }
-  return base + view.column * bytes;
+  return base + view.column * size_of(view.type);
 }
 
 int64_t Reader::integer() {
@@ -81,7 +84,7 @@ View Reader::view() {
   v.index = integer();
   v.column = integer();
   v.stride = integer();
-  v.type = integer();
+  v.type = static_cast<ElementType>(integer());
   return v;
 }
 
@@ -94,7 +97,7 @@ Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
   const int64_t outputs = header.integer();
   for (int64_t i = 0; i < outputs; ++i) {
     const int64_t columns = header.integer();
-    outputs_.push_back({columns, header.integer()});
+    outputs_.push_back({columns, static_cast<ElementType>(header.integer())});
   }
   const int64_t count = header.integer();
   int64_t at = kOutputHeader + 2 * outputs;
@@ -108,33 +111,34 @@ Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
   }
   for (Instruction& instruction : instructions_) {
     tasks_.push_back(instruction.task.get());
-    if (instruction.fits) conditions_.push_back(&instruction.fits);
+    if (instruction.still_valid) conditions_.push_back(&instruction.still_valid);
   }
 }
 
 std::vector<Tensor> Plan::new_outputs(const Tensor& like, int64_t tokens) const {
-  std::vector<Tensor> made;
+  std::vector<Tensor> tensors;
   for (const Output& output : outputs_) {
     const int64_t sizes[2] = {tokens, output.columns};
-    made.push_back(torch::stable::new_empty(like, {sizes, 2}, scalar_type(output.type)));
+    tensors.push_back(torch::stable::new_empty(like, {sizes, 2}, scalar_type(output.type)));
   }
-  return made;
+  return tensors;
 }
 
-void Plan::check_outputs(const std::vector<Tensor>& given, int64_t tokens) const {
-  STD_TORCH_CHECK(given.size() == outputs_.size(), "plan: it has ", outputs_.size(),
-                  " results, but memory for ", given.size(), " of them is given");
-  for (size_t i = 0; i < given.size(); ++i) {
-    const Tensor& one = given[i];
-    const bool fits = one.dim() == 2 && one.size(0) == tokens && one.size(1) == outputs_[i].columns;
-    STD_TORCH_CHECK(fits && one.is_contiguous() && one.scalar_type() == scalar_type(outputs_[i].type),
-                    "plan: the memory for result ", i, " has another shape or type than (", tokens, ", ",
-                    outputs_[i].columns, ")");
+void Plan::check_outputs(const std::vector<Tensor>& outputs, int64_t tokens) const {
+  STD_TORCH_CHECK(outputs.size() == outputs_.size(), "plan: it has ", outputs_.size(),
+                  " results, but memory for ", outputs.size(), " of them is given");
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor& output = outputs[i];
+    const bool fits =
+        output.dim() == 2 && output.size(0) == tokens && output.size(1) == outputs_[i].columns;
+    STD_TORCH_CHECK(fits && output.is_contiguous() && output.scalar_type() == scalar_type(outputs_[i].type),
+                    "plan: the memory for result ", i, " must be contiguous, of shape (", tokens, ", ",
+                    outputs_[i].columns, ") and of the result's type");
   }
 }
 
 void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, int64_t tokens) {
-  ticket_ = 0;
+  binding_ = 0;
   team_ = team_size();
   variant_ = &variant();
   Frame frame;
@@ -154,13 +158,13 @@ void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, 
     if (instruction.set_scratch) instruction.set_scratch(shared);
 }
 
-bool Plan::fits() const {
+bool Plan::is_binding_valid() const {
   if (team_ != team_size() || variant_ != &variant()) return false;
-  return std::all_of(conditions_.begin(), conditions_.end(), [](const auto* holds) { return (*holds)(); });
+  return std::all_of(conditions_.begin(), conditions_.end(), [](const auto* still_valid) { return (*still_valid)(); });
 }
 
 std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times) {
-  std::lock_guard<std::mutex> alone(running_);
+  std::lock_guard<std::mutex> lock(running_);
   std::vector<Tensor> outputs = new_outputs(inputs.at(0), tokens);
   bind(inputs, outputs, tokens);
   if (tokens != 0) run_timed(tasks_.data(), size(), times);
@@ -169,25 +173,26 @@ std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens,
 
 int64_t Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, const std::vector<Tensor>& results,
                        int64_t tokens) {
-  static std::atomic<int64_t> tickets{0};
+  static std::atomic<int64_t> bindings{0};
   STD_TORCH_CHECK(&next != this, "a plan cannot follow itself");
   STD_TORCH_CHECK(tokens > 0, "a step has ", tokens, " tokens; give at least one");
-  std::scoped_lock alone(running_, next.running_);
+  std::scoped_lock lock(running_, next.running_);
   next.check_outputs(results, tokens);
-  between_ = new_outputs(inputs.at(0), tokens);
-  bind(inputs, between_, tokens);
-  next.bind(between_, results, tokens);
-  joined_ = tasks_;
-  joined_.insert(joined_.end(), next.tasks_.begin(), next.tasks_.end());
-  ticket_ = next.ticket_ = ++tickets;
-  armllm::run(joined_.data(), static_cast<int64_t>(joined_.size()));
-  return ticket_;
+  intermediates_ = new_outputs(inputs.at(0), tokens);
+  bind(inputs, intermediates_, tokens);
+  next.bind(intermediates_, results, tokens);
+  combined_tasks_ = tasks_;
+  combined_tasks_.insert(combined_tasks_.end(), next.tasks_.begin(), next.tasks_.end());
+  binding_ = next.binding_ = ++bindings;
+  armllm::run(combined_tasks_.data(), static_cast<int64_t>(combined_tasks_.size()));
+  return binding_;
 }
 
-bool Plan::run_again(Plan& next, int64_t ticket, TaskTime* times) {
-  std::scoped_lock alone(running_, next.running_);
-  if (ticket == 0 || ticket_ != ticket || next.ticket_ != ticket || !fits() || !next.fits()) return false;
-  run_timed(joined_.data(), static_cast<int64_t>(joined_.size()), times);
+bool Plan::replay(Plan& next, int64_t binding, TaskTime* times) {
+  std::scoped_lock lock(running_, next.running_);
+  if (binding == 0 || binding_ != binding || next.binding_ != binding) return false;
+  if (!is_binding_valid() || !next.is_binding_valid()) return false;
+  run_timed(combined_tasks_.data(), static_cast<int64_t>(combined_tasks_.size()), times);
   return true;
 }
 
@@ -209,9 +214,9 @@ int64_t plan_create(std::vector<Tensor> constants, std::vector<int64_t> program,
 
 std::shared_ptr<Plan> plan_of(int64_t handle) {
   std::lock_guard<std::mutex> lock(plans_mutex);
-  auto found = plans().find(handle);
-  STD_TORCH_CHECK(found != plans().end(), "there is no plan ", handle);
-  return found->second;
+  const auto entry = plans().find(handle);
+  STD_TORCH_CHECK(entry != plans().end(), "there is no plan ", handle);
+  return entry->second;
 }
 
 std::vector<Tensor> plan_run(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) {
@@ -223,9 +228,9 @@ int64_t plan_run_then(int64_t handle, int64_t next, std::vector<Tensor> inputs, 
   return plan_of(handle)->run_then(*plan_of(next), inputs, results, tokens);
 }
 
-// Writes (instructions + 2, 3) nanoseconds: what an instruction took, what all threads together computed of it, and the
-// time since the one before.  The last rows: before the first instruction and behind the last, and what the clock showed
-// when that began and ended.
+// Writes (instructions + 2, 3) nanoseconds.  Row of an instruction: elapsed time, time in its tiles summed over all
+// threads, and time since the previous instruction.  The last two rows: time before the first and after the last
+// instruction in column 0, and the clock at the begin and the end in column 1.
 void tabulate(const std::vector<TaskTime>& times, Nanoseconds began, Nanoseconds ended, int64_t* row) {
   Nanoseconds last = times.empty() ? began : times[0].began.load();
   const Nanoseconds before = last - began;
@@ -249,17 +254,17 @@ Tensor plan_profile(int64_t handle, std::vector<Tensor> inputs, int64_t tokens) 
   const Nanoseconds began = monotonic_time();
   plan->run(inputs, tokens, times.data());
   const Nanoseconds ended = monotonic_time();
-  Tensor found = torch::stable::new_zeros(inputs.at(0), {sizes, 2}, torch::headeronly::ScalarType::Long);
-  tabulate(times, began, ended, static_cast<int64_t*>(found.data_ptr()));
-  return found;
+  Tensor table = torch::stable::new_zeros(inputs.at(0), {sizes, 2}, torch::headeronly::ScalarType::Long);
+  tabulate(times, began, ended, static_cast<int64_t*>(table.data_ptr()));
+  return table;
 }
 
-bool run_again(int64_t handle, int64_t next, int64_t ticket, int64_t* table) {
-  if (table == nullptr) return plan_of(handle)->run_again(*plan_of(next), ticket, nullptr);
+bool replay(int64_t handle, int64_t next, int64_t binding, int64_t* table) {
+  if (table == nullptr) return plan_of(handle)->replay(*plan_of(next), binding, nullptr);
   const Nanoseconds began = monotonic_time();
   const std::shared_ptr<Plan> plan = plan_of(handle), following = plan_of(next);
   std::vector<TaskTime> times(plan->size() + following->size());
-  if (!plan->run_again(*following, ticket, times.data())) return false;
+  if (!plan->replay(*following, binding, times.data())) return false;
   tabulate(times, began, monotonic_time(), table);
   return true;
 }
@@ -272,15 +277,15 @@ void plan_free(int64_t handle) {
 }  // namespace
 }  // namespace armllm
 
-// Whether a step was run again.  `table`: null, or where its times go, of the instructions of both plans.  No op, since
-// it takes no tensors: torch's dispatcher is as long a way as all else that surrounds a small model's step, where nothing
-// of it is in the caches.
-extern "C" __attribute__((visibility("default"))) bool armllm_plan_run_again(int64_t handle, int64_t next,
-                                                                             int64_t ticket,
-                                                                             int64_t* table) noexcept {
+// Returns true if the step was replayed.  `table`: null, or memory for the times of both plans' instructions (tabulate).
+// A C function instead of an op, since it takes no tensors: with cold caches, torch's dispatcher takes as long as
+// everything else around a small model's step.
+extern "C" __attribute__((visibility("default"))) bool armllm_plan_replay(int64_t handle, int64_t next,
+                                                                          int64_t binding,
+                                                                          int64_t* table) noexcept {
   try {
-    return armllm::run_again(handle, next, ticket, table);
-  } catch (...) {  // it will come again where it can be told
+    return armllm::replay(handle, next, binding, table);
+  } catch (...) {  // the caller then runs the step anew, where the error occurs again and can be reported
     return false;
   }
 }

@@ -7,9 +7,8 @@
 namespace armllm {
 
 enum class RopePairs : int32_t {
-  halves = 0,     // (i, i + rotary / 2)
-  neighbors = 1,  // (2i, 2i + 1)
-  unzipped = 2,   // (2i, 2i + 1) before, (i, i + rotary / 2) after
+#define ROPE_PAIRS(name, number) name = number,
+#include "runtime/enums.def"
 };
 
 constexpr int64_t kMostUnzipped = 512;  // rotary dimensions: a head waits on the stack

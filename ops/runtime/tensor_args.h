@@ -1,4 +1,4 @@
-// From stable-ABI tensors to the raw views that task sets take, with the checks that users see.
+// Conversion of stable-ABI tensors to the raw views that task sets work on, with the checks that users see.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -39,7 +39,7 @@ inline std::string shape_of(const Tensor& t) {
 inline int64_t last_size(const Tensor& t) { return t.size(t.dim() - 1); }
 inline int64_t row_count(const Tensor& t) { return last_size(t) == 0 ? 0 : t.numel() / last_size(t); }
 
-// Elements from one row to the next where all dimensions but the last are rows; none if they do not merge.
+// Elements from one row to the next, if all dimensions but the last merge to rows; else none.
 inline std::optional<int64_t> row_stride(const Tensor& t) {
   const int64_t dims = t.dim();
   if (dims < 1 || (last_size(t) > 1 && t.stride(dims - 1) != 1)) return std::nullopt;
@@ -54,7 +54,7 @@ inline std::optional<int64_t> row_stride(const Tensor& t) {
   return stride;
 }
 
-// A tensor that rows_of takes: the same one, or a copy where its layout is no matrix of rows.
+// Returns a tensor that rows_of accepts: `t`, or a contiguous copy if its layout is no matrix of rows.
 inline Tensor as_rows(const Tensor& t) { return row_stride(t) ? t : torch::stable::contiguous(t); }
 
 inline Rows rows_of(const Tensor& t, const char* name) {
@@ -77,14 +77,14 @@ class Scratch {
 };
 
 inline Activation activation_of(const std::string& name) {
-  if (name == "silu") return Activation::silu;
-  if (name == "gelu") return Activation::gelu;
-  if (name == "gelu_tanh") return Activation::gelu_tanh;
-  if (name == "relu") return Activation::relu;
-  if (name == "swiglu_clamped") return Activation::swiglu_clamped;
-  if (name == "silu_clamped") return Activation::silu_clamped;
-  STD_TORCH_CHECK(false, "unknown activation '", name,
-                  "'; there are: silu, gelu, gelu_tanh, relu, swiglu_clamped, silu_clamped");
+  std::string known;
+#define ACTIVATION(activation, number)                      \
+  if (Activation::activation != Activation::none) {         \
+    if (name == #activation) return Activation::activation; \
+    known += (known.empty() ? "" : ", ") + std::string(#activation); \
+  }
+#include "runtime/enums.def"
+  STD_TORCH_CHECK(false, "unknown activation '", name, "'; there are: ", known);
 }
 
 }  // namespace armllm

@@ -7,11 +7,14 @@
 
 namespace armllm {
 
-enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+enum class DType : int32_t {
+#define DTYPE(name, number, torch_name) name = number,
+#include "runtime/enums.def"
+};
 
 inline int64_t size_of(DType type) { return type == DType::f32 ? 4 : 2; }
 
-// A row-major matrix whose rows may lie further apart than they are long.
+// A row-major matrix whose row stride may exceed its row length.
 struct Rows {
   void* data = nullptr;
   int64_t stride = 0;  // elements from one row to the next
@@ -28,13 +31,8 @@ constexpr int64_t round_up(int64_t value, int64_t step) { return (value + step -
 constexpr int64_t ceil_div(int64_t value, int64_t step) { return (value + step - 1) / step; }
 
 enum class Activation : int32_t {
-  none = 0,
-  silu = 1,
-  gelu = 2,
-  gelu_tanh = 3,
-  relu = 4,
-  swiglu_clamped = 5,
-  silu_clamped = 6
+#define ACTIVATION(name, number) name = number,
+#include "runtime/enums.def"
 };
 
 }  // namespace armllm

@@ -19,7 +19,7 @@ void BestTokens::tile(int phase, int64_t index) {
   if (phase == 0) {
     const SampleKernels& kernels = *variant().sample;
     const int64_t first = index % each * kSampleChunk;
-    const int64_t n = std::min(kSampleChunk, args.vocabulary - first);
+    const int64_t n = std::min(kSampleChunk, args.vocab_size - first);
     const void* x = args.logits.at(index / each, first);
     const float top = kernels.largest(x, args.logits.type, n);
     const bool any = top > -std::numeric_limits<float>::infinity();
@@ -43,7 +43,7 @@ Tensor best_tokens(Tensor given) {
   BestTokens set;
   set.args.logits = rows_of(logits, "logits");
   set.args.rows = given.size(0);
-  set.args.vocabulary = given.size(1);
+  set.args.vocab_size = given.size(1);
   set.args.ids = static_cast<int64_t*>(ids.data_ptr());
   set.resize();
   run(set);

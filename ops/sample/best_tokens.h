@@ -10,7 +10,7 @@ namespace armllm {
 
 struct BestTokensArgs {
   Rows logits;
-  int64_t rows = 0, vocabulary = 0;
+  int64_t rows = 0, vocab_size = 0;
   int64_t* ids = nullptr;  // of equal logits the lowest; −1 where none is above −∞
 };
 
@@ -25,7 +25,7 @@ class BestTokens final : public TaskSet {
   void tile(int phase, int64_t index) override;
 
  private:
-  int64_t chunks() const { return ceil_div(args.vocabulary, kSampleChunk); }
+  int64_t chunks() const { return ceil_div(args.vocab_size, kSampleChunk); }
 
   std::vector<Candidate> best_;  // [rows][chunks]
 };

@@ -20,8 +20,8 @@ struct Memory {
   float *weights, *block_largest, *block_sums;    // a row each: padded, padded / 64, padded / 64
   float *chunk_largest, *raw_largest, *raw_sums;  // [rows][chunks]
 
-  Memory(void* scratch, int64_t rows, int64_t vocabulary)
-      : chunks(ceil_div(vocabulary, kSampleChunk)), padded(round_up(vocabulary, kSampleBlock)) {
+  Memory(void* scratch, int64_t rows, int64_t vocab_size)
+      : chunks(ceil_div(vocab_size, kSampleChunk)), padded(round_up(vocab_size, kSampleBlock)) {
     float* p = static_cast<float*>(scratch);
     weights = p;
     block_largest = weights + rows * padded;
@@ -69,22 +69,22 @@ float largest_of(const float* x, int64_t n) { return *std::max_element(x, x + n)
 
 }  // namespace
 
-int64_t Sample::scratch_bytes(int64_t rows, int64_t vocabulary) {
-  const int64_t padded = round_up(vocabulary, kSampleBlock), chunks = ceil_div(vocabulary, kSampleChunk);
+int64_t Sample::scratch_bytes(int64_t rows, int64_t vocab_size) {
+  const int64_t padded = round_up(vocab_size, kSampleBlock), chunks = ceil_div(vocab_size, kSampleChunk);
   return rows * (padded + 2 * (padded / kSampleBlock) + 3 * chunks) * 4;
 }
 
 int64_t Sample::tiles(int phase) const {
-  return phase == kDraw ? args.rows : args.rows * ceil_div(args.vocabulary, kSampleChunk);
+  return phase == kDraw ? args.rows : args.rows * ceil_div(args.vocab_size, kSampleChunk);
 }
 
 void Sample::tile(int phase, int64_t index) {
   const SampleArgs& a = args;
   const SampleKernels& kernels = *variant().sample;
-  const Memory m(a.scratch, a.rows, a.vocabulary);
+  const Memory m(a.scratch, a.rows, a.vocab_size);
   const int64_t row = phase == kDraw ? index : index / m.chunks;
   const int64_t first = phase == kDraw ? 0 : index % m.chunks * kSampleChunk;
-  const int64_t n = phase == kDraw ? a.vocabulary : std::min(kSampleChunk, a.vocabulary - first);
+  const int64_t n = phase == kDraw ? a.vocab_size : std::min(kSampleChunk, a.vocab_size - first);
   float* x = m.weights + row * m.padded + first;
   const bool changed = penalized(a, row);
 
@@ -124,21 +124,21 @@ void Sample::tile(int phase, int64_t index) {
   } else if (first_best) {
     int64_t chunk = 0;
     while (m.chunk_largest[row * m.chunks + chunk] != top) ++chunk;
-    const int64_t begin = chunk * kSampleChunk, count = std::min(kSampleChunk, a.vocabulary - begin);
+    const int64_t begin = chunk * kSampleChunk, count = std::min(kSampleChunk, a.vocab_size - begin);
     id = begin + (changed ? kernels.first_at_least(x + begin, DType::f32, count, top)
                           : kernels.first_at_least(a.logits.at(row, begin), a.logits.type, count, top));
   } else {
     const int64_t block = row * m.padded / kSampleBlock;
-    const Weights weights{x, m.block_largest + block, m.block_sums + block, a.vocabulary};
+    const Weights weights{x, m.block_largest + block, m.block_sums + block, a.vocab_size};
     if (a.probabilities != nullptr) {
-      probabilities(weights, a.top_k[row], a.top_p[row], a.probabilities + row * a.vocabulary);
+      probabilities(weights, a.top_k[row], a.top_p[row], a.probabilities + row * a.vocab_size);
       id = 0;
     } else {
       id = draw(weights, a.top_k[row], a.top_p[row], uniform_at(a.seeds[row], a.steps[row]));
     }
   }
   a.ids[row] = id;
-  if (a.probabilities != nullptr && first_best && id >= 0) a.probabilities[row * a.vocabulary + id] = 1.0f;
+  if (a.probabilities != nullptr && first_best && id >= 0) a.probabilities[row * a.vocab_size + id] = 1.0f;
   if (a.logprobs == nullptr) return;
   float chosen = -kInfinity;
   if (id >= 0) kernels.widen(a.logits.at(row, id), a.logits.type, 1, &chosen);

@@ -48,7 +48,7 @@ struct TokenLists {
 
 struct SampleArgs {
   Rows logits;
-  int64_t rows = 0, vocabulary = 0;
+  int64_t rows = 0, vocab_size = 0;
   // One value a row each; the penalties may be nullptr.
   const float *temperature = nullptr, *top_p = nullptr, *min_p = nullptr;
   const float *repetition = nullptr, *presence = nullptr, *frequency = nullptr;
@@ -64,7 +64,7 @@ struct SampleArgs {
 class Sample final : public TaskSet {
  public:
   SampleArgs args;
-  static int64_t scratch_bytes(int64_t rows, int64_t vocabulary);
+  static int64_t scratch_bytes(int64_t rows, int64_t vocab_size);
   int phases() const override { return 3; }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;

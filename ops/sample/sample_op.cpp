@@ -40,7 +40,7 @@ struct Lists {
   TokenLists view;
 
   Lists(const std::optional<Tensor>& given_ids, const std::optional<Tensor>& given_offsets, int64_t rows,
-        int64_t vocabulary, const char* name) {
+        int64_t vocab_size, const char* name) {
     STD_TORCH_CHECK(given_ids.has_value() == given_offsets.has_value(), name, "_ids and ", name,
                     "_offsets belong together: give both or neither");
     if (!given_ids.has_value()) return;
@@ -59,8 +59,8 @@ struct Lists {
       STD_TORCH_CHECK(view.offsets[r] <= view.offsets[r + 1] && view.offsets[r + 1] <= ids.numel(), name,
                       "_offsets must not fall; row ", r, " ends at ", view.offsets[r + 1]);
     for (int64_t i = 0; i < ids.numel(); ++i)
-      STD_TORCH_CHECK(view.ids[i] >= 0 && view.ids[i] < vocabulary, name, "_ids holds token ", view.ids[i],
-                      "; the vocabulary has ", vocabulary);
+      STD_TORCH_CHECK(view.ids[i] >= 0 && view.ids[i] < vocab_size, name, "_ids holds token ", view.ids[i],
+                      "; the vocabulary has ", vocab_size);
     if (view.ids == nullptr) view = TokenLists{};  // no tokens at all
   }
 };
@@ -68,7 +68,7 @@ struct Lists {
 // What a call asks for, checked; tensors stay alive with it.
 struct Call {
   Tensor logits;
-  int64_t rows, vocabulary;
+  int64_t rows, vocab_size;
   PerRow<float> heat, mass, share, repeat, present, frequent;
   PerRow<int64_t> count;
   Lists prompt, output;
@@ -82,7 +82,7 @@ struct Call {
        const std::optional<Tensor>& output_offsets)
       : logits(as_matrix(given)),
         rows(logits.size(0)),
-        vocabulary(logits.size(1)),
+        vocab_size(logits.size(1)),
         heat(temperature, rows, "temperature"),
         mass(top_p, rows, "top_p"),
         share(min_p, rows, "min_p"),
@@ -90,9 +90,9 @@ struct Call {
         present(presence, rows, "presence_penalty"),
         frequent(frequency, rows, "frequency_penalty"),
         count(top_k, rows, "top_k"),
-        prompt(prompt_ids, prompt_offsets, rows, vocabulary, "prompt"),
-        output(output_ids, output_offsets, rows, vocabulary, "output"),
-        scratch(Sample::scratch_bytes(rows, vocabulary)) {
+        prompt(prompt_ids, prompt_offsets, rows, vocab_size, "prompt"),
+        output(output_ids, output_offsets, rows, vocab_size, "output"),
+        scratch(Sample::scratch_bytes(rows, vocab_size)) {
     constexpr float kMost = 3.4e38f;
     heat.check(rows, 0.0f, kMost, "temperature");
     mass.check(rows, 0.0f, 1.0f, "top_p");
@@ -103,7 +103,7 @@ struct Call {
     SampleArgs& a = set.args;
     a.logits = rows_of(logits, "logits");
     a.rows = rows;
-    a.vocabulary = vocabulary;
+    a.vocab_size = vocab_size;
     a.temperature = heat.data;
     a.top_p = mass.data;
     a.min_p = share.data;
@@ -160,7 +160,7 @@ Tensor sample_probabilities(Tensor logits, Tensor temperature, Tensor top_k, Ten
   Call call(logits, temperature, top_k, top_p, min_p, repetition, presence, frequency, prompt_ids,
             prompt_offsets, output_ids, output_offsets);
   Tensor found =
-      torch::stable::new_zeros(logits, std::vector<int64_t>{call.rows, call.vocabulary}, ScalarType::Float);
+      torch::stable::new_zeros(logits, std::vector<int64_t>{call.rows, call.vocab_size}, ScalarType::Float);
   std::vector<int64_t> ids(call.rows);
   call.set.args.ids = ids.data();
   call.set.args.probabilities = static_cast<float*>(found.data_ptr());

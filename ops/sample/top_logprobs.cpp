@@ -18,7 +18,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 class TopLogprobs final : public TaskSet {
  public:
   Rows logits;
-  int64_t rows = 0, vocabulary = 0, count = 0;
+  int64_t rows = 0, vocab_size = 0, count = 0;
   const int64_t* ids = nullptr;  // rows
   float* own = nullptr;          // rows
   int64_t* ranks = nullptr;      // rows; 1 + how many logits are larger
@@ -31,15 +31,15 @@ class TopLogprobs final : public TaskSet {
   void tile(int, int64_t row) override {
     const SampleKernels& kernels = *variant().sample;
     const void* x = logits.at(row, 0);
-    const int64_t padded = round_up(vocabulary, kSampleBlock), blocks = padded / kSampleBlock;
+    const int64_t padded = round_up(vocab_size, kSampleBlock), blocks = padded / kSampleBlock;
     char* memory = thread_memory(padded * (sizeof(Candidate) + 4) + 2 * blocks * 4);
     Candidate* found = reinterpret_cast<Candidate*>(memory);
     float* weights = reinterpret_cast<float*>(found + padded);
     float *largest = weights + padded, *sums = largest + blocks;
-    const float top = kernels.largest(x, logits.type, vocabulary);
+    const float top = kernels.largest(x, logits.type, vocab_size);
     double log_sum = 0;
     if (!std::isinf(top)) {
-      kernels.weigh(x, logits.type, vocabulary, top, 1.0f, 0.0f, weights, largest, sums);
+      kernels.weigh(x, logits.type, vocab_size, top, 1.0f, 0.0f, weights, largest, sums);
       double sum = 0;
       for (int64_t b = 0; b < blocks; ++b) sum += sums[b];
       log_sum = std::log(sum);
@@ -50,15 +50,15 @@ class TopLogprobs final : public TaskSet {
     };
     const float value = value_at(row, ids[row]);
     own[row] = logprob(value);
-    ranks[row] = 1 + kernels.count_above(x, logits.type, vocabulary, value);
+    ranks[row] = 1 + kernels.count_above(x, logits.type, vocab_size, value);
     if (count == 0) return;
     int64_t among = 0;
     if (!std::isinf(top)) {
-      const float bound = reached_by({weights, largest, sums, vocabulary}, count);
+      const float bound = reached_by({weights, largest, sums, vocab_size}, count);
       if (bound > 0) among = kernels.gather(weights, largest, blocks, bound, found);
     }
     if (among < count) {  // most weights are nothing: take all
-      among = vocabulary;
+      among = vocab_size;
       for (int64_t i = 0; i < among; ++i) found[i].id = static_cast<int32_t>(i);
     }
     for (int64_t i = 0; i < among; ++i) found[i].weight = value_at(row, found[i].id);
@@ -82,11 +82,11 @@ class TopLogprobs final : public TaskSet {
 std::tuple<Tensor, Tensor, Tensor, Tensor> top_logprobs(Tensor given, Tensor given_ids, int64_t count) {
   STD_TORCH_CHECK(given.dim() == 2 && given.size(1) >= 1, "logits must have shape (rows, vocabulary)");
   const Tensor logits = as_rows(given);
-  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
+  const int64_t rows = logits.size(0), vocab_size = logits.size(1);
   STD_TORCH_CHECK(
       given_ids.scalar_type() == ScalarType::Long && given_ids.dim() == 1 && given_ids.numel() == rows,
       "ids must be int64 with one value for each of the ", rows, " rows of logits");
-  STD_TORCH_CHECK(count >= 0 && count <= vocabulary, "count is ", count, "; it must lie in 0 … ", vocabulary);
+  STD_TORCH_CHECK(count >= 0 && count <= vocab_size, "count is ", count, "; it must lie in 0 … ", vocab_size);
   const Tensor ids = torch::stable::contiguous(given_ids);
   const auto made = [&](std::vector<int64_t> shape, ScalarType type) {
     return torch::stable::new_empty(logits, shape, type);
@@ -96,12 +96,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> top_logprobs(Tensor given, Tensor giv
   TopLogprobs set;
   set.logits = rows_of(logits, "logits");
   set.rows = rows;
-  set.vocabulary = vocabulary;
+  set.vocab_size = vocab_size;
   set.count = count;
   set.ids = static_cast<const int64_t*>(ids.data_ptr());
   for (int64_t r = 0; r < rows; ++r)
-    STD_TORCH_CHECK(set.ids[r] >= 0 && set.ids[r] < vocabulary, "ids of row ", r, " is ", set.ids[r],
-                    "; the vocabulary has ", vocabulary);
+    STD_TORCH_CHECK(set.ids[r] >= 0 && set.ids[r] < vocab_size, "ids of row ", r, " is ", set.ids[r],
+                    "; the vocabulary has ", vocab_size);
   set.own = static_cast<float*>(own.data_ptr());
   set.ranks = static_cast<int64_t*>(ranks.data_ptr());
   set.best_ids = static_cast<int64_t*>(best_ids.data_ptr());

@@ -8,12 +8,11 @@ import torch
 from tests.support.models import tiny, token_ids
 from torch_armllm import patch
 from torch_armllm.plan import fuse_norms, program
-from torch_armllm.plan.program import Opcode
 
 
-def steps(family: str, monkeypatch: pytest.MonkeyPatch, fused: bool) -> tuple[list[Opcode], torch.Tensor]:
+def steps(family: str, monkeypatch: pytest.MonkeyPatch, fused: bool) -> tuple[list[str], torch.Tensor]:
     """The instructions of a patched model's plan, and its logits."""
-    written: list[Opcode] = []
+    written: list[str] = []
     encode = program.Program.encode
 
     def record(self: program.Program) -> tuple[list[int], list[float]]:
@@ -36,9 +35,9 @@ def test_fused_norms_give_the_same_bits(family: str, monkeypatch: pytest.MonkeyP
     apart, expected = steps(family, monkeypatch, fused=False)
     together, found = steps(family, monkeypatch, fused=True)
     assert torch.equal(found, expected)
-    counts = {code: together.count(code) for code in (Opcode.NORM_LINEAR, Opcode.NORM_GATED_LINEAR)}
+    counts = {code: together.count(code) for code in ("norm_linear", "norm_gated_linear")}
     if family == "llama":
-        assert counts == {Opcode.NORM_LINEAR: 2, Opcode.NORM_GATED_LINEAR: 2}
+        assert counts == {"norm_linear": 2, "norm_gated_linear": 2}
     assert len(apart) - len(together) == sum(counts.values())
 
 
@@ -48,10 +47,12 @@ def test_a_norm_with_two_readers_stays() -> None:
         x, weight = p.allocate(8, torch.float32), p.constant(torch.ones(8))
         out = p.allocate(8, torch.float32)
         none = program.NOTHING
-        p.emit(Opcode.RMS_NORM, x, out, none, none, weight, none, 1, 8, 1e-5, 0.0)
+        norm = {"x": x, "out": out, "residual": none, "sum": none, "weight": weight, "bias": none}
+        p.emit("rms_norm", **norm, rows_per_token=1, width=8, eps=1e-5, weight_offset=0.0)
         for _ in range(readers):
             y = p.allocate(8, torch.float32)
-            p.emit(Opcode.LINEAR, out, y, none, weight, none, 64, 0, 8, 8)
+            layer = {"x": out, "out": y, "residual": none, "weight": weight, "bias": none}
+            p.emit("linear", **layer, panel_stride=64, scheme="g32i", in_features=8, out_features=8)
         return p
 
     assert fuse_norms.fuse_norms(norm_and_layer(1)) == 1

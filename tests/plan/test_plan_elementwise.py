@@ -36,7 +36,7 @@ REFUSED = {
     "mixed": "is not a product of rows of one type",
     "tokens split": "splits another dimension than the last",
     "a head for all": "is not a product of rows",
-    "heads apart": "the heads of getitem_[0-9]+ lie apart",
+    "heads apart": "the heads of getitem_[0-9]+ are not contiguous",
     "one column": "is no order of columns",
     "texts in order": "selects along dimension 0",
 }

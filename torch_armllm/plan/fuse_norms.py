@@ -1,48 +1,49 @@
-"""Instructions that become one when a program is complete."""
+"""Fusion of a norm with the linear layer after it, once a program is complete."""
 
 from __future__ import annotations
 
-from torch_armllm.plan.program import NOTHING, Instruction, Opcode, Operand, Program
+from torch_armllm.plan.program import NOTHING, Instruction, Operand, Program
 
-_FUSED = {Opcode.LINEAR: Opcode.NORM_LINEAR, Opcode.GATED_LINEAR: Opcode.NORM_GATED_LINEAR}
-_OUT, _PER_TOKEN = 1, 6  # fields of RMS_NORM
-_X = 0  # field of both linear instructions
+_FUSED = {"linear": "norm_linear", "gated_linear": "norm_gated_linear"}
 
 
 def _fused(program: Program, number: int) -> Instruction | None:
-    """The instruction that a norm and the one behind it become, if nothing else reads what it normalizes."""
+    """Returns the fusion of a norm and the next layer, if nothing else reads the normalized rows."""
     norm, layer = program.instructions[number : number + 2]
-    if norm.opcode != Opcode.RMS_NORM or layer.opcode not in _FUSED or norm.fields[_PER_TOKEN] != 1:
+    if norm.opcode != "rms_norm" or layer.opcode not in _FUSED or norm.fields["rows_per_token"] != 1:
         return None
-    out, x = norm.fields[_OUT], layer.fields[_X]
+    out, x = norm.fields["out"], layer.fields["x"]
     assert isinstance(out, Operand) and isinstance(x, Operand) and out.storage is not None
     storage = out.storage
-    readers = [f for f in layer.fields if isinstance(f, Operand) and f.storage is storage]
-    alone = storage.last == number + 1 and all(storage is not kept for kept in program.outputs)
-    if len(readers) != 1 or x.storage is not storage or not alone or (x.column, x.width) != (0, out.width):
+    readers = [operand for operand in layer.operands if operand.storage is storage]
+    unread_later = storage.last == number + 1 and all(storage is not output for output in program.outputs)
+    whole_rows = x.storage is storage and (x.column, x.width) == (0, out.width)
+    if len(readers) != 1 or not unread_later or not whole_rows:
         return None
-    before, behind = list(norm.fields), list(layer.fields)
-    before[_OUT] = behind[_X] = NOTHING
-    return Instruction(_FUSED[layer.opcode], (*before, *behind))
+    parts = {"norm": {**norm.fields, "out": NOTHING}, "layer": {**layer.fields, "x": NOTHING}}
+    return Instruction(_FUSED[layer.opcode], parts)
 
 
 def fuse_norms(program: Program) -> int:
-    """Lets a linear layer normalize its rows itself, where it alone reads them; returns how often.
+    """Lets a linear layer normalize its rows itself where no other instruction reads them.
 
-    The layer's output may lie over what the norm read: it is written after all rows are quantized.
+    The layer's output may overwrite what the norm read: it is written after all rows are quantized.
+
+    Returns:
+        The number of fused pairs.
     """
-    kept: list[Instruction] = []
+    instructions: list[Instruction] = []
     number, count = 0, 0
     while number < len(program.instructions):
         fused = _fused(program, number) if number + 1 < len(program.instructions) else None
         if fused is None:
-            kept.append(program.instructions[number])
+            instructions.append(program.instructions[number])
             number += 1
             continue
-        out = program.instructions[number].fields[_OUT]
+        out = program.instructions[number].fields["out"]
         assert isinstance(out, Operand)
         program.storages = [s for s in program.storages if s is not out.storage]
-        kept.append(fused)
+        instructions.append(fused)
         number, count = number + 2, count + 1
-    program.instructions = kept
+    program.instructions = instructions
     return count

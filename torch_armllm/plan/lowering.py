@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
-from torch_armllm.plan.program import NOTHING, Opcode, Operand, Program, Space
+from torch_armllm.plan.program import NOTHING, Field, Operand, Program
 
 STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
 """Tensors that a native step takes first, in order; those of the cache follow."""
@@ -58,7 +58,7 @@ class Lowering:
         self.known: dict[Node, Any] = {}
 
     def heads(self, node: Any) -> Operand:
-        """Where a node's result lies, whose heads may lie apart."""
+        """Returns the location of a node's result; its heads need not be contiguous."""
         found = self.known.get(node) if isinstance(node, Node) else None
         if not isinstance(found, Operand):
             raise Unlowerable(f"{node} is not rows of tokens")
@@ -67,8 +67,8 @@ class Lowering:
     def rows(self, node: Any) -> Operand:
         """Where a node's result lies, a token in one piece."""
         found = self.heads(node)
-        if found.apart:
-            raise Unlowerable(f"the heads of {node} lie apart")
+        if found.strided_heads:
+            raise Unlowerable(f"the heads of {node} are not contiguous")
         return found
 
     def weight(self, node: Any, dtype: torch.dtype | None = None) -> Operand:
@@ -98,9 +98,9 @@ class Lowering:
             columns *= n
         return self.program.allocate(columns, val.dtype, inner)
 
-    def emit(self, opcode: Opcode, *fields: Any) -> None:
-        """Writes an instruction."""
-        self.program.emit(opcode, *fields)
+    def emit(self, opcode: str, **fields: Field) -> None:
+        """Writes an instruction, see `Program.emit`."""
+        self.program.emit(opcode, **fields)
 
     def run(self) -> Program:
         """Walks over the whole graph."""
@@ -123,7 +123,7 @@ class Lowering:
 
     def _placeholder(self, node: Node) -> None:
         if node.name in STEP_INPUTS:
-            self.known[node] = Operand(Space.INPUT, self.inputs.index(node.name), node.meta["val"].dtype)
+            self.known[node] = Operand("input", self.inputs.index(node.name), node.meta["val"].dtype)
 
     def _output(self, node: Node) -> None:
         last = self.rows(node)
@@ -143,7 +143,7 @@ class Lowering:
         """The rows of another node, seen with this one's sizes."""
         rows = self.heads(source)
         inner = inner_sizes(node.meta["val"])
-        if rows.apart and inner == rows.inner:
+        if rows.strided_heads and inner == rows.inner:
             return rows
         rows = self.rows(source)
         view = Operand(rows.space, rows.index, rows.dtype, inner, rows.column, rows.stride, rows.storage)

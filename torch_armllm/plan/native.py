@@ -41,15 +41,15 @@ class NativePlan:
             results: where those of the other plan go.
 
         Returns:
-            A ticket for `repeating`.
+            A binding id for `replay`.
         """
-        ticket: int = self._run_then(
+        binding: int = self._run_then(
             self._handle, following._handle, _tensors(inputs), results, inputs.tokens
         )
-        return ticket
+        return binding
 
-    def repeating(self, following: NativePlan) -> Callable[[int, int | None], bool]:
-        """What does once more what `run_then` did, on the same memory with other values in it.
+    def replay(self, following: NativePlan) -> Callable[[int, int | None], bool]:
+        """Returns a function that repeats a `run_then` on the same memory with new values in it.
 
         Both plans, and the tensors of that call, must still be there whenever it is called.
 
@@ -57,10 +57,10 @@ class NativePlan:
             following: the other plan.
 
         Returns:
-            A function of the ticket that `run_then` gave, and of None or the address of a table for times, as
-            `profile` makes them, of the instructions of both plans.  It returns False where nothing was done,
-            as either plan has run another step meanwhile, or the values, or torch's threads, want a new
-            beginning.
+            A function of the binding id that `run_then` returned, and of None or the address of a table for
+            the times of both plans' instructions, as `profile` returns it.  It returns False and does nothing
+            if either plan has run another step meanwhile, or if the values or torch's threads need another
+            binding.
         """
         return functools.partial(_entry(), self._handle, following._handle)
 
@@ -79,7 +79,7 @@ class NativePlan:
 
 @functools.cache
 def _entry() -> Callable[[int, int, int, int | None], bool]:
-    found = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_run_again
+    found = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_replay
     found.argtypes, found.restype = (*(ctypes.c_int64,) * 3, ctypes.c_void_p), ctypes.c_bool
     return found
 

@@ -1,81 +1,33 @@
 """The program of a native plan: instructions, the arena's layout, and the integers that C++ reads.
 
-The order of opcodes and fields is that of ``ops/plan/instructions.cpp``.
+Opcodes, fields and enumerations come from the compiled library (`torch_armllm.ops.tables`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS
 
-class Opcode(IntEnum):
-    """What an instruction does."""
-
-    EMBED = 0
-    RMS_NORM = 1
-    LAYER_NORM = 2
-    LINEAR = 3
-    GATED_LINEAR = 4
-    DENSE_LINEAR = 5
-    MOE = 6
-    ROUTE = 7
-    ROPE_TABLE = 8
-    ROPE = 9
-    KV_WRITE = 10
-    ATTENTION = 11
-    GATED_ACT = 12
-    ADD = 13
-    SPLIT_EMBED = 14
-    NORM_LINEAR = 15
-    NORM_GATED_LINEAR = 16
-    INT8_HEADS = 17
-    DENSE_HEADS = 18
-    MLA_WRITE = 19
-    MLA_ATTENTION = 20
-    REORDER = 21
-    BEST_TOKENS = 22
-
-
-class Space(IntEnum):
-    """Where an operand lies."""
-
-    NONE = 0
-    ARENA = 1
-    CONSTANT = 2
-    INPUT = 3
-    OUTPUT = 4
-
-
-ACTIVATIONS = {
-    "none": 0,
-    "silu": 1,
-    "gelu": 2,
-    "gelu_tanh": 3,
-    "relu": 4,
-    "swiglu_clamped": 5,
-    "silu_clamped": 6,
-}
-SCORINGS = {"softmax": 0, "sigmoid": 1, "topk_softmax": 2}
-TYPES = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    torch.int64: 3,
-    torch.int32: 4,
-    torch.int8: 0,
-    torch.uint8: 0,  # packed weights: bytes, addressed from their start
-}
-_LINE = 64  # bytes; rows of the arena begin on cache lines
+Space = Literal["none", "arena", "constant", "input", "output"]
+"""Memory that an operand lies in."""
+TYPES = {getattr(torch, name): number for name, number in ENUMS["ElementType"].items()}
+TYPES |= dict.fromkeys(
+    (torch.int8, torch.uint8), TYPES[torch.float32]
+)  # packed: addressed by their first byte
+_LINE = 64
+"""Bytes of a cache line; rows of the arena begin on one."""
 
 
 @dataclass
 class Storage:
-    """Rows of tokens that one instruction makes and later ones read, as long as ``first`` to ``last``."""
+    """Rows of tokens that one instruction writes and later ones read: alive from ``first`` to ``last``."""
 
     columns: int
     dtype: torch.dtype
@@ -93,9 +45,17 @@ class Storage:
 
 @dataclass(frozen=True)
 class Operand:
-    """A view of rows: ``inner`` elements a token from ``column`` on, rows ``stride`` elements apart.
+    """A view of rows.
 
-    Heads may lie ``apart`` further than they are wide; 0: they lie side by side.
+    Attributes:
+        space: memory that it lies in.
+        index: number of the storage, constant or input.
+        dtype: of the elements.
+        inner: sizes of a token's elements.
+        column: first element of a row.
+        stride: elements from one row to the next.
+        storage: rows of the arena or of an output.
+        strided_heads: elements from one head to the next, where heads are not contiguous; 0 where they are.
     """
 
     space: Space
@@ -105,37 +65,58 @@ class Operand:
     column: int = 0
     stride: int = 0
     storage: Storage | None = field(default=None, compare=False)
-    apart: int = 0
+    strided_heads: int = 0
 
     @property
     def head_stride(self) -> int:
         """Elements from one head to the next."""
-        return self.apart or self.inner[-1]
+        return self.strided_heads or self.inner[-1]
 
     @property
     def width(self) -> int:
-        """Elements a token."""
+        """Elements per token."""
         size = 1
         for n in self.inner:
             size *= n
         return size
 
 
-NOTHING = Operand(Space.NONE, 0, torch.float32)
+NOTHING = Operand("none", 0, torch.float32)
 
-Field = Operand | int | float
+Field: TypeAlias = "Operand | int | float | str | Mapping[str, Field]"
 
 
 @dataclass
 class Instruction:
-    """An opcode and its fields, in the order that C++ reads them."""
+    """An opcode and its fields by name.
 
-    opcode: Opcode
-    fields: Sequence[Field]
+    Raises:
+        ValueError: the opcode is unknown, or fields are missing or unknown.
+    """
+
+    opcode: str
+    fields: Mapping[str, Field]
+
+    def __post_init__(self) -> None:
+        if self.opcode not in INSTRUCTIONS:
+            raise ValueError(f"unknown instruction {self.opcode!r}; there are: {', '.join(INSTRUCTIONS)}")
+        known = [f.name for f in INSTRUCTIONS[self.opcode].fields]
+        missing = [name for name in known if name not in self.fields]
+        unknown = [name for name in self.fields if name not in known]
+        if missing or unknown:
+            raise ValueError(
+                f"instruction {self.opcode!r}: missing fields {missing}, unknown fields {unknown}; "
+                f"its fields are: {', '.join(known)}"
+            )
+
+    @property
+    def operands(self) -> Iterator[Operand]:
+        """Operands among its own fields, without those of parts."""
+        return (f for f in self.fields.values() if isinstance(f, Operand))
 
 
 def _layout(storages: list[Storage]) -> int:
-    """Gives every storage its offset so that those alive together do not overlap; returns bytes a token."""
+    """Sets every storage's offset so that those alive together do not overlap; returns bytes per token."""
     placed: list[Storage] = []
     total = 0
     for storage in sorted((s for s in storages if not s.is_output), key=lambda s: s.first):
@@ -153,22 +134,28 @@ def _layout(storages: list[Storage]) -> int:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a native plan is made from."""
+    """Input of a native plan.
+
+    Attributes:
+        constants: tensors that instructions refer to.
+        integers: the program, see ``ops/plan/plan.h``.
+        floats: numbers that the program refers to.
+        opcodes: names of the instructions, for profiles.
+        columns: elements per token of the first output.
+        dtype: of the first output.
+    """
 
     constants: list[Tensor]
     integers: list[int]
     floats: list[float]
     opcodes: list[str]
-    """names of the instructions, for profiles"""
     columns: int
-    """of the result"""
     dtype: torch.dtype
-    """of the result"""
 
 
 @dataclass
 class Program:
-    """Instructions with their constants, ready to be made a native plan."""
+    """Instructions with their constants, complete enough for a native plan."""
 
     instructions: list[Instruction] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
@@ -176,29 +163,32 @@ class Program:
     outputs: list[Storage] = field(default_factory=list)
 
     def allocate(self, columns: int, dtype: torch.dtype, inner: tuple[int, ...] | None = None) -> Operand:
-        """New rows of ``columns`` elements, made by the next instruction."""
+        """Allocates rows of ``columns`` elements, which the next instruction writes."""
         storage = Storage(columns, dtype, first=len(self.instructions), last=len(self.instructions))
         self.storages.append(storage)
         inner = (columns,) if inner is None else inner
-        return Operand(Space.ARENA, len(self.storages) - 1, dtype, inner, 0, columns, storage)
+        return Operand("arena", len(self.storages) - 1, dtype, inner, 0, columns, storage)
 
     def constant(self, tensor: Tensor) -> Operand:
-        """An operand for a constant tensor; its rows are those of its last dimension but one."""
+        """Returns an operand for a constant tensor; its rows are those of the second-to-last dimension."""
         self.constants.append(tensor)
         stride = int(tensor.stride(-2)) if tensor.dim() >= 2 else int(tensor.numel())
-        return Operand(
-            Space.CONSTANT, len(self.constants) - 1, tensor.dtype, tuple(tensor.shape[1:]), 0, stride
-        )
+        return Operand("constant", len(self.constants) - 1, tensor.dtype, tuple(tensor.shape[1:]), 0, stride)
 
-    def emit(self, opcode: Opcode, *fields: Field) -> None:
-        """Appends an instruction and keeps its operands' storages alive up to it."""
-        for f in fields:
-            if isinstance(f, Operand) and f.storage is not None:
-                f.storage.last = len(self.instructions)
-        self.instructions.append(Instruction(opcode, fields))
+    def emit(self, opcode: str, **fields: Field) -> None:
+        """Appends an instruction and keeps its operands' storages alive up to it.
+
+        Raises:
+            ValueError: see `Instruction`.
+        """
+        instruction = Instruction(opcode, fields)
+        for operand in instruction.operands:
+            if operand.storage is not None:
+                operand.storage.last = len(self.instructions)
+        self.instructions.append(instruction)
 
     def encode(self) -> Encoded:
-        """What the native plan is made from."""
+        """Lays out the arena and returns the input of a native plan."""
         for number, storage in enumerate(self.outputs):
             storage.is_output, storage.offset = True, number
         integers = [_layout(self.storages), len(self.outputs)]
@@ -207,24 +197,37 @@ class Program:
         integers.append(len(self.instructions))
         floats: list[float] = []
         for instruction in self.instructions:
-            body: list[int] = []
-            for f in instruction.fields:
-                if isinstance(f, Operand):
-                    body += self._operand(f)
-                elif isinstance(f, float):
-                    body.append(len(floats))
-                    floats.append(f)
-                else:
-                    body.append(int(f))
-            integers += [int(instruction.opcode), len(body), *body]
-        opcodes = [instruction.opcode.name.lower() for instruction in self.instructions]
-        last = self.outputs[0]
-        return Encoded(self.constants, integers, floats, opcodes, last.columns, last.dtype)
+            body = _encode_fields(instruction.opcode, instruction.fields, floats)
+            integers += [INSTRUCTIONS[instruction.opcode].opcode, len(body), *body]
+        opcodes = [instruction.opcode for instruction in self.instructions]
+        first = self.outputs[0]
+        return Encoded(self.constants, integers, floats, opcodes, first.columns, first.dtype)
 
-    @staticmethod
-    def _operand(operand: Operand) -> list[int]:
-        space, index = operand.space, operand.index
-        if operand.storage is not None:
-            space = Space.OUTPUT if operand.storage.is_output else Space.ARENA
-            index = operand.storage.offset
-        return [int(space), index, operand.column, operand.stride, TYPES[operand.dtype]]
+
+def _encode_fields(opcode: str, values: Mapping[str, Field], floats: list[float]) -> list[int]:
+    """Returns an instruction's fields as integers, in the table's order; reals are appended to ``floats``."""
+    body: list[int] = []
+    for entry in INSTRUCTIONS[opcode].fields:
+        value = values[entry.name]
+        if isinstance(value, Operand) and entry.kind == "view":
+            body += _encode_operand(value)
+        elif isinstance(value, Mapping) and entry.kind == "part":
+            body += _encode_fields(entry.type, value, floats)
+        elif isinstance(value, str) and entry.kind == "enum":
+            body.append(ENUMS[entry.type][value])
+        elif isinstance(value, (int, float)) and entry.kind == "real":
+            body.append(len(floats))
+            floats.append(float(value))
+        elif isinstance(value, int) and entry.kind in ("int", "flag"):
+            body.append(operator.index(value))
+        else:
+            raise TypeError(f"field {entry.name!r} of instruction {opcode!r} is no {entry.kind}: {value!r}")
+    return body
+
+
+def _encode_operand(operand: Operand) -> list[int]:
+    space, index = operand.space, operand.index
+    if operand.storage is not None:
+        space = "output" if operand.storage.is_output else "arena"
+        index = operand.storage.offset
+    return [ENUMS["Space"][space], index, operand.column, operand.stride, TYPES[operand.dtype]]

@@ -102,7 +102,7 @@ def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> N
 
     def joined(step: Step) -> Computed:
         computed = runner.compute(step, best=True)
-        tickets.append(0 if runner._joined is None else runner._joined._ticket)
+        tickets.append(0 if runner._joined is None else runner._joined._binding)
         return computed
 
     found = growing(runner, joined)

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from torch_armllm.engine.execution.computed import Computed
 from torch_armllm.engine.execution.shared_buffer import Buffer
-from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import StoredHead
-from torch_armllm.plan.program import NOTHING, Opcode, Operand, Program, Space
+from torch_armllm.plan.program import NOTHING, Operand, Program
 from torch_armllm.plan.step import StepInputs
 
 
@@ -28,16 +27,16 @@ class JoinedHead:
     def __init__(self, body: NativePlan, head: StoredHead, drawable: int) -> None:
         self._body = body
         self._head = NativePlan(_program(body, head, min(drawable, head.out_features)).encode())
-        self._again = body.repeating(self._head)
+        self._replay = body.replay(self._head)
         self._vocabulary, self._dtype = head.out_features, body.program.dtype
         self._inputs: StepInputs | None = None  # of the last step
-        self._ticket = 0
+        self._binding = 0
         self._times = torch.empty(body.instructions + self._head.instructions + 2, 3, dtype=torch.int64)
         self._reserve(1)
 
     def run(self, inputs: StepInputs) -> Computed:
         """A step all of whose tokens need logits."""
-        if inputs is not self._inputs or not self._again(self._ticket, None):
+        if inputs is not self._inputs or not self._replay(self._binding, None):
             self._begin(inputs)
         return self._computed
 
@@ -47,7 +46,7 @@ class JoinedHead:
         Returns:
             What is computed, and `NativePlan.profile`'s table, of body and head.
         """
-        if inputs is self._inputs and self._again(self._ticket, self._times.data_ptr()):
+        if inputs is self._inputs and self._replay(self._binding, self._times.data_ptr()):
             return self._computed, self._times
         self._begin(inputs)
         return self._computed, None
@@ -56,7 +55,7 @@ class JoinedHead:
         self._inputs = None
         if inputs.tokens != self._results[0].shape[0]:
             self._reserve(inputs.tokens)
-        self._ticket = self._body.run_then(self._head, inputs, self._results)
+        self._binding = self._body.run_then(self._head, inputs, self._results)
         self._inputs = inputs
 
     def _reserve(self, tokens: int) -> None:
@@ -69,17 +68,35 @@ class JoinedHead:
 def _program(body: NativePlan, head: StoredHead, drawable: int) -> Program:
     program = Program()
     columns, dtype, size = body.program.columns, body.program.dtype, head.out_features
-    hidden = Operand(Space.INPUT, 0, dtype, (columns,), 0, columns)
+    hidden = Operand("input", 0, dtype, (columns,), 0, columns)
     weight = program.constant(head.weight)
     bias = NOTHING if head.bias is None else program.constant(head.bias)
     logits = program.allocate(size, dtype)
     if head.scheme is None:
-        program.emit(Opcode.DENSE_LINEAR, hidden, logits, weight, bias, columns, size)
+        program.emit(
+            "dense_linear",
+            x=hidden,
+            out=logits,
+            weight=weight,
+            bias=bias,
+            in_features=columns,
+            out_features=size,
+        )
     else:
-        packed = (weight, bias, weight.stride, SCHEMES["i8" if head.scheme == "int8" else head.scheme])
-        program.emit(Opcode.LINEAR, hidden, logits, NOTHING, *packed, columns, size)
+        program.emit(
+            "linear",
+            x=hidden,
+            out=logits,
+            residual=NOTHING,
+            weight=weight,
+            bias=bias,
+            panel_stride=weight.stride,
+            scheme="i8" if head.scheme == "int8" else head.scheme,
+            in_features=columns,
+            out_features=size,
+        )
     best = program.allocate(1, torch.int64)
-    program.emit(Opcode.BEST_TOKENS, logits, best, drawable)
+    program.emit("best_tokens", logits=logits, ids=best, vocab_size=drawable)
     for made in (logits, best):
         assert made.storage is not None
         program.outputs.append(made.storage)

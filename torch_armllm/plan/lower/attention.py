@@ -8,7 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from torch_armllm.plan.lowering import Lowering, Writer
-from torch_armllm.plan.program import NOTHING, Opcode, Operand
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
@@ -16,13 +16,13 @@ armllm = torch.ops.armllm
 def _rope_table(low: Lowering, node: Node, positions: Any, inv_freq: Any, scaling: float = 1.0) -> Any:
     cos, sin = (low.new(node, val) for val in node.meta["val"])
     low.emit(
-        Opcode.ROPE_TABLE,
-        low.rows(positions),
-        low.weight(inv_freq, torch.float32),
-        cos,
-        sin,
-        cos.width,
-        float(scaling),
+        "rope_table",
+        positions=low.rows(positions),
+        inv_freq=low.weight(inv_freq, torch.float32),
+        cos=cos,
+        sin=sin,
+        half=cos.width,
+        scaling=scaling,
     )
     return cos, sin
 
@@ -34,19 +34,34 @@ def _rope(
     queries, table = low.heads(q), low.rows(cos)
     heads, size = queries.inner[-2:]
     keys = low.heads(k) if k.meta["val"].numel() else NOTHING
-    layout = (keys.inner[-2], keys.head_stride) if keys is not NOTHING else (0, 0)
+    k_heads, k_head_stride = (keys.inner[-2], keys.head_stride) if keys is not NOTHING else (0, 0)
     low.emit(
-        Opcode.ROPE,
-        *(queries, keys, table, low.rows(sin), heads, layout[0], size, 2 * table.width),
-        *(int(interleaved) + int(unzip), queries.head_stride, layout[1]),
+        "rope",
+        q=queries,
+        k=keys,
+        cos=table,
+        sin=low.rows(sin),
+        q_heads=heads,
+        k_heads=k_heads,
+        head_size=size,
+        rotary=2 * table.width,
+        pairs="unzipped" if unzip else "neighbors" if interleaved else "halves",
+        q_head_stride=queries.head_stride,
+        k_head_stride=k_head_stride,
     )
 
 
-def _cache(low: Lowering, k: Any, v: Any, k_scales: Any, v_scales: Any) -> tuple[int, ...]:
-    """The cache's fields: inputs of keys and values, layer, inputs of scales or -1."""
+def _cache(low: Lowering, k: Any, v: Any, k_scales: Any, v_scales: Any) -> dict[str, int]:
+    """Returns the fields of a cache: numbers of its inputs, -1 for scales that it lacks, and its layer."""
     keys, values = low.known[k], low.known[v]
     scales = [-1 if s is None else low.known[s].input for s in (k_scales, v_scales)]
-    return (keys.input, values.input, keys.layer, *scales)
+    return {
+        "k_cache": keys.input,
+        "v_cache": values.input,
+        "layer": keys.layer,
+        "k_scales": scales[0],
+        "v_scales": scales[1],
+    }
 
 
 def _kv_write(
@@ -55,7 +70,7 @@ def _kv_write(
 ) -> None:  # fmt: skip
     keys = low.rows(k)
     cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
-    low.emit(Opcode.KV_WRITE, keys, low.rows(v), low.rows(slots), *cache, keys.inner[-1])
+    low.emit("kv_write", k=keys, v=low.rows(v), slots=low.rows(slots), **cache, head_size=keys.inner[-1])
 
 
 def _attention(
@@ -67,11 +82,21 @@ def _attention(
     queries = low.rows(q)
     cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
     out = low.new(node)
-    inputs = [low.rows(n).index for n in (table, starts, lengths)]
+    q_heads, head_size = queries.inner[-2:]
     low.emit(
-        Opcode.ATTENTION,
-        *(queries, out, low.weight(sinks, torch.float32), *cache, *inputs),
-        *(*queries.inner[-2:], window, float(scale), float(softcap)),
+        "attention",
+        q=queries,
+        out=out,
+        sinks=low.weight(sinks, torch.float32),
+        **cache,
+        block_table=low.rows(table).index,
+        query_start=low.rows(starts).index,
+        seq_lens=low.rows(lengths).index,
+        q_heads=q_heads,
+        head_size=head_size,
+        window=window,
+        scale=scale,
+        softcap=softcap,
     )
     return out
 

@@ -10,14 +10,14 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import aten, constant
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import ACTIVATIONS, NOTHING, Opcode, Operand
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
 
 def _gated_act(low: Lowering, node: Node, gate: Any, up: Any, act: str) -> Operand:
     out = low.new(node)
-    low.emit(Opcode.GATED_ACT, low.rows(gate), low.rows(up), out, out.width, ACTIVATIONS[act])
+    low.emit("gated_act", gate=low.rows(gate), up=low.rows(up), out=out, width=out.width, activation=act)
     return out
 
 
@@ -33,7 +33,7 @@ def _unary(name: str) -> Writer:
         ones = _constant_row(low, rows.width, torch.ones((), dtype=rows.dtype))
         act = "gelu_tanh" if approximate == "tanh" else name
         out = low.new(node)
-        low.emit(Opcode.GATED_ACT, rows, ones, out, out.width, ACTIVATIONS[act])
+        low.emit("gated_act", gate=rows, up=ones, out=out, width=out.width, activation=act)
         return out
 
     return lower
@@ -49,7 +49,7 @@ def _mul(low: Lowering, node: Node, a: Any, b: Any) -> Operand:
     if _is_number(low, b):
         factor = low.constant_value(b)
         out = low.new(node)
-        low.emit(Opcode.ADD, NOTHING, rows, out, NOTHING, out.width, float(factor))
+        low.emit("add", a=NOTHING, b=rows, out=out, row_factor=NOTHING, width=out.width, factor=factor)
         return out
     tensor = constant(low.module, b)
     if tensor is not None:
@@ -62,9 +62,9 @@ def _mul(low: Lowering, node: Node, a: Any, b: Any) -> Operand:
         raise Unlowerable(f"{node} is not a product of rows of one type")
     out = low.new(node)
     if other.width == 1 and rows.width > 1:
-        low.emit(Opcode.ADD, NOTHING, rows, out, other, out.width, 1.0)
+        low.emit("add", a=NOTHING, b=rows, out=out, row_factor=other, width=out.width, factor=1.0)
     elif other.width == rows.width:
-        low.emit(Opcode.GATED_ACT, rows, other, out, out.width, ACTIVATIONS["none"])
+        low.emit("gated_act", gate=rows, up=other, out=out, width=out.width, activation="none")
     else:
         raise Unlowerable(f"{node} is not a product of rows")
     return out
@@ -75,7 +75,7 @@ def _square(low: Lowering, node: Node, x: Any, power: float = 2) -> Operand:
     if power != 2:
         raise Unlowerable(f"{node} raises to the power {power}")
     out = low.new(node)
-    low.emit(Opcode.GATED_ACT, rows, rows, out, out.width, ACTIVATIONS["none"])
+    low.emit("gated_act", gate=rows, up=rows, out=out, width=out.width, activation="none")
     return out
 
 
@@ -96,7 +96,7 @@ def _add(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operand
     if first.width != second.width or first.dtype != second.dtype:
         raise Unlowerable(f"{node} is not a plain addition of rows")
     out = low.new(node)
-    low.emit(Opcode.ADD, first, second, out, NOTHING, out.width, float(alpha))
+    low.emit("add", a=first, b=second, out=out, row_factor=NOTHING, width=out.width, factor=alpha)
     return out
 
 
@@ -108,7 +108,7 @@ def _index_select(low: Lowering, node: Node, source: Any, dim: int, order: Any) 
     if constant(low.module, order) is None or node.meta["val"].shape != val.shape or val.dtype.itemsize == 1:
         raise Unlowerable(f"{node} is no order of columns")
     out = low.new(node)
-    low.emit(Opcode.REORDER, rows, low.weight(order, torch.int32), out, out.width)
+    low.emit("reorder", x=rows, permutation=low.weight(order, torch.int32), out=out, width=out.width)
     return out
 
 

@@ -10,7 +10,7 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import aten, constant
 from torch_armllm.plan.lowering import Lowering, Writer
-from torch_armllm.plan.program import Opcode, Operand
+from torch_armllm.plan.program import Operand
 
 armllm = torch.ops.armllm
 
@@ -18,12 +18,12 @@ armllm = torch.ops.armllm
 def _embedding(low: Lowering, node: Node, table: Node, ids: Node, *_: Any) -> Operand:
     tensor = constant(low.module, table)
     assert tensor is not None
-    vocabulary = int(tensor.shape[0])
+    vocab_size = int(tensor.shape[0])
     if tensor.dtype == torch.int64:
         return _ids_by_id(low, tensor, ids)
     weight = low.weight(table)
     out = low.new(node)
-    low.emit(Opcode.EMBED, out, low.rows(ids), weight, out.width, vocabulary)
+    low.emit("embed", out=out, ids=low.rows(ids), table=weight, width=out.width, vocab_size=vocab_size)
     return out
 
 
@@ -31,8 +31,12 @@ def _ids_by_id(low: Lowering, table: Tensor, ids: Node) -> Operand:
     """Other ids for ids; the instruction copies them as two floats each."""
     halves = low.program.allocate(2, torch.float32)
     low.emit(
-        Opcode.EMBED,
-        *(halves, low.rows(ids), low.program.constant(table.view(torch.float32)), 2, table.shape[0]),
+        "embed",
+        out=halves,
+        ids=low.rows(ids),
+        table=low.program.constant(table.view(torch.float32)),
+        width=2,
+        vocab_size=table.shape[0],
     )
     return Operand(halves.space, halves.index, torch.int64, (1,), 0, 1, halves.storage)
 
@@ -40,9 +44,16 @@ def _ids_by_id(low: Lowering, table: Tensor, ids: Node) -> Operand:
 def _split_embedding(low: Lowering, node: Node, ids: Node, table: Node, rest: Node, dtype: str) -> Operand:
     packed, further = low.weight(table), low.weight(rest)
     out = low.new(node)
-    vocabulary = low.program.constants[further.index].shape[0]
+    vocab_size = low.program.constants[further.index].shape[0]
     low.emit(
-        Opcode.SPLIT_EMBED, out, low.rows(ids), packed, further, packed.stride, out.width, int(vocabulary)
+        "split_embed",
+        out=out,
+        ids=low.rows(ids),
+        weight=packed,
+        rest=further,
+        panel_stride=packed.stride,
+        width=out.width,
+        vocab_size=vocab_size,
     )
     return out
 

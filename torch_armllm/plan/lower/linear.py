@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.plan.lowering import Lowering, Writer
-from torch_armllm.plan.program import ACTIVATIONS, NOTHING, Opcode, Operand
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
@@ -21,16 +20,16 @@ def _linear(
     added = low.rows(residual) if residual is not None else NOTHING
     out = low.new(node)
     low.emit(
-        Opcode.LINEAR,
-        rows,
-        out,
-        added,
-        packed,
-        low.weight(bias),
-        packed.stride,
-        SCHEMES[scheme],
-        rows.width,
-        size,
+        "linear",
+        x=rows,
+        out=out,
+        residual=added,
+        weight=packed,
+        bias=low.weight(bias),
+        panel_stride=packed.stride,
+        scheme=scheme,
+        in_features=rows.width,
+        out_features=size,
     )
     return out
 
@@ -68,9 +67,17 @@ def _gated_linear(
     rows, packed = low.rows(x), low.weight(weight)
     out = low.new(node)
     low.emit(
-        Opcode.GATED_LINEAR,
-        *(rows, out, packed, low.weight(gate), low.weight(up)),
-        *(packed.stride, SCHEMES[scheme], rows.width, size, ACTIVATIONS[act]),
+        "gated_linear",
+        x=rows,
+        out=out,
+        weight=packed,
+        gate_bias=low.weight(gate),
+        up_bias=low.weight(up),
+        panel_stride=packed.stride,
+        scheme=scheme,
+        in_features=rows.width,
+        out_features=size,
+        activation=act,
     )
     return out
 
@@ -80,7 +87,15 @@ def _dense_linear(
 ) -> Operand:
     rows = low.rows(x)
     out = low.new(node)
-    low.emit(Opcode.DENSE_LINEAR, rows, out, low.weight(weight), low.weight(bias), rows.width, out.width)
+    low.emit(
+        "dense_linear",
+        x=rows,
+        out=out,
+        weight=low.weight(weight),
+        bias=low.weight(bias),
+        in_features=rows.width,
+        out_features=out.width,
+    )
     return out
 
 

@@ -9,33 +9,56 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
 from torch_armllm.plan.lowering import Lowering, Writer
-from torch_armllm.plan.program import Opcode, Operand
+from torch_armllm.plan.program import Operand
 
 armllm = torch.ops.armllm
 
 
-def _sizes(x: Operand, out: Operand) -> tuple[int, ...]:
-    """The fields that both kinds of weights have: heads, inputs, outputs, distance of heads."""
-    return (*x.inner[-2:], out.inner[-1], x.head_stride)
+def _sizes(x: Operand, out: Operand) -> dict[str, int]:
+    """Returns the fields that both kinds of weights share."""
+    heads, in_features = x.inner[-2:]
+    return {
+        "heads": heads,
+        "in_features": in_features,
+        "out_features": out.inner[-1],
+        "x_head_stride": x.head_stride,
+    }
 
 
 def _int8_heads(low: Lowering, node: Node, x: Any, weight: Any, size: int) -> Operand:
     rows, packed, out = low.heads(x), low.weight(weight), low.new(node)
     tensor = constant(low.module, weight)
     assert tensor is not None
-    low.emit(Opcode.INT8_HEADS, rows, out, packed, *_sizes(rows, out), tensor.stride(0), tensor.stride(1))
+    low.emit(
+        "int8_heads",
+        x=rows,
+        out=out,
+        weight=packed,
+        **_sizes(rows, out),
+        head_stride=tensor.stride(0),
+        panel_stride=tensor.stride(1),
+    )
     return out
 
 
 def _dense_heads(low: Lowering, node: Node, x: Any, weight: Any) -> Operand:
     rows, floats, out = low.heads(x), low.weight(weight), low.new(node)
-    low.emit(Opcode.DENSE_HEADS, rows, out, floats, *_sizes(rows, out))
+    low.emit("dense_heads", x=rows, out=out, weight=floats, **_sizes(rows, out))
     return out
 
 
 def _write(low: Lowering, node: Node, latent: Any, k_rope: Any, cache: Any, slots: Any) -> None:
     rows, keys, layer = low.rows(latent), low.rows(k_rope), low.known[cache]
-    low.emit(Opcode.MLA_WRITE, rows, keys, low.rows(slots), layer.input, layer.layer, rows.width, keys.width)
+    low.emit(
+        "mla_write",
+        latent=rows,
+        rope=keys,
+        slots=low.rows(slots),
+        cache=layer.input,
+        layer=layer.layer,
+        rank=rows.width,
+        rope_size=keys.width,
+    )
 
 
 def _attention(
@@ -44,11 +67,23 @@ def _attention(
 ) -> Operand:  # fmt: skip
     latents, rope, layer = low.heads(q_latent), low.heads(q_rope), low.known[cache]
     out = low.new(node)
+    q_heads, latent_size = latents.inner[-2:]
     low.emit(
-        Opcode.MLA_ATTENTION,
-        *(latents, rope, out, layer.input, layer.layer),
-        *(low.rows(n).index for n in (table, starts, lengths)),
-        *(*latents.inner[-2:], rope.inner[-1], latents.head_stride, rope.head_stride, float(scale)),
+        "mla_attention",
+        latent=latents,
+        rope=rope,
+        out=out,
+        cache=layer.input,
+        layer=layer.layer,
+        block_table=low.rows(table).index,
+        query_start=low.rows(starts).index,
+        seq_lens=low.rows(lengths).index,
+        q_heads=q_heads,
+        latent_size=latent_size,
+        rope_size=rope.inner[-1],
+        latent_head_stride=latents.head_stride,
+        rope_head_stride=rope.head_stride,
+        scale=scale,
     )
     return out
 

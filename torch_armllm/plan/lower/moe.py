@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
-from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import ACTIVATIONS, SCORINGS, Opcode, Operand
+from torch_armllm.plan.program import Operand
 
 armllm = torch.ops.armllm
 
@@ -20,28 +19,39 @@ def _moe(
     act: str, limit: float = 7.0, gate_up_bias: Any = None, down_bias: Any = None,
     gated: bool = True, weigh_input: bool = False,
 ) -> Operand:  # fmt: skip
-    rows, chosen, shares = low.rows(x), low.rows(ids), low.rows(weights)
-    if chosen.dtype != torch.int32 or shares.dtype != torch.float32 or chosen.stride != chosen.width:
-        raise Unlowerable("the router's choice is not that of moe_route")
+    rows, expert_ids, expert_weights = low.rows(x), low.rows(ids), low.rows(weights)
+    if (
+        expert_ids.dtype != torch.int32
+        or expert_weights.dtype != torch.float32
+        or expert_ids.stride != expert_ids.width
+    ):
+        raise Unlowerable("the experts' ids and weights are not those of moe_route")
     first, second = low.weight(gate_up), low.weight(down)
-    tensors = [low.program.constants[w.index] for w in (first, second)]
+    gate_up_panels, down_panels = (low.program.constants[w.index] for w in (first, second))
     out = low.new(node)
     low.emit(
-        Opcode.MOE,
-        *(rows, out, chosen, shares, first, second, low.weight(gate_up_bias), low.weight(down_bias)),
-        *(t.stride(0) for t in tensors),
-        *(t.stride(1) for t in tensors),
-        *(
-            SCHEMES[scheme],
-            tensors[0].shape[0],
-            chosen.width,
-            rows.width,
-            intermediate,
-            ACTIVATIONS[act],
-            float(limit),
-            int(gated),
-            int(weigh_input),
-        ),
+        "moe",
+        x=rows,
+        out=out,
+        ids=expert_ids,
+        weights=expert_weights,
+        gate_up=first,
+        down=second,
+        gate_up_bias=low.weight(gate_up_bias),
+        down_bias=low.weight(down_bias),
+        gate_up_expert_stride=gate_up_panels.stride(0),
+        down_expert_stride=down_panels.stride(0),
+        gate_up_panel_stride=gate_up_panels.stride(1),
+        down_panel_stride=down_panels.stride(1),
+        scheme=scheme,
+        experts=gate_up_panels.shape[0],
+        top_k=expert_ids.width,
+        hidden=rows.width,
+        intermediate=intermediate,
+        activation=act,
+        limit=limit,
+        gated=gated,
+        weigh_input=weigh_input,
     )
     return out
 
@@ -53,9 +63,18 @@ def _route(
     rows = low.rows(logits)
     weights, ids = (low.new(node, val) for val in node.meta["val"])
     low.emit(
-        Opcode.ROUTE,
-        *(rows, weights, ids, low.weight(correction, torch.float32)),
-        *(rows.width, top_k, groups, top_k_groups, SCORINGS[scoring], int(renormalize), float(scale)),
+        "route",
+        logits=rows,
+        weights=weights,
+        ids=ids,
+        correction_bias=low.weight(correction, torch.float32),
+        experts=rows.width,
+        top_k=top_k,
+        groups=groups,
+        top_k_groups=top_k_groups,
+        scoring=scoring,
+        renormalize=renormalize,
+        scale=scale,
     )
     return weights, ids
 

@@ -8,7 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from torch_armllm.plan.lowering import Lowering, Writer
-from torch_armllm.plan.program import NOTHING, Opcode
+from torch_armllm.plan.program import NOTHING
 
 armllm = torch.ops.armllm
 
@@ -16,7 +16,7 @@ armllm = torch.ops.armllm
 def _norm(
     low: Lowering,
     node: Node,
-    opcode: Opcode,
+    opcode: str,
     x: Any,
     residual: Any,
     weight: Any,
@@ -30,39 +30,38 @@ def _norm(
     val = node.meta["val"] if residual is None else node.meta["val"][0]
     out = low.new(node, val)
     total = low.new(node, val) if residual is not None else NOTHING
-    per_token = rows.width // width
     low.emit(
         opcode,
-        rows,
-        out,
-        added,
-        total,
-        low.weight(weight),
-        low.weight(bias),
-        per_token,
-        width,
-        float(eps),
-        float(offset),
+        x=rows,
+        out=out,
+        residual=added,
+        sum=total,
+        weight=low.weight(weight),
+        bias=low.weight(bias),
+        rows_per_token=rows.width // width,
+        width=width,
+        eps=eps,
+        weight_offset=offset,
     )
     return out if residual is None else (out, total)
 
 
 def _rms_norm(low: Lowering, node: Node, x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
-    return _norm(low, node, Opcode.RMS_NORM, x, None, weight, None, eps, offset)
+    return _norm(low, node, "rms_norm", x, None, weight, None, eps, offset)
 
 
 def _add_rms_norm(
     low: Lowering, node: Node, x: Any, r: Any, weight: Any, eps: float, offset: float = 0.0
 ) -> Any:
-    return _norm(low, node, Opcode.RMS_NORM, x, r, weight, None, eps, offset)
+    return _norm(low, node, "rms_norm", x, r, weight, None, eps, offset)
 
 
 def _layer_norm(low: Lowering, node: Node, x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    return _norm(low, node, Opcode.LAYER_NORM, x, None, weight, bias, eps, 0.0)
+    return _norm(low, node, "layer_norm", x, None, weight, bias, eps, 0.0)
 
 
 def _add_layer_norm(low: Lowering, node: Node, x: Any, r: Any, weight: Any, bias: Any, eps: float) -> Any:
-    return _norm(low, node, Opcode.LAYER_NORM, x, r, weight, bias, eps, 0.0)
+    return _norm(low, node, "layer_norm", x, r, weight, bias, eps, 0.0)
 
 
 WRITERS: dict[Any, Writer] = {

@@ -40,9 +40,11 @@ def _slice(
     if dim % val.dim() != val.dim() - 1 or len(rows.inner) > 2 or step != 1:
         raise Unlowerable(f"{node} slices along dimension {dim}")
     inner = (*rows.inner[:-1], int(node.meta["val"].shape[-1]))
-    apart = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
+    strided_heads = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
     column = rows.column + int(begin or 0)
-    return Operand(rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, apart)
+    return Operand(
+        rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, strided_heads
+    )
 
 
 def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
@@ -59,9 +61,11 @@ def _split(low: Lowering, node: Node, source: Any, *_: Any) -> tuple[Operand, ..
     made, column = [], rows.column
     for part in parts:
         inner = (*rows.inner[:-1], int(part.shape[-1]))
-        apart = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
+        strided_heads = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
         made.append(
-            Operand(rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, apart)
+            Operand(
+                rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, strided_heads
+            )
         )
         column += inner[-1]
     return tuple(made)
