@@ -1,4 +1,4 @@
-// Memory that a tile needs only while it runs, one block a thread, kept between tiles so that it stays in cache.
+// Scratch memory of a running tile: one block per thread, reused from tile to tile so that it stays in cache.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace armllm {
 
-// At least `bytes` bytes, 64-byte aligned, until the thread's next call.  One caller at a time: a tile asks once.
+// Returns at least `bytes` bytes, 64-byte aligned, valid until the thread's next call.  A tile calls it once.
 inline char* thread_memory(int64_t bytes) {
   thread_local std::unique_ptr<char[]> memory;
   thread_local int64_t capacity = 0;

@@ -45,7 +45,7 @@ void test_norm_rows(const NormKernels& kernels, const char* name, Report& report
           args.weight_type = DType::f32;
           args.rows = rows;
           args.width = width;
-          args.per_token = per_token;
+          args.rows_per_token = per_token;
           args.x = x.rows(per_token * width);
           args.out = whole.rows(per_token * width);
           if (per_token == 1) {
@@ -53,7 +53,7 @@ void test_norm_rows(const NormKernels& kernels, const char* name, Report& report
             args.sum = sums[0].rows(width);
           }
           for (int64_t r = rows; r-- > 0;) run(args, r);
-          args.rows = args.per_token = 1;
+          args.rows = args.rows_per_token = 1;
           for (int64_t r = 0; r < rows; ++r) {
             args.x = {at(x, r * width), width, type};
             args.out = {at(parts, r * width), width, type};

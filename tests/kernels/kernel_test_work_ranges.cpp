@@ -7,15 +7,15 @@
 namespace armllm_test {
 namespace {
 
-using armllm::Shares;
+using armllm::WorkRanges;
 
 constexpr int64_t kWorkers[] = {1, 2, 3, 7, 63, 64, 65, 130};
 constexpr int64_t kPieces[] = {0, 1, 2, 5, 64, 1000};
 
-std::vector<int64_t> all_of(Shares& shares, int64_t worker, int64_t phase, int64_t pieces,
+std::vector<int64_t> all_of(WorkRanges& ranges, int64_t worker, int64_t phase, int64_t pieces,
                             std::atomic<uint64_t>& empty) {
   std::vector<int64_t> taken;
-  for (int64_t piece; (piece = shares.take(worker, phase, pieces, empty)) != Shares::kNone;)
+  for (int64_t piece; (piece = ranges.take(worker, phase, pieces, empty)) != WorkRanges::kNone;)
     taken.push_back(piece);
   return taken;
 }
@@ -31,12 +31,12 @@ void test_one_worker_comes(Report& report) {
   for (int64_t workers : kWorkers)
     for (int64_t pieces : kPieces)
       for (int64_t worker : {int64_t(0), workers / 2, workers - 1}) {
-        Shares shares;
-        shares.reset(workers);
+        WorkRanges ranges;
+        ranges.reset(workers);
         for (int64_t phase : {0, 1, 5}) {
           std::atomic<uint64_t> empty{0};
           report.expect(
-              is_each_once(all_of(shares, worker, phase, pieces, empty), pieces),
+              is_each_once(all_of(ranges, worker, phase, pieces, empty), pieces),
               text("worker %ld of %ld takes all of %ld pieces", long(worker), long(workers), long(pieces)));
         }
       }
@@ -46,12 +46,12 @@ void test_one_worker_comes(Report& report) {
 void test_neighbors(Report& report) {
   for (int64_t workers : {2, 3, 7, 64})
     for (int64_t pieces : {int64_t(64), int64_t(1000)}) {
-      Shares shares;
-      shares.reset(workers);
+      WorkRanges ranges;
+      ranges.reset(workers);
       std::atomic<uint64_t> empty{0};
       std::vector<std::vector<int64_t>> taken(static_cast<size_t>(workers));
       for (int64_t i = 0; i < pieces / workers; ++i)
-        for (int64_t w = 0; w < workers; ++w) taken[size_t(w)].push_back(shares.take(w, 0, pieces, empty));
+        for (int64_t w = 0; w < workers; ++w) taken[size_t(w)].push_back(ranges.take(w, 0, pieces, empty));
       bool follow = true;
       for (const std::vector<int64_t>& mine : taken)
         for (size_t i = 1; i < mine.size(); ++i) follow = follow && mine[i] == mine[i - 1] + 1;
@@ -62,42 +62,42 @@ void test_neighbors(Report& report) {
 
 // Tiles are stolen from the end of a range, so that its owner continues where it was.
 void test_helping(Report& report) {
-  Shares shares;
-  shares.reset(2);
+  WorkRanges ranges;
+  ranges.reset(2);
   std::atomic<uint64_t> empty{0};
   std::vector<int64_t> helper, owner;
-  owner.push_back(shares.take(0, 0, 8, empty));
-  for (int i = 0; i < 5; ++i) helper.push_back(shares.take(1, 0, 8, empty));
-  owner.push_back(shares.take(0, 0, 8, empty));
+  owner.push_back(ranges.take(0, 0, 8, empty));
+  for (int i = 0; i < 5; ++i) helper.push_back(ranges.take(1, 0, 8, empty));
+  owner.push_back(ranges.take(0, 0, 8, empty));
   report.expect(helper == std::vector<int64_t>{4, 5, 6, 7, 3} && owner == std::vector<int64_t>{0, 1},
                 "who is through takes from the end of what another has left");
 }
 
 void test_late_worker(Report& report) {
-  Shares shares;
-  shares.reset(3);
+  WorkRanges ranges;
+  ranges.reset(3);
   std::atomic<uint64_t> empty[2] = {};
-  for (int64_t phase : {0, 1}) all_of(shares, 0, phase, 9, empty[phase]);
+  for (int64_t phase : {0, 1}) all_of(ranges, 0, phase, 9, empty[phase]);
   std::atomic<uint64_t> anew{0};
-  report.expect(all_of(shares, 1, 0, 9, empty[0]).empty() && all_of(shares, 1, 0, 9, anew).empty(),
+  report.expect(all_of(ranges, 1, 0, 9, empty[0]).empty() && all_of(ranges, 1, 0, 9, anew).empty(),
                 "nobody takes from a phase that is over");
-  shares.reset(3);
+  ranges.reset(3);
   std::atomic<uint64_t> first{0};
-  report.expect(is_each_once(all_of(shares, 2, 0, 9, first), 9), "phases begin again");
+  report.expect(is_each_once(all_of(ranges, 2, 0, 9, first), 9), "phases begin again");
 }
 
 void test_threads(Report& report) {
   constexpr int64_t kThreads = 4, kPhases = 200;
   for (int64_t pieces : {int64_t(3), int64_t(17), int64_t(400)}) {
-    Shares shares;
-    shares.reset(kThreads);
+    WorkRanges ranges;
+    ranges.reset(kThreads);
     std::vector<std::atomic<uint64_t>> empty(kPhases);
     std::vector<std::vector<int64_t>> taken(size_t(kThreads * kPhases));
     std::vector<std::thread> threads;
     for (int64_t w = 0; w < kThreads; ++w)
       threads.emplace_back([&, w] {
         for (int64_t phase = 0; phase < kPhases; ++phase)
-          taken[size_t(phase * kThreads + w)] = all_of(shares, w, phase, pieces, empty[size_t(phase)]);
+          taken[size_t(phase * kThreads + w)] = all_of(ranges, w, phase, pieces, empty[size_t(phase)]);
       });
     for (std::thread& thread : threads) thread.join();
     bool each = true;

@@ -5,18 +5,18 @@
 namespace armllm_test {
 namespace {
 
-using armllm::Crew;
+using armllm::WorkerGovernor;
 using armllm::kMillisecond;
-using armllm::Watch;
+using armllm::DisplacementMonitor;
 
 // True if a thread that is sampled every `step` ms for 100 ms, and waits for a part of each, is found
 // displaced.
 bool is_displaced(double part, int64_t step, int64_t asleep = 0) {
-  Watch watch;
+  DisplacementMonitor monitor;
   bool displaced = false;
   int64_t now = 1000 * kMillisecond, waited = 77 * kMillisecond;
   for (int i = 0; i < 100 / step; ++i) {
-    if (watch.is_due(now)) displaced |= watch.note(now, waited);
+    if (monitor.is_due(now)) displaced |= monitor.record(now, waited);
     now += (step + asleep) * kMillisecond;
     waited += int64_t(part * double(step * kMillisecond));
   }
@@ -33,21 +33,21 @@ void test_watch(Report& report) {
 
 // Active workers of a team of `team` at every millisecond, while `busy` other processes run for some time.
 std::vector<int64_t> sizes(int64_t team, int64_t busy, int64_t begin, int64_t end, int64_t until) {
-  Crew crew(team);
+  WorkerGovernor governor(team);
   std::vector<int64_t> active;
   int64_t stretch = 0;
   for (int64_t ms = 0; ms < until; ++ms) {
-    const int64_t size = crew.size(team);
+    const int64_t size = governor.active_workers(team);
     const int64_t displaced = ms >= begin && ms < end ? std::max<int64_t>(0, size + busy - team) : 0;
     stretch = displaced > 0 ? stretch + 1 : 0;
-    crew.note((5000 + ms) * kMillisecond, stretch >= 20 ? displaced : 0);
+    governor.record((5000 + ms) * kMillisecond, stretch >= 20 ? displaced : 0);
     if (stretch >= 20) stretch = 0;
     active.push_back(size);
   }
   return active;
 }
 
-void test_crew_sizes(Report& report) {
+void test_active_workers(Report& report) {
   for (int64_t team : {2, 3, 16, 64})
     for (int64_t busy : {1, 2}) {
       const std::string name = std::to_string(team) + " threads beside " + std::to_string(busy);
@@ -61,16 +61,16 @@ void test_crew_sizes(Report& report) {
       report.expect(as_left > 4000, name + ": mostly without those whose cores are taken");
       report.expect(*std::min_element(active.end() - 1000, active.end()) == team, name + ": all again");
     }
-  Crew crew(4);
-  crew.note(5000 * kMillisecond, 3);
-  report.expect(crew.size(4) == 1 && crew.size(8) == 8, "a new team begins with all");
+  WorkerGovernor governor(4);
+  governor.record(5000 * kMillisecond, 3);
+  report.expect(governor.active_workers(4) == 1 && governor.active_workers(8) == 8, "a new team begins with all");
 }
 
 }  // namespace
 
 void test_worker_governor(Report& report) {
   test_watch(report);
-  test_crew_sizes(report);
+  test_active_workers(report);
 }
 
 }  // namespace armllm_test
