@@ -8,39 +8,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["ACTIVATIONS", "gated_act", "reference_gated_act"]
+from torch_armllm.ops.tables import ENUMS
+
+__all__ = ["ACTIVATIONS", "FUNCTIONS", "gated_act", "reference_gated_act"]
 
 LIMIT = 7.0
-"""Where gpt-oss' ``swiglu_clamped`` cuts gate and up, and ``silu_clamped`` does."""
+"""Clamping limit of ``swiglu_clamped`` in gpt-oss; ``silu_clamped`` has the same one."""
+ACTIVATIONS = tuple(name for name in ENUMS["Activation"] if name != "none")
 
 
-def _swiglu_clamped(gate: Tensor, up: Tensor) -> Tensor:
-    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+def _swiglu_clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
-_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "silu": lambda gate, up: F.silu(gate) * up,
-    "gelu": lambda gate, up: F.gelu(gate) * up,
-    "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
-    "relu": lambda gate, up: F.relu(gate) * up,
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "silu": lambda gate, up, limit: F.silu(gate) * up,
+    "gelu": lambda gate, up, limit: F.gelu(gate) * up,
+    "gelu_tanh": lambda gate, up, limit: F.gelu(gate, approximate="tanh") * up,
+    "relu": lambda gate, up, limit: F.relu(gate) * up,
     "swiglu_clamped": _swiglu_clamped,
-    "silu_clamped": lambda gate, up: F.silu(gate.clamp(max=LIMIT)) * up.clamp(-LIMIT, LIMIT),
+    "silu_clamped": lambda gate, up, limit: F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit),
 }
-
-ACTIVATIONS = tuple(_FUNCTIONS)
+"""Each activation in plain torch, of gate, up and the limit of the clamped ones."""
+assert tuple(FUNCTIONS) == ACTIVATIONS
 
 
 def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """``act(gate) · up``.
 
     Args:
-        gate: ``(..., N)`` in float32, bfloat16 or float16; rows may lie apart, as in a half of a merged
+        gate: ``(..., N)`` in float32, bfloat16 or float16; rows may be strided, as in one half of a merged
             projection.
         up: as ``gate`` in shape and dtype.
-        activation: one of :data:`ACTIVATIONS`.  ``gelu`` is the exact one, by erf; ``swiglu_clamped`` is
+        activation: one of :data:`ACTIVATIONS`.  ``gelu`` is the exact form, with erf; ``swiglu_clamped`` is
             gpt-oss' ``(up + 1) · gate · sigmoid(1.702 · gate)`` with gate at most 7 and up in −7 … 7;
-            ``silu_clamped`` is ``silu(gate) · up`` of the same.
+            ``silu_clamped`` is ``silu(gate) · up`` with the same clamping.
 
     Returns:
         A contiguous tensor of the shape and dtype of ``gate``.
@@ -53,8 +56,8 @@ def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def reference_gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """:func:`gated_act` in plain torch, and in float64: torch's float32 GELU cancels in the left tail."""
-    return _FUNCTIONS[activation](gate.double(), up.double()).to(gate.dtype)
+    """:func:`gated_act` in plain torch and in float64: torch's float32 GELU cancels in the left tail."""
+    return FUNCTIONS[activation](gate.double(), up.double(), LIMIT).to(gate.dtype)
 
 
 @torch.library.register_fake("armllm::gated_act")

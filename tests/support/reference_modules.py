@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from torch_armllm.hf.expert_detection import ACTIVATIONS
+from torch_armllm.ops.activation import FUNCTIONS
 from torch_armllm.ops.linear import reference_int4_linear, reference_int8_linear
 from torch_armllm.quant.layers import ModuleSlots
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -64,7 +64,7 @@ class ReferenceExperts(nn.Module):
         if source.gate_up_bias is not None:
             bias = source.gate_up_bias[expert].float().expand(2, -1)
             gate, up = gate + bias[0], up + bias[1]
-        inner = ACTIVATIONS[source.activation](gate, up, source.limit)
+        inner = FUNCTIONS[source.activation](gate, up, source.limit)
         packed = source.down_packed[expert]
         down_bias = None if source.down_bias is None else source.down_bias[expert]
         return reference_int4_linear(inner, packed, source.hidden_dim, scheme, down_bias)

@@ -9,9 +9,9 @@ from itertools import product
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from torch_armllm.hf.expert_layout import ExpertLayout, parameter
+from torch_armllm.ops.activation import ACTIVATIONS, FUNCTIONS
 
 
 def _is_decorated(module: nn.Module) -> bool:
@@ -50,19 +50,6 @@ def read_layout(module: nn.Module) -> ExpertLayout | str:
     return replace(layout, activation=found[0], limit=found[1])
 
 
-def _swiglu_clamped(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "silu": lambda gate, up, limit: F.silu(gate) * up,
-    "gelu": lambda gate, up, limit: F.gelu(gate) * up,
-    "gelu_tanh": lambda gate, up, limit: F.gelu(gate, approximate="tanh") * up,
-    "relu": lambda gate, up, limit: F.relu(gate) * up,
-    "swiglu_clamped": _swiglu_clamped,
-    "silu_clamped": lambda gate, up, limit: F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit),
-}
 _FAR = (20.0, 60.0, 200.0, 1000.0)
 """Points outside the usual range, where clamps become visible."""
 
@@ -94,7 +81,7 @@ def _recognize(module: nn.Module, gated: bool) -> tuple[str, float] | None:
     except Exception:  # noqa: BLE001 - the op does not support gates with another signature
         return None
     for name, limit in _candidates(module):
-        expected = ACTIVATIONS[name](gate, up, limit)
+        expected = FUNCTIONS[name](gate, up, limit)
         # float32 activations lose digits in their tails, and up multiplies the error
         if bool(((got - expected).abs() <= 1e-5 * (1 + expected.abs() + up.abs())).all()):
             return name, limit
@@ -144,7 +131,7 @@ def _recognize_batched(module: nn.Module) -> ExpertLayout | None:
         except Exception:  # noqa: BLE001 - not batched, or another layout
             continue
         for name, limit in _candidates(module):
-            between = ACTIVATIONS[name](gates, ups, limit)
+            between = FUNCTIONS[name](gates, ups, limit)
             expected = torch.stack([row @ w.t() for row, w in zip(between, plain.outer(down), strict=True)])
             if torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
                 return replace(plain, activation=name, limit=limit)

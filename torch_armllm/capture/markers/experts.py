@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_armllm.hf.expert_detection import ACTIVATIONS, is_experts, read_layout
+from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
+from torch_armllm.ops.activation import FUNCTIONS
 
 IMPLEMENTATION = "armllm"
 _FALLBACK = "grouped_mm"
@@ -71,7 +72,7 @@ def float_experts(
         rows = [F.linear(x[token], part[expert]) for part in parts]
         if biases is not None:
             rows = [row + bias for row, bias in zip(rows, biases[expert].view(len(rows), -1), strict=True)]
-        inner = ACTIVATIONS[activation](rows[0], rows[-1], limit)
+        inner = FUNCTIONS[activation](rows[0], rows[-1], limit)
         part = F.linear(inner, outer, None if down_bias is None else down_bias[expert])
         part = part * expert_weights[token, slot, None]
         out.index_add_(0, token, part.to(out.dtype))

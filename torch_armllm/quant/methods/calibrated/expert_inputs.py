@@ -8,8 +8,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from torch_armllm.hf.expert_detection import ACTIVATIONS
 from torch_armllm.hf.expert_layout import parameter
+from torch_armllm.ops.activation import FUNCTIONS
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.calibrated.gptq_solver import Compensated
 from torch_armllm.quant.methods.calibrated.hessian import Moments
@@ -110,7 +110,7 @@ class ExpertInputs:
             own = bias[expert].float().view(len(halves), -1)
             halves = [half + row for half, row in zip(halves, own, strict=True)]
         gate, up = halves[0], halves[-1]
-        return ACTIVATIONS[layout.activation](gate, up, layout.limit)
+        return FUNCTIONS[layout.activation](gate, up, layout.limit)
 
 
 class _Expert(Rounding):
