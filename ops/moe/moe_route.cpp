@@ -13,8 +13,8 @@ constexpr int64_t kTileTokens = 8;
 
 Scoring scoring_of(const std::string& name) {
   std::string known;
-#define SCORING(scoring, number)                    \
-  if (name == #scoring) return Scoring::scoring;    \
+#define SCORING(scoring, number)                 \
+  if (name == #scoring) return Scoring::scoring; \
   known += (known.empty() ? "" : ", ") + std::string(#scoring);
 #include "runtime/enums.def"
   STD_TORCH_CHECK(false, "unknown scoring '", name, "'; there are: ", known);

@@ -93,7 +93,9 @@ Instruction build(const fields::mla_attention& op) {
     a.block_size = cache.size(2);
     bind_sequences(frame, op, a);
   });
-  instruction.still_valid = [set] { return set->attention.args.max_seq_len == length_bound(set->attention.args); };
+  instruction.still_valid = [set] {
+    return set->attention.args.max_seq_len == length_bound(set->attention.args);
+  };
   // The two parts of a query come from two instructions and are never adjacent: they are joined in scratch.
   const DType type = op.latent.dtype();
   instruction.scratch_bytes = [set, type] {

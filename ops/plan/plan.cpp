@@ -129,8 +129,7 @@ void Plan::check_outputs(const std::vector<Tensor>& outputs, int64_t tokens) con
                   " results, but memory for ", outputs.size(), " of them is given");
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Tensor& output = outputs[i];
-    const bool fits =
-        output.dim() == 2 && output.size(0) == tokens && output.size(1) == outputs_[i].columns;
+    const bool fits = output.dim() == 2 && output.size(0) == tokens && output.size(1) == outputs_[i].columns;
     STD_TORCH_CHECK(fits && output.is_contiguous() && output.scalar_type() == scalar_type(outputs_[i].type),
                     "plan: the memory for result ", i, " must be contiguous, of shape (", tokens, ", ",
                     outputs_[i].columns, ") and of the result's type");
@@ -160,7 +159,8 @@ void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, 
 
 bool Plan::is_binding_valid() const {
   if (team_ != team_size() || variant_ != &variant()) return false;
-  return std::all_of(conditions_.begin(), conditions_.end(), [](const auto* still_valid) { return (*still_valid)(); });
+  return std::all_of(conditions_.begin(), conditions_.end(),
+                     [](const auto* still_valid) { return (*still_valid)(); });
 }
 
 std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times) {

@@ -78,9 +78,9 @@ class Scratch {
 
 inline Activation activation_of(const std::string& name) {
   std::string known;
-#define ACTIVATION(activation, number)                      \
-  if (Activation::activation != Activation::none) {         \
-    if (name == #activation) return Activation::activation; \
+#define ACTIVATION(activation, number)                               \
+  if (Activation::activation != Activation::none) {                  \
+    if (name == #activation) return Activation::activation;          \
     known += (known.empty() ? "" : ", ") + std::string(#activation); \
   }
 #include "runtime/enums.def"

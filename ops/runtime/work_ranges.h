@@ -35,7 +35,8 @@ class WorkRanges {
     while (true) {
       const uint64_t left = all() & ~empty.load(std::memory_order_relaxed);
       if (left == 0) return kNone;
-      const uint64_t after_own = left & ~((uint64_t(2) << own) - 1);  // so that thieves choose different victims
+      const uint64_t after_own =
+          left & ~((uint64_t(2) << own) - 1);  // so that thieves choose different victims
       const int64_t victim = __builtin_ctzll(after_own != 0 ? after_own : left);
       if (const int64_t piece = take_from(victim, count_, phase, pieces, false); piece != kNone) return piece;
       mark_empty(empty, victim);

@@ -5,9 +5,9 @@
 namespace armllm_test {
 namespace {
 
-using armllm::WorkerGovernor;
-using armllm::kMillisecond;
 using armllm::DisplacementMonitor;
+using armllm::kMillisecond;
+using armllm::WorkerGovernor;
 
 // True if a thread that is sampled every `step` ms for 100 ms, and waits for a part of each, is found
 // displaced.
@@ -63,7 +63,8 @@ void test_active_workers(Report& report) {
     }
   WorkerGovernor governor(4);
   governor.record(5000 * kMillisecond, 3);
-  report.expect(governor.active_workers(4) == 1 && governor.active_workers(8) == 8, "a new team begins with all");
+  report.expect(governor.active_workers(4) == 1 && governor.active_workers(8) == 8,
+                "a new team begins with all");
 }
 
 }  // namespace
