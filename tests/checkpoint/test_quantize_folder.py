@@ -1,4 +1,4 @@
-"""From folder to folder, a block at a time: the same bits as in one piece, also after an interruption."""
+"""Quantization from folder to folder in blocks: the same bits as in memory, also after an interruption."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.fixture
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block is written as soon as it is done."""
+    """Writes every block as soon as it is finished."""
     monkeypatch.setattr(journal, "_SHARD", 1)
 
 
@@ -40,7 +40,9 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ("family", "options"),
     [("llama", {}), ("llama", TIED), ("gpt2", {}), ("mixtral", {}), ("qwen3_moe", TIED), ("gpt_oss", {})],
 )
-def test_it_writes_what_save_pretrained_would(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_folder_equals_that_of_save_pretrained(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     recipe = Recipe("g64", overrides={"attention": "int8", "*.1.*.o_proj": None} if family != "gpt2" else {})
     model = tiny(family, **options)
     model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
@@ -61,7 +63,7 @@ def test_it_writes_what_save_pretrained_would(family: str, options: dict[str, An
 
 
 @pytest.mark.usefixtures("in_blocks")
-def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = quantize_folder(source, tmp_path / "whole", progress=False)
     read: list[str] = []
     load = BlockReader.load
@@ -78,7 +80,7 @@ def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, monkeypatch: p
     assert read == ["model.layers.0", "model.layers.1"]
     assert not (tmp_path / "out" / "config.json").exists()
     read[:] = [""] * 3
-    # a recipe that asks for the same in what is done is no other recipe
+    # a recipe that agrees with the finished layers may resume the run
     report = quantize_folder(source, tmp_path / "out", Recipe(overrides={"head": "int8"}), progress=False)
     assert set(read[3:]) == {"lm_head", "model.embed_tokens", "model.norm"}
     assert report.layers == expected.layers
@@ -91,7 +93,7 @@ def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("in_blocks")
-def test_what_has_changed_since_is_noticed(
+def test_a_changed_source_or_recipe_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> None:
@@ -117,7 +119,7 @@ def test_what_has_changed_since_is_noticed(
         quantize_folder(source, tmp_path / "out", restart=True, progress=False)
 
 
-def test_what_cannot_be_quantized_is_refused(source: Path, tmp_path: Path) -> None:
+def test_unsuitable_sources_are_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     state = load_file(source / "model.safetensors")
 
@@ -148,7 +150,7 @@ def test_what_cannot_be_quantized_is_refused(source: Path, tmp_path: Path) -> No
         quantize_folder(source, out, progress=False)
 
 
-def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_quantize_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     arguments = ["quantize", str(source), out, "--override", "attention=g64", "--head", "none"]
     assert main.main([*arguments, "--override", "*.1.mlp.*=none", "--ignore", "*.0.mlp.up_proj"]) == 0

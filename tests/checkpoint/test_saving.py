@@ -1,4 +1,4 @@
-"""transformers' own doors: quantizing while loading, saving and loading, and checkpoints that are damaged."""
+"""transformers' own API: quantization while loading, saving and loading, and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def rewrite(folder: Path, change: Any) -> None:
-    """Changes the tensors of a checkpoint of one file."""
+    """Changes the tensors of a single-file checkpoint."""
     file = folder / "model.safetensors"
     state = load_file(file)
     change(state)
@@ -111,7 +111,7 @@ def test_a_head_that_is_tied_to_the_embedding(dtype: torch.dtype, tmp_path: Path
     assert torch.equal(logits(twin), logits(again))
 
 
-def test_weights_are_read_where_they_lie(saved: Path) -> None:
+def test_weights_are_memory_mapped(saved: Path) -> None:
     model = load(saved)
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(saved) in line]
     spans = [[int(end, 16) for end in fields[0].split("-")] for fields in mapped]
@@ -119,7 +119,7 @@ def test_weights_are_read_where_they_lie(saved: Path) -> None:
     assert any(begin <= at < end for begin, end in spans)
 
 
-def test_options_are_kept(tmp_path: Path) -> None:
+def test_options_are_saved(tmp_path: Path) -> None:
     tiny("mixtral").save_pretrained(tmp_path / "float")
     recipe = Recipe("row", head=None, ignore=["*.k_proj"])
     options = ArmInt4Config(recipe, kv_cache_dtype="int8", fuse=False)
@@ -136,7 +136,7 @@ def test_options_are_kept(tmp_path: Path) -> None:
     assert (config.recipe, config.kv_cache_dtype) == (recipe, "int8")
 
 
-def test_importance_needs_the_whole_model_and_gives_what_patch_gives(tmp_path: Path) -> None:
+def test_importance_equals_that_of_patch(tmp_path: Path) -> None:
     model = tiny("mixtral")
     model.save_pretrained(tmp_path)
     loaded = load(tmp_path, quantization_config=ArmInt4Config(Recipe(importance=True)))
@@ -152,7 +152,7 @@ def test_importance_needs_the_whole_model_and_gives_what_patch_gives(tmp_path: P
 
 
 class Hub:
-    """What `push_to_hub` calls, on a folder."""
+    """The calls of `push_to_hub`, on a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -167,7 +167,7 @@ class Hub:
         return "committed"
 
 
-def test_what_is_pushed_to_the_hub_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_pushed_to_the_hub_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("mixtral")
     torch_armllm.patch(model, progress=False)
     hub = Hub(tmp_path / "hub")

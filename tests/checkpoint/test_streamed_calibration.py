@@ -1,4 +1,4 @@
-"""Calibrated from folder to folder, a decoder layer at a time: the same bits as in one piece."""
+"""Calibration from folder to folder, a decoder layer at a time: the same bits as in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIED: dict[str, Any] = {"dtype": torch.bfloat16, "tie_word_embeddings": True}
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 @pytest.mark.parametrize(("family", "options"), [("llama", TIED), ("gpt2", {}), ("qwen3_moe", {})])
-def test_calibrated_layer_by_layer_it_is_what_the_whole_model_becomes(
+def test_streamed_calibration_equals_calibration_in_memory(
     method: str, family: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     tiny(family, **options).save_pretrained(tmp_path / "float")
@@ -47,7 +47,7 @@ def test_calibrated_layer_by_layer_it_is_what_the_whole_model_becomes(
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_an_interrupted_calibration_goes_on(
+def test_an_interrupted_calibration_resumes(
     method: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, recipe = tmp_path / "out", Recipe(method=method)
@@ -106,7 +106,7 @@ def _writing(inner: Any) -> Any:
     return forward
 
 
-def test_the_command_calibrates_with_what_the_model_writes(
+def test_the_command_calibrates_with_generated_tokens(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibration_text, "SEQUENCES", 3)

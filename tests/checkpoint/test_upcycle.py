@@ -1,4 +1,4 @@
-"""Making a Mixture-of-Experts out of a dense model."""
+"""Upcycling of a dense model to a Mixture-of-Experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_armllm.checkpoint.upcycle import upcycle
 
 
 @torch.no_grad()
-def test_copies_without_noise_compute_what_the_dense_model_does() -> None:
+def test_copies_without_noise_equal_the_dense_model() -> None:
     dense, ids = tiny("llama"), token_ids(2, 9)
     moe = upcycle(dense, experts=4, top_k=2, noise=0.0)
     assert moe.config.model_type == "mixtral"
@@ -33,6 +33,6 @@ def test_experts_differ_and_the_rest_is_shared() -> None:
     assert torch.equal(moe(ids).logits, again(ids).logits)
 
 
-def test_only_llama_models_without_biases() -> None:
+def test_models_other_than_llama_without_biases_are_refused() -> None:
     with pytest.raises(ValueError, match="'qwen3'"):
         upcycle(tiny("qwen3"))

@@ -1,4 +1,4 @@
-"""Tiny models run on one thread: several would wait for one another longer than they compute."""
+"""Tiny models run on one thread: synchronization would take longer than their computation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """For all tests of families."""
+    """Applies to all tests of families."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

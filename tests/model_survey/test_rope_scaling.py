@@ -1,4 +1,4 @@
-"""Frequencies that depend on the length survive capture, below the original length and beyond it."""
+"""Capture of rotary frequencies that depend on the sequence length, below and above the original length."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_positions_beyond_the_original_length(kind: str) -> None:
     options = {"rope_parameters": parameters, "max_position_embeddings": length, **more}
     model, own = (tiny_model(family, **options) for _ in range(2))
     report = torch_armllm.patch(model, None, progress=False)
-    # what is recomputed as the longest position grows is data of Python: such a model keeps its own forward
+    # frequencies that grow with the longest position are Python data: such a model keeps its own forward
     assert report.captured == (kind != "dynamic"), report.capture_reason
     for count in (12, 100, 12):
         ids = tiny_ids(1, count)

@@ -1,4 +1,4 @@
-"""Texts to calibrate with, and what a folder holds."""
+"""Calibration tokens, and the tensors of a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A float model that computes as ours does: float32 weights, and what reaches them rounded to INT8."""
+"""A float reference of the quantized model: float32 weights, and inputs rounded to INT8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN = ("lm_head", "gate", "router", "shared_expert_gate")
 
 
 def rounded(x: Tensor) -> Tensor:
-    """LazyRows as INT8 with one scale each, in float64."""
+    """Rounds rows to INT8 with one scale each, as float64."""
     q, scale = quantize_activations(x.float())
     return q.double() * scale.double()
 
@@ -31,7 +31,7 @@ class _Linear(nn.Module):
 
 
 class _Experts(nn.Module):
-    """Stacked experts, by their own gates; Llama 4's, which take rows for each of them, have none."""
+    """Stacked experts with their own gates; Llama 4's batched experts have none."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class _Experts(nn.Module):
         return y if bias is None else y + bias[expert].double()
 
 
-def as_ours(model: nn.Module, names: Collection[str] | None = None) -> Any:
-    """A copy of a float32 model whose layers round what reaches them.
+def with_rounded_inputs(model: nn.Module, names: Collection[str] | None = None) -> Any:
+    """A copy of a float32 model whose layers round their inputs.
 
     Args:
         model: the model.
@@ -88,6 +88,6 @@ def as_ours(model: nn.Module, names: Collection[str] | None = None) -> Any:
 
 
 def relative(got: Tensor, wanted: Tensor) -> float:
-    """‖got − wanted‖ / ‖wanted‖ of the token that is furthest."""
+    """Returns the largest ‖got − wanted‖ / ‖wanted‖ of all tokens."""
     distance = (got - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)
     return float(distance.detach().max())

@@ -1,4 +1,4 @@
-"""GGUF files as the ``gguf`` package writes them, of tiny models with random blocks of any type."""
+"""GGUF files of tiny models with random blocks of any type, written by the ``gguf`` package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = gguf.GGMLQuantizationType
 
 
 def encode(weight: Tensor, kind: str, seed: int = 0) -> tuple[np.ndarray, Tensor]:
-    """A matrix, or experts', in a type: its bytes, and the floats that they stand for.
+    """Encodes a matrix, or those of experts, in a type; returns its bytes and the equivalent floats.
 
     Of K-quants, which the ``gguf`` package only reads, the blocks are random and the weight's are of no use.
     """
@@ -28,7 +28,7 @@ def encode(weight: Tensor, kind: str, seed: int = 0) -> tuple[np.ndarray, Tensor
 
 
 def _k_blocks(weight: Tensor, kind: str, seed: int) -> np.ndarray:
-    """Random Q4_K, Q5_K or Q6_K blocks of weights about 0.05 in size."""
+    """Returns random Q4_K, Q5_K or Q6_K blocks with weights of about 0.05."""
     random = np.random.default_rng(seed)
     columns, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     raw = random.integers(0, 256, (*weight.shape[:-1], weight.shape[-1] // columns, size), dtype=np.uint8)
@@ -44,7 +44,7 @@ def _k_blocks(weight: Tensor, kind: str, seed: int) -> np.ndarray:
 def save(
     path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[np.ndarray, str]]
 ) -> None:
-    """Writes a file: fields by the name behind the architecture's, and bytes with their type."""
+    """Writes a file: fields by name without the architecture's prefix, and bytes with their type."""
     writer = gguf.GGUFWriter(str(path), architecture)
     for name, value in metadata.items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32

@@ -1,4 +1,4 @@
-"""Folders as other tools write them, of tiny models, each beside one of the floats that it stands for."""
+"""Third-party checkpoints of tiny models, each with a folder of the equivalent float model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.support.format_results import as_ours, relative
+from tests.support.format_results import relative, with_rounded_inputs
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe, load
 from torch_armllm.checkpoint.load import load_model
@@ -21,15 +21,15 @@ from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 
 Encode = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
-"""Name and float weight (N, K) to the tensors that a tool writes, by the ends of their names, and the floats
-(N, K) that these stand for."""
+"""Maps a name and a float weight (N, K) to a tool's tensors, by the ends of their names, and the equivalent
+floats (N, K)."""
 LEFT = ("embed_tokens", "lm_head", "norm", ".gate.", "wte", "wpe", "ln_")
 
 
 def write(
     folder: Path, family: str, encode: Encode, settings: dict[str, Any], **overrides: Any
 ) -> PreTrainedModel:
-    """Writes a quantized folder, and gives the float model that it stands for."""
+    """Writes a quantized folder, and returns the equivalent float model."""
     model = tiny(family, **overrides)
     model.save_pretrained(folder / "float")
     model.save_pretrained(folder / "quantized")
@@ -57,7 +57,7 @@ def configure(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
-    """Edits the tensors of a folder of one file."""
+    """Edits the tensors of a single-file checkpoint."""
     state = load_file(folder / "model.safetensors")
     edit(state)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
@@ -96,7 +96,7 @@ def check(
     with torch.no_grad():
         ids = token_ids(2, 9)
         got, wanted = model(ids).logits, expected(ids).logits
-    # the median of the tokens: rounded activations let a few of them choose other experts
+    # the median over tokens: with rounded activations, a few tokens choose other experts
     assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < tolerance
     report = model.hf_quantizer.report
     assert report.captured, str(report)
@@ -106,7 +106,7 @@ def check(
 
 
 def _decoded(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The float32 weights that packed modules but the head stand for, by the names of their parameters."""
+    """Yields the dequantized float32 weights of packed modules, except the head, by parameter name."""
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear) and name != "lm_head":
             assert module.error is None
@@ -120,12 +120,12 @@ def _decoded(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_logits(folder: Path, expected: PreTrainedModel) -> None:
-    """In float32, and with inputs rounded as ours are, the logits are those of the floats to rounding."""
+    """Checks that float32 logits with INT8 inputs equal the float model's up to rounding."""
     model: Any = load(str(folder / "quantized"), Recipe(head=None), dtype=torch.float32)
     exact = copy.deepcopy(expected).float()
     ids, names = token_ids(1, 6), set()
     with torch.no_grad():
-        for parameter, value in _decoded(model):  # before they were rounded to the type of the model
+        for parameter, value in _decoded(model):  # unrounded: the model's dtype has fewer digits
             exact.get_parameter(parameter).copy_(value)
             names.add(parameter.rpartition(".")[0])
-        assert relative(model(ids).logits, as_ours(exact, names)(ids).logits) < 2e-3
+        assert relative(model(ids).logits, with_rounded_inputs(exact, names)(ids).logits) < 2e-3

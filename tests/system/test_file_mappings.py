@@ -1,4 +1,4 @@
-"""Memory in the place of mapped files."""
+"""Replacement of mapped file pages by memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAPS = """\
 """
 
 
-def test_only_whole_pages_of_private_mappings_of_files_are_taken_out() -> None:
+def test_only_whole_pages_of_private_file_mappings_are_detachable() -> None:
     pages = range(0x0F000, 0x45000, PAGE)
     assert file_mappings.detachable(pages, PAGE, MAPS) == {*range(0x10000, 0x14000, PAGE), 0x20000, 0x21000}
 
 
-def test_nothing_is_taken_out_of_nothing() -> None:
+def test_no_pages_are_detachable_without_mappings() -> None:
     assert file_mappings.detachable([], PAGE, MAPS) == set()
     assert file_mappings.detachable([0x10000], PAGE, "") == set()

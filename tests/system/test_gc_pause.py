@@ -1,4 +1,4 @@
-"""Python looks for garbage again when imports are through."""
+"""The garbage collector is enabled again after the block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from torch_armllm.system.gc_pause import collection_paused
 
 
-def test_only_the_block_goes_without() -> None:
+def test_collection_is_disabled_within_the_block_only() -> None:
     assert gc.isenabled()
     with collection_paused():
         assert not gc.isenabled()
@@ -19,7 +19,7 @@ def test_only_the_block_goes_without() -> None:
     assert gc.isenabled()
 
 
-def test_an_error_in_the_block() -> None:
+def test_an_error_enables_collection_again() -> None:
     with pytest.raises(ImportError), collection_paused():
         raise ImportError
     assert gc.isenabled()

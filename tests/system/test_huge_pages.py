@@ -30,7 +30,7 @@ def mapped_bytes(file: Path) -> int:
 
 @pytest.fixture
 def page() -> int:
-    """Bytes of a huge page."""
+    """Bytes per huge page."""
     size = huge_pages.page_size()
     if size == 0:
         pytest.skip("this system gives no huge pages")
@@ -48,18 +48,18 @@ def test_collapse_moves_pages_and_nothing_else(page: int) -> None:
     assert huge_bytes() >= 4 * page
 
 
-def test_small_tensors_are_left_alone() -> None:
+def test_small_tensors_are_ignored() -> None:
     assert huge_pages.collapse([torch.zeros(4096, dtype=torch.uint8)]) == 0
 
 
-def test_the_setting_leaves_pages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_disables_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(huge_pages.SETTING, "0")
     assert huge_pages.page_size() == 0
     assert huge_pages.collapse([torch.zeros(8 << 20, dtype=torch.uint8)]) == 0
 
 
 @pytest.mark.parametrize("system", ["never", "nothing", "large"])
-def test_systems_without_them(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_huge_pages(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if system != "nothing":
         (tmp_path / "enabled").write_text("always madvise [never]" if system == "never" else "[always] never")
         (tmp_path / "hpage_pmd_size").write_text(f"{(2 if system == 'never' else 512) << 20}\n")
@@ -74,7 +74,7 @@ def test_packed_weights_of_a_model_are_collapsed(page: int) -> None:
     assert 2 * page <= huge_pages.collapse_packed(model) <= 4 * page
 
 
-def test_what_lies_in_the_mapping_of_a_file_becomes_memory(page: int, tmp_path: Path) -> None:
+def test_file_mappings_become_memory(page: int, tmp_path: Path) -> None:
     written = torch.randint(0, 256, (20 * page + 4096,), dtype=torch.uint8)
     file = tmp_path / "weights"
     file.write_bytes(written.numpy().tobytes())
@@ -90,7 +90,7 @@ def test_what_lies_in_the_mapping_of_a_file_becomes_memory(page: int, tmp_path: 
     assert not mapped.any()
 
 
-def test_the_mapping_of_a_file_stays_where_memory_is_short(
+def test_file_mappings_stay_when_memory_is_short(
     page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "weights"

@@ -1,4 +1,4 @@
-"""Folders in AutoAWQ's layout."""
+"""Checkpoints in AutoAWQ's layouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pack_inputs(values: Tensor) -> Tensor:
 
 
 def padded(values: Tensor, group: int) -> Tensor:
-    """One value a group (N, S), with as many zeros behind them as AutoAWQ's ``gemv`` puts there."""
+    """Returns one value per group (N, S), padded with zeros like AutoAWQ's ``gemv``."""
     words = -(-values.shape[1] // 8)
     multiple = {32: 4, 64: 2}.get(group, 1)
     width = 8 * (-(-words // multiple) * multiple)
@@ -75,9 +75,7 @@ def settings(group: int, version: str = "gemm") -> dict[str, object]:
         ("mixtral", 64, "gemv"),
     ],
 )
-def test_integers_and_scales_are_taken_as_they_are(
-    family: str, group: int, version: str, tmp_path: Path
-) -> None:
+def test_integers_and_scales_are_kept(family: str, group: int, version: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 192}
     encode = encoder(group, version)
     expected = saved_folders.write(tmp_path, family, encode, settings(group, version), **sizes)
@@ -94,13 +92,15 @@ def test_integers_and_scales_are_taken_as_they_are(
         ({"zero_point": False}, "zero_point is off"),
     ],
 )
-def test_what_cannot_be_read_says_why(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_refused_with_the_reason(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
     saved_folders.write(tmp_path, "llama", encoder(32), {**settings(32), **change}, hidden_size=128)
     with pytest.raises(ValueError, match=message):
         load_model(str(tmp_path / "quantized"))
 
 
-def test_groups_of_16_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
+def test_groups_of_16_are_requantized_and_reported(tmp_path: Path) -> None:
     expected = saved_folders.write(tmp_path, "llama", encoder(16), settings(16), hidden_size=128)
     report = saved_folders.check(tmp_path, expected, error=0.008).hf_quantizer.report
     assert {record.scheme for record in report.quantized} == {"int8g32", "int8"}

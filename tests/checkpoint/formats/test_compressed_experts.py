@@ -1,4 +1,4 @@
-"""Experts by compressed-tensors' compressors: each apart or all of a layer joined, in every kind of class."""
+"""Experts by compressed-tensors' compressors: separate or merged, in every kind of class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.checkpoint.formats.test_compressed_tensors import encoder, scheme, settings
 from tests.support import saved_folders
-from tests.support.format_results import as_ours, relative
+from tests.support.format_results import relative, with_rounded_inputs
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe, load
 from torch_armllm.checkpoint.load import load_model
@@ -30,7 +30,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, family: str, form: str, wanted: Any, style: str) -> Any:
-    """Writes a quantized folder with experts in a ``style``, and gives the float model that it stands for.
+    """Writes a quantized folder with experts in a ``style``, and returns the equivalent float model.
 
     Styles: ``apart``; ``nested``, `gate_up_proj.weight_packed`; ``flat``, `gate_up_proj_packed`.
     """
@@ -61,7 +61,7 @@ def write(folder: Path, family: str, form: str, wanted: Any, style: str) -> Any:
 
 
 def _experts(name: str, module: Any, encode: saved_folders.Encode, style: str) -> dict[str, Tensor]:
-    """The tensors of a layer's experts; the module gets the floats that they stand for."""
+    """Returns the tensors of a layer's experts, and copies the equivalent floats to the module."""
     layout: Any = read_layout(module)
     inner, outer = (getattr(module, attribute).data for attribute in layout.weights)
     gates, ups = layout.inner(inner)
@@ -116,7 +116,7 @@ PACKED, PLAIN = "pack-quantized", "int-quantized"
         ("gpt_oss", PLAIN, (8, None, True, "dynamic"), "apart", "int8"),
     ],
 )
-def test_experts_are_taken_as_they_are(
+def test_experts_keep_their_integers(
     family: str, form: str, options: Any, style: str, packed: str, tmp_path: Path
 ) -> None:
     expected = write(tmp_path, family, form, scheme(*options), style)
@@ -126,8 +126,8 @@ def test_experts_are_taken_as_they_are(
 
 @torch.no_grad()
 @pytest.mark.parametrize("style", ["apart", "flat"])
-def test_a_language_model_inside_of_another_is_read(style: str, tmp_path: Path) -> None:
-    """Qwen3.5's folders hold a configuration of text and pictures, and names that say so."""
+def test_the_language_model_of_a_multimodal_checkpoint_is_read(style: str, tmp_path: Path) -> None:
+    """Qwen3.5's checkpoints have a multimodal configuration and parameter names."""
     expected = write(tmp_path, "qwen3_5_moe_text", PACKED, scheme(4, 32, True, None), style)
     folder = tmp_path / "quantized"
     text = json.loads((folder / "config.json").read_text())
@@ -140,24 +140,24 @@ def test_a_language_model_inside_of_another_is_read(style: str, tmp_path: Path) 
     )
     model: Any = load(str(folder), Recipe(head=None), dtype=torch.float32)
     ids = token_ids(1, 6)
-    assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
+    assert relative(model(ids).logits, with_rounded_inputs(expected)(ids).logits) < 2e-3
 
 
-def test_targets_that_name_an_expert_fit_joined_ones(tmp_path: Path) -> None:
+def test_targets_of_single_experts_match_merged_experts(tmp_path: Path) -> None:
     wanted = scheme(4, 32, True, None)
     wanted.targets = [r"re:.*experts\.\d+\.(gate|up|down)_proj$", r"re:.*self_attn.*"]
     write(tmp_path, "qwen3_moe", PACKED, wanted, "nested")
     load_model(str(tmp_path / "quantized"))
 
 
-def test_decoded_experts_are_quantized_anew(tmp_path: Path) -> None:
+def test_dequantized_experts_are_quantized_again(tmp_path: Path) -> None:
     write(tmp_path, "llama4_text", PACKED, scheme(4, 32, True, None), "nested")
     model: Any = load(str(tmp_path / "quantized"), "int8g32", requantize=True)
     [record, _] = [record for record in model.hf_quantizer.report.quantized if record.kind == "experts"]
     assert record.scheme == "int8g32" and record.error < 0.01
 
 
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_refused_with_the_reason(tmp_path: Path) -> None:
     wanted = scheme(4, 32, True, None)
     write(tmp_path / "joined", "gpt_oss", PACKED, wanted, "nested")
     with pytest.raises(ValueError, match="gates and ups alternate in the model"):

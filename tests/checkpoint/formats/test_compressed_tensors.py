@@ -1,4 +1,4 @@
-"""Folders that compressed-tensors' own compressors wrote."""
+"""Checkpoints written by compressed-tensors' own compressors."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def settings(form: str, wanted: Any, **other: Any) -> dict[str, Any]:
         ("mixtral", "int-quantized", (8, None, True, "dynamic"), "int8"),
     ],
 )
-def test_integers_and_scales_are_taken_as_they_are(
+def test_integers_and_scales_are_kept(
     family: str,
     form: str,
     options: tuple[int, int | None, bool, str | None],
@@ -96,7 +96,7 @@ def test_integers_and_scales_are_taken_as_they_are(
     assert any("not the static ones" in note for note in report.notes) == (options[-1] == "static")
 
 
-def test_groups_of_other_sizes_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
+def test_groups_of_other_sizes_are_requantized_and_reported(tmp_path: Path) -> None:
     wanted = scheme(4, 16, False, None)
     written = settings("pack-quantized", wanted)
     encode = encoder("pack-quantized", wanted)
@@ -107,7 +107,7 @@ def test_groups_of_other_sizes_are_rounded_and_the_report_says_so(tmp_path: Path
 
 
 def test_a_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
-    """Gemma's embedding multiplies by a buffer that no file holds, and its own weight stays floats."""
+    """Gemma's embedding multiplies by a buffer that no file holds; its weight stays float."""
     wanted = scheme(4, 32, True, None)
     written = settings("pack-quantized", wanted)
     sizes = {"hidden_size": 128, "dtype": torch.float32}
@@ -136,7 +136,9 @@ def test_a_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
         ({"weights": {"group_size": 64}}, r"scales have the shape \(128, 3\), and \(128, 2\) is expected"),
     ],
 )
-def test_what_cannot_be_read_says_why(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_refused_with_the_reason(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     wanted = scheme(4, 32, True, None)
     whole = settings("pack-quantized", wanted)
     group = whole["config_groups"]["group_0"]

@@ -1,4 +1,4 @@
-"""GGUF files as the ``gguf`` package writes them, of tiny models and with every type that a scheme holds."""
+"""GGUF files of tiny models, written by the ``gguf`` package, in every type that a scheme holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import torch_armllm
-from tests.support.format_results import as_ours, relative
+from tests.support.format_results import relative, with_rounded_inputs
 from tests.support.gguf_files import encode
 from tests.support.models import token_ids
 from torch_armllm import Recipe, load
@@ -40,7 +40,7 @@ NAMES = {
 
 
 def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
-    """Random bytes but for the float16 scales, which are small."""
+    """Returns random bytes with small float16 scales."""
     random = np.random.default_rng(0)
     size = EXACT[kind][0]
     raw = random.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
@@ -51,7 +51,7 @@ def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_blocks_are_held_exactly(kind: str) -> None:
+def test_blocks_are_decoded_exactly(kind: str) -> None:
     raw = random_blocks(kind, 6, 3)
     found = decode(kind, torch.from_numpy(raw))
     expected = torch.from_numpy(gguf.dequantize(raw, KINDS[kind]))
@@ -61,12 +61,12 @@ def test_blocks_are_held_exactly(kind: str) -> None:
 
 
 def permuted(weight: Tensor, heads: int) -> Tensor:
-    """The order of rows in which llama.cpp rotates."""
+    """Permutes rows to llama.cpp's rotary order."""
     return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def write(path: Path, kind: str, embedding: str = "Q8_0") -> Any:
-    """A tiny Llama with every matrix of one type, and the float model that it stands for."""
+    """Writes a tiny Llama with every matrix of one type, and returns the equivalent float model."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=HIDDEN,
@@ -116,8 +116,8 @@ def write(path: Path, kind: str, embedding: str = "Q8_0") -> Any:
 
 
 @pytest.mark.parametrize("kind", EXACT)
-def test_integers_stay_as_they_are(kind: str, tmp_path: Path) -> None:
-    """Rows in transformers' order, the head from the embedding's integers, logits to INT8 activations."""
+def test_integers_are_kept(kind: str, tmp_path: Path) -> None:
+    """Checks the row order, the head from the embedding's integers, and logits up to INT8 activations."""
     expected = write(tmp_path / "tiny.gguf", kind)
     model: Any = load_model(str(tmp_path / "tiny.gguf"), dtype=torch.float32)
     report = model.hf_quantizer.report
@@ -138,8 +138,8 @@ def test_integers_stay_as_they_are(kind: str, tmp_path: Path) -> None:
     assert float((got - wanted).norm() / wanted.norm()) < 0.06
     exact_head: Any = load(str(tmp_path / "tiny.gguf"), Recipe(head=None), dtype=torch.float32)
     with torch.no_grad():
-        ids = token_ids(1, 6) % VOCABULARY  # so few that group scales are not folded
-        assert relative(exact_head(ids).logits, as_ours(expected)(ids).logits) < 2e-3
+        ids = token_ids(1, 6) % VOCABULARY  # so few tokens that group scales are not folded
+        assert relative(exact_head(ids).logits, with_rounded_inputs(expected)(ids).logits) < 2e-3
 
 
 def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_rounded_types_compute_as_their_integers(tmp_path: Path) -> None:
     torch_armllm.patch(model)
     with torch.no_grad():
         ids = token_ids(1, 6) % VOCABULARY
-        assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
+        assert relative(model(ids).logits, with_rounded_inputs(expected)(ids).logits) < 2e-3
 
 
-def test_a_file_that_was_read_is_not_in_memory(tmp_path: Path) -> None:
+def test_pages_of_the_file_are_released_after_loading(tmp_path: Path) -> None:
     write(tmp_path / "tiny.gguf", "Q8_0")
     file = GgufFile(str(tmp_path / "tiny.gguf"))
     whole = file.floats("blk.0.ffn_up.weight")
@@ -168,7 +168,7 @@ def test_a_file_that_was_read_is_not_in_memory(tmp_path: Path) -> None:
 
 
 def resident(path: Path) -> int:
-    """Kilobytes of a file that this process has in memory."""
+    """Returns the resident kilobytes of a file in this process."""
     _, _, rest = Path("/proc/self/smaps").read_text().partition(f" {path}\n")
     return int(rest.partition("Rss:")[2].split()[0])
 
@@ -191,7 +191,7 @@ def test_embeddings_are_decoded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("embedding", ["F16", "Q6_K"])
-def test_another_embedding_stays_tied(embedding: str, tmp_path: Path) -> None:
+def test_an_embedding_of_another_type_stays_tied(embedding: str, tmp_path: Path) -> None:
     expected = write(tmp_path / "tiny.gguf", "Q4_0", embedding)
     model: Any = load_model(str(tmp_path / "tiny.gguf"), dtype=torch.bfloat16)
     assert model.config.tie_word_embeddings
@@ -202,7 +202,7 @@ def test_another_embedding_stays_tied(embedding: str, tmp_path: Path) -> None:
     assert float((got - wanted).norm() / wanted.norm()) < 0.05
 
 
-def test_other_types_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
+def test_other_types_are_requantized_and_reported(tmp_path: Path) -> None:
     write(tmp_path / "tiny.gguf", "TQ2_0")
     checkpoint = read_file(str(tmp_path / "tiny.gguf"))
     weight = checkpoint.weights["model.layers.0.mlp.up_proj.weight"][...]
@@ -230,8 +230,8 @@ def test_damaged_and_incomplete_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_the_embedded_models_own_file() -> None:
-    """Matrices of SmolLM2 in Q4_1 and Q8_0 are what the ``gguf`` package makes of them."""
+def test_the_bundled_models_file() -> None:
+    """Matrices of SmolLM2 in Q4_1 and Q8_0 equal the ``gguf`` package's."""
     path = str(smollm2_file())
     file, checkpoint = GgufFile(path), read_file(path)
     for name, target in (("ffn_down", "mlp.down_proj"), ("attn_v", "self_attn.v_proj")):

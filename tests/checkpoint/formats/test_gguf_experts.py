@@ -1,4 +1,4 @@
-"""GGUF files of Mixtures-of-Experts: experts stacked in three dimensions, in every type that they come in."""
+"""GGUF files of Mixture-of-Experts models: stacked experts in every type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gguf
 import pytest
 import torch
 
-from tests.support.format_results import as_ours, relative
+from tests.support.format_results import relative, with_rounded_inputs
 from tests.support.gguf_files import encode, save
 from tests.support.models import tiny, token_ids
 from torch_armllm import Recipe, load
@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[str, gguf.MODEL_ARCH, dict[str, Any], dict[str, Any]]]
 
 
 def write(path: Path, family: str, inner: str, outer: str) -> Any:
-    """A tiny model's file with gates and ups of one type and downs of another, and its float model."""
+    """Writes a tiny model with gates and ups of one type and downs of another; returns its float model."""
     architecture, known, sizes, fields = FAMILIES[family]
     shape = dict(SIZES)
     if family == "qwen2_moe":
@@ -65,7 +65,7 @@ def write(path: Path, family: str, inner: str, outer: str) -> Any:
         kind = "F32" if weight.dim() < 2 or "gate_inp" in target else "Q8_0"
         heads = {"attn_q": 4, "attn_k": 2}.get(target.rpartition(".")[2]) if architecture == "llama" else None
         rows = weight
-        if heads:  # the order in which llama.cpp rotates
+        if heads:  # llama.cpp's rotary order
             rows = weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
         raw, stands_for = encode(rows.squeeze(0).contiguous(), kind)
         if heads:
@@ -106,7 +106,9 @@ def write(path: Path, family: str, inner: str, outer: str) -> Any:
         ("mixtral", "Q4_0", "Q4_0", "g32"),
     ],
 )
-def test_experts_stay_as_they_are(family: str, inner: str, outer: str, scheme: str, tmp_path: Path) -> None:
+def test_experts_keep_their_integers(
+    family: str, inner: str, outer: str, scheme: str, tmp_path: Path
+) -> None:
     expected = write(tmp_path / "moe.gguf", family, inner, outer)
     model: Any = load(str(tmp_path / "moe.gguf"), Recipe(head=None), dtype=torch.float32)
     report = model.hf_quantizer.report
@@ -121,10 +123,10 @@ def test_experts_stay_as_they_are(family: str, inner: str, outer: str, scheme: s
             assert torch.allclose(value, getattr(own, attribute), rtol=1e-6, atol=1e-6), name
     with torch.no_grad():
         ids = token_ids(1, 6)
-        assert relative(model(ids).logits, as_ours(expected)(ids).logits) < 2e-3
+        assert relative(model(ids).logits, with_rounded_inputs(expected)(ids).logits) < 2e-3
 
 
-def test_types_that_do_not_go_together_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
+def test_incompatible_types_are_requantized_and_reported(tmp_path: Path) -> None:
     write(tmp_path / "moe.gguf", "qwen3_moe", "Q4_K", "Q6_K")
     model: Any = load(str(tmp_path / "moe.gguf"), dtype=torch.float32)
     notes = model.hf_quantizer.report.notes

@@ -1,4 +1,4 @@
-"""Folders in the layouts of AutoGPTQ and GPTQModel."""
+"""Checkpoints in the layouts of AutoGPTQ and GPTQModel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_armllm import LLM, Recipe, SamplingParams
 
 
 def pack(values: Tensor, axis: int, bits: int = 4) -> Tensor:
-    """Unsigned integers as int32, several along an axis, the first in the lowest bits."""
+    """Packs unsigned integers into int32 along an axis, the first in the lowest bits."""
     count = 32 // bits
     lanes = values.long().unflatten(axis, (-1, count))
     word = sum(lanes.select(axis + 1, place) << (bits * place) for place in range(count))
@@ -33,7 +33,7 @@ def encoder(group: int, symmetric: bool, version: int, ordered: bool, bits: int 
         columns = weight.shape[1]
         size = columns if group == -1 else group
         order = torch.arange(columns)
-        if ordered and "down_proj" not in name:  # what reads the same inputs has them in the same order
+        if ordered and "down_proj" not in name:  # layers with the same input share its permutation
             shared = zlib.crc32(re.sub("[qkv]_proj|gate_proj|up_proj", "", name).encode())
             order = torch.randperm(columns, generator=torch.Generator().manual_seed(shared))
         parts = weight[:, order].unflatten(1, (-1, size))
@@ -83,19 +83,21 @@ def settings(group: int, symmetric: bool, version: int, ordered: bool, bits: int
         ("llama", (32, True, 2, False, 8)),
     ],
 )
-def test_integers_and_scales_are_taken_as_they_are(family: str, options: Any, tmp_path: Path) -> None:
+def test_integers_and_scales_are_kept(family: str, options: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "moe_intermediate_size" if "moe" in family else "intermediate_size": 192}
     expected = saved_folders.write(tmp_path, family, encoder(*options), settings(*options), **sizes)
     saved_folders.check(tmp_path, expected)
 
 
 @torch.no_grad()
-def test_inputs_are_brought_into_the_order_of_their_groups(tmp_path: Path) -> None:
+def test_inputs_are_permuted_by_group(tmp_path: Path) -> None:
     options = (32, False, 1, True)
     expected = saved_folders.write(tmp_path, "llama", encoder(*options), settings(*options), hidden_size=128)
     model = saved_folders.check(tmp_path, expected)
     ops = model.hf_quantizer.report.ops
-    assert ops["int4_linear"] == 3 * 2 and ops["int4_gated_linear"] == 2  # what shares its inputs is merged
+    assert (
+        ops["int4_linear"] == 3 * 2 and ops["int4_gated_linear"] == 2
+    )  # layers that share their input are merged
     logits = model(token_ids(2, 9)).logits
     model.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
@@ -105,7 +107,7 @@ def test_inputs_are_brought_into_the_order_of_their_groups(tmp_path: Path) -> No
     assert torch.equal(again.model.layers[0].mlp.up_proj.weight, expected.model.layers[0].mlp.up_proj.weight)
 
 
-def test_experts_with_orders_of_their_own_are_rounded_and_the_report_says_so(tmp_path: Path) -> None:
+def test_experts_with_act_order_are_requantized_and_reported(tmp_path: Path) -> None:
     options = (32, False, 1, True)
     sizes = {"hidden_size": 128, "moe_intermediate_size": 192}
     expected = saved_folders.write(tmp_path, "qwen3_moe", encoder(*options), settings(*options), **sizes)
@@ -116,7 +118,7 @@ def test_experts_with_orders_of_their_own_are_rounded_and_the_report_says_so(tmp
 
 
 @torch.no_grad()
-def test_every_door_opens(tmp_path: Path) -> None:
+def test_every_api_loads_the_checkpoint(tmp_path: Path) -> None:
     options = (32, True, 2, False)
     expected = saved_folders.write(tmp_path, "llama", encoder(*options), settings(*options), hidden_size=128)
     folder = str(tmp_path / "quantized")
@@ -148,7 +150,7 @@ def test_every_door_opens(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_that_cannot_be_read(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_unsupported_settings_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
     options = (32, True, 1, False)
     saved_folders.write(tmp_path, "llama", encoder(*options), {**settings(*options), **change})
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""gpt-oss folders with experts in MXFP4, written by hand as its checkpoints are laid out."""
+"""gpt-oss checkpoints with experts in MXFP4, in the original layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 def encode(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """LazyRows of 32·n columns to blocks, scales, and the floats that they stand for."""
+    """Encodes rows of 32·n columns as blocks and scales; returns the equivalent floats, too."""
     groups = weight.unflatten(-1, (-1, 32))
     exponent = torch.floor(torch.log2(groups.abs().amax(-1).clamp(min=1e-20))) - 2
     value = groups / torch.exp2(exponent)[..., None]
@@ -55,13 +55,13 @@ def test_values_are_decoded_exactly() -> None:
     assert torch.equal(SCHEMES[found.scheme].dequantize(found), value)
 
 
-def test_experts_as_they_are(tmp_path: Path) -> None:
+def test_experts_are_kept_exactly_on_request(tmp_path: Path) -> None:
     expected = write(tmp_path, scheme="int8g32")
     model = saved_folders.check(tmp_path, expected)
     assert {one.scheme for one in model.modules() if isinstance(one, QuantExperts)} == {"int8g32"}
 
 
-def test_experts_are_rounded_where_nothing_is_said(tmp_path: Path) -> None:
+def test_experts_are_rounded_by_default(tmp_path: Path) -> None:
     expected = write(tmp_path)
     model = saved_folders.check(tmp_path, expected, tolerance=0.2, error=0.1)
     assert {one.scheme for one in model.modules() if isinstance(one, QuantExperts)} == {"g32i"}
@@ -70,7 +70,7 @@ def test_experts_are_rounded_where_nothing_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_damaged_is_named(tmp_path: Path) -> None:
+def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     write(tmp_path)
     name = "model.layers.0.mlp.experts.down_proj_scales"
     saved_folders.change(tmp_path / "quantized", lambda state: state[name].fill_(255))

@@ -1,4 +1,4 @@
-"""Checkpoints of other tools whose weights are decoded: as floats, and quantized anew with a stated error."""
+"""Third-party checkpoints that are dequantized, and quantized again with a reported error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_armllm.quant.modules.linear import QuantLinear
 
 @pytest.fixture
 def file(tmp_path: Path) -> tuple[str, Any]:
-    """A GGUF file in Q4_1, and its float model."""
+    """A GGUF file in Q4_1, and the equivalent float model."""
     path = tmp_path / "tiny.gguf"
     return str(path), write(path, "Q4_1")
 
@@ -35,7 +35,7 @@ def compressed(folder: Path) -> Any:
     return saved_folders.write(folder, "llama", encoder("pack-quantized", wanted), written, hidden_size=128)
 
 
-def test_a_file_is_decoded_to_the_floats_that_it_stands_for(file: tuple[str, Any]) -> None:
+def test_a_file_is_dequantized_exactly(file: tuple[str, Any]) -> None:
     path, expected = file
     model = load_model(path, torch.float32, dequantize=True)
     assert not torch_armllm.is_patched(model) and model.config.tie_word_embeddings
@@ -47,7 +47,7 @@ def test_a_file_is_decoded_to_the_floats_that_it_stands_for(file: tuple[str, Any
         assert torch.allclose(model(ids).logits, expected(ids).logits, atol=1e-5)
 
 
-def test_a_folder_is_decoded_to_the_floats_that_it_stands_for(tmp_path: Path) -> None:
+def test_a_folder_is_dequantized_exactly(tmp_path: Path) -> None:
     expected = compressed(tmp_path)
     model = load_model(str(tmp_path / "quantized"), torch.float32, dequantize=True)
     own = expected.state_dict()
@@ -55,7 +55,7 @@ def test_a_folder_is_decoded_to_the_floats_that_it_stands_for(tmp_path: Path) ->
         assert torch.equal(value, own[name]), name
 
 
-def test_it_is_quantized_anew_and_the_report_states_the_error(file: tuple[str, Any]) -> None:
+def test_the_report_has_the_error_of_requantization(file: tuple[str, Any]) -> None:
     path, expected = file
     model: Any = torch_armllm.load(path, "g32i", dtype=torch.float32, requantize=True)
     report = model.hf_quantizer.report
@@ -86,7 +86,7 @@ def test_the_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path:
     ids = token_ids(1, 5)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, anew(ids).logits)
-    assert main(["quantize", str(source), str(out)]) == 2  # it is not empty
+    assert main(["quantize", str(source), str(out)]) == 2  # out is not empty
     assert main(["quantize", str(source), str(tmp_path / "new"), "--method", "gptq"]) == 2
     with pytest.raises(ValueError, match="are packed as 'g64' already"):
         torch_armllm.load(str(out), "g32i", requantize=True)
@@ -98,7 +98,7 @@ def test_a_float_checkpoint_takes_the_scheme_too(tmp_path: Path) -> None:
     assert model.model.layers[0].mlp.down_proj.scheme == "int8"
 
 
-def test_a_comparison_begins_with_what_a_file_stands_for(file: tuple[str, Any]) -> None:
+def test_evaluation_dequantizes_the_baseline(file: tuple[str, Any]) -> None:
     plain, records = load_variant(file[0], Variant.parse("f32"))
     assert not torch_armllm.is_patched(plain) and not any(record.quantized for record in records)
     anew, _ = load_variant(file[0], Variant.parse("int4-g32i"), "float32")
@@ -108,7 +108,7 @@ def test_a_comparison_begins_with_what_a_file_stands_for(file: tuple[str, Any]) 
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "torchao"])
-def test_from_pretrained_names_the_way_to_read_it(method: str, tmp_path: Path) -> None:
+def test_from_pretrained_names_the_remedy(method: str, tmp_path: Path) -> None:
     stored = {
         "gptq": {"bits": 4, "group_size": 32},
         "awq": {"bits": 4, "group_size": 32, "version": "gemm"},

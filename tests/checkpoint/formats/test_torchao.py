@@ -1,4 +1,4 @@
-"""Folders that transformers saved with torchao's tensors in them."""
+"""Checkpoints that transformers saved with torchao's tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def configuration(name: str) -> Any:
 
 
 def save(folder: Path, name: str) -> Any:
-    """Writes the folder, and gives the floats that it stands for."""
+    """Writes the checkpoint, and returns the equivalent float model."""
     tiny("llama", torch.bfloat16, hidden_size=128).save_pretrained(folder / "float")
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder / "float", quantization_config=TorchAoConfig(configuration(name)), dtype="auto"
@@ -60,30 +60,28 @@ def save(folder: Path, name: str) -> Any:
         ("int4, a scale a row", "row"),
     ],
 )
-def test_integers_and_scales_are_taken_as_they_are(name: str, packed: str, tmp_path: Path) -> None:
+def test_integers_and_scales_are_kept(name: str, packed: str, tmp_path: Path) -> None:
     expected = save(tmp_path, name)
     report = saved_folders.check(tmp_path, expected).hf_quantizer.report
     assert {record.scheme for record in report.quantized if record.kind != "head"} == {packed}
 
 
 def pickle(folder: Path) -> None:
-    """Stores a folder's weights as older transformers do."""
+    """Pickles the weights, as older versions of transformers do."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
 @pytest.mark.parametrize(("name", "packed"), [("int8", "int8"), ("int4, asymmetric", "g32zb")])
-def test_pickled_tensors_are_taken_as_they_are(name: str, packed: str, tmp_path: Path) -> None:
+def test_pickled_tensors_are_kept(name: str, packed: str, tmp_path: Path) -> None:
     expected = save(tmp_path, name)
     pickle(tmp_path / "quantized")
     report = saved_folders.check(tmp_path, expected).hf_quantizer.report
     assert {record.scheme for record in report.quantized if record.kind != "head"} == {packed}
 
 
-def test_pickled_classes_that_are_not_there_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_pickled_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, "int8")
     pickle(tmp_path / "quantized")
     with monkeypatch.context() as patch:
@@ -98,14 +96,14 @@ def test_pickled_classes_that_are_not_there_are_refused(
 
 
 class Renamed:
-    """A class that nobody declared."""
+    """A class that torch.load does not know."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
 
 
 @pytest.mark.parametrize("minimum", [0.0, -0.11])
-def test_two_columns_a_byte_and_a_float_a_group(minimum: float) -> None:
+def test_int4_tensors_with_and_without_offsets(minimum: float) -> None:
     generator = torch.Generator().manual_seed(0)
     packed = torch.randint(0, 256, (16, 32), generator=generator).to(torch.uint8)
     scale = torch.rand(2, 16, generator=generator).bfloat16()
@@ -119,7 +117,7 @@ def test_two_columns_a_byte_and_a_float_a_group(minimum: float) -> None:
     assert torch.equal(found.dequantize(), expected)
 
 
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_refused_with_the_reason(tmp_path: Path) -> None:
     save(tmp_path, "int4")
     file = tmp_path / "quantized" / "model.safetensors"
     whole = file.read_bytes()
