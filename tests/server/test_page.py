@@ -145,10 +145,10 @@ def test_page_prompts_for_the_key_once(page: Any, tiny_llm: AsyncLLM) -> None:
     with live(tiny_llm, api_keys=("sésame k",)) as server:
         opened(page, server)
         page.wait_for_selector("dialog[open]")
-        assert "needs an API key" in page.inner_text("dialog")
+        assert "requires an API key" in page.inner_text("dialog")
         page.fill("#key", "wrong")
         page.click("dialog button.main")
-        page.wait_for_selector("dialog:has-text('does not know')")
+        page.wait_for_selector("dialog:has-text('not valid')")
         page.fill("#key", "sésame k")
         page.press("#key", "Enter")
         page.wait_for_selector("#model option", state="attached")
@@ -181,7 +181,7 @@ def test_model_output_is_shown_as_text(page: Any, server: Live) -> None:
         ('{"error": {"message": "too many wait"}}', 429, "too many wait"),
         ("oops", 502, "status 502"),
         ('data: {"error": {"message": "out of memory"}}\n\n', 200, "out of memory"),
-        (events("x", end=None).removesuffix("data: [DONE]\n\n"), 200, "broke off"),
+        (events("x", end=None).removesuffix("data: [DONE]\n\n"), 200, "ended early"),
     ],
 )
 def test_errors_are_shown(page: Any, server: Live, body: str, status: int, told: str) -> None:
@@ -193,7 +193,7 @@ def test_errors_are_shown(page: Any, server: Live, body: str, status: int, told:
     say(page, "again")
     page.wait_for_selector("small:has-text('21 tokens')")
     kept = [message["content"] for message in asked[1]["messages"]]
-    assert kept == (["hello", "x", "again"] if told == "broke off" else ["again"])
+    assert kept == (["hello", "x", "again"] if told == "ended early" else ["again"])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
