@@ -15,7 +15,7 @@ from torch_armllm.checkpoint.journal import Journal
 from torch_armllm.hf.base_model import base_model_of
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.base import Method
-from torch_armllm.quant.methods.calibrated.base import Staged
+from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.layerwise import decoder_layers
 from torch_armllm.quant.methods.registry import make_method
 from torch_armllm.system.files import atomic_file
@@ -85,9 +85,9 @@ class StreamedCalibration:
         for block, module in modules.items():
             if block not in self._stages and id(module) in base_model:
                 reader.load(block)
-        method = make_method(name, model, layers, calibration=tokens, hollow=True)
+        method = make_method(name, model, layers, calibration=tokens, on_meta=True)
         reader.release()
-        assert isinstance(method, Staged)
+        assert isinstance(method, CalibratedMethod)
         self.method = method
         self._last = len(stages) - 1
 
@@ -97,7 +97,7 @@ class StreamedCalibration:
         last = max((self._stages[block] for block in finished if block in self._stages), default=-1)
         if 0 <= last < self._last:
             self.method.stages.restore(torch.load(self._out / _STATES.format(last)))
-        self.method.go_on(last)
+        self.method.resume(last)
 
     def finish_block(self, block: str) -> None:
         """Runs a quantized decoder layer and saves its output; called before the block is written."""

@@ -61,7 +61,7 @@ class LayerQuantizer:
             self._model, layer, scheme, self._method, self._keep_original, self._spill
         )
         record = self.add(layer, replacement)
-        self._method.took(layer, replacement.module, self._spill)
+        self._method.on_packed(layer, replacement.module, self._spill)
         release_free_memory()
         return record
 

@@ -13,7 +13,7 @@ from torch_armllm import Recipe
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.calibrated.awq import Awq
-from torch_armllm.quant.methods.calibrated.channel_scaling import find_folds
+from torch_armllm.quant.methods.calibrated.channel_scaling import find_scalings
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
 from torch_armllm.quant.schemes.registry import scheme_named
 
@@ -48,8 +48,8 @@ def test_folds_are_found_by_what_a_layer_computes(kind: str) -> None:
     linears = [x.module for x in find_layers(model) if x.kind == "linear"]
     names = {id(module): name for name, module in stage.named_modules()}
     with torch.no_grad():
-        folds, refused = find_folds(stage, linears, lambda: stages.sample(0))
-    found = {names[id(x.writer)]: {names[id(r)].split(".")[-1] for r in x.readers} for x in folds}
+        scalings, refused = find_scalings(stage, linears, lambda: stages.sample(0))
+    found = {names[id(x.writer)]: {names[id(r)].split(".")[-1] for r in x.readers} for x in scalings}
     assert found == FOLDED[kind]
     if kind == "mixtral":
         assert "post_attention_layernorm" not in found  # the router reads it too
@@ -89,7 +89,7 @@ def test_it_brings_the_logits_nearer_than_rounding_to_nearest() -> None:
 def test_a_failure_on_the_way_takes_the_scales_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model = loud("llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    monkeypatch.setattr(Awq, "took", lambda *_: (_ for _ in ()).throw(RuntimeError("no more")))
+    monkeypatch.setattr(Awq, "on_packed", lambda *_: (_ for _ in ()).throw(RuntimeError("no more")))
     with pytest.raises(RuntimeError, match="no more"):
         quantize(model, Recipe(method="awq"), progress=False, calibration=TOKENS)
     for name, value in model.state_dict().items():

@@ -16,8 +16,8 @@ from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.layers import find_layers
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
 from torch_armllm.quant.methods.calibrated.gptq import Gptq
-from torch_armllm.quant.methods.calibrated.gptq_solver import Compensated
-from torch_armllm.quant.methods.calibrated.hessian import Moments
+from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
+from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.methods.calibrated.layerwise import Stages
 from torch_armllm.quant.schemes.base import Quantized, Scheme
 from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
@@ -32,8 +32,8 @@ def correlated(columns: int, count: int = 2048, seed: int = 0) -> Tensor:
     return torch.randn(count, columns, generator=generator) * torch.logspace(-1, 0.7, columns) @ mix
 
 
-def moments(x: Tensor) -> Moments:
-    found = Moments(x.shape[1])
+def moments(x: Tensor) -> Hessian:
+    found = Hessian(x.shape[1])
     found.add(x)
     return found
 
@@ -49,7 +49,7 @@ def test_outputs_are_nearer_than_by_search(name: str) -> None:
     x, scheme = correlated(160), scheme_named(name)
     weight = torch.randn(48, 160, generator=torch.Generator().manual_seed(1))
     found = moments(x)
-    solver = Compensated(found.hessian(), 48)
+    solver = GptqRounding(found.damped(), 48)
     energy = found.total.diagonal() / found.total.diagonal().mean()
     plain = output_error(x, weight, Search(energy).rows(weight, scheme), scheme)
     better = solver.rows(weight, scheme)
@@ -61,9 +61,9 @@ def test_outputs_are_nearer_than_by_search(name: str) -> None:
 def test_each_sweep_brings_less_error() -> None:
     x, scheme = correlated(224), scheme_named("g32i")
     weight = torch.randn(64, 224, generator=torch.Generator().manual_seed(1))
-    hessian = moments(x).hessian()
+    hessian = moments(x).damped()
     errors = [
-        output_error(x, weight, Compensated(hessian, 64, sweeps).rows(weight, scheme), scheme)
+        output_error(x, weight, GptqRounding(hessian, 64, sweeps).rows(weight, scheme), scheme)
         for sweeps in (0, 1, 3)
     ]
     assert errors[0] > errors[1] > errors[2]
@@ -72,7 +72,7 @@ def test_each_sweep_brings_less_error() -> None:
 @pytest.mark.parametrize("name", ["g32i", "g32", "row"])
 def test_independent_inputs_are_rounded_to_nearest(name: str) -> None:
     weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named(name)
-    found = Compensated(torch.eye(96), 32, sweeps=0).rows(weight, scheme)
+    found = GptqRounding(torch.eye(96), 32, sweeps=0).rows(weight, scheme)
     plain = Search().rows(weight, scheme)
     same = (found.q == plain.q).float().mean()
     assert float(same) > 0.995  # g32i fits its row scales after its last rounding
@@ -83,7 +83,7 @@ def test_columns_that_carry_most_are_rounded_first() -> None:
     x[:, 5] *= 30
     weight = torch.randn(32, 96, generator=torch.Generator().manual_seed(0))
     scheme = scheme_named("row")
-    found = Compensated(moments(x).hessian(), 32, sweeps=0).rows(weight, scheme)
+    found = GptqRounding(moments(x).damped(), 32, sweeps=0).rows(weight, scheme)
     step = found.scales[:, None]
     moved = (scheme.dequantize(found) - weight).abs() / step.abs()
     assert float(moved[:, 5].max()) <= 0.501  # nothing before it that it would have to make up for
@@ -93,7 +93,7 @@ def test_columns_that_nothing_reached_are_rounded_to_nearest() -> None:
     x = correlated(96)
     x[:, 40:50] = 0
     weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named("row")
-    found = Compensated(moments(x).hessian(), 32, sweeps=0).rows(weight, scheme)
+    found = GptqRounding(moments(x).damped(), 32, sweeps=0).rows(weight, scheme)
     moved = (scheme.dequantize(found) - weight).abs() / found.scales[:, None].abs()
     inside = weight.abs() < 6 * found.scales[:, None].abs()
     assert float((moved * inside)[:, 40:50].max()) < 0.55  # the row's scale is fitted after its rounding
@@ -102,24 +102,24 @@ def test_columns_that_nothing_reached_are_rounded_to_nearest() -> None:
 def test_inputs_fewer_than_columns_and_none_at_all_are_no_obstacle() -> None:
     weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named("g32i")
     x = correlated(96, count=9)
-    few = Compensated(moments(x).hessian(), 32).rows(weight, scheme)
+    few = GptqRounding(moments(x).damped(), 32).rows(weight, scheme)
     assert output_error(x, weight, few, scheme) < 0.5 * output_error(
         x, weight, Search().rows(weight, scheme), scheme
     )
-    none = Compensated(Moments(96).hessian(), 32, sweeps=0).rows(weight, scheme)
+    none = GptqRounding(Hessian(96).damped(), 32, sweeps=0).rows(weight, scheme)
     plain = Search().rows(weight, scheme)
     assert float((none.q == plain.q).float().mean()) > 0.995
 
 
 def test_inputs_that_are_nearly_alike_are_no_obstacle() -> None:
     x = (8 + 0.05 * correlated(512, count=1024)).bfloat16()
-    found = Moments(512)
+    found = Hessian(512)
     found.add(x, wanted=x * 1.01)
-    assert bool(torch.linalg.cholesky(found.hessian()).isfinite().all())
+    assert bool(torch.linalg.cholesky(found.damped()).isfinite().all())
     correction = found.correction()
     assert correction is not None and bool(correction.isfinite().all())
     weight, scheme = torch.randn(32, 512, generator=torch.Generator().manual_seed(0)), scheme_named("g32i")
-    better = Compensated(found.hessian(), 32).rows(weight, scheme)
+    better = GptqRounding(found.damped(), 32).rows(weight, scheme)
     plain = Search().rows(weight, scheme)
     wide = x.float()
     assert output_error(wide, weight, better, scheme) < 0.3 * output_error(wide, weight, plain, scheme)
@@ -129,7 +129,7 @@ def test_inputs_that_are_not_finite_are_refused() -> None:
     x = correlated(32, count=8)
     x[3, 4] = float("inf")
     with pytest.raises(ValueError, match="computes nonsense"):
-        moments(x).hessian()
+        moments(x).damped()
 
 
 def loud(kind: str) -> Any:
@@ -223,12 +223,12 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         seen = iter(range(7))
 
-        def took(self: Gptq, *arguments: Any) -> None:
-            _took(self, *arguments)
+        def on_packed(self: Gptq, *arguments: Any) -> None:
+            _on_packed(self, *arguments)
             if next(seen) == 6:  # in the second layer
                 raise KeyboardInterrupt
 
-        patch.setattr(Gptq, "took", took)
+        patch.setattr(Gptq, "on_packed", on_packed)
         with pytest.raises(KeyboardInterrupt):
             quantize(
                 loud("mixtral"),
@@ -238,7 +238,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
                 resume=tmp_path,
             )
     made = []
-    monkeypatch.setattr(Compensated, "__init__", _counted(Compensated.__init__, made))
+    monkeypatch.setattr(GptqRounding, "__init__", _counted(GptqRounding.__init__, made))
     model = loud("mixtral")
     quantize(model, Recipe(method="gptq"), progress=False, calibration=CALIBRATION, resume=tmp_path)
     assert made
@@ -249,11 +249,11 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
     assert len(made) == first  # nothing was left to find
 
 
-_took = Gptq.took
+_on_packed = Gptq.on_packed
 
 
 def _counted(inner: Any, made: list[int]) -> Any:
-    def init(self: Compensated, *args: Any, **named: Any) -> None:
+    def init(self: GptqRounding, *args: Any, **named: Any) -> None:
         made.append(1)
         inner(self, *args, **named)
 
@@ -262,14 +262,14 @@ def _counted(inner: Any, made: list[int]) -> Any:
 
 def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = []
-    add = Moments.add
+    add = Hessian.add
 
-    def spy(self: Moments, x: Tensor, weight: Tensor | None = None, wanted: Tensor | None = None) -> None:
+    def spy(self: Hessian, x: Tensor, weight: Tensor | None = None, wanted: Tensor | None = None) -> None:
         if wanted is not None:
             lost.append(float((wanted - x).abs().max()))
         add(self, x, weight, wanted)
 
-    monkeypatch.setattr(Moments, "add", spy)
+    monkeypatch.setattr(Hessian, "add", spy)
     quantize(
         tiny("llama"),
         Recipe(method="gptq", ignore=["model.layers.0.*"]),
@@ -282,4 +282,4 @@ def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch
 
 def test_gptq_refuses_schemes_with_float_offsets() -> None:
     with pytest.raises(ValueError, match="float offsets"):
-        Compensated(torch.eye(64), 16).rows(torch.randn(16, 64), scheme_named("g32m"))
+        GptqRounding(torch.eye(64), 16).rows(torch.randn(16, 64), scheme_named("g32m"))

@@ -22,7 +22,7 @@ class Method:
     """Chooses the integers of all layers of a model; made for one model and one recipe.
 
     The quantizer goes through the layers in the method's `order`.  For each it asks for a `rounding`, makes
-    the packed module and hands it to `took`; when all are made and nothing can fail any more, it calls
+    the packed module and hands it to `on_packed`; when all are made and nothing can fail any more, it calls
     `commit`.  Until then the model must stay as it is, or be put back by `abandon`.
     """
 
@@ -44,7 +44,7 @@ class Method:
         """
         raise NotImplementedError
 
-    def took(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:
+    def on_packed(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:
         """Learns what became of a layer; the buffers of ``made`` are in the ``spill``."""
 
     def commit(self) -> None:

@@ -21,7 +21,7 @@ def make_method(
     importance: bool = False,
     calibration: Tensor | None = None,
     resume: Path | None = None,
-    hollow: bool = False,
+    on_meta: bool = False,
 ) -> Method:
     """Makes a method for the layers of a model.
 
@@ -32,7 +32,7 @@ def make_method(
         importance: ``mse`` regards what random tokens bring to each layer.
         calibration: token ids ``(sequences, length)``.
         resume: a folder in which ``gptq`` keeps what it has found, for a run after an interruption.
-        hollow: decoder layers have no weights yet: methods that calibrate are told when they do.
+        on_meta: decoder layers have no weights yet: methods that calibrate are told when they do.
 
     Raises:
         ValueError: the method needs calibration tokens and there are none, or cannot use them.
@@ -41,8 +41,8 @@ def make_method(
         if calibration is None:
             raise ValueError(f"method {name!r} needs calibration texts: give their token ids as calibration=")
         if name == "gptq":
-            return Gptq(model, layers, calibration, resume, hollow)
-        return Awq(model, layers, calibration, hollow)
+            return Gptq(model, layers, calibration, resume, on_meta)
+        return Awq(model, layers, calibration, on_meta)
     if calibration is not None:
         raise ValueError(f"method {name!r} does not calibrate; methods that do are {', '.join(CALIBRATED)}")
     if name == "rtn":

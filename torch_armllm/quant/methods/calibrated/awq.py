@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from torch_armllm.quant.layers import Layer, weight_of
-from torch_armllm.quant.methods.calibrated.base import Staged
-from torch_armllm.quant.methods.calibrated.channel_scaling import Fold, find_folds
-from torch_armllm.quant.methods.calibrated.hessian import Moments
-from torch_armllm.quant.methods.calibrated.input_capture import see_inputs
+from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
+from torch_armllm.quant.methods.calibrated.channel_scaling import ChannelScaling, find_scalings
+from torch_armllm.quant.methods.calibrated.hessian import Hessian
+from torch_armllm.quant.methods.calibrated.input_capture import record_inputs
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Search
 
@@ -25,10 +25,10 @@ _FURTHEST = 4
 """Binary orders of magnitude that a channel is scaled by at most."""
 
 
-class Awq(Staged):
+class Awq(CalibratedMethod):
     """Activation-aware scales (arXiv 2306.00978), as powers of two, which leave the model as it is.
 
-    For each activation that can be scaled (see `find_folds`) a power of the channels' sizes is chosen by the
+    For each activation that can be scaled (see `find_scalings`) a power of the channels' sizes is chosen by the
     squared error of what the layers that read it give.  Their scales are then searched with regard to what
     each channel carries.
     """
@@ -36,23 +36,23 @@ class Awq(Staged):
     name = "awq"
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, hollow: bool = False
+        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, on_meta: bool = False
     ) -> None:
         """Takes token ids (sequences, length)."""
-        super().__init__(model, layers, tokens, hollow)
+        super().__init__(model, layers, tokens, on_meta)
         self._roundings: dict[str, Rounding] = {}
-        self._scaled: list[tuple[Fold, Tensor]] = []
+        self._scaled: list[tuple[ChannelScaling, Tensor]] = []
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
-        stage = self._homes.get(layer.name)
+        stage = self._stage_of.get(layer.name)
         while stage is not None and self._now < stage:
             self._now += 1
             self._scale(self._now, scheme)
         return Search() if weight == "down_proj" else self._roundings.get(layer.name, Search())
 
     def abandon(self) -> None:  # noqa: D102
-        for fold, powers in reversed(self._scaled):
-            fold.scale(1 / powers)
+        for scaling, powers in reversed(self._scaled):
+            scaling.scale(1 / powers)
         self._scaled = []
 
     def finish(self, stage: int) -> None:  # noqa: D102
@@ -63,45 +63,45 @@ class Awq(Staged):
 
     def _scale(self, stage: int, scheme: Scheme) -> None:
         """Scales the channels of a stage, and finds what reaches its layers then."""
-        inside = [x for x in self._layers if self._homes.get(x.name) == stage]
-        inputs = see_inputs(inside, lambda: self.stages.run_float(stage))
-        moments: dict[int, Moments] = {}
+        inside = [x for x in self._layers if self._stage_of.get(x.name) == stage]
+        inputs = record_inputs(inside, lambda: self.stages.run_float(stage))
+        moments: dict[int, Hessian] = {}
         for wanted in {id(w): w for w in inputs.values()}.values():
             if wanted.inputs:
-                moments[id(wanted)] = Moments(wanted.inputs[0].shape[-1])
+                moments[id(wanted)] = Hessian(wanted.inputs[0].shape[-1])
                 for x in wanted.inputs:
                     moments[id(wanted)].add(x)
         of = {id(x.module): moments[id(inputs[x.name])] for x in inside if id(inputs.get(x.name)) in moments}
         linears = [x.module for x in inside if id(x.module) in of]
         module = self.stages.modules[stage]
-        folds, refused = find_folds(module, linears, lambda: self.stages.sample(stage))
-        for fold in folds:
-            found = of[id(fold.readers[0])]
-            powers = choose_powers(fold, found, scheme)
-            fold.scale(powers)
-            self._scaled.append((fold, powers))
-            factors = fold.spread(powers.float())
+        scalings, refused = find_scalings(module, linears, lambda: self.stages.sample(stage))
+        for scaling in scalings:
+            found = of[id(scaling.readers[0])]
+            powers = choose_powers(scaling, found, scheme)
+            scaling.scale(powers)
+            self._scaled.append((scaling, powers))
+            factors = scaling.spread(powers.float())
             found.total /= factors[:, None] * factors
         if refused:
             logger.info("stage %d: channels of %s are not scaled", stage, ", ".join(refused))
         for layer in inside:
             if id(layer.module) in of:
-                energy = of[id(layer.module)].hessian().diagonal()
+                energy = of[id(layer.module)].damped().diagonal()
                 self._roundings[layer.name] = Search(energy / energy.mean())
 
 
-def choose_powers(fold: Fold, moments: Moments, scheme: Scheme) -> Tensor:
+def choose_powers(scaling: ChannelScaling, moments: Hessian, scheme: Scheme) -> Tensor:
     """Powers of two (written,) that make the readers' squared error the least, of their weights' type."""
-    hessian = moments.hessian()
-    size = fold.gathered(hessian.diagonal()).sqrt()
+    hessian = moments.damped()
+    size = scaling.gathered(hessian.diagonal()).sqrt()
     size = size / size.log().mean().exp()
     best, least = torch.ones_like(size), float("inf")
     for power in POWERS:
         powers = torch.exp2((size**power).log2().round().clamp(-_FURTHEST, _FURTHEST))
-        factors = fold.spread(powers)
+        factors = scaling.spread(powers)
         energy = hessian.diagonal() / factors.square()
         error = 0.0
-        for reader in fold.readers:
+        for reader in scaling.readers:
             weight = weight_of(reader).detach().float()
             weight = weight.t() if isinstance(reader, Conv1D) else weight
             found, _ = scheme.quantize(weight * factors, Search(energy / energy.mean()))
@@ -109,4 +109,4 @@ def choose_powers(fold: Fold, moments: Moments, scheme: Scheme) -> Tensor:
             error += float(((left @ hessian) * left).sum())
         if error < least:
             best, least = powers, error
-    return best.to(weight_of(fold.readers[0]).dtype)
+    return best.to(weight_of(scaling.readers[0]).dtype)

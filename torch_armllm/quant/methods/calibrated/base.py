@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.methods.base import Method
-from torch_armllm.quant.methods.calibrated.layerwise import Stages, in_batches
+from torch_armllm.quant.methods.calibrated.layerwise import Stages, batch_size_for
 
 
-class Staged(Method):
+class CalibratedMethod(Method):
     """A method that runs one stage after the other.
 
     Attributes:
@@ -19,22 +19,22 @@ class Staged(Method):
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, hollow: bool = False
+        self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, on_meta: bool = False
     ) -> None:
-        """Takes token ids (sequences, length); layers of a ``hollow`` model have weights in turn."""
-        self.stages = Stages(model, tokens, in_batches(tokens), hollow)
-        self._homes = self.stages.homes(layers)
+        """Takes token ids (sequences, length); layers of a model on the meta device (``on_meta``) have weights in turn."""
+        self.stages = Stages(model, tokens, batch_size_for(tokens), on_meta)
+        self._stage_of = self.stages.stage_indices(layers)
         self._layers = list(layers)
         self._now = self._left = -1
 
     def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:  # noqa: D102
         last = len(self.stages.modules)
-        return sorted(layers, key=lambda x: self._homes.get(x.name, last))
+        return sorted(layers, key=lambda x: self._stage_of.get(x.name, last))
 
     def finish(self, stage: int) -> None:
         """Runs a stage whose layers are done, as they are to be: its weights are not needed again."""
         raise NotImplementedError
 
-    def go_on(self, stage: int) -> None:
+    def resume(self, stage: int) -> None:
         """Begins behind a stage that another run finished, the stages being restored."""
         self._now = self._left = stage

@@ -19,7 +19,7 @@ from torch_armllm.quant.layers import is_linear, weight_of
 
 
 @dataclass(frozen=True)
-class Fold:
+class ChannelScaling:
     """Channels that one module writes and others read.
 
     Attributes:
@@ -60,7 +60,9 @@ class Fold:
             weight_of(reader).mul_(inputs[:, None] if isinstance(reader, Conv1D) else inputs)
 
 
-def find_folds(stage: nn.Module, linears: Sequence[nn.Module], call: Any) -> tuple[list[Fold], list[str]]:
+def find_scalings(
+    stage: nn.Module, linears: Sequence[nn.Module], call: Any
+) -> tuple[list[ChannelScaling], list[str]]:
     """Finds what can be scaled in a decoder layer, and proves each by running the layer.
 
     Norms go with all the linear layers that read them, and linear layers with one that reads, after whatever
@@ -72,48 +74,50 @@ def find_folds(stage: nn.Module, linears: Sequence[nn.Module], call: Any) -> tup
         call: runs it, and returns what it gives.
 
     Returns:
-        The folds, and the names of writers whose channels cannot be scaled.
+        The scalings, and the names of writers whose channels cannot be scaled.
     """
     wanted = call()
-    folds, refused = [], []
-    for fold, name in _candidates(stage, linears, call):
-        powers = torch.exp2(torch.arange(fold.written) % 3 - 1.0).to(weight_of(fold.readers[0]).dtype)
-        fold.scale(powers)
+    scalings, refused = [], []
+    for scaling, name in _candidates(stage, linears, call):
+        powers = torch.exp2(torch.arange(scaling.written) % 3 - 1.0).to(weight_of(scaling.readers[0]).dtype)
+        scaling.scale(powers)
         try:
             same = torch.equal(call(), wanted)
         finally:
-            fold.scale(1 / powers)
+            scaling.scale(1 / powers)
         if same:
-            folds.append(fold)
+            scalings.append(scaling)
         else:
             refused.append(name)
-    return folds, refused
+    return scalings, refused
 
 
-def _candidates(stage: nn.Module, linears: Sequence[nn.Module], call: Any) -> list[tuple[Fold, str]]:
+def _candidates(
+    stage: nn.Module, linears: Sequence[nn.Module], call: Any
+) -> list[tuple[ChannelScaling, str]]:
     found = []
     names = {id(module): name for name, module in stage.named_modules()}
     readers = _readers(stage, linears, call)
     for writer, read in readers:
-        found.append((Fold(writer, tuple(read)), names[id(writer)]))
+        found.append((ChannelScaling(writer, tuple(read)), names[id(writer)]))
     for parent in stage.modules():
         inside = [m for m in parent.children() if any(m is x for x in linears)]
         for reader in inside:
             for writer in inside:
-                fold = _pair(parent, writer, reader)
-                if fold is not None and writer is not reader:
-                    found.append((fold, f"{names[id(writer)]} for {names[id(reader)]}"))
+                scaling = _pair(parent, writer, reader)
+                if scaling is not None and writer is not reader:
+                    found.append((scaling, f"{names[id(writer)]} for {names[id(reader)]}"))
     return found
 
 
-def _pair(parent: nn.Module, writer: nn.Module, reader: nn.Module) -> Fold | None:
+def _pair(parent: nn.Module, writer: nn.Module, reader: nn.Module) -> ChannelScaling | None:
     """A pair of linear layers of one module whose channels might be the same."""
     written, read = _written(writer), _read(reader)
     if written == read:
-        return Fold(writer, (reader,))
+        return ChannelScaling(writer, (reader,))
     head = getattr(parent, "head_dim", None)
     if isinstance(head, int) and read % written == 0 and written % head == 0:
-        return Fold(writer, (reader,), read // written, head)
+        return ChannelScaling(writer, (reader,), read // written, head)
     return None
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.methods.calibrated.error_feedback import nearest, unit_rows
+from torch_armllm.quant.methods.calibrated.error_feedback import round_with_feedback, unit_rows
 from torch_armllm.quant.methods.calibrated.value_grid import Grid
 
 _BLOCK = 128
 
 
-class Descent:
+class CoordinateDescent:
     """The weights of some rows, on their way.
 
     Attributes:
@@ -76,7 +76,7 @@ class Descent:
         )
         step = (torch.stack(tried) * grid.row).flatten().expand(len(columns), -1)
         targets = target.repeat(1, len(tried))
-        values = nearest(targets, unit_rows(upper), step, low, high)
+        values = round_with_feedback(targets, unit_rows(upper), step, low, high)
         # what is there stays unless another is better
         values = torch.cat([now[order], values], dim=1)
         errors = (upper @ (values - target.repeat(1, len(tried) + 1))).square().sum(0)

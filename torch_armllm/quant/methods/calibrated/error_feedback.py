@@ -15,7 +15,7 @@ from torch_armllm.quant.methods.calibrated.value_grid import inverse
 _BLOCK = 128
 
 
-def nearest(
+def round_with_feedback(
     target: Tensor, upper: Tensor, step: Tensor, low: Tensor, high: Tensor, block: int = _BLOCK
 ) -> Tensor:
     """Rounds columns from the last to the first.

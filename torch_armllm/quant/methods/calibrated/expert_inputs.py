@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_armllm.hf.expert_layout import parameter
 from torch_armllm.ops.activation import FUNCTIONS
 from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.methods.calibrated.gptq_solver import Compensated
-from torch_armllm.quant.methods.calibrated.hessian import Moments
+from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
+from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 SHARE = 0.1
@@ -37,8 +37,8 @@ class ExpertInputs:
         self._inner, self._outer = self._layout.inner(inner), self._layout.outer(outer)
         self._inputs: list[Tensor] = []
         self._counts: list[Tensor] = []
-        self._all: Moments | None = None
-        self._solvers: OrderedDict[tuple[bool, int], Compensated] = OrderedDict()
+        self._all: Hessian | None = None
+        self._solvers: OrderedDict[tuple[bool, int], GptqRounding] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, x: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None) -> None:
@@ -62,7 +62,7 @@ class ExpertInputs:
         """How a matrix of an expert is rounded; moments are summed up when its first rows are."""
         return _Expert(self, weight == self._layout.weights[1], expert)
 
-    def solver(self, down: bool, expert: int) -> Compensated:
+    def solver(self, down: bool, expert: int) -> GptqRounding:
         """Of an expert's gate and up, or of its down; the last few are kept."""
         with self._lock:
             if (down, expert) not in self._solvers:
@@ -75,7 +75,7 @@ class ExpertInputs:
         """Inputs of the down matrices, or of the others."""
         return self._outer[0].shape[1] if down else self._outer[0].shape[0]
 
-    def _solve(self, down: bool, expert: int) -> Compensated:
+    def _solve(self, down: bool, expert: int) -> GptqRounding:
         x, counts = self._joined()
         own = counts[:, expert]
         average = float(counts.mean()) or 1.0
@@ -83,18 +83,18 @@ class ExpertInputs:
         if down:
             some = torch.linspace(0, len(x) - 1, min(_SEEN, len(x))).long()
             share = torch.full((len(some),), SHARE * average * len(x) / len(some))
-            moments = Moments(self.columns(True))
+            moments = Hessian(self.columns(True))
             for part, count in ((x[rows], own[rows]), (x[some], share)):
                 moments.add(self._between(expert, part), count)
         else:
             if self._all is None:
-                self._all = Moments(self.columns(False))
+                self._all = Hessian(self.columns(False))
                 self._all.add(x)
-            moments = Moments(self.columns(False))
+            moments = Hessian(self.columns(False))
             moments.total += self._all.total * (SHARE * average)
             moments.add(x[rows], own[rows])
         moments.count = 1  # only proportions count
-        return Compensated(moments.hessian(), len(self._outer[0]) if down else len(self._inner[0][0]))
+        return GptqRounding(moments.damped(), len(self._outer[0]) if down else len(self._inner[0][0]))
 
     def _joined(self) -> tuple[Tensor, Tensor]:
         if len(self._inputs) > 1:

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.methods.calibrated.base import Staged
+from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.expert_inputs import ExpertInputs
-from torch_armllm.quant.methods.calibrated.gptq_solver import Compensated
-from torch_armllm.quant.methods.calibrated.hessian import Moments
-from torch_armllm.quant.methods.calibrated.input_capture import Wanted, see_inputs
-from torch_armllm.quant.methods.calibrated.resume_cache import Kept
+from torch_armllm.quant.methods.calibrated.gptq_solver import GptqRounding
+from torch_armllm.quant.methods.calibrated.hessian import Hessian
+from torch_armllm.quant.methods.calibrated.input_capture import FloatInputs, record_inputs
+from torch_armllm.quant.methods.calibrated.resume_cache import ResumeCache
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.schemes.base import Rounding, Scheme
@@ -26,7 +26,7 @@ _NARROW = 4096
 """Inputs of layers that make up for what went wrong before them: for wider ones that takes too long."""
 
 
-class Gptq(Staged):
+class Gptq(CalibratedMethod):
     """Calibrates with texts; heads and what lies outside of the decoder layers are rounded by search.
 
     A stage is entered when the first of its layers is asked for: it then runs as floats, on what float layers
@@ -42,24 +42,24 @@ class Gptq(Staged):
         layers: Sequence[Layer],
         tokens: Tensor,
         resume: Path | None = None,
-        hollow: bool = False,
+        on_meta: bool = False,
     ) -> None:
-        """Takes token ids (sequences, length), and a folder that keeps what is found: see `Kept`."""
-        super().__init__(model, layers, tokens, hollow)
-        self._inputs: dict[str, Wanted] = {}
+        """Takes token ids (sequences, length), and a folder that keeps what is found: see `ResumeCache`."""
+        super().__init__(model, layers, tokens, on_meta)
+        self._inputs: dict[str, FloatInputs] = {}
         self._roundings: dict[int, Rounding] = {}
         self._experts: dict[str, ExpertInputs] = {}
         self._packed: dict[nn.Module, nn.Module] = {}
-        self._home_of: dict[nn.Module, int] = {}
-        self._kept = Kept(resume, tokens, str(model)) if resume is not None else None
+        self._stage_of_module: dict[nn.Module, int] = {}
+        self._resume_cache = ResumeCache(resume, tokens, str(model)) if resume is not None else None
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
-        stage = self._homes.get(layer.name)
+        stage = self._stage_of.get(layer.name)
         if stage is None:
             return Search()
-        if self._kept is None:
+        if self._resume_cache is None:
             return self._find(layer, stage, weight, expert)
-        return self._kept.rounding(
+        return self._resume_cache.rounding(
             layer.name, scheme, weight, expert, lambda: self._find(layer, stage, weight, expert)
         )
 
@@ -79,15 +79,15 @@ class Gptq(Staged):
             self._roundings[id(wanted)] = self._see(wanted, rows)
         return self._roundings[id(wanted)]
 
-    def took(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
-        if layer.name in self._homes:
+    def on_packed(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
+        if layer.name in self._stage_of:
             ready = copy.copy(made)
             ready._buffers = {**made._buffers, **spill.peek(made)}
             self._packed[layer.module] = ready
-            self._home_of[layer.module] = self._homes[layer.name]
+            self._stage_of_module[layer.module] = self._stage_of[layer.name]
             self._use(True)
-            if self._kept is not None:
-                self._kept.finish(layer.name)
+            if self._resume_cache is not None:
+                self._resume_cache.finish(layer.name)
 
     def commit(self) -> None:  # noqa: D102
         self._use(False)
@@ -114,10 +114,12 @@ class Gptq(Staged):
             self._now += 1
             self._use(False)
             if self.stages.streamed:
-                self._packed = {m: x for m, x in self._packed.items() if self._home_of[m] >= self._now}
-            inside = [x for x in self._layers if self._homes.get(x.name) == self._now]
+                self._packed = {
+                    m: x for m, x in self._packed.items() if self._stage_of_module[m] >= self._now
+                }
+            inside = [x for x in self._layers if self._stage_of.get(x.name) == self._now]
             watched = inside if self._now == stage else []
-            self._inputs = see_inputs(watched, lambda: self.stages.run_float(self._now))
+            self._inputs = record_inputs(watched, lambda: self.stages.run_float(self._now))
             self._use(True)
 
     def _leave(self) -> None:
@@ -128,9 +130,9 @@ class Gptq(Staged):
             self._left = self._now
             self._inputs, self._roundings, self._experts = {}, {}, {}
 
-    def _see(self, wanted: Wanted, rows: int) -> Rounding:
+    def _see(self, wanted: FloatInputs, rows: int) -> Rounding:
         """Runs the stage as far as a layer and sums up what reaches it."""
-        moments = Moments(wanted.inputs[0].shape[-1])
+        moments = Hessian(wanted.inputs[0].shape[-1])
         columns = wanted.inputs[0].shape[-1]
         # a layer that reads some tokens only, as experts do, may have read others in the float model
         alike = [x.numel() // columns for x in wanted.inputs] == self.stages.sizes
@@ -141,7 +143,7 @@ class Gptq(Staged):
             moments.add(arguments[0], wanted=next(floats) if corrected else None)
 
         self.stages.run_until(self._now, wanted.leader, see)
-        return Compensated(moments.hessian(), rows, correction=moments.correction())
+        return GptqRounding(moments.damped(), rows, correction=moments.correction())
 
     def _see_experts(self, layer: Layer) -> ExpertInputs:
         found = ExpertInputs(layer)

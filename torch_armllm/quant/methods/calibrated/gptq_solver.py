@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.quant.methods.calibrated.coordinate_descent import Descent
-from torch_armllm.quant.methods.calibrated.error_feedback import nearest, unit_rows
-from torch_armllm.quant.methods.calibrated.matmul_dtype import quick_type
+from torch_armllm.quant.methods.calibrated.coordinate_descent import CoordinateDescent
+from torch_armllm.quant.methods.calibrated.error_feedback import round_with_feedback, unit_rows
+from torch_armllm.quant.methods.calibrated.matmul_dtype import fast_matmul_dtype
 from torch_armllm.quant.methods.calibrated.value_grid import grid_of
 from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 23
 threads would spend their time on the interpreter's lock: every step is an op on one column of them."""
 
 
-class Compensated(Rounding):
+class GptqRounding(Rounding):
     """Integers by GPTQ in the order of activation, then by coordinate descent, steps and all.
 
     The steps come from the usual search, errors counted by the diagonal of H; the columns that carry most are
@@ -33,14 +33,14 @@ class Compensated(Rounding):
     ) -> None:
         """Takes H, float32 (K, K), positive definite, and how many rows the matrix has.
 
-        ``correction`` is what `Moments.correction` gives.
+        ``correction`` is what `Hessian.correction` gives.
         """
         usual = SWEEPS if len(hessian) <= _SHORT else 1
         self._sweeps = usual if sweeps is None else sweeps
         self._hessian, self._correction = hessian, correction
         self._order = hessian.diagonal().argsort()
         self._upper = unit_rows(factor(hessian[self._order][:, self._order]))
-        self._coarse = hessian.to(quick_type())
+        self._coarse = hessian.to(fast_matmul_dtype())
         share = -(-rows // torch.get_num_threads())
         self.chunk = min(_CHUNK, len(hessian) * -(-share // 16) * 16)
 
@@ -53,8 +53,8 @@ class Compensated(Rounding):
         order = self._order
         low, high = grid.bounds(order)
         values = torch.empty_like(target)
-        values[order] = nearest(target[order], self._upper, grid.steps(order), low, high)
-        descent = Descent(target, self._hessian, values, grid, self._coarse)
+        values[order] = round_with_feedback(target[order], self._upper, grid.steps(order), low, high)
+        descent = CoordinateDescent(target, self._hessian, values, grid, self._coarse)
         for _ in range(self._sweeps):
             descent.refit_rows()
             descent.sweep()

@@ -14,7 +14,7 @@ DAMPING = 0.01
 """Of the mean diagonal, added to it: texts for calibration do not show everything that can come."""
 
 
-class Moments:
+class Hessian:
     """Σ x xᵀ over inputs x, and by how many; and Σ x (y − x)ᵀ, if y should have come in the place of x.
 
     Attributes:
@@ -47,12 +47,12 @@ class Moments:
             self.lost.addmm_(rows.t(), wanted.detach().reshape(rows.shape).float() - rows)
         self.count += len(rows)
 
-    def moment(self) -> Tensor:
+    def mean(self) -> Tensor:
         """The mean of x xᵀ: float32 (K, K)."""
         upper = self.total.triu() / max(self.count, 1)
         return upper + upper.triu(1).t()
 
-    def hessian(self, damping: float = DAMPING) -> Tensor:
+    def damped(self, damping: float = DAMPING) -> Tensor:
         """Half the second derivative of a row's squared output error, scaled and made positive definite.
 
         Columns that nothing reached get the damping alone, and are rounded to nearest.
@@ -60,7 +60,7 @@ class Moments:
         Raises:
             ValueError: an input was not finite.
         """
-        found = self.moment()
+        found = self.mean()
         size = float(found.diagonal().mean())
         if not size < float("inf"):
             raise ValueError("calibration brought NaN or infinite inputs: the model computes nonsense")
@@ -76,7 +76,7 @@ class Moments:
         """
         if self.lost is None:
             return None
-        moment = self.moment()
+        moment = self.mean()
         moment.diagonal().add_(damping * (float(moment.diagonal().mean()) or 1.0))
         lost = self.lost * (_TRUST / max(self.count, 1))
         return torch.cholesky_solve(lost, factor(moment), upper=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_armllm.quant.layers import Layer
 
 
-class Wanted:
+class FloatInputs:
     """What reaches a layer in the float model, batch by batch, and the first layer that reads it."""
 
     def __init__(self, leader: nn.Module) -> None:
@@ -18,16 +18,16 @@ class Wanted:
         self.inputs: list[Tensor] = []
 
 
-def see_inputs(layers: Sequence[Layer], run: Callable[[], None]) -> dict[str, Wanted]:
+def record_inputs(layers: Sequence[Layer], run: Callable[[], None]) -> dict[str, FloatInputs]:
     """The inputs of some layers by name while something runs; layers that read one tensor share theirs."""
-    found: dict[str, Wanted] = {}
+    found: dict[str, FloatInputs] = {}
     last: list[Any] = [None, None]
 
     def hook(layer: Layer) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def see(module: nn.Module, arguments: tuple[Any, ...]) -> None:
             x = arguments[0]
             if layer.name not in found:
-                found[layer.name] = last[1] if x is last[0] and layer.layout is None else Wanted(module)
+                found[layer.name] = last[1] if x is last[0] and layer.layout is None else FloatInputs(module)
             own = found[layer.name]
             if own.leader is module:
                 if layer.layout is None:

@@ -66,13 +66,13 @@ class Stages:
         sizes: tokens of each batch.
     """
 
-    def __init__(self, model: nn.Module, tokens: Tensor, batch: int, hollow: bool = False) -> None:
+    def __init__(self, model: nn.Module, tokens: Tensor, batch: int, on_meta: bool = False) -> None:
         """Takes token ids (sequences, length), to be run ``batch`` sequences at a time.
 
-        The decoder layers of a ``hollow`` model have no weights yet: each has them when it is run.
+        The decoder layers of a model on the meta device (``on_meta``) have no weights yet: each has them when it is run.
 
         Raises:
-            ValueError: a hollow model cannot be run layer by layer.
+            ValueError: a model on the meta device cannot be run layer by layer.
         """
         self._base = base_model_of(model)
         self._batches = list(tokens.split(batch))
@@ -81,13 +81,13 @@ class Stages:
         self._calls: list[_Call] = []
         self._states: list[Tensor] = []
         self._floats: list[Tensor] = []
-        self._hollow = hollow
+        self._on_meta = on_meta
         if not self.modules:
             reason: str | None = "it has no list of layers"
         else:
-            reason = self._prepare_hollow() if hollow else self._prepare()
+            reason = self._prepare_on_meta() if on_meta else self._prepare()
         self.streamed = reason is None
-        if hollow and reason is not None:
+        if on_meta and reason is not None:
             raise _whole_only(model, reason)
         if reason is not None:
             logger.warning(
@@ -96,7 +96,7 @@ class Stages:
             self._calls, self._states = [], []
             self.modules = self.modules or [self._base]
 
-    def homes(self, layers: Sequence[Layer]) -> dict[str, int]:
+    def stage_indices(self, layers: Sequence[Layer]) -> dict[str, int]:
         """The stage of each layer by name; heads, and what lies outside of all stages, have none."""
         found = {id(m): i for i, stage in enumerate(self.modules) for m in stage.modules()}
         return {x.name: found[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in found}
@@ -116,7 +116,7 @@ class Stages:
                 self._floats[index] = _cut(self._calls[stage], len(tokens))(self._floats[index])
             else:
                 self._forward(tokens)
-        if self._hollow and not self._calls[stage].alone:
+        if self._on_meta and not self._calls[stage].alone:
             raise _whole_only(self._base, _SHARED)
 
     def run_until(self, stage: int, module: nn.Module, see: Callable[[tuple[Any, ...]], None]) -> None:
@@ -177,7 +177,7 @@ class Stages:
         self._sample = self._floats[0][:1]
         return None
 
-    def _prepare_hollow(self) -> str | None:
+    def _prepare_on_meta(self) -> str | None:
         """Prepares with layers that hand on what they are given: by itself, or in a tuple, as some do."""
         reason = None
         for in_tuple in (False, True):
@@ -212,7 +212,7 @@ class Stages:
         return calls
 
 
-def in_batches(tokens: Tensor) -> int:
+def batch_size_for(tokens: Tensor) -> int:
     """How many sequences (n, length) to run at a time."""
     return max(1, _AT_ONCE // tokens.shape[1])
 

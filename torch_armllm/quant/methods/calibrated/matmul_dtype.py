@@ -10,7 +10,7 @@ from torch_armllm.ops import variants
 
 
 @functools.cache
-def quick_type() -> torch.dtype:
+def fast_matmul_dtype() -> torch.dtype:
     """bfloat16 where the CPU multiplies it, at twice float32's rate; float32 elsewhere."""
     multiplies = any("bf16" in feature for feature in variants.machine().features)
     return torch.bfloat16 if multiplies else torch.float32

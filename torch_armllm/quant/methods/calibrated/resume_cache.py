@@ -16,7 +16,7 @@ from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 from torch_armllm.system.files import atomic_file
 
 
-class Kept:
+class ResumeCache:
     """Keeps the integers of every layer that is done; a second run finds them there.
 
     What a layer becomes depends on its weights, on the texts, on the model, and on what became of the layers
@@ -43,7 +43,7 @@ class Kept:
         chunks = json.loads(self._done.read_text()) if self._done.exists() else {}
         found = None if part in chunks else find()
         chunk = self._chunks[part] = chunks[part] if found is None else found.chunk
-        return _Looked(self._folder, f"{self._key}-{part}", chunk, found, find)
+        return _CachedRounding(self._folder, f"{self._key}-{part}", chunk, found, find)
 
     def finish(self, layer: str) -> None:
         """Notes that a layer is done."""
@@ -56,7 +56,7 @@ class Kept:
         return self._folder / f"{self._key}.json"
 
 
-class _Looked(Rounding):
+class _CachedRounding(Rounding):
     """Rounds what was not rounded before."""
 
     def __init__(
