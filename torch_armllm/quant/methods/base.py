@@ -1,4 +1,4 @@
-"""How integers are chosen for a model's weights: what all methods share, and the two that need no data."""
+"""Rounding methods: the interface of all methods, and the two that need no data."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ METHODS = (*UNCALIBRATED, *CALIBRATED)
 
 
 class Method:
-    """Chooses the integers of all layers of a model; made for one model and one recipe.
+    """Chooses the integers of all layers of one model.
 
-    The quantizer goes through the layers in the method's `order`.  For each it asks for a `rounding`, makes
-    the packed module and hands it to `on_packed`; when all are made and nothing can fail any more, it calls
-    `commit`.  Until then the model must stay as it is, or be put back by `abandon`.
+    `LayerQuantizer` visits the layers in the method's `order`.  For each it requests a `rounding`, packs
+    the layer and calls `on_packed`.  When all layers are packed and nothing can fail any more, the caller
+    calls `commit`; until then the model must stay as it is, or be restored by `abandon`.
     """
 
     name: str
 
     def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:
-        """The layers in the order in which they are to be quantized."""
+        """Returns the layers in the order in which they must be quantized."""
         return layers
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:
-        """How a matrix is rounded.
+        """Returns the rounding of a matrix.
 
         Args:
-            layer: whose weight it is.
-            scheme: what it becomes.
-            weight: name of the parameter: ``weight``, or of experts `ExpertLayout.weights`.
-            expert: whose matrix of the parameter; gate and up of an expert are asked for one after the other
-                by the same name, as they read the same inputs.
+            layer: the layer of the matrix.
+            scheme: the scheme of the layer.
+            weight: name of the parameter: ``weight``, or one of `ExpertLayout.weights`.
+            expert: index of the expert; its gate and up projection share a rounding, as they read the same
+                inputs.
         """
         raise NotImplementedError
 
-    def on_packed(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:
-        """Learns what became of a layer; the buffers of ``made`` are in the ``spill``."""
+    def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:
+        """Is called when a layer is packed; the buffers of ``module`` are in ``spill``."""
 
     def commit(self) -> None:
-        """Makes what the method changes beside the layers; it must not fail."""
+        """Finishes the run, after all layers are packed; it must not fail."""
 
     def abandon(self) -> None:
-        """Undoes what the method did to the model, after an error."""
+        """Restores the model after an error."""
 
 
 class Rtn(Method):
-    """Round to nearest: what other methods are compared with."""
+    """Round to nearest: the baseline of the other methods."""
 
     name = "rtn"
 
@@ -64,16 +64,16 @@ class Rtn(Method):
 
 
 class Mse(Method):
-    """Searches scales by squared error, and regards what each input channel carries where that is known."""
+    """Searches the scales with the least squared error, weighted by input channel where that is known."""
 
     name = "mse"
 
     def __init__(self, energies: Mapping[str, Tensor] | None = None) -> None:
-        """Mean squares of inputs, float32 ``(K,)``, by name of the layer: see `input_energies`."""
+        """``energies``: mean squares of inputs, float32 ``(K,)``, by layer name: see `input_energies`."""
         self._energies = energies or {}
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
-        # what goes into `down_proj` is inside of the experts' module, and was not measured
+        # the input of `down_proj` is internal to the experts' module, so it is not measured
         return Search(None if weight == "down_proj" else self._energies.get(layer.name))
 
 

@@ -1,8 +1,8 @@
-"""How much each input channel of a layer carries, found without data.
+"""Importance of input channels: their energies on random tokens, so no calibration data is needed.
 
-A weight's rounding error counts by the energy of the input that it multiplies, and a few channels of a
-language model carry far more than the others.  Which ones, the model shows on random tokens almost as well as
-on text.  llama.cpp's importance matrix does the same with text for calibration.
+The output error of a rounded weight is proportional to the energy of its input channel, and a few channels of
+a language model carry far more energy than the others.  Random tokens show which channels almost as well as
+text does.  llama.cpp's importance matrix is the same measure on calibration text.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch_armllm.system.allocator import release_free_memory
 TOKENS = 512
 _SEED = 0
 _FLOOR = 1e-3
-"""Of the mean energy: channels that random tokens leave silent still count a little."""
+"""Lower bound of an energy, as a fraction of the mean: silent channels still count a little."""
 
 
 @torch.no_grad()
 def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tensor]:
-    """Runs the model once on random tokens and measures what reaches each layer.
+    """Runs the model once on random tokens and measures the inputs of each layer.
 
     Args:
-        model: a transformers model; any other gives nothing.
-        layers: whose inputs to measure; heads are left out, they are not run.
+        model: a transformers model; for any other the result is empty.
+        layers: the layers to measure; heads are skipped, as they do not run.
 
     Returns:
-        By name of the layer: float32 ``(in_features,)``, the mean square of each input channel,
-        1 on average.  Layers that the tokens did not reach are missing; all are, with a warning, where the
-        model does not run on tokens alone.
+        The mean square of each input channel, by layer name: float32 ``(in_features,)``, 1 on average.
+        Layers that no token reached are missing.  The result is empty, with a warning, if the model does not
+        run on tokens alone.
     """
     if not isinstance(model, PreTrainedModel):
         return {}
@@ -49,20 +49,20 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
             x = arguments[0].detach().float().flatten(0, -2)
             sums[key] = sums.get(key, 0) + x.square().sum(0)
             counts[key] = counts.get(key, 0) + x.shape[0]
-            release_free_memory()  # what the layers before left would stand at the peak of quantizing
+            release_free_memory()  # or the freed activations would count at the peak of quantizing
 
         return hook
 
     wanted = [layer for layer in layers if layer.reason is None and layer.kind != "head"]
     hooks = [layer.module.register_forward_pre_hook(watch(layer.name)) for layer in wanted]
     generator = torch.Generator().manual_seed(_SEED)
-    vocabulary = model.config.get_text_config().vocab_size
+    vocab_size = model.config.get_text_config().vocab_size
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or TOKENS
-    tokens = torch.randint(vocabulary, (1, min(TOKENS, limit)), generator=generator)
+    tokens = torch.randint(vocab_size, (1, min(TOKENS, limit)), generator=generator)
     try:
         base(input_ids=tokens, use_cache=False)
-    except Exception as error:  # a model may ask for more than tokens, in whatever way
-        warnings.warn(f"weights are rounded without regard to inputs: {error}", stacklevel=3)
+    except Exception as error:  # a model may need more than tokens, and fail in any way
+        warnings.warn(f"weights are rounded without input importance: {error}", stacklevel=3)
         return {}
     finally:
         for handle in hooks:

@@ -1,4 +1,4 @@
-"""The method that a recipe names, made for a model."""
+"""Makes the method that a recipe names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def make_method(
 
     Args:
         name: one of `METHODS`.
-        model: whose layers they are.
-        layers: to be quantized.
-        importance: ``mse`` regards what random tokens bring to each layer.
-        calibration: token ids ``(sequences, length)``.
-        resume: a folder in which ``gptq`` keeps what it has found, for a run after an interruption.
-        on_meta: decoder layers have no weights yet: methods that calibrate are told when they do.
+        model: the model that is quantized.
+        layers: the layers to quantize.
+        importance: ``mse`` weights errors by the energy of each input channel on random tokens.
+        calibration: token ids ``(sequences, length)`` for calibrating methods.
+        resume: a folder in which ``gptq`` stores finished layers, for a run after an interruption.
+        on_meta: decoder layers are on the meta device, and get their weights one after the other.
 
     Raises:
         ValueError: the method needs calibration tokens and there are none, or cannot use them.

@@ -1,4 +1,4 @@
-"""The method ``awq``: channels scaled up where rounding costs most, then the usual search."""
+"""The method ``awq``: activation-aware channel scaling, then the usual search of scales."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch_armllm.quant.schemes.search import Search
 logger = logging.getLogger(__name__)
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of a channel's mean size: how far it is scaled up."""
+"""Exponents to try: a channel is scaled by its root mean square to this power."""
 _FURTHEST = 4
-"""Binary orders of magnitude that a channel is scaled by at most."""
+"""Largest scale of a channel, as a power of two."""
 
 
 class Awq(CalibratedMethod):
-    """Activation-aware scales (arXiv 2306.00978), as powers of two, which leave the model as it is.
+    """Activation-aware channel scales (arXiv 2306.00978) as powers of two, which do not change the outputs.
 
-    For each activation that can be scaled (see `find_scalings`) a power of the channels' sizes is chosen by the
-    squared error of what the layers that read it give.  Their scales are then searched with regard to what
-    each channel carries.
+    For each activation that can be scaled (see `find_scalings`), a power of the channels' sizes is chosen by
+    the squared output error of the layers that read it.  The scales of these layers are then searched with
+    errors weighted by the energy of each channel.
     """
 
     name = "awq"
@@ -38,7 +38,7 @@ class Awq(CalibratedMethod):
     def __init__(
         self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, on_meta: bool = False
     ) -> None:
-        """Takes token ids (sequences, length)."""
+        """Prepares to run the model."""
         super().__init__(model, layers, tokens, on_meta)
         self._roundings: dict[str, Rounding] = {}
         self._scaled: list[tuple[ChannelScaling, Tensor]] = []
@@ -62,51 +62,53 @@ class Awq(CalibratedMethod):
         self._scaled, self._roundings = [], {}
 
     def _scale(self, stage: int, scheme: Scheme) -> None:
-        """Scales the channels of a stage, and finds what reaches its layers then."""
+        """Scales the channels of a stage, and makes the roundings of its layers."""
         inside = [x for x in self._layers if self._stage_of.get(x.name) == stage]
         inputs = record_inputs(inside, lambda: self.stages.run_float(stage))
-        moments: dict[int, Hessian] = {}
-        for wanted in {id(w): w for w in inputs.values()}.values():
-            if wanted.inputs:
-                moments[id(wanted)] = Hessian(wanted.inputs[0].shape[-1])
-                for x in wanted.inputs:
-                    moments[id(wanted)].add(x)
-        of = {id(x.module): moments[id(inputs[x.name])] for x in inside if id(inputs.get(x.name)) in moments}
-        linears = [x.module for x in inside if id(x.module) in of]
+        shared: dict[int, Hessian] = {}
+        for entry in {id(entry): entry for entry in inputs.values()}.values():
+            if entry.inputs:
+                shared[id(entry)] = Hessian(entry.inputs[0].shape[-1])
+                for x in entry.inputs:
+                    shared[id(entry)].add(x)
+        hessians = {
+            id(x.module): shared[id(inputs[x.name])] for x in inside if id(inputs.get(x.name)) in shared
+        }
+        linears = [x.module for x in inside if id(x.module) in hessians]
         module = self.stages.modules[stage]
         scalings, refused = find_scalings(module, linears, lambda: self.stages.sample(stage))
         for scaling in scalings:
-            found = of[id(scaling.readers[0])]
-            powers = choose_powers(scaling, found, scheme)
+            hessian = hessians[id(scaling.readers[0])]
+            powers = choose_powers(scaling, hessian, scheme)
             scaling.scale(powers)
             self._scaled.append((scaling, powers))
             factors = scaling.spread(powers.float())
-            found.total /= factors[:, None] * factors
+            hessian.total /= factors[:, None] * factors
         if refused:
             logger.info("stage %d: channels of %s are not scaled", stage, ", ".join(refused))
         for layer in inside:
-            if id(layer.module) in of:
-                energy = of[id(layer.module)].damped().diagonal()
+            if id(layer.module) in hessians:
+                energy = hessians[id(layer.module)].damped().diagonal()
                 self._roundings[layer.name] = Search(energy / energy.mean())
 
 
-def choose_powers(scaling: ChannelScaling, moments: Hessian, scheme: Scheme) -> Tensor:
-    """Powers of two (written,) that make the readers' squared error the least, of their weights' type."""
-    hessian = moments.damped()
-    size = scaling.gathered(hessian.diagonal()).sqrt()
+def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> Tensor:
+    """Returns the powers of two (written,) with the least squared error of the readers."""
+    second_moments = hessian.damped()
+    size = scaling.gathered(second_moments.diagonal()).sqrt()
     size = size / size.log().mean().exp()
     best, least = torch.ones_like(size), float("inf")
     for power in POWERS:
         powers = torch.exp2((size**power).log2().round().clamp(-_FURTHEST, _FURTHEST))
         factors = scaling.spread(powers)
-        energy = hessian.diagonal() / factors.square()
+        energy = second_moments.diagonal() / factors.square()
         error = 0.0
         for reader in scaling.readers:
             weight = weight_of(reader).detach().float()
             weight = weight.t() if isinstance(reader, Conv1D) else weight
-            found, _ = scheme.quantize(weight * factors, Search(energy / energy.mean()))
-            left = scheme.dequantize(found) / factors - weight
-            error += float(((left @ hessian) * left).sum())
+            quantized, _ = scheme.quantize(weight * factors, Search(energy / energy.mean()))
+            error_matrix = scheme.dequantize(quantized) / factors - weight
+            error += float(((error_matrix @ second_moments) * error_matrix).sum())
         if error < least:
             best, least = powers, error
     return best.to(weight_of(scaling.readers[0]).dtype)

@@ -1,4 +1,4 @@
-"""What methods that calibrate share: they go through a model's decoder layers in order."""
+"""The base class of methods that calibrate, one decoder layer after the other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from torch_armllm.quant.methods.calibrated.layerwise import Stages, batch_size_f
 
 
 class CalibratedMethod(Method):
-    """A method that runs one stage after the other.
+    """A method that calibrates a model's stages in order.
 
     Attributes:
-        stages: what it runs.
+        stages: the parts of the model that are run and calibrated one by one.
     """
 
     def __init__(
         self, model: nn.Module, layers: Sequence[Layer], tokens: Tensor, on_meta: bool = False
     ) -> None:
-        """Takes token ids (sequences, length); layers of a model on the meta device (``on_meta``) have weights in turn."""
+        """Prepares to run the model.
+
+        Args:
+            model: the model that is quantized.
+            layers: the layers to quantize.
+            tokens: token ids (sequences, length).
+            on_meta: decoder layers are on the meta device, and get their weights one after the other.
+        """
         self.stages = Stages(model, tokens, batch_size_for(tokens), on_meta)
         self._stage_of = self.stages.stage_indices(layers)
         self._layers = list(layers)
@@ -32,9 +39,9 @@ class CalibratedMethod(Method):
         return sorted(layers, key=lambda x: self._stage_of.get(x.name, last))
 
     def finish(self, stage: int) -> None:
-        """Runs a stage whose layers are done, as they are to be: its weights are not needed again."""
+        """Runs a quantized stage, for the inputs of the next one; its weights are not needed again."""
         raise NotImplementedError
 
     def resume(self, stage: int) -> None:
-        """Begins behind a stage that another run finished, the stages being restored."""
+        """Continues after a stage that an earlier run finished; call it after `Stages.restore`."""
         self._now = self._left = stage

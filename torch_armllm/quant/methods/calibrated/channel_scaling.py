@@ -1,8 +1,8 @@
-"""Where the channels of an activation can be scaled without changing what a model computes.
+"""Channel scaling that does not change a model's outputs, as AWQ needs it.
 
-Channels that a module writes and linear layers read are divided where they are written and multiplied where
-they are read.  Scales are powers of two: no product changes but in its exponent, the model stays the same to
-the last bit, and dividing again gives back its weights.
+Channels that one module writes and linear layers read are divided in the writer and multiplied in the
+readers.  The scales are powers of two: they only change exponents, so the model computes the same bits, and
+dividing again restores its weights.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch_armllm.quant.layers import is_linear, weight_of
 
 @dataclass(frozen=True)
 class ChannelScaling:
-    """Channels that one module writes and others read.
+    """Channels that one module writes and other modules read.
 
     Attributes:
         writer: a norm, or a linear layer.
         readers: linear layers.
-        repeat: how often a head that the writer writes stands one behind the other in what is read.
-        head: channels of a head; 0 where they are read as they are written.
+        repeat: query heads per KV head (grouped-query attention); 1 if each channel is read once.
+        head: channels per head; 0 if each channel is read once.
     """
 
     writer: nn.Module
@@ -36,22 +36,22 @@ class ChannelScaling:
 
     @property
     def written(self) -> int:
-        """Channels that the writer writes."""
+        """Number of channels that the writer writes."""
         return _written(self.writer)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Values a written channel for the channels that are read."""
+        """Repeats one value per written channel for the channels that are read."""
         if self.repeat == 1:
             return values
         return values.view(-1, 1, self.head).expand(-1, self.repeat, -1).flatten()
 
     def gathered(self, values: Tensor) -> Tensor:
-        """The mean over the channels that are read, for each that is written."""
+        """Returns the mean over the read channels of each written channel."""
         return values if self.repeat == 1 else values.view(-1, self.repeat, self.head).mean(1).flatten()
 
     @torch.no_grad()
     def scale(self, powers: Tensor) -> None:
-        """Divides what is written by powers of two (written,), and multiplies what is read by them."""
+        """Divides the written channels by powers of two (written,), and multiplies the readers by them."""
         for parameter in self.writer.parameters(recurse=False):
             columns = isinstance(self.writer, Conv1D) and parameter.dim() == 2
             parameter.div_(powers if columns or parameter.dim() == 1 else powers[:, None])
@@ -63,26 +63,26 @@ class ChannelScaling:
 def find_scalings(
     stage: nn.Module, linears: Sequence[nn.Module], call: Any
 ) -> tuple[list[ChannelScaling], list[str]]:
-    """Finds what can be scaled in a decoder layer, and proves each by running the layer.
+    """Finds the scalings of a decoder layer, and checks each by running the layer.
 
-    Norms go with all the linear layers that read them, and linear layers with one that reads, after whatever
-    happens channel by channel, what they write: ups with downs, values with outputs.
+    Candidates are each norm with all linear layers that read it, and pairs of linear layers with only
+    channel-wise ops between them, such as up with down projection, and value with output projection.
 
     Args:
         stage: the decoder layer.
-        linears: its linear layers, as they are to be quantized.
-        call: runs it, and returns what it gives.
+        linears: its linear layers that are quantized.
+        call: runs the layer and returns its output.
 
     Returns:
         The scalings, and the names of writers whose channels cannot be scaled.
     """
-    wanted = call()
+    expected = call()
     scalings, refused = [], []
     for scaling, name in _candidates(stage, linears, call):
         powers = torch.exp2(torch.arange(scaling.written) % 3 - 1.0).to(weight_of(scaling.readers[0]).dtype)
         scaling.scale(powers)
         try:
-            same = torch.equal(call(), wanted)
+            same = torch.equal(call(), expected)
         finally:
             scaling.scale(1 / powers)
         if same:
@@ -95,23 +95,23 @@ def find_scalings(
 def _candidates(
     stage: nn.Module, linears: Sequence[nn.Module], call: Any
 ) -> list[tuple[ChannelScaling, str]]:
-    found = []
+    candidates = []
     names = {id(module): name for name, module in stage.named_modules()}
     readers = _readers(stage, linears, call)
     for writer, read in readers:
-        found.append((ChannelScaling(writer, tuple(read)), names[id(writer)]))
+        candidates.append((ChannelScaling(writer, tuple(read)), names[id(writer)]))
     for parent in stage.modules():
         inside = [m for m in parent.children() if any(m is x for x in linears)]
         for reader in inside:
             for writer in inside:
                 scaling = _pair(parent, writer, reader)
                 if scaling is not None and writer is not reader:
-                    found.append((scaling, f"{names[id(writer)]} for {names[id(reader)]}"))
-    return found
+                    candidates.append((scaling, f"{names[id(writer)]} for {names[id(reader)]}"))
+    return candidates
 
 
 def _pair(parent: nn.Module, writer: nn.Module, reader: nn.Module) -> ChannelScaling | None:
-    """A pair of linear layers of one module whose channels might be the same."""
+    """Returns the scaling of two linear layers of one module if their channel counts match, else None."""
     written, read = _written(writer), _read(reader)
     if written == read:
         return ChannelScaling(writer, (reader,))
@@ -124,21 +124,21 @@ def _pair(parent: nn.Module, writer: nn.Module, reader: nn.Module) -> ChannelSca
 def _readers(
     stage: nn.Module, linears: Sequence[nn.Module], call: Any
 ) -> list[tuple[nn.Module, list[nn.Module]]]:
-    """Norms with the linear layers whose input is what they gave."""
-    gave: list[tuple[nn.Module, Tensor]] = []
+    """Returns each norm with the linear layers that read its output."""
+    outputs: list[tuple[nn.Module, Tensor]] = []
     found: dict[int, tuple[nn.Module, list[nn.Module]]] = {}
 
-    def wrote(module: nn.Module, arguments: Any, output: Any) -> None:
-        gave.append((module, output))
+    def record_output(module: nn.Module, arguments: Any, output: Any) -> None:
+        outputs.append((module, output))
 
-    def reads(module: nn.Module, arguments: Any) -> None:
-        for norm, output in gave:
+    def match_input(module: nn.Module, arguments: Any) -> None:
+        for norm, output in outputs:
             if output is arguments[0]:
                 found.setdefault(id(norm), (norm, []))[1].append(module)
 
     norms = [m for m in stage.modules() if _is_norm(m)]
-    handles = [m.register_forward_hook(wrote) for m in norms]
-    handles += [m.register_forward_pre_hook(reads) for m in linears]
+    handles = [m.register_forward_hook(record_output) for m in norms]
+    handles += [m.register_forward_pre_hook(match_input) for m in linears]
     try:
         call()
     finally:
@@ -148,8 +148,8 @@ def _readers(
 
 
 def _is_norm(module: nn.Module) -> bool:
-    own = [p for p in module.parameters(recurse=False)]
-    return bool(own) and all(p.dim() == 1 for p in own) and not list(module.children())
+    parameters = list(module.parameters(recurse=False))
+    return bool(parameters) and all(p.dim() == 1 for p in parameters) and not list(module.children())
 
 
 def _written(module: nn.Module) -> int:

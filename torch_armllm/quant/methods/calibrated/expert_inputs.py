@@ -1,4 +1,4 @@
-"""What reaches the experts of a layer, seldom chosen ones included."""
+"""Calibration inputs of a layer's experts, with a prior for rarely chosen experts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from torch_armllm.quant.methods.calibrated.hessian import Hessian
 from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 SHARE = 0.1
-"""Of an average expert's weight: what the tokens that all experts could see count for each of them."""
+"""Weight of all tokens together for every expert, as a fraction of an average expert's weight."""
 _SEEN = 1024
-"""Tokens of all that go through every expert's gate and up, for the moments of what reaches its down."""
+"""Tokens of the prior that run through every expert's gate and up projection, for the inputs of its down."""
 _READY = 3
+"""Solvers that are cached."""
 
 
 class ExpertInputs:
-    """Tokens that reach the experts of a layer, and which of them chose whom.
+    """The tokens of a layer's experts, and their routing.
 
-    A token counts for an expert by the square of its routing weight, as its error does in the output.  All
-    tokens together count for every expert too, by `SHARE` of what an average expert has: one that calibration
-    chose seldom, or never, is rounded for what it could see.
+    An expert's Hessian weights its tokens by the squared routing weight, as the output error does.  All
+    tokens are added with a total weight of `SHARE` of an average expert's: a prior for experts that
+    calibration chooses rarely or never.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -42,7 +43,7 @@ class ExpertInputs:
         self._lock = threading.Lock()
 
     def add(self, x: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None) -> None:
-        """Takes what the module was called with: (T, H), (T, k) and (T, k), or equal parts, (E·T, H)."""
+        """Adds the arguments of a call of the module: (T, H), (T, k) and (T, k), or equal parts, (E·T, H)."""
         experts = len(self._outer)
         x = x.detach().reshape(-1, x.shape[-1])
         if chosen is None or weights is None:
@@ -59,11 +60,11 @@ class ExpertInputs:
         self._counts.append(counts)
 
     def rounding(self, weight: str, expert: int) -> Rounding:
-        """How a matrix of an expert is rounded; moments are summed up when its first rows are."""
+        """Returns the rounding of an expert's matrix; the Hessian is computed at its first rows."""
         return _Expert(self, weight == self._layout.weights[1], expert)
 
     def solver(self, down: bool, expert: int) -> GptqRounding:
-        """Of an expert's gate and up, or of its down; the last few are kept."""
+        """Returns the solver of an expert's gate and up, or of its down projection; a few are cached."""
         with self._lock:
             if (down, expert) not in self._solvers:
                 self._solvers[down, expert] = self._solve(down, expert)
@@ -72,7 +73,7 @@ class ExpertInputs:
             return self._solvers[down, expert]
 
     def columns(self, down: bool) -> int:
-        """Inputs of the down matrices, or of the others."""
+        """Number of inputs of the down projections, or of the gate and up projections."""
         return self._outer[0].shape[1] if down else self._outer[0].shape[0]
 
     def _solve(self, down: bool, expert: int) -> GptqRounding:
@@ -83,26 +84,26 @@ class ExpertInputs:
         if down:
             some = torch.linspace(0, len(x) - 1, min(_SEEN, len(x))).long()
             share = torch.full((len(some),), SHARE * average * len(x) / len(some))
-            moments = Hessian(self.columns(True))
+            hessian = Hessian(self.columns(True))
             for part, count in ((x[rows], own[rows]), (x[some], share)):
-                moments.add(self._between(expert, part), count)
+                hessian.add(self._down_inputs(expert, part), count)
         else:
             if self._all is None:
                 self._all = Hessian(self.columns(False))
                 self._all.add(x)
-            moments = Hessian(self.columns(False))
-            moments.total += self._all.total * (SHARE * average)
-            moments.add(x[rows], own[rows])
-        moments.count = 1  # only proportions count
-        return GptqRounding(moments.damped(), len(self._outer[0]) if down else len(self._inner[0][0]))
+            hessian = Hessian(self.columns(False))
+            hessian.total += self._all.total * (SHARE * average)
+            hessian.add(x[rows], own[rows])
+        hessian.count = 1  # only proportions count
+        return GptqRounding(hessian.damped(), len(self._outer[0]) if down else len(self._inner[0][0]))
 
     def _joined(self) -> tuple[Tensor, Tensor]:
         if len(self._inputs) > 1:
             self._inputs, self._counts = [torch.cat(self._inputs)], [torch.cat(self._counts)]
         return self._inputs[0], self._counts[0]
 
-    def _between(self, expert: int, x: Tensor) -> Tensor:
-        """What reaches the down matrix of an expert for tokens (n, H): float32 (n, I)."""
+    def _down_inputs(self, expert: int, x: Tensor) -> Tensor:
+        """Returns the inputs of an expert's down projection for tokens (n, H): float32 (n, I)."""
         layout, x = self._layout, x.float()
         halves = [x @ part[expert].float().t() for part in self._inner]
         bias = layout.biases(self._module)[0]
@@ -114,7 +115,7 @@ class ExpertInputs:
 
 
 class _Expert(Rounding):
-    """Rounds one matrix of an expert, when it is its turn."""
+    """Rounds one matrix of an expert; the solver is made at the first rows."""
 
     def __init__(self, inputs: ExpertInputs, down: bool, expert: int) -> None:
         self._inputs, self._down, self._index = inputs, down, expert

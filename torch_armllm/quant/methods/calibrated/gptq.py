@@ -1,4 +1,4 @@
-"""The method ``gptq``: integers by second moments, one decoder layer after the other."""
+"""The method ``gptq``: error feedback by the Hessian of each layer, one decoder layer after the other."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from torch_armllm.quant.schemes.search import Search
 from torch_armllm.quant.spill_file import SpillFile
 
 _NARROW = 4096
-"""Inputs of layers that make up for what went wrong before them: for wider ones that takes too long."""
+"""Most inputs of a layer that is corrected for the errors of earlier layers: wider ones take too long."""
 
 
 class Gptq(CalibratedMethod):
-    """Calibrates with texts; heads and what lies outside of the decoder layers are rounded by search.
+    """GPTQ (arXiv 2210.17323) on calibration texts; layers outside of the decoder layers search their scales.
 
-    A stage is entered when the first of its layers is asked for: it then runs as floats, on what float layers
-    gave, and is followed layer by layer on what quantized ones gave, so that each makes up for those before
-    it.  Layers that read the same input share its moments.
+    A stage is entered when the rounding of its first layer is requested.  It then runs once in floats, on the
+    outputs of the float stages before it.  For each of its layers it runs again on the outputs of the
+    quantized layers before, so that each layer compensates for their errors.  Layers that read the same input
+    share its Hessian.
     """
 
     name = "gptq"
@@ -44,7 +45,7 @@ class Gptq(CalibratedMethod):
         resume: Path | None = None,
         on_meta: bool = False,
     ) -> None:
-        """Takes token ids (sequences, length), and a folder that keeps what is found: see `ResumeCache`."""
+        """Prepares to run the model; ``resume`` is the folder of a `ResumeCache`."""
         super().__init__(model, layers, tokens, on_meta)
         self._inputs: dict[str, FloatInputs] = {}
         self._roundings: dict[int, Rounding] = {}
@@ -64,7 +65,7 @@ class Gptq(CalibratedMethod):
         )
 
     def _find(self, layer: Layer, stage: int, weight: str, expert: int) -> Rounding:
-        """How a matrix is rounded, by what reaches it now."""
+        """Returns the rounding of a matrix for its current inputs."""
         if stage != self._now:
             self._enter(stage)
         wanted = self._inputs.get(layer.name)
@@ -79,10 +80,10 @@ class Gptq(CalibratedMethod):
             self._roundings[id(wanted)] = self._see(wanted, rows)
         return self._roundings[id(wanted)]
 
-    def on_packed(self, layer: Layer, made: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
+    def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
         if layer.name in self._stage_of:
-            ready = copy.copy(made)
-            ready._buffers = {**made._buffers, **spill.peek(made)}
+            ready = copy.copy(module)
+            ready._buffers = {**module._buffers, **spill.peek(module)}
             self._packed[layer.module] = ready
             self._stage_of_module[layer.module] = self._stage_of[layer.name]
             self._use(True)
@@ -96,7 +97,7 @@ class Gptq(CalibratedMethod):
         self._use(False)
 
     def _use(self, packed: bool) -> None:
-        """Lets the layers that are done compute with their packed weights, or with their float ones."""
+        """Makes the quantized layers compute with their packed weights, or with their float weights."""
         for module, ready in self._packed.items():
             if packed:
                 module.forward = ready.forward  # type: ignore[method-assign]
@@ -108,7 +109,7 @@ class Gptq(CalibratedMethod):
         self._leave()
 
     def _enter(self, stage: int) -> None:
-        """Moves on to a stage, and sees what reaches its layers in the float model."""
+        """Advances to a stage, and records the inputs of its layers in the float model."""
         while self._now < stage:
             self._leave()
             self._now += 1
@@ -123,7 +124,7 @@ class Gptq(CalibratedMethod):
             self._use(True)
 
     def _leave(self) -> None:
-        """Brings what the quantized layers of a stage give to the next one."""
+        """Runs the current stage with its quantized layers, for the inputs of the next stage."""
         if self._left < self._now:
             self._use(True)
             self.stages.advance(self._now)
@@ -131,19 +132,19 @@ class Gptq(CalibratedMethod):
             self._inputs, self._roundings, self._experts = {}, {}, {}
 
     def _see(self, wanted: FloatInputs, rows: int) -> Rounding:
-        """Runs the stage as far as a layer and sums up what reaches it."""
-        moments = Hessian(wanted.inputs[0].shape[-1])
+        """Runs the stage up to a layer and accumulates the Hessian of its inputs."""
+        hessian = Hessian(wanted.inputs[0].shape[-1])
         columns = wanted.inputs[0].shape[-1]
-        # a layer that reads some tokens only, as experts do, may have read others in the float model
+        # a layer that reads only some of the tokens, as experts do, may read others in the float model
         alike = [x.numel() // columns for x in wanted.inputs] == self.stages.sizes
         corrected = alike and columns <= _NARROW
         floats = iter(wanted.inputs)
 
         def see(arguments: tuple[Any, ...]) -> None:
-            moments.add(arguments[0], wanted=next(floats) if corrected else None)
+            hessian.add(arguments[0], wanted=next(floats) if corrected else None)
 
         self.stages.run_until(self._now, wanted.leader, see)
-        return GptqRounding(moments.damped(), rows, correction=moments.correction())
+        return GptqRounding(hessian.damped(), rows, correction=hessian.correction())
 
     def _see_experts(self, layer: Layer) -> ExpertInputs:
         found = ExpertInputs(layer)

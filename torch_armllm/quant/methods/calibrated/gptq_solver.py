@@ -1,4 +1,4 @@
-"""GPTQ and what follows it, for the rows of one matrix."""
+"""The GPTQ solver of one matrix: error feedback, then coordinate descent."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 SWEEPS = 2
 _SHORT = 1536
-"""Columns of rows that are swept so often; longer ones once: a second time gains little and takes long."""
+"""Up to so many columns get `SWEEPS` sweeps; more columns get one: a second gains little and takes long."""
 _TRIES = 4
 _CHUNK = 1 << 23
-"""Weights rounded at once at most: their temporaries are some eight times as many floats.  With fewer rows,
-threads would spend their time on the interpreter's lock: every step is an op on one column of them."""
+"""Most weights rounded at once: temporaries are about eight times as many floats.  Each step is an op on one
+column, so with fewer rows the threads would contend for the interpreter's lock."""
 
 
 class GptqRounding(Rounding):
-    """Integers by GPTQ in the order of activation, then by coordinate descent, steps and all.
+    """Rounds by GPTQ in activation order, then improves integers and steps by coordinate descent.
 
-    The steps come from the usual search, errors counted by the diagonal of H; the columns that carry most are
-    rounded first, so that the others can make up for them.  What then lies on the grid is improved group by
-    group.
+    The steps come from the usual search, with errors weighted by the diagonal of H.  The columns with the
+    largest inputs are rounded first, so that the remaining columns can compensate their errors.
     """
 
     def __init__(
         self, hessian: Tensor, rows: int, sweeps: int | None = None, correction: Tensor | None = None
     ) -> None:
-        """Takes H, float32 (K, K), positive definite, and how many rows the matrix has.
+        """Factors the Hessian.
 
-        ``correction`` is what `Hessian.correction` gives.
+        Args:
+            hessian: float32 (K, K), positive definite.
+            rows: number of rows of the matrix.
+            sweeps: sweeps of coordinate descent; None chooses by the number of columns.
+            correction: see `Hessian.correction`.
         """
         usual = SWEEPS if len(hessian) <= _SHORT else 1
         self._sweeps = usual if sweeps is None else sweeps
         self._hessian, self._correction = hessian, correction
-        self._order = hessian.diagonal().argsort()
-        self._upper = unit_rows(factor(hessian[self._order][:, self._order]))
+        self._permutation = hessian.diagonal().argsort()
+        self._upper = unit_rows(factor(hessian[self._permutation][:, self._permutation]))
         self._coarse = hessian.to(fast_matmul_dtype())
         share = -(-rows // torch.get_num_threads())
         self.chunk = min(_CHUNK, len(hessian) * -(-share // 16) * 16)
@@ -50,10 +53,12 @@ class GptqRounding(Rounding):
             weight = weight + weight @ self._correction.t()
         grid = grid_of(scheme.round_rows(weight, energy / energy.mean()))
         target = weight.t().contiguous()
-        order = self._order
-        low, high = grid.bounds(order)
+        permutation = self._permutation
+        low, high = grid.bounds(permutation)
         values = torch.empty_like(target)
-        values[order] = round_with_feedback(target[order], self._upper, grid.steps(order), low, high)
+        values[permutation] = round_with_feedback(
+            target[permutation], self._upper, grid.steps(permutation), low, high
+        )
         descent = CoordinateDescent(target, self._hessian, values, grid, self._coarse)
         for _ in range(self._sweeps):
             descent.refit_rows()
@@ -63,11 +68,13 @@ class GptqRounding(Rounding):
 
 
 def factor(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of a matrix, damped more where rounding made it indefinite."""
+    """Returns the upper Cholesky factor, with more damping if rounding made the matrix indefinite."""
     for step in range(_TRIES):
         upper: Tensor
         upper, failed = torch.linalg.cholesky_ex(hessian, upper=True)
         if not int(failed):
             return upper
         hessian = hessian + torch.eye(len(hessian)) * (10.0**step * 1e-2 * hessian.diagonal().mean())
-    raise ValueError("the inputs of a layer depend on each other so much that they cannot be calibrated with")
+    raise ValueError(
+        "the Hessian of a layer is not positive definite even when damped: calibrate with more tokens"
+    )

@@ -1,4 +1,4 @@
-"""What reaches a layer, summed up: the second moments of its inputs."""
+"""The Hessian of a layer's output error: the second moments of its inputs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from torch import Tensor
 from torch_armllm.quant.methods.calibrated.gptq_solver import factor
 
 _WIDE = 1024
-"""Columns whose moments with all that follow are summed up at once."""
+"""Columns of the upper triangle that are accumulated at once."""
 _TRUST = 0.5
+"""Part of the least-squares correction that is applied: see `Hessian.correction`."""
 DAMPING = 0.01
-"""Of the mean diagonal, added to it: texts for calibration do not show everything that can come."""
+"""Fraction of the mean diagonal that is added to the diagonal: calibration sees only some of the inputs."""
 
 
 class Hessian:
-    """Σ x xᵀ over inputs x, and by how many; and Σ x (y − x)ᵀ, if y should have come in the place of x.
+    """Accumulates Σ x xᵀ over inputs x, and Σ x (y − x)ᵀ if the float model's inputs y are known.
 
     Attributes:
-        total: float32 (K, K); what is below its diagonal does not count.
-        lost: float32 (K, K), or None where nothing is known of what should have come.
-        count: of inputs.
+        total: Σ x xᵀ, float32 (K, K); only the upper triangle is valid.
+        lost: Σ x (y − x)ᵀ, float32 (K, K), or None without float inputs.
+        count: number of inputs.
     """
 
     def __init__(self, columns: int) -> None:
@@ -29,16 +30,16 @@ class Hessian:
         self.count = 0
 
     def add(self, x: Tensor, weight: Tensor | None = None, wanted: Tensor | None = None) -> None:
-        """Adds rows (…, K) of any float type.
+        """Adds inputs (…, K) of any float type.
 
         Args:
-            x: what reached the layer.
-            weight: (…,), what each row counts; 1 by default.
-            wanted: (…, K), what reaches it in the float model.
+            x: inputs of the layer.
+            weight: (…,), the weight of each input; 1 by default.
+            wanted: (…, K), the same inputs in the float model.
         """
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         other = rows if weight is None else rows * weight.reshape(-1, 1)
-        for begin in range(0, rows.shape[1], _WIDE):  # the upper triangle; `moment` gives the other half
+        for begin in range(0, rows.shape[1], _WIDE):  # the upper triangle; `mean` mirrors it
             part = slice(begin, begin + _WIDE)
             self.total[part, begin:].addmm_(rows[:, part].t(), other[:, begin:])
         if wanted is not None:
@@ -48,14 +49,14 @@ class Hessian:
         self.count += len(rows)
 
     def mean(self) -> Tensor:
-        """The mean of x xᵀ: float32 (K, K)."""
+        """Returns the mean of x xᵀ, float32 (K, K)."""
         upper = self.total.triu() / max(self.count, 1)
         return upper + upper.triu(1).t()
 
     def damped(self, damping: float = DAMPING) -> Tensor:
-        """Half the second derivative of a row's squared output error, scaled and made positive definite.
+        """Returns half the second derivative of a row's squared output error, scaled and positive definite.
 
-        Columns that nothing reached get the damping alone, and are rounded to nearest.
+        A column without inputs has only the damping, so it is rounded to nearest.
 
         Raises:
             ValueError: an input was not finite.
@@ -63,16 +64,18 @@ class Hessian:
         found = self.mean()
         size = float(found.diagonal().mean())
         if not size < float("inf"):
-            raise ValueError("calibration brought NaN or infinite inputs: the model computes nonsense")
+            raise ValueError(
+                "the calibration inputs hold a NaN or an infinity: check the weights of the model"
+            )
         size = size or 1.0
         found.diagonal().add_(damping * size)
         return found / size
 
     def correction(self, damping: float = DAMPING) -> Tensor | None:
-        """What a weight is to be changed by, W ← W + W·Cᵀ, to give on x what it gave on y: (K, K), or None.
+        """Returns C (K, K) of W ← W + W·Cᵀ, which makes the layer compute on x what W computes on y; or None.
 
-        Half of the least squares of GPTAQ (arXiv 2504.02692), C = (Σ x xᵀ)⁻¹ Σ x (y − x)ᵀ: in other texts
-        the whole of it would not hold.
+        Half of the least-squares solution of GPTAQ (arXiv 2504.02692), C = (Σ x xᵀ)⁻¹ Σ x (y − x)ᵀ: the whole
+        correction does not hold on other texts.
         """
         if self.lost is None:
             return None

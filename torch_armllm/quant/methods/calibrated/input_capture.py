@@ -1,4 +1,4 @@
-"""What reaches the layers of a stage, and which of them read the same."""
+"""Records the inputs of a stage's layers, and which layers share an input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from torch_armllm.quant.layers import Layer
 
 
 class FloatInputs:
-    """What reaches a layer in the float model, batch by batch, and the first layer that reads it."""
+    """The inputs of a layer in the float model, batch by batch.
+
+    Attributes:
+        leader: the first layer that reads them.
+        inputs: one tensor per batch.
+    """
 
     def __init__(self, leader: nn.Module) -> None:
         self.leader = leader
@@ -19,22 +24,24 @@ class FloatInputs:
 
 
 def record_inputs(layers: Sequence[Layer], run: Callable[[], None]) -> dict[str, FloatInputs]:
-    """The inputs of some layers by name while something runs; layers that read one tensor share theirs."""
-    found: dict[str, FloatInputs] = {}
-    last: list[Any] = [None, None]
+    """Records the inputs of layers by name during ``run``; layers that read one tensor share an entry."""
+    recorded: dict[str, FloatInputs] = {}
+    last: list[Any] = [None, None]  # the last input, and its entry
 
     def hook(layer: Layer) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def see(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
             x = arguments[0]
-            if layer.name not in found:
-                found[layer.name] = last[1] if x is last[0] and layer.layout is None else FloatInputs(module)
-            own = found[layer.name]
-            if own.leader is module:
+            if layer.name not in recorded:
+                recorded[layer.name] = (
+                    last[1] if x is last[0] and layer.layout is None else FloatInputs(module)
+                )
+            entry = recorded[layer.name]
+            if entry.leader is module:
                 if layer.layout is None:
-                    own.inputs.append(x.detach())
-                last[:] = x, own
+                    entry.inputs.append(x.detach())
+                last[:] = x, entry
 
-        return see
+        return record
 
     handles = [x.module.register_forward_pre_hook(hook(x)) for x in layers]
     try:
@@ -42,4 +49,4 @@ def record_inputs(layers: Sequence[Layer], run: Callable[[], None]) -> dict[str,
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return recorded

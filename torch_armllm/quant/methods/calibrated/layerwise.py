@@ -1,4 +1,4 @@
-"""Running a model over calibration texts one decoder layer at a time."""
+"""Runs a model over calibration texts one decoder layer at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ logger = logging.getLogger(__name__)
 
 
 _AT_ONCE = 2048
-"""Tokens that run through a layer at a time."""
+"""Tokens per batch."""
 _SHARED = "its layers share more than hidden states"
 
 
 class _Stop(Exception):
-    """Ends a forward where the first decoder layer would begin."""
+    """Ends a forward at the module whose inputs are recorded."""
 
 
 @dataclass
 class _Call:
-    """How a decoder layer was called, its hidden states left out."""
+    """A recorded call of a decoder layer: hidden states, further arguments and the output."""
 
     module: nn.Module
     states: Tensor
@@ -37,17 +37,17 @@ class _Call:
     output: Any = None
 
     def same_context(self, other: _Call) -> bool:
-        """Whether another text would be given the same masks and positions."""
+        """True if both calls got the same arguments beside hidden states: masks and positions."""
         mine, theirs = self.context(), other.context()
         return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
 
     def context(self) -> list[Any]:
-        """All that it was given beside hidden states."""
+        """Returns all arguments beside hidden states, as a flat list."""
         return _leaves((self.rest, [self.named[name] for name in sorted(self.named)]))
 
     @property
     def alone(self) -> bool:
-        """Whether nothing in it could carry more than hidden states from layer to layer."""
+        """True if no argument could carry state from layer to layer beside hidden states."""
         return all(_plain(leaf) for leaf in self.context())
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -55,21 +55,25 @@ class _Call:
 
 
 class Stages:
-    """The parts of a model that are calibrated one after the other, each with what reaches it.
+    """The decoder layers of a model, run and calibrated one after the other.
 
-    Decoder layers that hand nothing but hidden states on are run one at a time on what those before them
-    gave, quantized as they are by then.  A model that does more runs as a whole for each of them.
+    If the layers pass only hidden states to each other, each runs alone on the recorded outputs of the layers
+    before it, which are quantized by then.  Otherwise the whole model runs for each layer.
 
     Attributes:
-        modules: a stage each.
-        streamed: stages run by themselves.
-        sizes: tokens of each batch.
+        modules: the stages.
+        streamed: True if each stage runs alone.
+        sizes: number of tokens of each batch.
     """
 
     def __init__(self, model: nn.Module, tokens: Tensor, batch: int, on_meta: bool = False) -> None:
-        """Takes token ids (sequences, length), to be run ``batch`` sequences at a time.
+        """Finds out whether the layers can run alone.
 
-        The decoder layers of a model on the meta device (``on_meta``) have no weights yet: each has them when it is run.
+        Args:
+            model: the model that is calibrated.
+            tokens: token ids (sequences, length).
+            batch: sequences that run at a time.
+            on_meta: decoder layers are on the meta device, and get their weights when it is their turn.
 
         Raises:
             ValueError: a model on the meta device cannot be run layer by layer.
@@ -97,18 +101,18 @@ class Stages:
             self.modules = self.modules or [self._base]
 
     def stage_indices(self, layers: Sequence[Layer]) -> dict[str, int]:
-        """The stage of each layer by name; heads, and what lies outside of all stages, have none."""
+        """Returns the stage of each layer by name; heads and layers outside of all stages have none."""
         found = {id(m): i for i, stage in enumerate(self.modules) for m in stage.modules()}
         return {x.name: found[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in found}
 
     def sample(self, stage: int) -> Tensor:
-        """What a stage that `run_float` ran last gives for the first text."""
+        """Returns the output for the first text of the stage that `run_float` ran last."""
         if not self.streamed:
             return _first(tuple(self._forward(self._batches[0][:1]).values()))
         return _cut(self._calls[stage], 1)(self._sample)
 
     def run_float(self, stage: int) -> None:
-        """Runs a stage on what reaches it in the float model, so that hooks see it; once, and in order."""
+        """Runs a stage on its inputs in the float model, for hooks; call it once per stage, in order."""
         if self.streamed:
             self._sample = self._floats[0][:1]
         for index, tokens in enumerate(self._batches):
@@ -120,7 +124,7 @@ class Stages:
             raise _whole_only(self._base, _SHARED)
 
     def run_until(self, stage: int, module: nn.Module, see: Callable[[tuple[Any, ...]], None]) -> None:
-        """Runs a stage, batch by batch, as far as a module, and calls ``see`` with the module's arguments."""
+        """Runs a stage batch by batch up to a module, and calls ``see`` with the module's arguments."""
 
         def stop(_: nn.Module, arguments: tuple[Any, ...]) -> None:
             see(arguments)
@@ -138,25 +142,25 @@ class Stages:
             handle.remove()
 
     def advance(self, stage: int) -> None:
-        """Replaces what reaches a stage by what leaves it."""
+        """Replaces the inputs of a stage by its outputs."""
         if self.streamed:
             call = self._calls[stage]
             for index, tokens in enumerate(self._batches):
                 self._states[index] = _cut(call, len(tokens))(self._states[index])
 
     def state(self) -> dict[str, list[Tensor]]:
-        """What reaches the next stage, to go on from in another run: see `restore`."""
+        """Returns the inputs of the next stage, for `restore` in another run."""
         return {"states": self._states, "floats": self._floats}
 
     def restore(self, state: dict[str, list[Tensor]]) -> None:
-        """Goes on from a `state`."""
+        """Restores the result of `state`."""
         self._states, self._floats = state["states"], state["floats"]
 
     def _forward(self, tokens: Tensor) -> Any:
         return self._base(input_ids=tokens, use_cache=False)
 
     def _prepare(self) -> str | None:
-        """Records the calls of one run, and what reaches the first layer; or says why it is of no use."""
+        """Records calls and the inputs of the first layer; returns the reason if layers cannot run alone."""
         self._calls = self._record()
         if [call.module for call in self._calls] != self.modules:
             return "its layers do not run once each, in order"
@@ -178,10 +182,10 @@ class Stages:
         return None
 
     def _prepare_on_meta(self) -> str | None:
-        """Prepares with layers that hand on what they are given: by itself, or in a tuple, as some do."""
+        """Prepares with layers that return their input: as a tensor, or in a tuple, as some models need."""
         reason = None
         for in_tuple in (False, True):
-            with _standing_in(self.modules, in_tuple), suppress(AttributeError, TypeError):
+            with _passing_through(self.modules, in_tuple), suppress(AttributeError, TypeError):
                 reason = self._prepare()
                 if reason is None:
                     break
@@ -213,20 +217,20 @@ class Stages:
 
 
 def batch_size_for(tokens: Tensor) -> int:
-    """How many sequences (n, length) to run at a time."""
+    """Returns how many sequences (n, length) run at a time."""
     return max(1, _AT_ONCE // tokens.shape[1])
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The list of modules with the most weights."""
+    """Returns the module list with the most weights."""
     lists = [m for m in base_model_of(model).modules() if isinstance(m, nn.ModuleList) and len(m)]
     size = {id(m): sum(p.numel() for p in m.parameters()) for m in lists}
     return list(max(lists, key=lambda m: size[id(m)])) if lists else []
 
 
 @contextmanager
-def _standing_in(layers: Sequence[nn.Module], in_tuple: bool) -> Iterator[None]:
-    """Lets layers hand on what they are given."""
+def _passing_through(layers: Sequence[nn.Module], in_tuple: bool) -> Iterator[None]:
+    """Makes layers return their input."""
 
     def forward(*arguments: Any, **named: Any) -> Any:
         states = arguments[0] if arguments else named["hidden_states"]
@@ -249,7 +253,7 @@ def _whole_only(model: nn.Module, reason: str) -> ValueError:
 
 
 def _cut(call: _Call, sequences: int) -> _Call:
-    """A call for a batch of fewer sequences, as the last one may be."""
+    """Returns the call for a batch of fewer sequences, as the last batch may be."""
     if sequences == len(call.states):
         return call
     before = len(call.states)

@@ -1,4 +1,4 @@
-"""The type in which large matrix products are quickest."""
+"""The dtype with the fastest large matrix products."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from torch_armllm.ops import variants
 
 @functools.cache
 def fast_matmul_dtype() -> torch.dtype:
-    """bfloat16 where the CPU multiplies it, at twice float32's rate; float32 elsewhere."""
-    multiplies = any("bf16" in feature for feature in variants.machine().features)
-    return torch.bfloat16 if multiplies else torch.float32
+    """Returns bfloat16 on CPUs with bfloat16 products, twice as fast as float32, and float32 on others."""
+    has_bfloat16 = any("bf16" in feature for feature in variants.machine().features)
+    return torch.bfloat16 if has_bfloat16 else torch.float32

@@ -1,4 +1,4 @@
-"""Integers that were found before an interruption, in a folder."""
+"""A folder of finished layers, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch_armllm.system.files import atomic_file
 
 
 class ResumeCache:
-    """Keeps the integers of every layer that is done; a second run finds them there.
+    """Stores the integers of every finished layer, for a second run.
 
-    What a layer becomes depends on its weights, on the texts, on the model, and on what became of the layers
-    before it: all of that is in the names of the files, so that nothing else is ever found there.
+    The integers of a layer depend on its weights, the texts, the model, and the schemes of the layers before
+    it.  File names are hashes of all of these, so a lookup never returns the integers of another run.
     """
 
     def __init__(self, folder: Path, tokens: Tensor, model: str) -> None:
-        """Takes the folder, which is made, the token ids and what else tells one run from another."""
+        """Opens the folder; ``tokens`` and ``model`` (its ``str``) are part of every file name."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._before = hashlib.sha256(tokens.numpy().tobytes() + model.encode())
@@ -35,7 +35,7 @@ class ResumeCache:
     def rounding(
         self, layer: str, scheme: Scheme, weight: str, expert: int, find: Callable[[], Rounding]
     ) -> Rounding:
-        """A rounding that looks here first; ``find`` makes the one that it stands for."""
+        """Returns a rounding that reads cached integers; ``find`` makes the rounding of missing ones."""
         if layer != self._name:
             self._before.update(f"{layer}:{scheme.name};".encode())
             self._name, self._key, self._chunks = layer, self._before.hexdigest()[:32], {}
@@ -46,7 +46,7 @@ class ResumeCache:
         return _CachedRounding(self._folder, f"{self._key}-{part}", chunk, found, find)
 
     def finish(self, layer: str) -> None:
-        """Notes that a layer is done."""
+        """Marks a layer as finished."""
         if layer == self._name:
             with atomic_file(self._done) as scratch:
                 scratch.write_text(json.dumps(self._chunks))
@@ -57,7 +57,7 @@ class ResumeCache:
 
 
 class _CachedRounding(Rounding):
-    """Rounds what was not rounded before."""
+    """Reads cached rows, and rounds and caches the missing ones."""
 
     def __init__(
         self, folder: Path, key: str, chunk: int, found: Rounding | None, find: Callable[[], Rounding]
@@ -71,7 +71,9 @@ class _CachedRounding(Rounding):
         file = self._folder / f"{self._key}-{rows}.pt"
         if file.exists():
             return Quantized(**torch.load(file))
-        with self._lock:  # weights have changed since, or rows are cut for other threads
+        with (
+            self._lock
+        ):  # cached rows can miss: the weights have changed, or another thread count cuts other rows
             if self._found is None:
                 self._found = self._find()
         made = self._found.rows(weight, scheme)

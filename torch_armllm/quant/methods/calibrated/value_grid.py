@@ -1,4 +1,4 @@
-"""What values the weights of a scheme can take, while their integers are being searched."""
+"""The grid of values that a scheme can represent, while its integers are searched."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch_armllm.quant.schemes.registry import scheme_named
 
 @dataclass
 class Grid:
-    """Integers times a step for each row and group of columns, rows running along the last axis.
+    """Integers times a step per row and group of columns; rows run along the last axis.
 
     Attributes:
-        name: of the scheme.
-        span: columns of a group; those of a row that has one step for all are cut into groups too.
-        row: float32 (N,), a factor of every step; ones where groups have float steps of their own.
-        factor: float32 (G, N), the step of a group over ``row``.
+        name: name of the scheme.
+        span: columns per group; rows with a single step are cut into groups, too.
+        row: float32 (N,), a factor of every step of a row; ones if groups have float steps.
+        factor: float32 (G, N), the step of a group divided by ``row``.
         zero: float32 (G, N), zero points, or None.
-        low, high: bounds of the integers as they are stored.
+        low, high: bounds of the stored integers.
     """
 
     name: str
@@ -34,20 +34,20 @@ class Grid:
 
     @property
     def whole_factors(self) -> bool:
-        """Factors are multipliers in 1 … 16."""
+        """True if factors are integer multipliers in 1 … 16."""
         return self.name == "g32i"
 
     @property
     def float_factors(self) -> bool:
-        """Factors are floats, one a group."""
+        """True if factors are floats, one per group."""
         return scheme_named(self.name).span > 0
 
     def steps(self, columns: Tensor) -> Tensor:
-        """The steps (n, N) of some columns (n,)."""
+        """Returns the steps (n, N) of columns (n,)."""
         return self.factor[columns // self.span] * self.row
 
     def bounds(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest number of steps of some columns (n,): each (n, N) or (n, 1)."""
+        """Returns the smallest and the largest number of steps of columns (n,): each (n, N) or (n, 1)."""
         if self.zero is None:
             ends = torch.tensor([self.low, self.high], dtype=torch.float32).expand(len(columns), 2)
             return ends[:, :1], ends[:, 1:]
@@ -55,7 +55,7 @@ class Grid:
         return self.low - zero, self.high - zero
 
     def stored(self, values: Tensor) -> Quantized:
-        """The integers of values (K, N) that lie on the grid."""
+        """Returns the integers of values (K, N) on the grid."""
         columns = torch.arange(values.shape[0])
         q = torch.round(values * inverse(self.steps(columns)))
         if self.zero is not None:
@@ -70,15 +70,15 @@ class Grid:
         zeros = None if self.zero is None else self.zero[0].to(torch.uint8)
         return Quantized(self.name, q, self.row, None, zeros)
 
-    def kept(self, factor: Tensor) -> Tensor:
-        """Factors as the scheme stores them."""
+    def round_factor(self, factor: Tensor) -> Tensor:
+        """Rounds factors to those that the scheme can store."""
         if self.whole_factors:
             return factor.round().clamp(1, 16)
         return factor.bfloat16().float() if self.name.endswith("b") else factor
 
 
 def grid_of(found: Quantized) -> Grid:
-    """The grid on which a weight was quantized.
+    """Returns the grid of a quantized weight.
 
     Raises:
         ValueError: its scheme has offsets, which integers cannot make up for.
@@ -105,5 +105,5 @@ def grid_of(found: Quantized) -> Grid:
 
 
 def inverse(step: Tensor) -> Tensor:
-    """1 / step, and 0 for the step of a group of zeros."""
+    """Returns 1 / step, and 0 for the step of a group of zeros."""
     return torch.where(step.abs() > 1e-30, 1 / step, torch.zeros_like(step))
