@@ -1,4 +1,4 @@
-"""A tiny model with tasks of its own."""
+"""A tiny model, and tasks for it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of tasks, whose data lie beside it."""
+    """A folder of tasks; their data are in a sibling folder."""
     root = tmp_path_factory.mktemp("evaluation")
     tasks, data = root / "tasks", root / "data"
     tasks.mkdir()

@@ -1,4 +1,4 @@
-"""The table's numbers against numbers worked out by hand."""
+"""The comparison table against values computed by hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_right_and_wrong_answers() -> None:
     assert second.moved == pytest.approx((1 + 0.5 + 0 + 1 + 0 + 0 + 4 + 5) / 8)
 
 
-def test_rows_that_one_run_lacks_are_left_out_of_the_change() -> None:
+def test_rows_missing_in_one_run_do_not_count() -> None:
     base = _choices([(1, [-1, -2]), (1, [-1, -2]), (0, [-1, -2])])
     _, second = _lines(base, _choices([(0, [-2, -1]), (1, [-1, -2])]))
     assert second.change == -0.5
@@ -84,7 +84,7 @@ def test_metrics_of_other_kinds_are_shown_without_a_change() -> None:
     assert second.changed == 0.0
 
 
-def test_without_a_baseline_scores_remain() -> None:
+def test_scores_are_shown_without_a_baseline() -> None:
     (line,) = compare({"bf16": {}, "int4": {"t": _choices([(1, [-1, -2]), (0, [-1, -2])])}}, "bf16")
     assert (line.scheme, line.score, line.change) == ("int4", 0.5, None)
 

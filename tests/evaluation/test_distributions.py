@@ -1,4 +1,4 @@
-"""Divergences of whole distributions against numbers worked out by hand."""
+"""Divergences of distributions against values computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _logits(*rows: list[float]) -> Tensor:
 
 def _compare(file: Path, base: Tensor, other: Tensor, most: int = 100) -> dict[str, float]:
     reference = BaselineLogits(file, most)
-    for row in base.split(2):  # in pieces that differ from those that come later
+    for row in base.split(2):  # in other pieces than the comparison
         reference.add(row)
     known = reference.result()
     comparison = LogitComparison(file, known["dtype"])
@@ -30,7 +30,7 @@ def _compare(file: Path, base: Tensor, other: Tensor, most: int = 100) -> dict[s
 def test_divergence_and_agreement(tmp_path: Path) -> None:
     base = _logits([0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [1, 1, 2])
     other = _logits([0.25, 0.5, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [1, 1, 2])
-    found = _compare(tmp_path / "x", base, other + 3.0)  # logits are what they are up to a constant
+    found = _compare(tmp_path / "x", base, other + 3.0)  # a constant does not change the distribution
     one = 0.5 * math.log(2) - 0.25 * math.log(2)
     assert found["tokens"] == 4
     assert found["kl"] == pytest.approx(one / 4, abs=1e-6)

@@ -25,7 +25,7 @@ def _eval(folder: Path, tasks: Path, *more: str, names: str = "own_choice,own_le
     )
 
 
-def test_one_command_makes_the_table_the_page_the_file_and_the_plot(
+def test_the_command_writes_table_page_file_and_plot(
     tiny_folder: Path,
     own_tasks: Path,
     tmp_path: Path,
@@ -50,7 +50,7 @@ def test_one_command_makes_the_table_the_page_the_file_and_the_plot(
     assert not Path("out.logits").exists()
 
 
-def test_an_interrupted_run_goes_on(
+def test_an_interrupted_run_resumes(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = f"--json={tmp_path / 'out.json'}"
@@ -75,7 +75,7 @@ def test_an_interrupted_run_goes_on(
     assert json.loads((tmp_path / "out.json").read_text())["table"] == whole
 
 
-def test_other_settings_are_not_mixed_in(
+def test_results_of_other_settings_are_refused(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = f"--json={tmp_path / 'out.json'}"
@@ -85,7 +85,7 @@ def test_other_settings_are_not_mixed_in(
     assert "limit: 2 before, 3 now" in capsys.readouterr().err
 
 
-def test_methods_calibrate_with_what_the_model_writes_where_no_text_is_named(
+def test_methods_calibrate_with_generated_tokens_by_default(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration_text, "SEQUENCES", 4)
@@ -98,7 +98,7 @@ def test_methods_calibrate_with_what_the_model_writes_where_no_text_is_named(
     assert 0 < kl["int4-g32i+gptq"] != kl["int4-g32i+rtn"]
 
 
-def test_a_scheme_that_fails_leaves_the_others(
+def test_a_failed_variant_does_not_stop_the_others(
     tiny_folder: Path,
     own_tasks: Path,
     capsys: pytest.CaptureFixture[str],
@@ -127,7 +127,7 @@ def test_a_scheme_that_fails_leaves_the_others(
         (("--include-path", "nowhere"), "own_text", "nowhere"),
     ],
 )
-def test_mistakes_are_named(
+def test_invalid_arguments_are_named(
     own_tasks: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -136,7 +136,7 @@ def test_mistakes_are_named(
     wanted: str,
 ) -> None:
     every = lm_eval.tasks.TaskManager
-    # without the harness' own tasks, which take seconds to find
+    # without lm-eval's own tasks, whose index takes seconds
     few = partial(every, include_defaults=False)
     monkeypatch.setattr(
         lm_eval.tasks, "TaskManager", lambda include_path, **_: few(include_path=include_path)
@@ -145,7 +145,7 @@ def test_mistakes_are_named(
     assert wanted in capsys.readouterr().err
 
 
-def test_a_quantized_checkpoint_is_compared_as_it_is(
+def test_a_quantized_checkpoint_is_evaluated_unchanged(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = load_variant(str(tiny_folder), Variant.parse("int4-g32i"), "float32")[0]

@@ -1,4 +1,4 @@
-"""Answers that are packed and share what they can are those that lm-eval's own loop gives."""
+"""Packed scoring with shared prefixes equals lm-eval's own loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _answers(harness: ArmLM) -> list[tuple[float, bool]]:
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32i", "int4-row"])
-def test_the_plan_gives_the_same_bits(tiny_folder: Path, scheme: str) -> None:
+def test_the_plan_scorer_equals_lm_eval_bitwise(tiny_folder: Path, scheme: str) -> None:
     packed = _harness(tiny_folder, scheme)
     assert isinstance(packed._scorer, PlanScorer)
     plain = ArmLM(packed.model, tokenizer=packed.tokenizer, max_length=128, batch_size=3, plain=True)
@@ -45,14 +45,14 @@ def test_the_plan_gives_the_same_bits(tiny_folder: Path, scheme: str) -> None:
     assert len({value for value, _ in answers}) == len(_REQUESTS)
 
 
-def test_one_token_is_the_likeliest(tiny_folder: Path) -> None:
+def test_exactly_one_token_is_greedy(tiny_folder: Path) -> None:
     harness = _harness(tiny_folder, "int4-g32i")
     asked = [(("", str(token)), _CONTEXT, [token]) for token in range(harness.tokenizer.vocab_size)]
     answers = harness._loglikelihood_tokens(asked, disable_tqdm=True)
     assert sum(greedy for _, greedy in answers) == 1 and max(answers)[1]
 
 
-def test_small_steps_give_the_same_bits(tiny_folder: Path) -> None:
+def test_small_steps_do_not_change_the_results(tiny_folder: Path) -> None:
     harness = _harness(tiny_folder, "int4-g32i")
     whole = _answers(harness)
     assert isinstance(harness._scorer, PlanScorer)
@@ -61,7 +61,7 @@ def test_small_steps_give_the_same_bits(tiny_folder: Path) -> None:
     assert harness._scorer._pool.free == len(harness._scorer._pool)
 
 
-def test_transformers_forward_gives_the_same_to_rounding(tiny_folder: Path) -> None:
+def test_the_module_scorer_equals_lm_eval_to_rounding(tiny_folder: Path) -> None:
     shared = _harness(tiny_folder, "f32")
     assert isinstance(shared._scorer, ModuleScorer)
     plain = ArmLM(shared.model, tokenizer=shared.tokenizer, max_length=128, batch_size=3, plain=True)
@@ -70,7 +70,7 @@ def test_transformers_forward_gives_the_same_to_rounding(tiny_folder: Path) -> N
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32i", "f32"])
-def test_texts_are_read_in_windows(tiny_folder: Path, scheme: str) -> None:
+def test_texts_are_scored_in_windows(tiny_folder: Path, scheme: str) -> None:
     shared = _harness(tiny_folder, scheme)
     seen: list[torch.Tensor] = []
     shared.watch = seen.append
@@ -84,7 +84,7 @@ def test_texts_are_read_in_windows(tiny_folder: Path, scheme: str) -> None:
     assert sum(len(rows) for rows in seen) == 128 + 127
 
 
-def test_generated_answers_go_through_the_plan(tiny_folder: Path) -> None:
+def test_generation_runs_by_the_plan(tiny_folder: Path) -> None:
     from lm_eval.api.instance import Instance
 
     harness = _harness(tiny_folder, "int4-g32i")

@@ -1,4 +1,4 @@
-"""Noise of one step, no more, and the same every time."""
+"""Noise of at most one step, reproducible."""
 
 from __future__ import annotations
 

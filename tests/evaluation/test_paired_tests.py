@@ -1,4 +1,4 @@
-"""Statistics against numbers worked out by hand."""
+"""Statistics against values computed by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_difference_counts_by_row() -> None:
     assert found == pytest.approx((-0.2, math.sqrt(2.8 / 4 / 5)))
 
 
-def test_runs_that_agree_differ_by_nothing() -> None:
+def test_equal_runs_have_no_difference() -> None:
     assert difference([1, 0, 1], [1, 0, 1]) == (0.0, 0.0)
 
 

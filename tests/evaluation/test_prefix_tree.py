@@ -1,4 +1,4 @@
-"""The forest holds every text once, and shares what is worth it."""
+"""The forest covers every sequence once, and shares long prefixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _all(forest: list[Node]) -> list[Node]:
 
 @settings(max_examples=200, deadline=None)
 @given(texts, st.integers(1, 4))
-def test_every_position_of_every_text_is_there_once(sequences: list[list[int]], least: int) -> None:
+def test_every_position_is_covered_once(sequences: list[list[int]], least: int) -> None:
     found: dict[tuple[int, int], int] = {}
     for node in _all(build_forest(sequences, least)):
         pieces = {tuple(sequences[number][: node.end]) for number in node.sequences}
@@ -29,7 +29,7 @@ def test_every_position_of_every_text_is_there_once(sequences: list[list[int]], 
 
 @settings(max_examples=200, deadline=None)
 @given(texts, st.integers(1, 4))
-def test_children_go_on_where_their_parent_ends(sequences: list[list[int]], least: int) -> None:
+def test_children_start_at_the_end_of_their_parent(sequences: list[list[int]], least: int) -> None:
     for node in _all(build_forest(sequences, least)):
         assert node.end > node.start
         if node.children:
@@ -38,7 +38,7 @@ def test_children_go_on_where_their_parent_ends(sequences: list[list[int]], leas
             assert child.start == node.end and set(child.sequences) <= set(node.sequences)
 
 
-def test_a_question_is_read_once_for_all_of_its_answers() -> None:
+def test_continuations_share_their_context() -> None:
     question = list(range(20))
     forest = build_forest([[*question, 50], [*question, 60, 61], [*question, 60, 71], [99, 98]])
     root, other = forest
@@ -47,6 +47,6 @@ def test_a_question_is_read_once_for_all_of_its_answers() -> None:
     assert (other.sequences, other.children) == ([3], [])
 
 
-def test_equal_sequences_are_one_node_however_short() -> None:
+def test_equal_sequences_share_one_node_at_any_length() -> None:
     (node,) = build_forest([[5, 6], [5, 6]])
     assert sorted(node.sequences) == [0, 1] and not node.children

@@ -1,4 +1,4 @@
-"""What schemes are called."""
+"""Names of variants."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def test_integers(text: str, scheme: str, method: str | None) -> None:
     assert Variant.parse(text) == Variant(text, quantization=scheme, method=method)
 
 
-def test_the_common_method_is_for_schemes_that_name_none() -> None:
+def test_the_default_method_is_for_names_without_one() -> None:
     first, second, third = parse_variants("bf16,int4-g32,int4-g32+mse", "rtn")
     assert (first.method, second.method, third.method) == (None, "rtn", "mse")
 
 
 @pytest.mark.parametrize("text", ["int4-g33", "bf17", "int4-g32+", "int4-", "int4-g32+magic"])
-def test_unknown_ones_are_named(text: str) -> None:
+def test_unknown_variants_are_named(text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("+", r"\+")):
         parse_variants(f"bf16,{text}")
 
 
 @pytest.mark.parametrize("text", ["", ",", "bf16,bf16"])
-def test_there_must_be_different_ones(text: str) -> None:
+def test_variants_must_be_distinct(text: str) -> None:
     with pytest.raises(ValueError, match="--quantization"):
         parse_variants(text)

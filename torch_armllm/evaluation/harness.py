@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_armllm.checkpoint.load import load_tokenizer
+from torch_armllm.evaluation.loading import load_variant
 from torch_armllm.evaluation.module_scorer import ModuleScorer
 from torch_armllm.evaluation.plan_scorer import PlanScorer
 from torch_armllm.evaluation.spans import LogLikelihood, Span, log_probabilities
@@ -52,9 +54,6 @@ class ArmLM(HFLM):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         if isinstance(pretrained, str):
-            from torch_armllm.checkpoint.load import load_tokenizer
-            from torch_armllm.evaluation.loading import load_variant
-
             options.setdefault("tokenizer", load_tokenizer(pretrained))
             file = None if calibration is None else Path(calibration)
             pretrained = load_variant(pretrained, Variant.parse(quantization, method), dtype, file)[0]

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.evaluation.distributions import BaselineLogits, LogitComparison
+from torch_armllm.evaluation.harness import ArmLM
 from torch_armllm.evaluation.loading import bits_of, load_variant
 from torch_armllm.evaluation.results_file import ResultsFile
 from torch_armllm.evaluation.task_results import TaskResult
@@ -102,8 +103,6 @@ def _evaluate_variant(
     folder: Path,
     progress: bool,
 ) -> None:
-    from torch_armllm.evaluation.harness import ArmLM
-
     result = results.variants[variant.name]
     model, layers = load_variant(
         source, variant, options.dtype, options.calibration, options.off_grid, progress

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch_armllm.quant.methods.base import CALIBRATED, check_method
+from torch_armllm.quant.schemes.registry import SCHEMES
+
 FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 SAVED = "saved"
 _FUSED = "-fused"
@@ -41,9 +44,6 @@ class Variant:
         Raises:
             ValueError: there is no such scheme or method.
         """
-        from torch_armllm.quant.methods.base import check_method
-        from torch_armllm.quant.schemes.registry import SCHEMES
-
         name = text.strip()
         if name in FLOATS:
             return cls(name, FLOATS[name], patched=False)
@@ -71,8 +71,6 @@ class Variant:
     @property
     def calibrated(self) -> bool:
         """True if the method calibrates."""
-        from torch_armllm.quant.methods.base import CALIBRATED
-
         return self.method in CALIBRATED
 
 

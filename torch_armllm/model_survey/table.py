@@ -14,6 +14,7 @@ from torch import nn
 
 from torch_armllm.model_survey.attention_support import ATTENTION, reach_of
 from torch_armllm.model_survey.tiny_models import families, tiny_model
+from torch_armllm.patching.patch import patch
 from torch_armllm.quant.recipe import Recipe
 from torch_armllm.quant.report import Report
 
@@ -69,8 +70,6 @@ def _untried(family: str, why: str) -> Family:
 
 def survey(family: str) -> Family:
     """Builds a tiny model of a family, patches it and returns the row."""
-    from torch_armllm.patching.patch import patch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
