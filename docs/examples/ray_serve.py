@@ -1,13 +1,12 @@
-"""The server on Ray Serve, with as many replicas as there is work for.
+"""The server on Ray Serve; the number of replicas follows the load.
 
     pip install "ray[serve]" "torch_armllm[serve]"
     python docs/examples/ray_serve.py smollm2 --max-replicas 4 --cores 8
     curl http://127.0.0.1:8000/v1/models
 
-Each replica has the model, an engine and cores of its own, and answers all of the server's routes. What
-memory is free is shared by all replicas of a machine, so that each one is told how much it may take. Replicas
-do not know of each other: a prompt whose beginning one of them keeps is read anew by another, and
-``/metrics`` are those of one of them.
+Each replica has the model, an engine and cores of its own, and serves all routes. The replicas of a machine
+share its memory, so each gets a fixed size of KV cache. Replicas are independent: a prefix that is cached in
+one replica is prefilled again in another, and ``/metrics`` are those of a single replica.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from ray import serve
 def replicas(
     model: str, engine: dict[str, Any], cores: int, most: int, running: int = 16, idle: float = 300
 ) -> serve.Application:
-    """An application of Ray Serve.
+    """Return an application of Ray Serve.
 
     Args:
         model: smollm2, a folder or a hub name.
-        engine: of each replica; see ``torch_armllm.LLM``.
-        cores: of each replica.
-        most: replicas.
-        running: requests that a replica has before another one is started; three times as many wait at most.
-        idle: seconds of less work after which a replica is ended.
+        engine: engine settings of each replica; see ``torch_armllm.LLM``.
+        cores: cores of each replica.
+        most: maximum number of replicas.
+        running: requests of a replica above which another replica starts; at most three times as many wait.
+        idle: seconds of lower load after which a replica ends.
     """
 
     def build() -> FastAPI:
@@ -70,14 +69,16 @@ def replicas(
 
 
 def main() -> None:
-    """Serves until Ctrl-C or SIGTERM, and lets running requests finish."""
+    """Serve until Ctrl-C or SIGTERM, and let running requests finish."""
     parser = argparse.ArgumentParser(description="A model on Ray Serve.")
     parser.add_argument("model", help="smollm2, a folder or a hub name")
-    parser.add_argument("--cores", type=int, default=4, help="of each replica (4)")
-    parser.add_argument("--max-replicas", type=int, default=4, help="(4)")
+    parser.add_argument("--cores", type=int, default=4, help="cores of each replica (4)")
+    parser.add_argument("--max-replicas", type=int, default=4, help="maximum number of replicas (4)")
     parser.add_argument("--cache-mb", type=int, default=1024, help="MB of each replica's KV cache (1024)")
-    parser.add_argument("--running", type=int, default=16, help="requests for each replica (16)")
-    parser.add_argument("--idle", type=float, default=300, help="s of less work that end a replica (300)")
+    parser.add_argument("--running", type=int, default=16, help="running requests of each replica (16)")
+    parser.add_argument(
+        "--idle", type=float, default=300, help="seconds of lower load after which a replica ends (300)"
+    )
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     ray.init()
