@@ -20,7 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "build/docs/torch_armllm"
 _MARKER = re.compile(r"<!-- generated: (.+?) -->")
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)\s#]+)(#[^)\s]*)?\)")
-_LANGUAGES = {".py": "python", ".cpp": "cpp", ".h": "cpp", ".sh": "bash", ".toml": "toml", ".json": "json"}
+_LANGUAGES = {
+    ".py": "python",
+    ".cpp": "cpp",
+    ".h": "cpp",
+    ".sh": "bash",
+    ".def": "cpp",
+    ".toml": "toml",
+    ".json": "json",
+}
 
 
 def on_config(config: Any) -> Any:
