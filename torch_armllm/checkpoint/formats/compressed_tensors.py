@@ -158,7 +158,7 @@ def _notes(groups: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any])
 def _target_names(name: str) -> tuple[str, ...]:
     """Returns the names by which a target may match a module; merged experts also match as single ones."""
     head, _, last = name.rpartition(".")
-    unmerged = f"{head}.0.{last.resource('gate_up', 'gate')}"
+    unmerged = f"{head}.0.{last.replace('gate_up', 'gate')}"
     return (name, unmerged) if head.endswith("experts") else (name,)
 
 

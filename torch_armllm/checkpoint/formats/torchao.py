@@ -39,7 +39,7 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
     else:
         weights = _unpickled(source)
         found = _objects(weights)
-    notes: list[Path] = []
+    notes: list[str] = []
     requantizer = Requantizer()
     for name, kind, data, own in found:
         if kind not in _KINDS:
