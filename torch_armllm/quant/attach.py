@@ -1,4 +1,4 @@
-"""Marks a model as quantized for transformers, so that it can be saved, and takes the mark back."""
+"""Marks a model as quantized for transformers, so that it can be saved, and removes the mark."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def attach(model: Any, config: ArmInt4Config, quantizer: Any | None = None) -> N
 
 
 def _stay_tied(*args: Any, **kwargs: Any) -> None:
-    """What is tied shares its integers already; transformers would look for float weights to tie."""
+    """Does nothing: tied modules share their integers; transformers would look for float weights to tie."""
 
 
 def detach(model: Any) -> None:
-    """Takes `attach` back."""
+    """Reverts `attach`."""
     for owner, names in (
         (model, ("hf_quantizer", "is_quantized", "quantization_method", "tie_weights")),
         (model.config, ("quantization_config", "_is_quantized")),

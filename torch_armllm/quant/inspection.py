@@ -1,4 +1,4 @@
-"""What a model holds now, layer by layer: packed or not."""
+"""Inspects which layers of a model are packed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch_armllm.quant.report import LayerRecord
 
 
 def is_packed(model: nn.Module) -> bool:
-    """Whether a model holds weights that this package quantized."""
+    """True if a model holds weights that this package quantized."""
     return any(isinstance(module, (QuantLinear, QuantExperts)) for module in model.modules())
 
 
 def describe(model: nn.Module, reason: str) -> list[LayerRecord]:
-    """Records of all layers of a model.
+    """Returns the records of all layers of a model.
 
     Args:
         model: a transformers model on the CPU.
-        reason: why those that are not packed are left.
+        reason: the reason for layers that are not packed.
     """
     packed = [
         _packed(model, name, module)
@@ -37,7 +37,7 @@ def describe(model: nn.Module, reason: str) -> list[LayerRecord]:
 
 
 def float_bytes(model: Any, size: int) -> int:
-    """Bytes of a model of ``size`` bytes if its packed weights were floats again."""
+    """Returns the bytes of a model of ``size`` bytes if its packed weights were floats again."""
     head = model.get_output_embeddings()
     for module in model.modules():
         if isinstance(module, (QuantLinear, QuantExperts)):

@@ -1,4 +1,4 @@
-"""Finding the modules of a model that hold weight matrices, and saying which of them can be quantized."""
+"""Finds the modules of a model that hold weight matrices, and decides which can be quantized."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NARROW = 16
-"""A layer with fewer inputs or outputs than this gains nothing."""
+"""Layers with fewer inputs or outputs than this are not worth quantizing."""
 _ROUTERS = re.compile(r"(^|_)(gate|router)$|^wg$")
 _CHANGES = re.compile(r"(\w+\.\w+)\.weight(?:\.data)?\.(?:mul|div|add|sub|copy)_\(")
 _PACKED = ("qweight", "weight_packed", "qzeros", "weight_scale", "packed_weight")
@@ -32,11 +32,11 @@ class Layer:
     """A module with weight matrices.
 
     Attributes:
-        name: from the model's root.
+        name: path from the model's root.
         module: the module itself.
         kind: ``linear``, ``latent``, ``head``, ``experts``, ``router`` or ``other``.
-        reason: why it must stay as it is, or None.
-        layout: of experts that can be quantized.
+        reason: the reason why it stays unquantized, or None.
+        layout: weight layout of experts that can be quantized.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Layer:
         return self.layout.weights if self.layout is not None else ("weight",)
 
     def weights(self) -> list[Tensor]:
-        """The parameters that quantizing would replace."""
+        """Returns the weights that quantizing replaces."""
         if self.kind == "experts" and self.layout is not None:
             return [getattr(self.module, name) for name in self.layout.weights]
         if is_linear(self.module):
@@ -60,14 +60,14 @@ class Layer:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module computes ``x · Wᵀ + b`` from plain parameters: ``nn.Linear`` or GPT-2's ``Conv1D``."""
+    """True if a module computes ``x · Wᵀ + b`` from plain parameters: ``nn.Linear`` or GPT-2's ``Conv1D``."""
     if type(module).forward in (nn.Linear.forward, Conv1D.forward):
         return True
     return isinstance(module, nn.Linear) and _computes_linear(module)
 
 
 def _computes_linear(module: nn.Linear) -> bool:
-    """Whether a subclass that spells its forward out, as Falcon's does, still computes ``x · Wᵀ + b``."""
+    """True if a subclass with a forward of its own, such as Falcon's, computes ``x · Wᵀ + b``."""
     if module.weight is None or module.weight.device.type != "cpu":
         return False
     x = torch.linspace(-1.0, 1.0, 2 * module.in_features).view(1, 2, -1).to(module.weight.dtype)
@@ -75,25 +75,25 @@ def _computes_linear(module: nn.Linear) -> bool:
         with torch.no_grad():
             got = type(module).forward(module, x)
             wanted = nn.functional.linear(x, module.weight, module.bias)
-    except Exception:  # noqa: BLE001 - what takes other arguments is no linear layer
+    except Exception:  # noqa: BLE001 - a forward with other arguments is no linear layer
         return False
     same = isinstance(got, Tensor) and got.shape == wanted.shape
     return same and torch.allclose(got.float(), wanted.float(), rtol=2e-2, atol=1e-3)
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """The weight parameter of a module that `is_linear`."""
+    """Returns the weight of a module that `is_linear`."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight
 
 
 def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = False) -> list[Layer]:
-    """Lists every module that has a weight matrix of its own, embeddings and quantized ones left out.
+    """Lists every module with a weight matrix, except embeddings and quantized modules.
 
     Args:
         model: a transformers model on the CPU.
-        ignore: shell-style patterns of names that must stay as they are, such as ``*.down_proj``.
+        ignore: shell-style patterns of layer names that stay unquantized, such as ``*.down_proj``.
         loading: the model is still on the meta device.
 
     Raises:
@@ -138,7 +138,7 @@ class ModuleSlots:
     def __init__(self, model: nn.Module) -> None:
         self._parents: dict[int, list[tuple[nn.Module, str]]] = {}
         for parent in model.modules():
-            # Not named_children(): it names a child that hangs twice on one parent only once.
+            # Not named_children(): it lists a child with two slots in one parent only once.
             for attribute, child in parent._modules.items():
                 self._parents.setdefault(id(child), []).append((parent, attribute))
 
@@ -191,7 +191,7 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
 
 
 def is_up_projection(parent: nn.Module, attribute: str) -> bool:
-    """Whether a layer is the up-projection of transformers' latent attention."""
+    """True if a layer is the up-projection of transformers' latent attention."""
     return attribute == "kv_b_proj" and hasattr(parent, "expand_kv")
 
 
@@ -223,7 +223,7 @@ def _check(name: str, weight: Tensor, loading: bool) -> None:
 
 @cache
 def _changed_weights(kind: type[nn.Module]) -> tuple[str, ...]:
-    """Ends of the names of layers whose weights a module changes in place, as RWKV rescales some."""
+    """Returns the name endings of layers whose weights a module changes in place, as RWKV does."""
     return tuple(f".{path}" for path in _CHANGES.findall(_source(kind)))  # type: ignore[arg-type]
 
 

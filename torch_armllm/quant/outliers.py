@@ -1,4 +1,4 @@
-"""Layers whose round-trip error is out of line with their scheme: rounding hurt them more than it should."""
+"""Outliers: layers whose round-trip error is far larger than usual for their scheme."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch_armllm.quant.report import LayerRecord
 from torch_armllm.quant.schemes.registry import scheme_named
 
 FACTOR = 2.0
-"""A step twice as wide: a layer with so many times the error has lost one of its bits."""
+"""Times the expected error; twice corresponds to a step twice as wide, so to the loss of one bit."""
 HARMLESS = 0.05
-"""No error below this stops anything: INT4 itself costs more."""
+"""Errors below this are never outliers: INT4 itself costs more."""
 _ENOUGH = 5
-"""Layers whose median says what is usual in a model."""
+"""Layers of a scheme needed to take their median error as usual for the model."""
 
 
 @cache
 def gaussian_error(scheme: str) -> float:
-    """The relative error of weights that are drawn from a normal distribution, in rows of 2048."""
+    """Returns the relative error of normally distributed weights in rows of 2048."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(64, 2048, generator=generator)
     return scheme_named(scheme).quantize(weight)[1]
 
 
 def expected_errors(records: Iterable[LayerRecord]) -> dict[str, float]:
-    """What error each scheme of a model should leave in a layer.
+    """Returns the expected round-trip error of a layer, by scheme.
 
-    That of Gaussian weights, or the median of the model's own layers where they have more of it: a scheme
-    with one scale a row leaves more in every layer of a model whose rows have heavy tails, and a calibrated
-    method takes on more of this error for less of it in the outputs.
+    It is the error of Gaussian weights, or the median of the model's own layers if that is larger.  It is
+    larger for a scheme with one scale per row if rows have heavy tails, and for calibrated methods, which
+    trade round-trip error for output error.
     """
     errors = defaultdict(list)
     for record in records:
@@ -46,7 +46,7 @@ def expected_errors(records: Iterable[LayerRecord]) -> dict[str, float]:
 
 
 def find_outliers(records: Sequence[LayerRecord]) -> list[tuple[LayerRecord, float]]:
-    """Layers with more than `FACTOR` times the expected error, worst first, each with what was expected."""
+    """Returns layers with more than `FACTOR` times the expected error and that expectation, worst first."""
     expected = expected_errors(records)
     found = [
         (record, expected[record.scheme])
@@ -57,11 +57,11 @@ def find_outliers(records: Sequence[LayerRecord]) -> list[tuple[LayerRecord, flo
 
 
 def refuse_outliers(records: Sequence[LayerRecord], state: str = "nothing was changed") -> None:
-    """Raises ValueError for layers whose errors are out of line; it names them and says what to do.
+    """Raises ValueError for outliers; the message names them and the remedies.
 
     Args:
-        records: of a model's layers.
-        state: what is the case when this stops the run.
+        records: records of a model's layers.
+        state: the state that the error leaves, for the message.
     """
     found = find_outliers(records)
     if not found:

@@ -1,4 +1,4 @@
-"""Float weights to the packed panels that the kernels read, and back, a few rows at a time."""
+"""Packs float weights into the panels that the kernels read, a few rows at a time, and unpacks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_armllm.quant.schemes.search import Search
 from torch_armllm.system.allocator import release_free_memory
 
 _PIECE = 1 << 24
-"""Weights packed before they are handed on: enough chunks for many cores, a small part of a large head."""
+"""Weights per piece: enough chunks for many cores, and a small part of a large head."""
 
 
 def pack(quantized: Quantized) -> Tensor:
@@ -48,7 +48,7 @@ def quantize_matrices(
 
     Args:
         weights: the matrices.
-        scheme: what they become.
+        scheme: the scheme.
         roundings: one for each of them; without, scales are searched.
 
     Returns:
@@ -61,13 +61,13 @@ def quantize_matrices(
 def quantize_pieces(
     weight: Tensor, scheme: Scheme, rounding: Rounding, take: Callable[[slice, Tensor], None]
 ) -> float:
-    """Quantizes and packs a float matrix (N, K) that is too large to be there twice, some rows at a time.
+    """Quantizes and packs a float matrix (N, K) piece by piece, for matrices too large to hold twice.
 
     Args:
         weight: the matrix.
-        scheme: what it becomes.
-        rounding: how.
-        take: is called with a range of rows and their panels, uint8 (⌈rows/16⌉, bytes), in order.
+        scheme: the scheme.
+        rounding: chooses the integers.
+        take: called with a range of rows and their panels, uint8 (⌈rows/16⌉, bytes), in order.
 
     Returns:
         The relative round-trip error ‖W − Ŵ‖ / ‖W‖.
@@ -77,7 +77,7 @@ def quantize_pieces(
         packed, error, energy = _quantize([weight[rows]], scheme, [rounding])
         take(rows, packed[0])
         del packed
-        release_free_memory()  # or it would add up from piece to piece
+        release_free_memory()  # freed pieces would add up otherwise
         sums = (sums[0] + error, sums[1] + energy)
     return relative_error(*sums)
 
@@ -93,7 +93,7 @@ def empty_panels(leading: tuple[int, ...], rows: int, columns: int, scheme: str,
 
 
 def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, scheme: str) -> Tensor:
-    """The float32 matrix (N, K), or (E, N, K) for packed experts, that the panels stand for."""
+    """Returns the float32 matrix (N, K) of the panels, or (E, N, K) of packed experts."""
     return linear.unpack_weight(packed, out_features, in_features, op_name(scheme))
 
 
@@ -127,5 +127,5 @@ def _quantize(
 
 
 def op_name(scheme: str) -> str:
-    """What the ops call a scheme."""
+    """Returns the ops' name of a scheme."""
     return "i8" if scheme == "int8" else scheme

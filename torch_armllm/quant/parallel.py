@@ -1,4 +1,4 @@
-"""Independent pieces of work on all cores, each piece on one of them."""
+"""Maps a function over items in parallel, each item on one core."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
     from torch_armllm.quant.schemes.base import Scheme
 
 KINDS = ("experts", "shared_experts", "attention", "mlp", "head")
-"""Names that stand for all layers of a kind, in the place of a pattern."""
+"""Keys of ``overrides`` that match all layers of a kind, instead of a name pattern."""
 LEFT = "left out on request"
 _SHARED = re.compile(r"shared_(expert|mlp)")
 _ATTENTION = re.compile(r"attn|attention")
@@ -73,7 +73,7 @@ class Recipe:
                 wanted = "a list of patterns" if name == "ignore" else "a dictionary of schemes by pattern"
                 raise ValueError(f"{name} takes {wanted}, not {value!r}")
         check_method(self.method)
-        # `int4` is what users call g32i
+        # `int4` is an alias of g32i
         object.__setattr__(self, "scheme", scheme_named(self.scheme).name)
         object.__setattr__(self, "head", _canonical(self.head))
         object.__setattr__(self, "ignore", tuple(self.ignore))
@@ -93,16 +93,16 @@ class Recipe:
         }
 
     def assign(self, layers: Sequence[Layer]) -> tuple[list[Layer], dict[str, Scheme]]:
-        """Says for each layer what becomes of it.
+        """Assigns a scheme to each layer.
 
         Args:
-            layers: of a model, as `find_layers` lists them.
+            layers: layers of a model: see `find_layers`.
 
         Returns:
-            The layers, those to be left marked with the reason, and by name the scheme of the others.
+            The layers, unquantized ones with the reason, and the schemes of the others by name.
 
         Raises:
-            ValueError: an override fits no layer, or none that can be quantized so; it is named.
+            ValueError: an override matches no layer, or no layer that can have its scheme.
         """
         for pattern, scheme in self.overrides.items():
             self._check_fits(pattern, scheme, layers)
@@ -118,9 +118,9 @@ class Recipe:
         return assigned, schemes
 
     def check_packed(self, own: Recipe, source: str | None = None) -> None:
-        """Raises ValueError if weights that are packed by their ``own`` recipe are not what is asked for.
+        """Raises ValueError if weights that were packed by the recipe ``own`` do not match this recipe.
 
-        ``source`` names the tool that quantized them, if it was another.
+        ``source`` names the tool that quantized them, if not this package.
         """
         if source is not None:
             raise ValueError(
@@ -143,7 +143,7 @@ class Recipe:
         for pattern, other in self.overrides.items():
             if fits(layer, pattern):
                 scheme = other
-        # It is summed over both of its axes, in the ops of latent attention.
+        # The ops of latent attention sum over both axes of this weight, which only int8 supports.
         return "int8" if layer.kind == "latent" and scheme is not None else scheme
 
     def _check_fits(self, pattern: str, scheme: str | None, layers: Sequence[Layer]) -> None:
@@ -170,12 +170,12 @@ class Recipe:
 
 
 def fits(layer: Layer, pattern: str) -> bool:
-    """Whether a pattern of names, or one of `KINDS`, means a layer."""
+    """True if a name pattern, or one of `KINDS`, matches a layer."""
     return pattern == kind_of(layer) if pattern in KINDS else fnmatchcase(layer.name, pattern)
 
 
 def kind_of(layer: Layer) -> str | None:
-    """Which of `KINDS` a layer belongs to, by its own kind and the names of the modules around it."""
+    """Returns which of `KINDS` a layer is, by its own kind and the names of the modules around it."""
     if layer.kind in ("head", "experts"):
         return layer.kind
     if layer.kind == "router":

@@ -1,4 +1,4 @@
-"""What takes the place of a float layer: made beside the model, which it leaves as it is."""
+"""Packs one layer into the module that replaces it; the model stays as it is."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torch_armllm.quant.spill_file import SpillFile
 
 @dataclass(frozen=True)
 class Replacement:
-    """What will stand in a layer's place, its buffers still in a spill.
+    """A packed layer, its buffers still in a `SpillFile`.
 
     Attributes:
-        module: of packed weights.
+        module: the module of packed weights.
         op: the op that it calls.
-        sharer: in place of an embedding that is tied to the layer, and shares its weights.
-        keep: the layer keeps its float weights.
+        sharer: replaces an embedding that is tied to the layer, and shares the packed weights.
+        keep: True if the layer keeps its float weights.
     """
 
     module: QuantLinear | QuantExperts
@@ -38,7 +38,7 @@ class Replacement:
     keep: bool = False
 
     def record(self, layer: Layer) -> LayerRecord:
-        """What the report says of the layer; to be called while it still has its float weights."""
+        """Returns the report's record; to be called while the layer still has its float weights."""
         weights = layer.weights()
         count, before = sum(w.numel() for w in weights), sum(w.nbytes for w in weights)
         new = self.module
@@ -49,15 +49,15 @@ class Replacement:
 def make_replacement(
     model: nn.Module, layer: Layer, scheme: Scheme, method: Method, keep: bool, spill: SpillFile
 ) -> Replacement:
-    """Makes what is to stand in a layer's place; nothing changes yet.
+    """Packs a layer into the module that will replace it.
 
     Args:
-        model: the model, for embeddings that are tied to the layer.
+        model: the model, to find embeddings that are tied to the layer.
         layer: the layer.
         scheme: its scheme.
         method: chooses the integers.
-        keep: its float weights are to be kept.
-        spill: takes the packed weights.
+        keep: keep the float weights.
+        spill: receives the packed weights.
 
     Raises:
         ValueError: a weight is not finite.
@@ -83,7 +83,7 @@ def make_replacement(
 def _quantize_linear(
     layer: Layer, scheme: Scheme, method: Method, tied: nn.Embedding | None, spill: SpillFile
 ) -> tuple[QuantLinear, TiedEmbedding | None]:
-    """Packs a linear layer, and for the embedding that is ``tied`` to it the bits that are left."""
+    """Packs a linear layer, and for an embedding that is ``tied`` to it the remaining bits."""
     module = layer.module
     weight = weight_of(module).detach()
     weight = weight.t() if isinstance(module, Conv1D) else weight
@@ -109,11 +109,11 @@ def _quantize_experts(layer: Layer, scheme: Scheme, method: Method) -> QuantExpe
     inner, outer = (parameter(module, name) for name in layout.weights)
     downs = layout.outer(outer)
     experts = range(len(downs))
-    into, out = (
+    inner_roundings, outer_roundings = (
         [method.rounding(layer, scheme, name, expert) for expert in experts] for name in layout.weights
     )
-    made = [quantize_matrices(part, scheme, into) for part in layout.inner(inner)]
-    down, down_error = quantize_matrices(downs, scheme, out)
+    made = [quantize_matrices(part, scheme, inner_roundings) for part in layout.inner(inner)]
+    down, down_error = quantize_matrices(downs, scheme, outer_roundings)
     hidden, intermediate = downs[0].shape
     biases = layout.biases(module)
     errors = [*(error for _, error in made), down_error]

@@ -1,4 +1,4 @@
-"""What `patch` and `quantize` did to a model, layer by layer, and what they left alone and why."""
+"""The report of `patch` and `quantize`: scheme and error of each layer, or why it is unquantized."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class LayerRecord:
     """One module that holds a weight matrix.
 
     Attributes:
-        name: of the module, from the model's root.
-        kind: ``linear``, ``latent`` (what expands latents), ``head``, ``experts``, ``router`` or ``other``.
-        op: the op that computes it now, or ``torch`` where it stayed as it was.
-        scheme: how its weight is stored now, or its dtype where it was left.
+        name: path of the module from the model's root.
+        kind: ``linear``, ``latent`` (up-projection of latent attention), ``head``, ``experts``, ``router`` or
+            ``other``.
+        op: the op that computes it now, or ``torch`` if it is unquantized.
+        scheme: scheme of its weight, or the dtype of an unquantized weight.
         parameters: number of weights.
         bytes_before, bytes_after: size of the weights.
         error: relative round-trip error ‖W − Ŵ‖ / ‖W‖, None where nothing was quantized, or by another tool.
-        reason: why it was left alone, None where it was quantized.
+        reason: reason why it is unquantized; None if it is quantized.
     """
 
     name: str
@@ -60,7 +61,7 @@ class LayerRecord:
 
 @dataclass
 class Report:
-    """What became of a model.
+    """The result of patching or quantizing a model.
 
     Attributes:
         layers: a record for every module with a weight matrix; embeddings, looked up, are left out.
@@ -104,7 +105,7 @@ class Report:
         return sum(layer.bytes_before for layer in self.quantized) / whole if whole else 0.0
 
     def worst(self, count: int = 10) -> list[LayerRecord]:
-        """The quantized layers with the largest round-trip errors."""
+        """Returns the quantized layers with the largest round-trip errors."""
         known = [layer for layer in self.quantized if layer.error is not None]
         ranked = sorted(known, key=lambda layer: layer.error or 0.0, reverse=True)
         return ranked[:count]
@@ -155,7 +156,7 @@ def _by_reason(layers: list[LayerRecord]) -> dict[tuple[str, str], list[str]]:
 
 
 def _alike(names: list[str]) -> dict[str, int]:
-    """How many names there are that differ in numbers alone."""
+    """Counts names that differ only in their numbers."""
     return Counter(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Taking a quantized model back."""
+"""Restores the float modules of a quantized model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
 
 @torch.no_grad()
 def restore(model: nn.Module) -> list[str]:
-    """Puts float modules back in the place of the quantized ones.
+    """Replaces quantized modules by the float modules that they replaced.
 
     Returns:
-        Names of the modules whose originals were not kept: their weights are what the integers stand for.
+        Names of the modules whose float weights were not kept: their weights are the dequantized integers.
     """
     rounded: list[str] = []
-    hung = ModuleSlots(model)
+    slots = ModuleSlots(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, TiedEmbedding):
             weight = nn.Parameter(module.dequantize(), requires_grad=False)
             for owner in (module.shell, module.head_shell):
                 assert owner is not None
                 owner._parameters["weight"] = weight
-            hung.replace(module, module.shell)
+            slots.replace(module, module.shell)
             rounded.append(name)
     for name, module in list(model.named_modules()):
         if not isinstance(module, (QuantLinear, QuantExperts)):
@@ -52,7 +52,7 @@ def restore(model: nn.Module) -> list[str]:
         elif isinstance(module, QuantExperts) and module.layout is not None:
             module.layout.store_biases(shell, module.gate_up_bias, module.down_bias)
         shell.train(module.training)
-        hung.replace(module, shell)
+        slots.replace(module, shell)
     if isinstance(model, PreTrainedModel):
         detach(model)
     return rounded

@@ -20,7 +20,7 @@ from torch_armllm.quant.packing import empty_panels
 
 
 def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Scheme and round-trip error of every packed module, by name."""
+    """Returns scheme and round-trip error of every packed module, by name."""
     found: dict[str, dict[str, Any]] = {}
     for name, module in model.named_modules():
         if isinstance(module, TiedEmbedding):
@@ -34,7 +34,7 @@ def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
-    """Hangs packed modules without weights into a model that was built on the meta device.
+    """Puts packed modules without weights into a model on the meta device.
 
     Raises:
         ValueError: the configuration names modules that the model does not have or that cannot be packed.
@@ -43,7 +43,7 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
         raise ValueError(
             "the quantization_config in config.json has no 'modules': save the model anew by save_pretrained"
         )
-    hung = ModuleSlots(model)
+    slots = ModuleSlots(model)
     embeddings = []
     for name, saved in config.modules.items():
         try:
@@ -56,17 +56,17 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
         if saved.get("scheme") == TIED:
             embeddings.append(shell)
         else:
-            hung.replace(shell, _empty(name, shell, saved))
+            slots.replace(shell, _empty(name, shell, saved))
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     for shell in embeddings:
         if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear):
             raise ValueError("quantization_config ties an embedding to a head that is not quantized")
-        hung.replace(shell, TiedEmbedding(shell, head))
+        slots.replace(shell, TiedEmbedding(shell, head))
         shell._parameters["weight"] = None
 
 
 def finish_skeleton(model: Any) -> None:
-    """Takes placeholders away and lets embeddings and heads that are tied share what was loaded."""
+    """Removes placeholders, and makes tied embeddings and heads share the loaded weights."""
     for module in model.modules():
         if isinstance(module, QuantLinear):
             module.__dict__.pop("weight", None)
@@ -78,7 +78,7 @@ def finish_skeleton(model: Any) -> None:
 
 
 def forget_ties(model: Any) -> None:
-    """Drops ties of weights that are packed now from what transformers would tie."""
+    """Removes packed weights from the ties that transformers knows."""
     own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tied = getattr(model, "all_tied_weights_keys", None)
     if tied:
@@ -86,7 +86,7 @@ def forget_ties(model: Any) -> None:
 
 
 def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
-    """A packed module on the meta device in the place of a float one, which loses its weights."""
+    """Returns a packed module on the meta device that replaces ``shell``, which loses its weights."""
     made: nn.Module
     scheme, error = str(saved.get("scheme")), saved.get("error", 0.0)
     if is_linear(shell):
@@ -127,7 +127,7 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
 
 
 def placeholder(weight: torch.Tensor) -> nn.Parameter:
-    """Stands for a weight until the model is loaded: transformers initializes what it finds missing."""
+    """Returns a stand-in for a weight while loading: transformers would initialize a missing weight."""
     empty = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
     empty._is_hf_initialized = True  # type: ignore[attr-defined]
     return empty

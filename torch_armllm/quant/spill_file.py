@@ -1,4 +1,4 @@
-"""Where packed weights wait until all of them are made, beside a model that is still whole."""
+"""Temporary storage of packed weights, until all layers are packed and the float weights can be freed."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ import torch
 from torch import Tensor, nn
 
 _IN_MEMORY = 16 << 20
-_ROOMY = "/var/tmp"  # /tmp is made of memory on many systems
+_ROOMY = "/var/tmp"  # /tmp is in memory on many systems
 
 
 class SpillFile:
-    """Holds the buffers of modules: a little in memory, the rest in a temporary file.
+    """Holds the buffers of modules: a few in memory, the others in a temporary file.
 
-    Without it, a model that must be able to stay as it is would need the memory of its float weights and of
-    its packed ones at the same time.  Where no file can be written, memory has to do.
+    Without it, a run that must be able to leave the model unchanged would need memory for the float weights
+    and the packed weights at the same time.  If no file can be written, all buffers stay in memory.
     """
 
     def __init__(self, in_memory: int | None = _IN_MEMORY) -> None:
-        """Bytes that may stay ``in_memory`` before a file is used; None for no file."""
+        """``in_memory``: bytes kept in memory before a file is used; None: never use a file."""
         self._left = in_memory or 0
         self._file: IO[bytes] | None = None
         self._full = in_memory is None
         self._held: dict[nn.Module, dict[str, list[Tensor | _Stored]]] = {}
 
     def store(self, module: nn.Module) -> None:
-        """Takes a module's buffers; those that are on the meta device already were given to `append`."""
+        """Stores a module's buffers, except those on the meta device, whose rows `append` has stored."""
         for name, buffer in list(module.named_buffers(recurse=False)):
             if not buffer.is_meta:
                 self.append(module, name, buffer)
                 module._buffers[name] = torch.empty_like(buffer, device="meta")
 
     def append(self, module: nn.Module, name: str, rows: Tensor) -> None:
-        """Takes the next rows of a buffer that the module has on the meta device."""
+        """Stores the next rows of a buffer that is on the meta device in the module."""
         self._held.setdefault(module, {}).setdefault(name, []).append(self._put(rows))
 
     def load(self, module: nn.Module) -> None:
-        """Gives a module its buffers back."""
+        """Moves a module's buffers back into the module."""
         for name, pieces in self._held.pop(module, {}).items():
             empty = module._buffers[name]
             assert empty is not None
             module._buffers[name] = self._join(pieces, empty)
 
     def peek(self, module: nn.Module) -> dict[str, Tensor]:
-        """A module's buffers, which stay here."""
-        found = {}
+        """Returns a module's buffers without removing them."""
+        buffers = {}
         for name, pieces in self._held.get(module, {}).items():
             empty = module._buffers[name]
             assert empty is not None
-            found[name] = self._join(list(pieces), empty)
-        return found
+            buffers[name] = self._join(list(pieces), empty)
+        return buffers
 
     def _join(self, pieces: list[Tensor | _Stored], empty: Tensor) -> Tensor:
         if len(pieces) == 1 and isinstance(pieces[0], Tensor):
@@ -77,7 +77,7 @@ class SpillFile:
             return rows
         try:
             if self._file is None:
-                # closed, and gone, with the spill
+                # closed and deleted with this object
                 self._file = tempfile.TemporaryFile(prefix="torch_armllm-", buffering=0, dir=_folder())  # noqa: SIM115
             return _Stored(self._write(self._file, rows), len(rows))
         except OSError:  # a full or a read-only disk
@@ -99,20 +99,20 @@ class SpillFile:
         while room:
             count = self._file.readinto(room)  # type: ignore[attr-defined]  # typing knows no raw files
             if not count:
-                raise OSError("the temporary file of the quantized weights has lost its end")
+                raise OSError("the temporary file of the quantized weights is truncated")
             room = room[count:]
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Rows of a buffer in the file, and where they begin."""
+    """Position and number of a buffer's rows in the file."""
 
     begin: int
     rows: int
 
 
 def _folder() -> str | None:
-    """Where the file goes: what the environment says, or a folder that is on a disk."""
+    """Returns the folder of the file: None (the environment's choice), or a folder on a disk."""
     chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     return None if chosen or not os.access(_ROOMY, os.W_OK) else _ROOMY
 

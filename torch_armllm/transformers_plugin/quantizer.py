@@ -21,14 +21,14 @@ _UNWEIGHTED = (
     "ArmInt4Config(Recipe(importance=True)) measures it, and loads the whole float model first"
 )
 
-# What quantizes is imported when it is needed: transformers' own registry imports this file.
+# Quantizing modules are imported in functions: transformers' registry is still being imported with this file.
 
 
 class ArmInt4Quantizer(HfQuantizer):
-    """Loads a model into packed modules: from a float checkpoint layer by layer, from a saved one as it lies.
+    """Loads a model into packed modules: a float checkpoint layer by layer, a saved one unchanged.
 
     Attributes:
-        report: what became of the model, once it is loaded; of a saved one, once it is patched.
+        report: the report of the loaded model; of a saved model, once it is patched.
     """
 
     requires_calibration = False
@@ -40,7 +40,7 @@ class ArmInt4Quantizer(HfQuantizer):
         self._loader: LayerLoader | None = None
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Refuses any place but the CPU."""
+        """Raises ValueError for any device but the CPU."""
         places = device_map.values() if isinstance(device_map, dict) else [device_map]
         wrong = [str(place) for place in places if str(place) not in ("None", "cpu", "auto")]
         if wrong:
@@ -49,7 +49,7 @@ class ArmInt4Quantizer(HfQuantizer):
             )
 
     def update_device_map(self, device_map: Any) -> Any:
-        """Everything on the CPU, where nothing else is asked for."""
+        """Returns a map to the CPU for ``auto``, else the map itself."""
         return {"": "cpu"} if device_map == "auto" else device_map
 
     def _process_model_before_weight_loading(
@@ -71,11 +71,11 @@ class ArmInt4Quantizer(HfQuantizer):
                 self._loader = LayerLoader(model, self.quantization_config)
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
-        """Whether a weight is quantized as soon as it is read."""
+        """True if a weight is quantized as soon as it is read."""
         return self._loader is not None and self._loader.wants(param_name)
 
     def get_quantize_ops(self) -> ConversionOps:
-        """The operation that takes such a weight."""
+        """Returns the operation that hands such weights to the loader."""
         assert self._loader is not None
         return _Take(self._loader)
 
@@ -113,7 +113,7 @@ class ArmInt4Quantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """What ``save_pretrained`` writes; parts of merged weights become tensors of their own."""
+        """Returns what ``save_pretrained`` writes; views of merged weights become separate tensors."""
         state = {
             name: t
             if t.untyped_storage().nbytes() == t.nbytes
@@ -133,23 +133,23 @@ class ArmInt4Quantizer(HfQuantizer):
         return model.to(dtype)
 
     def remove_quantization_config(self, model: nn.Module) -> None:
-        """Makes the model an ordinary one for transformers."""
+        """Removes the quantization config, so that transformers sees a float model."""
         from torch_armllm.quant.attach import detach
 
         detach(model)
 
     def is_serializable(self) -> bool:
-        """Whether ``save_pretrained`` may be called."""
+        """True: ``save_pretrained`` may be called."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the weights can be trained."""
+        """False: packed weights cannot be trained."""
         return False
 
 
 class _Take(ConversionOps):  # type: ignore[misc]
-    """Hands weights to the loader instead of to their module."""
+    """Hands weights to the loader instead of their module."""
 
     def __init__(self, loader: LayerLoader) -> None:
         self._loader = loader

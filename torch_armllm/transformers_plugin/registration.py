@@ -1,4 +1,4 @@
-"""Makes the quantizer known to transformers, as soon as transformers is there and no sooner."""
+"""Registers the quantizer with transformers, once transformers is imported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _register(registry: ModuleType) -> None:
 
 
 def _explain_refusal(quantizers: Any, own: type) -> None:
-    """Says who reads what another tool quantized, where transformers refuses our configuration for it."""
+    """Makes transformers' refusal of our config for a third-party checkpoint name the remedy."""
     merge = quantizers.merge_quantization_configs
 
     def explained(stored: Any, given: Any = None) -> Any:
@@ -56,7 +56,7 @@ def _explain_refusal(quantizers: Any, own: type) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds the registry by the other finders, once, and has it registered in after its own code ran."""
+    """A one-time import hook: finds transformers' registry and registers after its module is executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -71,7 +71,7 @@ class _Watch(MetaPathFinder):
 
 
 class _Registering(Loader):
-    """A loader that registers after the module was executed."""
+    """A loader that registers the quantizer after the module is executed."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

@@ -66,12 +66,12 @@ class QuantExperts(nn.Module):
 
     @property
     def shell(self) -> nn.Module | None:
-        """The module that this one replaced."""
+        """The module that this module replaced."""
         return self._shell[0]
 
     @property
     def gated(self) -> bool:
-        """Whether there is a gate."""
+        """True if the experts have a gate."""
         return self.layout is None or self.layout.gated
 
     def forward(
@@ -81,8 +81,8 @@ class QuantExperts(nn.Module):
 
         Args:
             hidden_states: (T, H), bfloat16, float16 or float32.
-            top_k_index: integers (T, k) in 0 … E − 1; None where every expert has an equal part of the rows,
-                one behind the other.
+            top_k_index: integers (T, k) in 0 … E − 1; None if the rows are split into E equal consecutive parts,
+                one per expert.
             top_k_weights: floats (T, k), or None likewise.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Modules that hold packed weights, in place of ``nn.Linear`` and of transformers' experts modules."""
+"""The packed linear layer that replaces ``nn.Linear``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class QuantLinear(nn.Module):
         bias: the float bias of the layer it replaces, or None.
         in_features, out_features: sizes of the weight.
         scheme: a name of `torch_armllm.quant.SCHEMES`.
-        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None where the float one is not known.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None where the float weight is unknown.
         shell: the module it replaced; without its weight unless the originals were to be kept.
         float_dtype: type of the weight before it was quantized.
         order: int32 (in_features,): column j of the packed weight belongs to input ``order[j]``; None where
@@ -59,7 +59,7 @@ class QuantLinear(nn.Module):
 
     @property
     def shell(self) -> nn.Module | None:
-        """The module that this one replaced."""
+        """The module that this module replaced."""
         return self._shell[0]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class QuantLinear(nn.Module):
         return linear.int4_linear(x, self.weight_packed, self.out_features, self.scheme, self.bias)
 
     def dequantize(self) -> Tensor:
-        """The float32 weight (out_features, in_features) that the integers stand for."""
+        """Returns the dequantized float32 weight (out_features, in_features)."""
         value = dequantize_matrix(self.weight_packed, self.out_features, self.in_features, self.scheme)
         if self.order is None:
             return value
@@ -86,5 +86,5 @@ class QuantLinear(nn.Module):
 
 
 def shown_error(error: float | None) -> str:
-    """A round-trip error as `print(model)` shows it."""
+    """Formats a round-trip error for `print(model)`."""
     return "unknown" if error is None else f"{error:.4f}"

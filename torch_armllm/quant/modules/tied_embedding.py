@@ -1,4 +1,4 @@
-"""An embedding that is tied to a quantized head, and keeps eight bits a weight beside the head's."""
+"""An embedding that is tied to a quantized head, and stores eight further bits per weight."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch_armllm.quant.modules.linear import QuantLinear
 
 
 def can_share(embedding: nn.Embedding, head: str) -> bool:
-    """Whether an embedding that is tied to a head of scheme ``head`` can do without weights of its own.
+    """True if an embedding that is tied to a head of scheme ``head`` can share the head's weights.
 
-    It must be a plain look-up, whose rows nothing scales or renormalizes, of a type with 16 bits: of a
-    float32 weight too much would be lost.
+    It must be a plain look-up without scaling or renormalization, of a 16-bit dtype: a float32 weight would
+    lose too much.
     """
     plain = type(embedding) is nn.Embedding and embedding.max_norm is None
     return plain and head == "int8" and embedding.weight.dtype in (torch.bfloat16, torch.float16)
 
 
 class TiedEmbedding(nn.Module):
-    """In place of an ``nn.Embedding`` whose weight is also the head's.
+    """Replaces an ``nn.Embedding`` whose weight is also the head's.
 
     The head's INT8 weights and the rest together are 16-bit integers with a scale a row, so that bfloat16
     weights come back to within 2⁻¹⁶ of their row's largest.
@@ -34,7 +34,7 @@ class TiedEmbedding(nn.Module):
     rest: Tensor
 
     def __init__(self, embedding: nn.Embedding, head: QuantLinear) -> None:
-        """Its ``rest`` is on the meta device until it is loaded, as the head's weights may be."""
+        """Leaves ``rest`` on the meta device until it is loaded, as the head's weights may be."""
         super().__init__()
         self.num_embeddings = embedding.num_embeddings
         self.embedding_dim = embedding.embedding_dim
@@ -46,7 +46,7 @@ class TiedEmbedding(nn.Module):
         self._shells = (embedding, head.shell)
 
     def share(self, head: QuantLinear) -> None:
-        """Takes the head's weights, once they are loaded."""
+        """Shares the head's weights; to be called once they are loaded."""
         self.weight_packed = head.weight_packed
 
     @property

@@ -1,4 +1,4 @@
-"""What every weight format shares: a float matrix becomes small integers, a few rows at a time."""
+"""The interface of weight schemes and roundings: float matrices to integers, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP = 32
 PANEL = 16
 """Output rows of one packed panel."""
 CHUNK = 1 << 17
-"""Weights rounded at once: their temporaries fit a core's second-level cache."""
+"""Weights rounded at once: their temporaries fit in a core's L2 cache."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,23 @@ class Rounding(ABC):
     """Chooses the integers of one matrix, some of its rows at a time and on several threads."""
 
     chunk: int = CHUNK
-    """Weights that are best rounded at once."""
+    """Best number of weights to round at once."""
 
     @abstractmethod
     def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:
-        """Rounds some rows, float32 (r, K), to integers of a scheme."""
+        """Rounds rows, float32 (r, K), to integers of a scheme."""
 
 
 class Scheme(ABC):
-    """Turns float weights into integers and back."""
+    """A weight format: quantizes float weights to integers and dequantizes them."""
 
     name: str
     span: int = 0
-    """Columns that share a scale; 0 where a row has one."""
+    """Columns that share a scale; 0 if a row has one scale."""
 
     @abstractmethod
     def bits(self, columns: int) -> float:
-        """Bits a weight of the packed form, for rows of ``columns`` values."""
+        """Returns the bits per weight of the packed form, for rows of ``columns`` values."""
 
     @abstractmethod
     def quantize_rows(
@@ -70,12 +70,12 @@ class Scheme(ABC):
     ) -> Quantized:
         """Quantizes float32 rows of shape (r, G, 32); the result's `q` is (r, G·32).
 
-        Squared errors count by ``importance`` (G, 32), where it is given.  Without ``search`` the scales come
-        from the peaks alone, so that nothing is clipped.
+        ``importance`` (G, 32) weights the squared errors.  Without ``search`` the scales come from the largest
+        values alone, so that nothing is clipped.
         """
 
     def dequantize(self, quantized: Quantized) -> Tensor:
-        """The float32 matrix (N, K) that the integers stand for."""
+        """Returns the float32 matrix (N, K) of the integers."""
         value = quantized.q.float()
         columns = value.shape[1]
         if quantized.zeros is not None:
@@ -86,7 +86,7 @@ class Scheme(ABC):
         return value if quantized.offsets is None else value + self._spread(quantized.offsets, columns)
 
     def _spread(self, scales: Tensor, columns: int) -> Tensor:
-        """One value a row or a group, for every column."""
+        """Repeats one value per row or group for every column."""
         values = scales.float()
         return values.repeat_interleave(self.span, dim=1)[:, :columns] if self.span else values[:, None]
 
@@ -135,9 +135,9 @@ class Scheme(ABC):
     def quantize_parts(
         self, read: Callable[[slice], Tensor], shape: Sequence[int], rounding: Rounding | None = None
     ) -> tuple[Quantized, float]:
-        """Does what `quantize` does for a matrix that is not there as a whole.
+        """Quantizes a matrix that is not in memory as a whole; see `quantize`.
 
-        ``read`` gives some rows of it, and is called on several threads.
+        ``read`` returns some of its rows, and is called on several threads.
         """
         chunks = row_chunks(shape[0], shape[1], CHUNK if rounding is None else rounding.chunk)
         parts = each(lambda rows: self.quantize_chunk(read(rows), rounding), chunks)
@@ -146,7 +146,7 @@ class Scheme(ABC):
 
 
 def joined_rows(parts: Sequence[Quantized]) -> Quantized:
-    """The weight whose rows the parts hold, in their order."""
+    """Concatenates the rows of quantized weights."""
     if len(parts) == 1:
         return parts[0]
     tensors: dict[str, Any] = {}
@@ -158,11 +158,11 @@ def joined_rows(parts: Sequence[Quantized]) -> Quantized:
 
 
 def row_chunks(rows: int, columns: int, weights: int) -> list[slice]:
-    """Row ranges of about so many ``weights`` each; all but the last hold whole panels."""
+    """Returns row ranges of about ``weights`` weights each; all but the last hold whole panels."""
     step = max(1, weights // max(columns, 1) // PANEL) * PANEL
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def relative_error(error: float, energy: float) -> float:
-    """‖W − Ŵ‖ / ‖W‖ from the two sums of squares; 0 for a weight of zeros."""
+    """Returns ‖W − Ŵ‖ / ‖W‖ from the two sums of squares; 0 for a weight of zeros."""
     return math.sqrt(error / energy) if energy > 0 else 0.0

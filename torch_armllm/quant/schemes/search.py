@@ -1,4 +1,4 @@
-"""Roundings that need no calibration: scales from the peaks, or searched by squared error."""
+"""Roundings without calibration: scales from the largest values, or searched by squared error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 
 class Peak(Rounding):
-    """Scales that clip nothing, and values rounded to nearest."""
+    """Scales from the largest values, which clip nothing; values are rounded to nearest."""
 
     def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:  # noqa: D102
         return scheme.round_rows(weight, search=False)
 
 
 class Search(Rounding):
-    """Scales with the least squared error, which counts by ``importance`` (K,), where it is given."""
+    """Scales with the least squared error, weighted by ``importance`` (K,) if given."""
 
     def __init__(self, importance: Tensor | None = None) -> None:
         self._importance = importance
