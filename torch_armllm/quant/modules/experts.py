@@ -81,8 +81,8 @@ class QuantExperts(nn.Module):
 
         Args:
             hidden_states: (T, H), bfloat16, float16 or float32.
-            top_k_index: integers (T, k) in 0 … E − 1; None if the rows are split into E equal consecutive parts,
-                one per expert.
+            top_k_index: integers (T, k) in 0 … E − 1; None if the rows are E equal consecutive parts, one per
+                expert.
             top_k_weights: floats (T, k), or None likewise.
 
         Returns:

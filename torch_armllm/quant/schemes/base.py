@@ -70,8 +70,8 @@ class Scheme(ABC):
     ) -> Quantized:
         """Quantizes float32 rows of shape (r, G, 32); the result's `q` is (r, G·32).
 
-        ``importance`` (G, 32) weights the squared errors.  Without ``search`` the scales come from the largest
-        values alone, so that nothing is clipped.
+        ``importance`` (G, 32) weights the squared errors.  Without ``search`` the scales come from the
+        largest values alone, so that nothing is clipped.
         """
 
     def dequantize(self, quantized: Quantized) -> Tensor:
