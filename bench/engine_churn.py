@@ -124,7 +124,7 @@ def held(engine: LLMEngine) -> dict[str, int]:
     blocks = engine.scheduler.blocks
     return {
         "blocks": blocks.num_blocks - blocks.free,
-        "swap_blocks": blocks.swap_blocks - blocks.free_slots,
+        "swap_blocks": blocks.swap_blocks - blocks.swap.free,
         "unfinished": engine.scheduler.running + engine.scheduler.waiting + engine.scheduler.swapped,
         "requests_and_sequences": sum(type(o) in (Request, Sequence) for o in gc.get_objects()),
         "resident_bytes": memory("VmRSS"),

@@ -28,8 +28,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.execution.computed import Computed
-from torch_armllm.engine.execution.fused_head import JoinedHead
+from torch_armllm.engine.execution.computed import StepResult
+from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm.loader import load_engine
 from torch_armllm.plan.step import StepInputs
@@ -66,9 +66,9 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
 def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
     """Returns where the microseconds of steps go that are run again, and of those that are begun anew."""
     kinds: tuple[list[float], list[float]] = [], []
-    run = JoinedHead.run
+    run = FusedHead.run
 
-    def timed(self: JoinedHead, inputs: StepInputs) -> Computed:
+    def timed(self: FusedHead, inputs: StepInputs) -> StepResult:
         anew = len(kinds[0]) > len(kinds[1])
         if anew:
             self._inputs = None
@@ -77,16 +77,16 @@ def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
         kinds[anew].append((time.perf_counter_ns() - began) / 1e3)
         return computed
 
-    JoinedHead.run = timed  # type: ignore[method-assign]
+    FusedHead.run = timed  # type: ignore[method-assign]
     return kinds
 
 
 def time_every_fifth_step() -> list[list[float]]:
     """Returns where the microseconds of greedy steps go: of those timed, those of each row of `INSIDE`."""
     found: list[list[float]] = []
-    run, number = JoinedHead.run, itertools.count()
+    run, number = FusedHead.run, itertools.count()
 
-    def timed(self: JoinedHead, inputs: StepInputs) -> Computed:
+    def timed(self: FusedHead, inputs: StepInputs) -> StepResult:
         if next(number) % 5 != 4:
             return run(self, inputs)
         began = time.monotonic_ns()
@@ -97,7 +97,7 @@ def time_every_fifth_step() -> list[list[float]]:
             found.append([instructions, first[1] - began / 1e3, first[0], between, last[0]])
         return computed
 
-    JoinedHead.run = timed  # type: ignore[method-assign]
+    FusedHead.run = timed  # type: ignore[method-assign]
     return found
 
 

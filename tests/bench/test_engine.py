@@ -9,7 +9,7 @@ from bench.engine_churn import Churn, build, held
 from bench.engine_overhead import INSIDE, begin_every_other_step_anew, phases, time_every_fifth_step
 from tests.support.engines import answer_ids, engine
 from tests.support.models import token_ids
-from torch_armllm.engine.execution.fused_head import JoinedHead
+from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.sampling_params import SamplingParams
 
 
@@ -49,7 +49,7 @@ def test_every_other_step_is_begun_anew_and_gives_the_same(monkeypatch: pytest.M
     params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
     expected = answer_ids(engine(), prompts, params)
-    monkeypatch.setattr(JoinedHead, "run", JoinedHead.run)  # put back behind the test
+    monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # put back behind the test
     again, anew = begin_every_other_step_anew()
     assert answer_ids(engine(), prompts, params) == expected
     assert len(again) == len(anew) + 1 == 5  # the first two steps read the prompt and join the head
@@ -59,7 +59,7 @@ def test_every_fifth_step_is_timed_within_and_gives_the_same(monkeypatch: pytest
     params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
     expected = answer_ids(engine(), prompts, params)
-    monkeypatch.setattr(JoinedHead, "run", JoinedHead.run)  # put back behind the test
+    monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # put back behind the test
     inside = time_every_fifth_step()
     assert answer_ids(engine(), prompts, params) == expected
     assert len(inside) == 3  # of 19 joined steps

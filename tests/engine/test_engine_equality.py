@@ -71,7 +71,7 @@ def run(on: LLMEngine, asked: list[Asked], every: int = 0) -> list[Any]:
                 done[int(output.request_id)] = sequences(output)
         steps += 1
     blocks = on.scheduler.blocks
-    assert blocks.free == blocks.num_blocks and blocks.free_slots == blocks.swap_blocks
+    assert blocks.free == blocks.num_blocks and blocks.swap.free == blocks.swap_blocks
     return [done[number] for number in range(len(asked))]
 
 

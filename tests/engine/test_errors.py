@@ -11,7 +11,7 @@ import pytest
 from tests.support.engines import answer_ids, engine, submit, tight
 from tests.support.patched_models import patched
 from torch_armllm import LLM, AsyncLLM, SamplingParams
-from torch_armllm.engine.execution.computed import Computed
+from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.step import Step
 from torch_armllm.llm.async_llm import StepFailedError
@@ -39,7 +39,7 @@ class Failing:
 
 def nothing_is_held(on: LLMEngine) -> bool:
     blocks = on.scheduler.blocks
-    free = blocks.free == blocks.num_blocks and blocks.free_slots == blocks.swap_blocks
+    free = blocks.free == blocks.num_blocks and blocks.swap.free == blocks.swap_blocks
     return free and not on.has_unfinished_requests() and not on.scheduler.has_unfinished
 
 
@@ -82,7 +82,7 @@ def test_what_was_to_be_swapped_is_lost_as_well(monkeypatch: pytest.MonkeyPatch)
     assert on.scheduler.preemptions
     compute, failed = on.runner.compute, []
 
-    def fail_when_swapping(step: Step, best: bool) -> Computed:
+    def fail_when_swapping(step: Step, best: bool) -> StepResult:
         if step.swaps_out and not failed:
             failed.append([sequence.request.request_id for sequence in step.preempted])
             raise RuntimeError("a broken part")

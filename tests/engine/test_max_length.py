@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.support.models import tiny
-from torch_armllm.engine.max_length import longest_text
+from torch_armllm.engine.max_length import resolve_max_model_len
+from torch_armllm.patching.patched_model import positions_of
 
 
 def test_the_shorter_limit_counts() -> None:
     model = tiny("llama")
     made_for = model.config.max_position_embeddings
-    assert longest_text(model, None, None) == made_for
-    assert longest_text(model, None, 64) == 64
-    assert longest_text(model, 32, 64) == 32
+    positions = positions_of(model)
+    assert resolve_max_model_len(None, *positions, None) == made_for
+    assert resolve_max_model_len(None, *positions, 64) == 64
+    assert resolve_max_model_len(32, *positions, 64) == 32
 
 
 @pytest.mark.parametrize(
@@ -21,4 +23,4 @@ def test_the_shorter_limit_counts() -> None:
 )
 def test_more_is_refused_with_what_is_possible(wanted: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        longest_text(tiny("llama"), wanted, 64)
+        resolve_max_model_len(wanted, *positions_of(tiny("llama")), 64)

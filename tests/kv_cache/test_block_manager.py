@@ -12,7 +12,7 @@ from torch_armllm.kv_cache.block_manager import BlockManager
 def written(blocks: BlockManager, tokens: list[int]) -> list[int]:
     """Blocks that hold a text."""
     table = blocks.allocate(-(-len(tokens) // blocks.block_size))
-    blocks.fill(table, tokens, 0, len(tokens))
+    blocks.cache_full_blocks(table, tokens, 0, len(tokens))
     return table
 
 
@@ -37,7 +37,7 @@ def test_what_nobody_holds_can_be_neither_taken_nor_let_go() -> None:
     with pytest.raises(AssertionError):
         blocks.allocate(3)
     with pytest.raises(AssertionError):
-        blocks.allocate_slots(1)
+        blocks.swap.allocate(1)
 
 
 def test_full_blocks_are_found_by_their_text() -> None:
@@ -74,7 +74,7 @@ def test_a_text_that_is_written_twice_goes_on_from_either() -> None:
     first, second = written(blocks, [1, 2]), written(blocks, [1, 2])
     assert blocks.find([1, 2], 2) == first
     second += blocks.allocate(1)
-    blocks.fill(second, [1, 2, 3, 4], 2, 4)
+    blocks.cache_full_blocks(second, [1, 2, 3, 4], 2, 4)
     assert blocks.find([1, 2, 3, 4], 4) == [first[0], second[1]]
     blocks.deallocate(second)
     assert blocks.free == 7, "the one that is not found is free as it was"
@@ -110,10 +110,10 @@ def test_without_caching_nothing_is_found() -> None:
 
 def test_swap_blocks_are_counted() -> None:
     blocks = BlockManager(4, 1, swap_blocks=3)
-    slots = blocks.allocate_slots(2)
-    assert len(set(slots)) == 2 and blocks.free_slots == 1
-    blocks.deallocate_slots(slots)
-    assert blocks.free_slots == 3
+    slots = blocks.swap.allocate(2)
+    assert len(set(slots)) == 2 and blocks.swap.free == 1
+    blocks.swap.deallocate(slots)
+    assert blocks.swap.free == 3
 
 
 def test_a_cache_of_no_blocks_is_refused() -> None:

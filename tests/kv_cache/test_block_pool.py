@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_armllm.kv_cache.block_pool import BlockPool, CacheShape
-from torch_armllm.kv_cache.sequence_blocks import Sequence
+from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 
 SHAPE = CacheShape(layers=2, kv_heads=1, head_size=4, value_size=3, dtype=torch.float32, block_size=16)
 
@@ -27,7 +27,7 @@ def test_blocks_are_handed_out_once_and_come_back() -> None:
 def test_clearing_frees_every_block() -> None:
     pool = BlockPool(SHAPE, blocks=4)
     pool.share(pool.allocate(3))
-    pool.clear()
+    pool.reset()
     assert pool.free == 4
     assert not pool.is_shared(0)
 
@@ -51,7 +51,7 @@ def test_growth_keeps_what_is_stored() -> None:
 
 def test_a_shared_block_is_copied_before_it_is_written() -> None:
     pool = BlockPool(SHAPE)
-    sequence = Sequence(pool)
+    sequence = SequenceBlocks(pool)
     sequence.append(20)
     pool.cache.k[:, sequence.blocks[1]] = 3.0
     other = sequence.fork()
@@ -66,7 +66,7 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
 
 def test_a_full_shared_block_needs_no_copy() -> None:
     pool = BlockPool(SHAPE)
-    sequence = Sequence(pool)
+    sequence = SequenceBlocks(pool)
     sequence.append(16)
     other = sequence.fork()
     other.append(1)
@@ -77,7 +77,7 @@ def test_a_full_shared_block_needs_no_copy() -> None:
 @given(st.lists(st.tuples(st.sampled_from("aftr"), st.integers(0, 40)), max_size=25))
 def test_no_block_is_lost_or_owned_twice(actions: list[tuple[str, int]]) -> None:
     pool = BlockPool(SHAPE, blocks=2)
-    sequences = [Sequence(pool)]
+    sequences = [SequenceBlocks(pool)]
     for action, number in actions:
         sequence = sequences[number % len(sequences)]
         if action == "a":

@@ -20,12 +20,12 @@ from torch_armllm.cli.main import main
 # Steps that take their time, in a process of its own.
 SLOW = """
 import sys, time
-from torch_armllm.engine.runner import ModelRunner
-compute = ModelRunner.compute
+from torch_armllm.engine.runner import PlanRunner
+compute = PlanRunner.compute
 def slow(self, step, best=False):
     time.sleep(float(sys.argv[1]))
     return compute(self, step, best)
-ModelRunner.compute = slow
+PlanRunner.compute = slow
 from torch_armllm.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """

@@ -7,9 +7,11 @@ from typing import Any
 from tests.support.patched_models import patched
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.patching.patched_model import servable_model
 from torch_armllm.patching.state import patched_forward
 
 MEMORY = 4 << 20
@@ -30,6 +32,13 @@ def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLME
     on = engine(family, **{**sizes, **limits})
     assert on.scheduler.blocks.num_blocks == blocks and on.scheduler.blocks.swap_blocks == swap_blocks
     return on
+
+
+def plan_runner(model: Any, num_blocks: int, **settings: Any) -> PlanRunner:
+    """A runner of a patched model with so many blocks."""
+    servable = servable_model(model)
+    assert servable is not None
+    return PlanRunner(servable, num_blocks, **settings)
 
 
 def submit(on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> None:

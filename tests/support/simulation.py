@@ -129,7 +129,7 @@ class Simulation:
             self.check_memory(scheduled.sequence, scheduled.end)
 
     def can_be_found(self, block: int) -> bool:
-        return self.blocks.cache is not None and self.blocks.cache._keys[block] is not None
+        return self.blocks.prefix_cache is not None and self.blocks.prefix_cache._keys[block] is not None
 
     def number(self, sequence: Sequence) -> list[int]:
         """For each position of an answer and its draft a number for the text up to there."""
@@ -196,7 +196,7 @@ class Simulation:
         sequences = [a for r in self.live for a in r.sequences]
         held = Counter(block for a in sequences for block in a.blocks)
         assert [held[b] for b in range(blocks.num_blocks)] == blocks._references
-        idle = list(blocks.cache._idle) if blocks.cache is not None else []
+        idle = list(blocks.prefix_cache._idle) if blocks.prefix_cache is not None else []
         assert sorted([*blocks._free, *idle, *held]) == list(range(blocks.num_blocks))
         slots = [s for taken in scheduler._tables.swapped.values() for s in taken]
         assert sorted([*blocks._free_slots, *slots]) == list(range(blocks.swap_blocks))
@@ -221,12 +221,12 @@ class Simulation:
                     sequence.computed % blocks.block_size == 0
                 )
                 self.check_memory(sequence, sequence.computed)
-        if blocks.cache is not None:
+        if blocks.prefix_cache is not None:
             self.check_cache()
 
     def check_cache(self) -> None:
         """Whoever is found holds exactly the text that it is found by."""
-        cache = self.blocks.cache
+        cache = self.blocks.prefix_cache
         assert cache is not None and 0 <= cache.tokens_found <= cache.tokens_asked
         numbers = {0: 0}
         for (content, tokens), block in sorted(cache._blocks.items(), key=lambda kv: cache._contents[kv[1]]):
@@ -242,7 +242,7 @@ class Simulation:
         """Everything is let go, and every answer is what it is alone."""
         assert not self.scheduler.has_unfinished and not self.scheduler._places
         assert self.blocks.free == self.blocks.num_blocks
-        assert self.blocks.free_slots == self.blocks.swap_blocks
+        assert self.blocks.swap.free == self.blocks.swap_blocks
         for request in self.requests:
             assert request.finished
             for sequence in request.sequences:

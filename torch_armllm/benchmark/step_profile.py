@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
@@ -94,22 +96,17 @@ def step_inputs(
     shape: Shape, model: PreTrainedModel, batch_size: int, context: int, prompt: int
 ) -> StepInputs:
     """A decode step, or a prompt's where ``prompt`` is not 0, over random tokens and an empty cache."""
-    sequences, new = (1, prompt) if prompt else (batch_size, 1)
+    count, new = (1, prompt) if prompt else (batch_size, 1)
     before = 0 if prompt else context
-    length = before + new
-    size = shape.block_size
-    blocks = -(-length // size)
-    table = torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
-    places = torch.arange(before, length).repeat(sequences)
-    rows = torch.arange(sequences).repeat_interleave(new)
-    vocabulary = model.config.get_text_config().vocab_size
-    return StepInputs(
-        torch.randint(vocabulary // 2, (1, sequences * new)),
-        places.view(1, -1),
-        table[rows, places // size].long() * size + places % size,
-        table,
-        torch.arange(0, sequences * new + 1, new, dtype=torch.int32),
-        torch.full((sequences,), length, dtype=torch.int32),
-        length,
-        shape.tensors(sequences * blocks),
+    pool = BlockPool(shape, count * -(-(before + new) // shape.block_size))
+    sequences = [SequenceBlocks(pool) for _ in range(count)]
+    for sequence in sequences:
+        sequence.append(before)
+    vocab_size = model.config.get_text_config().vocab_size
+    return StepInputs.pack(
+        pool,
+        sequences,
+        [new] * count,
+        torch.randint(vocab_size // 2, (1, count * new)),
+        torch.arange(before, before + new).repeat(count)[None],
     )

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         prompts = read_prompts(options.prompts, options.num_prompts, llm)
     else:
         count = options.num_prompts or 64
-        prompts = random_prompts(count, options.input_len, llm.vocabulary, options.seed or 0)
+        prompts = random_prompts(count, options.input_len, llm.vocab_size, options.seed or 0)
     throughput = measure(llm, prompts, params, progress=not options.json)
     if options.json:
         print(json.dumps({"model": options.model, **_shown(arguments), **throughput.to_dict()}), flush=True)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch_armllm.engine import diagnostics
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.execution.model import engine_forward
-from torch_armllm.engine.execution.plan_runner import ModelRunner
-from torch_armllm.engine.execution.thread_team import Team, choose_threads
+from torch_armllm.engine.execution.plan_runner import PlanRunner
+from torch_armllm.engine.execution.thread_team import ThreadTeam, choose_threads
 from torch_armllm.engine.llm_engine import LLMEngine, Runner
-from torch_armllm.engine.max_length import longest_text
+from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
@@ -22,9 +21,10 @@ from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
 from torch_armllm.kv_cache.block_manager import BlockManager
 from torch_armllm.kv_cache.budget import KvMemory, shape_by_config, size_kv_memory
+from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.ops import variants
+from torch_armllm.patching.patched_model import positions_of, servable_model
 from torch_armllm.patching.state import why_not_captured
-from torch_armllm.plan.plan_model import StoredModel
 from torch_armllm.system.host import cpu_name, free_memory
 from torch_armllm.system.logs import show_messages
 
@@ -49,13 +49,19 @@ def build_engine(
     """
     config = config or EngineConfig()
     show_messages()
-    team = Team(choose_threads(config.threads, config.pin_threads))
+    team = ThreadTeam(choose_threads(config.threads, config.pin_threads))
     team.settle()
     trace = trace_to(config.trace)
-    forward = engine_forward(model)
-    max_model_len = longest_text(model, config.max_model_len, forward.longest if forward else None)
+    servable = servable_model(model)
     runner: Runner
-    shape = shape_by_config(model.config, model.dtype) if forward is None else forward.shape
+    if servable is None:
+        name, vocab_size = type(model).__name__, int(model.get_input_embeddings().num_embeddings)
+        max_model_len = resolve_max_model_len(config.max_model_len, *positions_of(model), None)
+        shape: Shape | None = shape_by_config(model.config, model.dtype)
+    else:
+        name, vocab_size, shape = servable.name, servable.vocab_size, servable.shape
+        positions = servable.position_limit, servable.stated_positions
+        max_model_len = resolve_max_model_len(config.max_model_len, *positions, servable.max_length)
     memory = None
     if shape is not None:
         memory = size_kv_memory(
@@ -64,20 +70,19 @@ def build_engine(
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             memory=config.kv_cache_memory,
-            swap_space=0 if forward is None else config.swap_space,
+            swap_space=0 if servable is None else config.swap_space,
             free=max(0, free_memory() - config.promised_memory),
         )
-        kind = model.kind if isinstance(model, StoredModel) else type(model).__name__
-        logger.info("%s: %s", kind, memory)
+        logger.info("%s: %s", name, memory)
         max_model_len = memory.max_model_len
-    drawable = _drawable(forward.vocabulary if forward else _embeddings(model), tokenizer)
-    if forward is None or memory is None:
-        from torch_armllm.engine.execution.module_runner import ModulesRunner
+    drawable = _drawable(vocab_size, tokenizer)
+    if servable is None or memory is None:
+        from torch_armllm.engine.execution.module_runner import ModuleRunner
 
-        by_modules = runner = ModulesRunner(model, trace=trace, team=team)
+        by_modules = runner = ModuleRunner(model, trace=trace, team=team)
         blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
     else:
-        runner = ModelRunner(model, memory.num_blocks, memory.swap_blocks, trace, team, drawable)
+        runner = PlanRunner(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable)
         blocks = BlockManager(
             memory.num_blocks, memory.block_size, memory.swap_blocks, config.enable_prefix_caching
         )
@@ -96,10 +101,10 @@ def build_engine(
         return OutputText(tokenizer, sequence.params, prompt, ends, max_model_len, pieces)
 
     speculative_decoder = None
-    if config.speculative_config is not None and forward is not None:
-        positions = blocks.num_blocks * blocks.block_size
+    if config.speculative_config is not None and servable is not None:
+        num_positions = blocks.num_blocks * blocks.block_size
         speculative_decoder = build_speculative_decoder(
-            config.speculative_config, sampler, positions, config.max_num_batched_tokens
+            config.speculative_config, sampler, num_positions, config.max_num_batched_tokens
         )
     log_stats = not config.disable_log_stats
     return LLMEngine(
@@ -131,10 +136,6 @@ def _counted_only(
     most = config.max_num_seqs * -(-max_model_len // block_size)
     blocks = most if memory is None else memory.num_blocks
     return BlockManager(blocks, block_size, enable_prefix_caching=False)
-
-
-def _embeddings(model: Any) -> int:
-    return int(model.get_input_embeddings().num_embeddings)
 
 
 def _drawable(known: int, tokenizer: PreTrainedTokenizerBase | None) -> int:

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from torch_armllm.engine.errors import StepFailedError
-from torch_armllm.engine.execution.computed import Computed
+from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.output_builder import OutputBuilder
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.preprocess import Preprocessor, Prompt
@@ -27,9 +27,19 @@ from torch_armllm.engine.trace import NO_TRACE, Trace
 
 
 class Runner(Protocol):
-    """What computes a step's logits."""
+    """Computes the logits of steps."""
 
-    def compute(self, step: Step, best: bool = False) -> Computed:
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the model embeds."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        ...
+
+    def compute(self, step: Step, best: bool = False) -> StepResult:
         """Logits of all wanted positions, in the order of ``step.scheduled``.
 
         Args:

@@ -1,51 +1,36 @@
-"""How long a model's texts may be."""
+"""The longest sequence that an engine accepts."""
 
 from __future__ import annotations
 
-from typing import Any
 
-from torch_armllm.hf.base_model import base_model_of, position_limit
-from torch_armllm.plan.plan_model import StoredModel
-
-UNLIMITED = 32768
-"""Tokens of texts of models that state no limit."""
-
-
-def stated_limits(model: Any) -> tuple[int | None, int]:
-    """Positions that a model was made for, None where any number will do; and those that it states."""
-    if isinstance(model, StoredModel):
-        return model.made_for, model.stated
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
-    return position_limit(base_model_of(model).config), stated
-
-
-def longest_text(model: Any, wanted: int | None, longest: int | None) -> int:
-    """Most tokens of a prompt and its sequence.
+def resolve_max_model_len(
+    requested: int | None, position_limit: int | None, stated_positions: int, max_length: int | None
+) -> int:
+    """Returns the most tokens of a prompt and its output together.
 
     Args:
-        model: a causal language model.
-        wanted: what the user asks for, or None.
-        longest: most that the model's plan can attend to, or None.
+        requested: the user's ``max_model_len``, or None.
+        position_limit: see `torch_armllm.plan.servable_model.ServableModel`.
+        stated_positions: see there.
+        max_length: see there.
 
     Raises:
-        ValueError: more is asked for than the model was made for.
+        ValueError: ``requested`` is too small, or more than the model allows.
     """
-    made_for, stated = stated_limits(model)
-    most = min(made_for or stated, longest or stated)
-    if wanted is None:
-        return most
-    if wanted < 2:
+    if requested is None:
+        return min(position_limit or stated_positions, max_length or stated_positions)
+    if requested < 2:
         raise ValueError(
-            f"max_model_len = {wanted} leaves no room for a prompt and an answer: give at least 2"
+            f"max_model_len = {requested} leaves no room for a prompt and an output token: give at least 2"
         )
-    if made_for is not None and wanted > made_for:
+    if position_limit is not None and requested > position_limit:
         raise ValueError(
-            f"max_model_len = {wanted}, but this model was made for texts of {made_for} tokens: ask for "
-            "less, or load it with rope scaling"
+            f"max_model_len = {requested}, but this model was made for sequences of {position_limit} tokens: "
+            "ask for less, or load it with rope scaling"
         )
-    if longest is not None and wanted > longest:
+    if max_length is not None and requested > max_length:
         raise ValueError(
-            f"max_model_len = {wanted}, but this model attends to {longest} tokens as a whole at most, and "
-            f"the engine does nothing else: ask for {longest} at most"
+            f"max_model_len = {requested}, but the plan of this model attends to {max_length} tokens as a "
+            f"whole at most: ask for {max_length} at most"
         )
-    return wanted
+    return requested

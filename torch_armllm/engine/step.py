@@ -53,7 +53,7 @@ class Step:
         swaps_in: (swap block, block) pairs, to be copied second.
         copies: (block, block) pairs: shared blocks that are about to be written, copied third.
         preempted: sequences that lost their blocks.
-        prompt_work: what it reads of prompts; see `Room`.
+        prompt_work: what it reads of prompts; see `PrefillBudget`.
         decodes: says that it is a token for each of some sequences that have begun, and nothing else: the
             last one they know, without guesses.
     """
@@ -63,7 +63,7 @@ class Step:
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    prompt_work: float = 0.0
+    prefill_work: float = 0.0
     decodes: bool = False
 
     @property

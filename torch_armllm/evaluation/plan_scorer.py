@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.execution.lm_head import Head
 from torch_armllm.evaluation.prefix_tree import Node, build_forest
 from torch_armllm.evaluation.spans import LogLikelihood, Span, SpanScores, pieces
 from torch_armllm.kv_cache.block_pool import BlockPool
-from torch_armllm.kv_cache.sequence_blocks import Sequence as Place
-from torch_armllm.patching.forward import PatchedForward
-from torch_armllm.patching.state import is_patched, patched_forward
+from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
+from torch_armllm.patching.patched_model import servable_model
+from torch_armllm.patching.state import is_patched
+from torch_armllm.plan.servable_model import ServableModel
 from torch_armllm.plan.step import StepInputs
 
 _ROWS = 256
@@ -25,27 +25,25 @@ class PlanScorer:
     """Scores spans by a model's plan.
 
     Args:
-        model: a patched model.
-        forward: the plan of its base model.
+        model: a model with a plan.
         most_tokens: most tokens of a step, unless a single span has more.
     """
 
-    def __init__(self, model: Any, forward: PatchedForward, most_tokens: int = 1024) -> None:
-        self._forward = forward
-        self._head = Head(model, forward)
-        self._pool = BlockPool(forward.shape)
+    def __init__(self, model: ServableModel, most_tokens: int = 1024) -> None:
+        self._model = model
+        self._pool = BlockPool(model.shape)
         self._most = most_tokens
 
     @classmethod
     def of(cls, model: Any) -> PlanScorer | None:
         """Returns the scorer of a model; None if it has no plan."""
-        forward = patched_forward(model) if is_patched(model) else None
-        return None if forward is None else cls(model, forward)
+        servable = servable_model(model) if is_patched(model) else None
+        return None if servable is None else cls(servable)
 
     def serves(self, spans: Sequence[Span]) -> bool:
         """True if all spans fit into the model's maximum length."""
-        longest = self._forward.longest
-        return longest is None or all(len(span.ids) <= longest for span in spans)
+        max_length = self._model.max_length
+        return max_length is None or all(len(span.ids) <= max_length for span in spans)
 
     @torch.no_grad()
     def score(self, spans: Sequence[Span], tick: Callable[[int], object]) -> list[LogLikelihood]:
@@ -57,7 +55,7 @@ class PlanScorer:
         """
         scores = SpanScores(spans)
 
-        def visit(nodes: list[tuple[Node, Place | None]]) -> None:
+        def visit(nodes: list[tuple[Node, SequenceBlocks | None]]) -> None:
             for batch in _batches(nodes, self._most):
                 sequences = [self._begin(parent) for _, parent in batch]
                 chunks = [spans[node.sequences[0]].ids[node.start : node.end] for node, _ in batch]
@@ -79,17 +77,17 @@ class PlanScorer:
     @torch.no_grad()
     def rows(self, ids: list[int]) -> Iterator[Tensor]:
         """Yields the logits ``(R, vocab_size)`` of a sequence's positions, some at a time, in order."""
-        sequence = Place(self._pool)
+        sequence = SequenceBlocks(self._pool)
         hidden = self._step([ids], [sequence])
         sequence.release()
         for begin, end in pieces(0, len(ids), _ROWS):
-            yield self._head(hidden[begin:end])
+            yield self._model.head(hidden[begin:end])
 
-    def _begin(self, parent: Place | None) -> Place:
-        return Place(self._pool) if parent is None else parent.fork()
+    def _begin(self, parent: SequenceBlocks | None) -> SequenceBlocks:
+        return SequenceBlocks(self._pool) if parent is None else parent.fork()
 
     def _score_batch(
-        self, batch: list[tuple[Node, Place | None]], scores: SpanScores, hidden: Tensor
+        self, batch: list[tuple[Node, SequenceBlocks | None]], scores: SpanScores, hidden: Tensor
     ) -> None:
         """Computes the logits that spans need, batched over all nodes of a step."""
         wanted: list[tuple[Node, int, int]] = []
@@ -106,48 +104,37 @@ class PlanScorer:
             while count < len(rows) and total + len(rows[count]) <= _ROWS:
                 total += len(rows[count])
                 count += 1
-            logits = self._head(torch.cat(rows[:count]))
+            logits = self._model.head(torch.cat(rows[:count]))
             parts = logits.split([len(part) for part in rows[:count]])
             for (node, begin, _), part in zip(wanted[:count], parts, strict=True):
                 scores.add_logits(node, begin, part)
             del wanted[:count], rows[:count]
 
-    def _step(self, chunks: list[list[int]], sequences: list[Place]) -> Tensor:
+    def _step(self, chunks: list[list[int]], sequences: list[SequenceBlocks]) -> Tensor:
         """Appends chunks to their sequences, and returns the hidden states ``(T, hidden)``."""
         positions = [
             p
             for sequence, chunk in zip(sequences, chunks, strict=True)
             for p in _next_positions(sequence, chunk)
         ]
-        slots = [
-            s for sequence, chunk in zip(sequences, chunks, strict=True) for s in sequence.append(len(chunk))
-        ]
-        starts = [0]
-        for chunk in chunks:
-            starts.append(starts[-1] + len(chunk))
-        lengths = [sequence.length for sequence in sequences]
-        most = max(len(sequence.blocks) for sequence in sequences)
-        table = [sequence.blocks + [0] * (most - len(sequence.blocks)) for sequence in sequences]
-        return self._forward.plan.run(
-            StepInputs(
-                input_ids=torch.tensor([[token for chunk in chunks for token in chunk]]),
-                position_ids=torch.tensor([positions]) + self._forward.first_position,
-                slots=torch.tensor(slots),
-                block_table=torch.tensor(table, dtype=torch.int32),
-                query_start=torch.tensor(starts, dtype=torch.int32),
-                seq_lens=torch.tensor(lengths, dtype=torch.int32),
-                max_seq_len=max(lengths),
-                cache=self._pool.cache,
-            )
+        inputs = StepInputs.pack(
+            self._pool,
+            sequences,
+            [len(chunk) for chunk in chunks],
+            torch.tensor([[token for chunk in chunks for token in chunk]]),
+            torch.tensor([positions]) + self._model.first_position,
         )
+        return self._model.plan.run(inputs)
 
 
-def _next_positions(sequence: Place, chunk: list[int]) -> range:
+def _next_positions(sequence: SequenceBlocks, chunk: list[int]) -> range:
     return range(sequence.length, sequence.length + len(chunk))
 
 
-def _batches(nodes: list[tuple[Node, Place | None]], most: int) -> Iterator[list[tuple[Node, Place | None]]]:
-    batch: list[tuple[Node, Place | None]] = []
+def _batches(
+    nodes: list[tuple[Node, SequenceBlocks | None]], most: int
+) -> Iterator[list[tuple[Node, SequenceBlocks | None]]]:
+    batch: list[tuple[Node, SequenceBlocks | None]] = []
     total = 0
     for node, parent in nodes:
         length = node.end - node.start

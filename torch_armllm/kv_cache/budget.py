@@ -54,7 +54,7 @@ class KvMemory:
 
 def size_kv_memory(
     shape: Shape,
-    longest: int,
+    max_length: int,
     *,
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
@@ -66,8 +66,8 @@ def size_kv_memory(
 
     Args:
         shape: what a position takes.
-        longest: most tokens that the model can read and write.
-        max_model_len: most tokens of a text that were asked for; None: as many as fit, up to ``longest``.
+        max_length: most tokens of a sequence that the model allows.
+        max_model_len: most tokens of a text that were asked for; None: as many as fit, up to ``max_length``.
         max_num_seqs: texts that are worked on at once; more memory than they can fill is not taken by itself.
         memory: bytes, a share of the free memory (a float up to 1), or None: `DEFAULT_SHARE` of it at most.
         swap_space: bytes for blocks of texts that wait.
@@ -77,7 +77,7 @@ def size_kv_memory(
         ValueError: a text of ``max_model_len`` does not fit, or more is asked for than is free.
     """
     free = free_memory() if free is None else free
-    wanted = longest if max_model_len is None else max_model_len
+    wanted = max_length if max_model_len is None else max_model_len
     block_bytes = shape.block_size * shape.bytes_per_token
     granted, origin = _granted(memory, free)
     if granted + swap_space > free:

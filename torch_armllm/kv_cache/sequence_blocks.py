@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch_armllm.kv_cache.block_pool import BlockPool
 
 
-class Sequence:
+class SequenceBlocks:
     """The blocks that hold a sequence's keys and values, and how many positions are filled."""
 
     __slots__ = ("blocks", "length", "pool")
@@ -43,9 +43,9 @@ class Sequence:
         del self.blocks[keep:]
         self.length = length
 
-    def fork(self) -> Sequence:
+    def fork(self) -> SequenceBlocks:
         """A sequence that shares all blocks with this one until either of them writes."""
-        other = Sequence(self.pool)
+        other = SequenceBlocks(self.pool)
         other.blocks = self.pool.share(self.blocks)
         other.length = self.length
         return other

@@ -17,7 +17,7 @@ from torch_armllm.llm.loader import (
     load_engine,
     load_patched,
 )
-from torch_armllm.plan.plan_model import StoredModel
+from torch_armllm.plan.plan_model import PlanModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -87,14 +87,27 @@ class LLMBase:
     @property
     def has_model(self) -> bool:
         """Whether the model is there, or only an engine."""
-        return not isinstance(self._model, StoredModel)
+        return not isinstance(self._model, PlanModel)
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """How many tokens the model knows."""
-        if isinstance(self._model, StoredModel):
-            return self._model.forward.vocabulary
-        return int(self._model.get_input_embeddings().num_embeddings)
+        return self.llm_engine.runner.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return self.llm_engine.preprocessor.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences that run at once."""
+        return self.llm_engine.scheduler.config.max_num_seqs
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache; 0 for a model that runs module by module."""
+        return self.llm_engine.runner.kv_bytes
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of prompts and answers.

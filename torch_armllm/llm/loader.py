@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LoadedEngine(NamedTuple):
-    """An engine, and what it was made of: a patched model, or a `StoredModel`."""
+    """An engine, and what it was made of: a patched model, or a `PlanModel`."""
 
     engine: LLMEngine
     model: Any

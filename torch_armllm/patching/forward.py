@@ -16,11 +16,11 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from torch_armllm.hf.base_model import first_position_of, position_limit
 from torch_armllm.kv_cache.block_pool import BlockPool
-from torch_armllm.kv_cache.sequence_blocks import Sequence
+from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.paged_cache import PagedCache
-from torch_armllm.patching.pool_reuse import SparePools
-from torch_armllm.patching.token_log import Told
+from torch_armllm.patching.pool_reuse import PoolReuse
+from torch_armllm.patching.token_log import TokenLog
 from torch_armllm.plan.step import Plan, StepInputs
 
 _IGNORED = {
@@ -56,15 +56,15 @@ class PatchedForward:
         base: nn.Module,
         plan: Plan,
         shape: Shape,
-        vocabulary: int,
-        longest: int | None = None,
+        vocab_size: int,
+        max_length: int | None = None,
         apart: bool = False,
     ) -> None:
         self.base = base
         self.plan = plan
         self.shape = shape
-        self.vocabulary = vocabulary
-        self.longest = longest
+        self.vocab_size = vocab_size
+        self.max_length = max_length
         self.apart = apart
         """Whether modules keep in their cache what the plan does not, so that they begin a text anew."""
         self.first_position = first_position_of(base)
@@ -72,7 +72,7 @@ class PatchedForward:
         self._warned: set[str] = set()
         self._modules_only: str | None = None
         self._given: Tensor | None = None
-        self._pools = SparePools(shape)
+        self._pools = PoolReuse(shape)
         self._transient = PagedCache(BlockPool(shape))
 
     def __call__(
@@ -158,19 +158,19 @@ class PatchedForward:
 
     def _check_length(self, past: Any, length: int) -> None:
         before = past.get_seq_length() if past is not None else 0
-        if self.longest is not None and before + length > self.longest:
-            raise _Unserved(f"texts of more than {self.longest} tokens are not attended to as a whole")
+        if self.max_length is not None and before + length > self.max_length:
+            raise _Unserved(f"texts of more than {self.max_length} tokens are not attended to as a whole")
 
     def _tell_again(self, cache: PagedCache) -> None:
         """Gives the modules a cache of their own kind, in place, with what it held."""
-        told = cache.told
+        token_log = cache.token_log
         config: Any = self.base.config
         cache.give_back(config.get_text_config(decoder=True))
-        if told is not None and told.ids.shape[1]:
+        if token_log is not None and token_log.ids.shape[1]:
             self.module_forward(
-                input_ids=told.ids,
-                attention_mask=told.kept,
-                position_ids=told.positions,
+                input_ids=token_log.ids,
+                attention_mask=token_log.kept,
+                position_ids=token_log.positions,
                 past_key_values=cache,
                 use_cache=True,
             )
@@ -180,10 +180,10 @@ class PatchedForward:
         if past is None:
             if use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True):
                 made = self._pools.cache(lambda pool: PagedCache(pool, batch))
-                made.told = Told(batch) if self.apart else None
+                made.token_log = TokenLog(batch) if self.apart else None
                 return made, True
             self._transient.reset()
-            self._transient.rows = [Sequence(self._transient.pool) for _ in range(batch)]
+            self._transient.rows = [SequenceBlocks(self._transient.pool) for _ in range(batch)]
             return self._transient, False
         if type(past) is DynamicCache:
             if self.apart and past.get_seq_length():
@@ -193,9 +193,9 @@ class PatchedForward:
             given = past
             past = self._pools.cache(lambda pool: PagedCache.adopt(given, pool, batch))
         if not past.rows:
-            past.rows = [Sequence(past.pool) for _ in range(batch)]
-        if self.apart and past.told is None:
-            past.told = Told(batch)
+            past.rows = [SequenceBlocks(past.pool) for _ in range(batch)]
+        if self.apart and past.token_log is None:
+            past.token_log = TokenLog(batch)
         if len(past.rows) != batch:
             raise ValueError(f"the cache holds {len(past.rows)} sequences but the batch has {batch}")
         return past, True
@@ -217,27 +217,11 @@ class PatchedForward:
             flat_ids, flat_positions = ids[kept][None], positions[kept][None]
         self._check_ids(flat_ids)
         self._check_positions(flat_positions)
-        slots: list[int] = []
-        starts = [0]
-        for row, count in zip(cache.rows, counts, strict=True):
-            slots += row.append(count)
-            starts.append(len(slots))
+        inputs = StepInputs.pack(cache.pool, cache.rows, counts, flat_ids, flat_positions)
         cache.padded_length = past + length
-        if cache.told is not None:
-            cache.told.append(ids, positions, kept)
-        lengths = [row.length for row in cache.rows]
-        hidden = self.plan.run(
-            StepInputs(
-                input_ids=flat_ids.contiguous(),
-                position_ids=flat_positions.contiguous(),
-                slots=torch.tensor(slots, dtype=torch.int64),
-                block_table=cache.block_table(),
-                query_start=torch.tensor(starts, dtype=torch.int32),
-                seq_lens=torch.tensor(lengths, dtype=torch.int32),
-                max_seq_len=max(lengths, default=0),
-                cache=cache.pool.cache,
-            )
-        )
+        if cache.token_log is not None:
+            cache.token_log.append(ids, positions, kept)
+        hidden = self.plan.run(inputs)
         if kept is None:
             return hidden.view(batch, length, -1)
         padded = hidden.new_zeros(batch, length, hidden.shape[-1])
@@ -245,8 +229,8 @@ class PatchedForward:
         return padded
 
     def _check_ids(self, ids: Tensor) -> None:
-        if ids.numel() and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
-            raise IndexError(f"token ids must be in 0 … {self.vocabulary - 1}; the input has {_span(ids)}")
+        if ids.numel() and (int(ids.max()) >= self.vocab_size or int(ids.min()) < 0):
+            raise IndexError(f"token ids must be in 0 … {self.vocab_size - 1}; the input has {_span(ids)}")
 
     def _check_positions(self, positions: Tensor) -> None:
         limit = position_limit(self.base.config)

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from torch_armllm.kv_cache.block_pool import BlockPool
-from torch_armllm.kv_cache.sequence_blocks import Sequence
+from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Shape
-from torch_armllm.patching.token_log import Told
+from torch_armllm.patching.token_log import TokenLog
 
 
 class PagedCache(DynamicCache):
@@ -22,9 +22,9 @@ class PagedCache(DynamicCache):
     """
 
     pool: BlockPool
-    rows: list[Sequence]
+    rows: list[SequenceBlocks]
     padded_length: int
-    told: Told | None
+    token_log: TokenLog | None
     """the tokens so far, where modules could not go on from this cache"""
 
     def __init__(self, pool: BlockPool, batch_size: int = 0) -> None:
@@ -33,9 +33,9 @@ class PagedCache(DynamicCache):
 
     def _begin(self, pool: BlockPool, batch_size: int) -> None:
         self.pool = pool
-        self.rows = [Sequence(self.pool) for _ in range(batch_size)]
+        self.rows = [SequenceBlocks(self.pool) for _ in range(batch_size)]
         self.padded_length = 0
-        self.told = None
+        self.token_log = None
 
     @classmethod
     def adopt(cls, cache: DynamicCache, pool: BlockPool, batch_size: int) -> PagedCache:
@@ -73,13 +73,6 @@ class PagedCache(DynamicCache):
         """Sizes of the layers."""
         return self.pool.shape
 
-    def block_table(self) -> Tensor:
-        """int32 ``(batch, most blocks of a row)``, padded with zeros."""
-        longest = max((len(row.blocks) for row in self.rows), default=0)
-        return torch.tensor(
-            [row.blocks + [0] * (longest - len(row.blocks)) for row in self.rows], dtype=torch.int32
-        )
-
     # the module path
 
     def _write_dense(self, layer: int, keys: Tensor, values: Tensor, new: bool) -> None:
@@ -110,7 +103,7 @@ class PagedCache(DynamicCache):
         first = layer_idx == 0
         if first:
             if not self.rows:
-                self.rows = [Sequence(self.pool) for _ in range(key_states.shape[0])]
+                self.rows = [SequenceBlocks(self.pool) for _ in range(key_states.shape[0])]
             self.padded_length += key_states.shape[2]
         self._write_dense(layer_idx, key_states, value_states, new=first)
         keys, values = self._read_dense(layer_idx)
@@ -180,8 +173,8 @@ class PagedCache(DynamicCache):
         for row in self.rows:
             row.release()
         self.padded_length = 0
-        if self.told is not None:
-            self.told.crop(0)
+        if self.token_log is not None:
+            self.token_log.crop(0)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last ``-tokens_to_remove`` positions of every row."""
@@ -193,16 +186,16 @@ class PagedCache(DynamicCache):
         for row in self.rows:
             row.truncate(max(0, row.length - count))
         self.padded_length -= count
-        if self.told is not None:
-            self.told.crop(self.padded_length)
+        if self.token_log is not None:
+            self.token_log.crop(self.padded_length)
 
     def _choose(self, indices: list[int]) -> None:
         chosen = [self.rows[i].fork() for i in indices]
         for row in self.rows:
             row.release()
         self.rows = chosen
-        if self.told is not None:
-            self.told.choose(indices)
+        if self.token_log is not None:
+            self.token_log.choose(indices)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keeps the rows that the beams continue; blocks are shared, not copied."""

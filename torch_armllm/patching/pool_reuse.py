@@ -10,7 +10,7 @@ from torch_armllm.kv_cache.shapes import Shape
 from torch_armllm.patching.paged_cache import PagedCache
 
 
-class SparePools:
+class PoolReuse:
     """Block pools of caches that nobody holds any more, for the next ones to use.
 
     Memory that the system hands out anew has to be zeroed page by page: several per cent of a short prompt.
@@ -24,7 +24,7 @@ class SparePools:
         """A cache that `make` makes on a spare pool, or on a new one."""
         spare = [pool for owner, pool in self._lent if owner() is None]
         pool = spare[0] if spare else BlockPool(self.shape)
-        pool.clear()
+        pool.reset()
         made = make(pool)
         # one spare pool is enough: the others are let go
         self._lent = [(owner, lent) for owner, lent in self._lent if owner() is not None]

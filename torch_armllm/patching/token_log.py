@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Told:
+class TokenLog:
     """Ids, positions and mask of a batch, each ``(batch, length)``; padding included."""
 
     def __init__(self, batch_size: int) -> None:

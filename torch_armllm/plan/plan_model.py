@@ -1,4 +1,4 @@
-"""A model of which there is no more than what an engine runs: its plan, its head, and a few numbers."""
+"""A model restored from the plan cache: its plan, its output layer and a few numbers, without modules."""
 
 from __future__ import annotations
 
@@ -13,19 +13,8 @@ from torch_armllm.plan.native import NativePlan
 
 
 @dataclass
-class StoredForward:
-    """What a `PatchedForward` tells an engine."""
-
-    plan: NativePlan
-    shape: Shape
-    vocabulary: int
-    longest: int | None
-    first_position: int
-
-
-@dataclass
-class StoredHead:
-    """An output layer without anything around it; ``scheme`` is None for float weights."""
+class HeadWeights:
+    """An output layer that is one matrix product; ``scheme`` is None for float weights."""
 
     weight: Tensor
     bias: Tensor | None
@@ -34,33 +23,33 @@ class StoredHead:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Weight and bias, if there is one."""
+        """Weight, and bias if there is one."""
         return [t for t in (self.weight, self.bias) if t is not None]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits ``(R, vocabulary)`` of rows ``(R, hidden)``."""
+        """Logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
         if self.scheme is None:
             return dense_linear(hidden, self.weight, self.bias)
         if self.scheme == "int8":
             return int8_linear(hidden, self.weight, self.out_features, self.bias)
         return int4_linear(hidden, self.weight, self.out_features, self.scheme, self.bias)
 
+    def weights(self, like: Tensor) -> HeadWeights:
+        """See `Head.weights`."""
+        return self
+
 
 @dataclass
-class StoredModel:
-    """Stands for a patched model where only an engine asks.
+class PlanModel:
+    """A `torch_armllm.plan.servable_model.ServableModel` without modules; see there for the fields."""
 
-    Attributes:
-        kind: the model's class.
-        forward: see `StoredForward`.
-        head: from hidden states to logits.
-        made_for, stated: positions, see `torch_armllm.engine.max_length`.
-        generation_config: the settings that its makers recommend.
-    """
-
-    kind: str
-    forward: StoredForward
-    head: StoredHead
-    made_for: int | None
-    stated: int
+    name: str
+    plan: NativePlan
+    shape: Shape
+    vocab_size: int
+    max_length: int | None
+    first_position: int
+    position_limit: int | None
+    stated_positions: int
+    head: HeadWeights
     generation_config: SimpleNamespace | None

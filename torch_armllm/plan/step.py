@@ -1,25 +1,29 @@
-"""Inputs of a step, and the protocol of a plan that runs one."""
+"""Inputs of a step, and the protocol of a plan that computes it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Cache
 
 
 @dataclass
 class StepInputs:
-    """One step's tokens, packed: the new tokens of B sequences one behind the other, T in all."""
+    """The new tokens of B sequences, packed one sequence after another; T tokens in all."""
 
     input_ids: Tensor
     """int64 ``(1, T)``"""
     position_ids: Tensor
     """int64 ``(1, T)``, for rotary embeddings"""
     slots: Tensor
-    """int64 ``(T,)``: block · block_size + offset of each token's key and value; negative: not kept"""
+    """int64 ``(T,)``: block · block_size + offset of each token's key and value; negative: not stored"""
     block_table: Tensor
     """int32 ``(B, n)``, contiguous"""
     query_start: Tensor
@@ -28,11 +32,50 @@ class StepInputs:
     """int32 ``(B,)``: positions of each sequence, this step's tokens included"""
     max_seq_len: int
     cache: Cache
-    """keys and values, or latents, of all layers, as the pool's shape makes them"""
+    """keys and values, or latents, of all layers, as `Shape.tensors` allocates them"""
+
+    @classmethod
+    def pack(
+        cls,
+        pool: BlockPool,
+        sequences: Sequence[SequenceBlocks],
+        counts: Sequence[int],
+        input_ids: Tensor,
+        position_ids: Tensor,
+    ) -> StepInputs:
+        """Appends new tokens to sequences and returns the step that computes them.
+
+        The engine's `StepBuilder` writes the same tensors into buffers that it reuses.
+
+        Args:
+            pool: owns the blocks of all sequences.
+            sequences: each grows by its count.
+            counts: new tokens of each sequence.
+            input_ids: int64 ``(1, T)``, in the order of ``sequences``.
+            position_ids: int64 ``(1, T)``.
+        """
+        slots: list[int] = []
+        starts = [0]
+        for sequence, count in zip(sequences, counts, strict=True):
+            slots += sequence.append(count)
+            starts.append(len(slots))
+        width = max((len(sequence.blocks) for sequence in sequences), default=0)
+        table = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence in sequences]
+        lengths = [sequence.length for sequence in sequences]
+        return cls(
+            input_ids=input_ids.contiguous(),
+            position_ids=position_ids.contiguous(),
+            slots=torch.tensor(slots, dtype=torch.int64),
+            block_table=torch.tensor(table, dtype=torch.int32),
+            query_start=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            max_seq_len=max(lengths, default=0),
+            cache=pool.cache,  # read last: appending may have moved it to larger tensors
+        )
 
     @property
     def caches(self) -> list[Tensor]:
-        """The tensors of the cache that there are."""
+        """The tensors of the cache that are not None."""
         return [t for t in self.cache if t is not None]
 
     @property
@@ -42,7 +85,7 @@ class StepInputs:
 
 
 class Plan(Protocol):
-    """Something that runs a step."""
+    """A computation of a model's steps."""
 
     def run(self, inputs: StepInputs) -> Tensor:
         """The last hidden state of every token, ``(T, hidden)``."""

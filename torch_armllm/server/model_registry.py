@@ -81,7 +81,7 @@ class ModelRegistry:
             OSError: the checkpoint does not exist.
         """
         trace = self._trace.track(model.name) if self._trace else None
-        promised = sum(map(_kv_bytes, [*self, *self._draining]))
+        promised = sum(served.llm.kv_bytes for served in [*self, *self._draining])
         engine = {"progress": False, "trace": trace, **self._engine, **model.engine}
         return AsyncLLM(model.source, promised_memory=promised, **engine)
 
@@ -184,12 +184,6 @@ def lease_model(request: Request, name: str | None) -> ServedModel:
     served.acquire()
     request.scope[_LEASED].append(served)
     return served
-
-
-def _kv_bytes(served: ServedModel) -> int:
-    """Returns the bytes of a model's KV cache."""
-    cache = getattr(served.llm.llm_engine.runner, "cache", ())
-    return sum(tensor.nbytes for tensor in cache if tensor is not None)
 
 
 def _free_memory() -> None:

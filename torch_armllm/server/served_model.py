@@ -41,7 +41,6 @@ class ServedModel:
     def __init__(
         self, llm: AsyncLLM, model_settings: ModelSettings, settings: ServerSettings, metrics: ServerMetrics
     ) -> None:
-        engine = llm.llm_engine
         self.llm = llm
         self.model_settings = model_settings
         self.name = model_settings.name
@@ -50,12 +49,12 @@ class ServedModel:
         self._num_requests = 0
         self.settings = settings
         self.created = int(time.time())
-        self.max_model_len = engine.preprocessor.max_model_len
-        self.vocab_size = llm.vocabulary
+        self.max_model_len = llm.max_model_len
+        self.vocab_size = llm.vocab_size
         self.defaults = llm.get_default_sampling_params()
-        self.admission = Admission(engine.scheduler.config.max_num_seqs, settings.max_queue)
+        self.admission = Admission(llm.max_num_seqs, settings.max_queue)
         self.prompts = PromptBuilder(llm.get_tokenizer(), model_settings.chat_template)
-        self.metrics = metrics.for_model(model_settings.name, engine.stats)
+        self.metrics = metrics.for_model(model_settings.name, llm.llm_engine.stats)
 
     def acquire(self) -> None:
         """Keeps the model loaded for a request; see `release`."""

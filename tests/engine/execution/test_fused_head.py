@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import torch_armllm
-from tests.support.engines import answer_ids, engine
+from tests.support.engines import answer_ids, engine, plan_runner
 from torch_armllm import Recipe
-from torch_armllm.engine.execution.computed import Computed
-from torch_armllm.engine.execution.plan_runner import ModelRunner
+from torch_armllm.engine.execution.computed import StepResult
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
@@ -38,7 +38,7 @@ def prompts(count: int) -> list[list[int]]:
     return [tiny_ids(1, 11 + number, seed=number)[0].tolist() for number in range(count)]
 
 
-def decoding(runner: ModelRunner, count: int) -> Step:
+def decoding(runner: PlanRunner, count: int) -> Step:
     """A step that gives each of some answers one more token."""
     step = Step(decodes=True)
     for number, prompt in enumerate(prompts(count)):
@@ -55,7 +55,7 @@ def decoding(runner: ModelRunner, count: int) -> Step:
 def test_joined_and_alone_give_the_same_bits(head: str | None, dtype: torch.dtype, count: int) -> None:
     model = patched(head, dtype)
     drawable = model.config.vocab_size - 30
-    runner = ModelRunner(model, 8, drawable=drawable)
+    runner = plan_runner(model, 8, drawable=drawable)
     step = decoding(runner, count)
     alone = runner.execute(step)
     assert runner.compute(step, best=True).best is None  # the first such step joins them
@@ -77,7 +77,7 @@ def long_texts(size: int) -> list[Sequence]:
     return made
 
 
-def growing(runner: ModelRunner, compute: Callable[[Step], Computed]) -> list[tuple[Tensor, list[int]]]:
+def growing(runner: PlanRunner, compute: Callable[[Step], StepResult]) -> list[tuple[Tensor, list[int]]]:
     """Copies of what steps compute that give each of `long_texts` a token."""
     sequences, found = long_texts(runner.block_size), []
     for sequence in sequences:
@@ -96,11 +96,11 @@ def growing(runner: ModelRunner, compute: Callable[[Step], Computed]) -> list[tu
 def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> None:
     model = tiny_model(family)
     assert torch_armllm.patch(model, "int4", progress=False).captured
-    runner = ModelRunner(model, 1024 // 16)
-    expected = growing(runner, lambda step: Computed(runner.execute(step)))
+    runner = plan_runner(model, 1024 // 16)
+    expected = growing(runner, lambda step: StepResult(runner.execute(step)))
     tickets = []
 
-    def joined(step: Step) -> Computed:
+    def joined(step: Step) -> StepResult:
         computed = runner.compute(step, best=True)
         tickets.append(0 if runner._joined is None else runner._joined._binding)
         return computed
@@ -114,7 +114,7 @@ def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> N
 
 def test_another_step_meanwhile_changes_nothing() -> None:
     model = patched("int8", torch.float32)
-    runner, other = ModelRunner(model, 8), ModelRunner(model, 8)
+    runner, other = plan_runner(model, 8), plan_runner(model, 8)
     step, another = decoding(runner, 3), decoding(other, 2)
     expected, its = runner.execute(step), other.execute(another)
     for each, given in ((runner, step), (other, another)):
@@ -127,7 +127,7 @@ def test_another_step_meanwhile_changes_nothing() -> None:
 
 
 def test_another_number_of_threads_changes_nothing() -> None:
-    runner = ModelRunner(patched("int8", torch.float32), 8)
+    runner = plan_runner(patched("int8", torch.float32), 8)
     step, before = decoding(runner, 3), torch.get_num_threads()
     expected = runner.execute(step)
     try:
@@ -140,7 +140,7 @@ def test_another_number_of_threads_changes_nothing() -> None:
 
 
 def test_other_kernels_take_over_between_steps() -> None:
-    runner = ModelRunner(patched("int8", torch.float32), 8)
+    runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 3)
     for name in variants.machine().runnable:
         with variants.use(name):
@@ -152,7 +152,7 @@ def test_other_kernels_take_over_between_steps() -> None:
 
 
 def test_a_step_that_is_timed_has_the_same_bits() -> None:
-    runner = ModelRunner(patched("int8", torch.float32), 8)
+    runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 3)
     for _ in range(2):  # the first joins head and body
         expected = runner.compute(step, best=True).logits.clone()
@@ -169,7 +169,7 @@ def test_a_step_that_is_timed_has_the_same_bits() -> None:
 
 
 def test_ids_are_checked_in_every_step() -> None:
-    runner = ModelRunner(patched("int8", torch.float32), 8)
+    runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 2)
     for _ in range(3):
         expected = runner.compute(step, best=True).logits.clone()
@@ -184,7 +184,7 @@ def test_ids_are_checked_in_every_step() -> None:
 def test_a_head_that_does_more_stays_apart() -> None:
     model = tiny_model("gemma2")
     assert torch_armllm.patch(model, progress=False).captured
-    runner = ModelRunner(model, 8)
+    runner = plan_runner(model, 8)
     step = decoding(runner, 2)
     expected = runner.execute(step)
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_a_head_that_does_more_stays_apart() -> None:
 
 
 def test_steps_that_read_prompts_do_not_join() -> None:
-    runner = ModelRunner(patched("int8", torch.float32), 8)
+    runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 2)
     runner.compute(step, best=True)
     (sequence,) = Request("prompt", prompts(1)[0], SamplingParams(), seed=0).sequences
@@ -233,7 +233,7 @@ def test_a_row_without_a_number_ends_its_answer_alone(monkeypatch: pytest.Monkey
     expected = answer_ids(on, prompts(2), GREEDY)
     compute = on.runner.compute
 
-    def spoilt(step: Step, best: bool = False) -> Computed:
+    def spoilt(step: Step, best: bool = False) -> StepResult:
         computed = compute(step, best)
         rows = [s.sequence.request.request_id for s in step.scheduled]
         if computed.best is not None and rows == ["0", "1"]:

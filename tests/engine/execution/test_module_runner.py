@@ -13,7 +13,7 @@ import torch_armllm
 from tests.support.engines import MEMORY, answer_ids
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
-from torch_armllm.engine.execution.module_runner import ModulesRunner
+from torch_armllm.engine.execution.module_runner import ModuleRunner
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -53,7 +53,7 @@ def rest(sequence: Sequence) -> Scheduled:
     return Scheduled(sequence, sequence.computed, len(sequence.token_ids) - sequence.computed)
 
 
-def advance(runner: ModulesRunner, *sequences: Sequence) -> None:
+def advance(runner: ModuleRunner, *sequences: Sequence) -> None:
     """A greedy step."""
     logits = runner.execute(Step([rest(sequence) for sequence in sequences]))
     for sequence, row in zip(sequences, logits, strict=True):
@@ -64,7 +64,7 @@ def advance(runner: ModulesRunner, *sequences: Sequence) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_in_turn_give_what_generate_gives(family: str) -> None:
     model = model_of(family)
-    runner = ModulesRunner(model)
+    runner = ModuleRunner(model)
     first, second = answer_of(11), answer_of(5)
     advance(runner, first)
     for _ in range(NEW - 1):
@@ -76,7 +76,7 @@ def test_texts_in_turn_give_what_generate_gives(family: str) -> None:
 
 def test_a_fork_goes_on_from_a_copy() -> None:
     model = model_of("mamba2")
-    runner = ModulesRunner(model)
+    runner = ModuleRunner(model)
     first = answer_of(9)
     advance(runner, first)
     others = [Sequence(first.request, i, [*first.token_ids[:9], i + 20], computed=9) for i in (1, 2)]
@@ -95,9 +95,9 @@ def answer_like(sequence: Sequence) -> Sequence:
 
 def test_pieces_of_a_prompt_wait_for_the_last() -> None:
     model = model_of("recurrent_gemma")
-    runner = ModulesRunner(model)
+    runner = ModuleRunner(model)
     sequence = answer_of(11)
-    assert runner.execute(Step([Scheduled(sequence, 0, 4)])).shape == (0, runner.vocabulary)
+    assert runner.execute(Step([Scheduled(sequence, 0, 4)])).shape == (0, runner.vocab_size)
     sequence.computed = 4
     advance(runner, sequence)
     assert sequence.output_token_ids == generated(model, sequence.request.prompt_token_ids)[:1]
@@ -110,7 +110,7 @@ def test_pieces_of_a_prompt_wait_for_the_last() -> None:
 
 def test_a_preempted_text_is_read_anew() -> None:
     model = model_of("rwkv")
-    runner = ModulesRunner(model)
+    runner = ModuleRunner(model)
     sequence, other = answer_of(11), answer_of(5)
     advance(runner, sequence)
     advance(runner, sequence)
@@ -123,7 +123,7 @@ def test_a_preempted_text_is_read_anew() -> None:
 
 
 def test_what_is_finished_or_dropped_leaves_nothing() -> None:
-    runner = ModulesRunner(model_of("mamba2"))
+    runner = ModuleRunner(model_of("mamba2"))
     first, second, third = answer_of(4), answer_of(5), answer_of(6)
     advance(runner, first, second, third)
     assert len(runner._texts) == 3

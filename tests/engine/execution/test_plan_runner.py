@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_armllm
-from torch_armllm.engine.execution.plan_runner import ModelRunner
+from tests.support.engines import plan_runner
 from torch_armllm.engine.request import Request, Sequence
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.step import Scheduled, Step
@@ -57,7 +57,7 @@ def shuffled(count: int) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_chunks_have_the_bits_of_a_text_alone(family: str) -> None:
     model = patched(family)
-    runner = ModelRunner(model, num_blocks=32)
+    runner = plan_runner(model, num_blocks=32)
     some = sequences(LENGTHS, shuffled(32), runner.block_size)
     expected = [alone(model, sequence) for sequence in some]
     done = [0] * len(some)
@@ -77,17 +77,17 @@ def test_packed_chunks_have_the_bits_of_a_text_alone(family: str) -> None:
 
 def test_rows_that_nobody_wants_are_not_made() -> None:
     model = patched("llama")
-    runner = ModelRunner(model, num_blocks=16)
+    runner = plan_runner(model, num_blocks=16)
     first, second = sequences([40, 20], shuffled(16), runner.block_size, every_row=False)
     chunk = Step([Scheduled(first, 0, 33)])
-    assert runner.execute(chunk).shape == (0, runner.vocabulary)
+    assert runner.execute(chunk).shape == (0, runner.vocab_size)
     both = runner.execute(Step([Scheduled(first, 33, 7), Scheduled(second, 0, 20)]))
     assert torch.equal(both, torch.stack([alone(model, sequence)[-1] for sequence in (first, second)]))
 
 
 def test_guessed_tokens_follow_the_known_ones() -> None:
     model = patched("llama")
-    runner = ModelRunner(model, num_blocks=16)
+    runner = plan_runner(model, num_blocks=16)
     first, second = sequences([40, 30], shuffled(16), runner.block_size, every_row=False)
     first.draft, first.token_ids = first.token_ids[35:], first.token_ids[:35]
     got = runner.execute(Step([Scheduled(first, 0, 40), Scheduled(second, 0, 30)]))
@@ -100,7 +100,7 @@ def test_guessed_tokens_follow_the_known_ones() -> None:
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma4_text"])
 def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
     model = patched(family)
-    runner = ModelRunner(model, num_blocks=12, swap_blocks=4)
+    runner = plan_runner(model, num_blocks=12, swap_blocks=4)
     size = runner.block_size
     first, second = sequences([70, 45], shuffled(12), size)
     expected = alone(model, first)
@@ -125,7 +125,7 @@ def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
 
 def test_tables_grow_and_rows_change_hands() -> None:
     model = patched("llama")
-    runner = ModelRunner(model, num_blocks=400)
+    runner = plan_runner(model, num_blocks=400)
     some = sequences([3] * 70, shuffled(400), runner.block_size, every_row=False)
     expected = torch.stack([alone(model, sequence)[-1] for sequence in some])
     together = runner.execute(Step([Scheduled(sequence, 0, 3) for sequence in some]))
@@ -138,7 +138,7 @@ def test_tables_grow_and_rows_change_hands() -> None:
 @pytest.mark.parametrize("family", ["llama", "cohere"])
 def test_unquantized_rows_do_not_depend_on_the_batch(family: str, dtype: torch.dtype) -> None:
     model = patched(family, None, dtype)
-    runner = ModelRunner(model, num_blocks=16)
+    runner = plan_runner(model, num_blocks=16)
     some = sequences(LENGTHS, shuffled(16), runner.block_size, every_row=False)
     steps = [Scheduled(sequence, 0, len(sequence.token_ids)) for sequence in some]
     together = runner.execute(Step(steps))
@@ -148,11 +148,11 @@ def test_unquantized_rows_do_not_depend_on_the_batch(family: str, dtype: torch.d
 
 
 def test_what_lies_behind_the_output_layer_is_kept() -> None:
-    assert ModelRunner(patched("llama"), 4).head.is_alone(torch.empty(1, 64))
+    assert plan_runner(patched("llama"), 4).head.is_alone(torch.empty(1, 64))
     model = patched("gemma2")
-    assert not ModelRunner(model, 4).head.is_alone(torch.empty(1, model.config.hidden_size))
+    assert not plan_runner(model, 4).head.is_alone(torch.empty(1, model.config.hidden_size))
 
 
 def test_a_model_without_a_plan_is_refused() -> None:
     with pytest.raises(ValueError, match="is not patched"):
-        ModelRunner(tiny_model("llama"), 4)
+        plan_runner(tiny_model("llama"), 4)

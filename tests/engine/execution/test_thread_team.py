@@ -13,7 +13,12 @@ import pytest
 import torch
 
 from torch_armllm.engine.execution import thread_team
-from torch_armllm.engine.execution.thread_team import Team, Threads, choose_threads, use_threads
+from torch_armllm.engine.execution.thread_team import (
+    ThreadSettings,
+    ThreadTeam,
+    apply_threads,
+    choose_threads,
+)
 from torch_armllm.ops.threads import team_threads
 from torch_armllm.system.host import physical_cores
 
@@ -21,7 +26,7 @@ ALONE = [(0,), (1,), (2,), (3,)]
 SHARED = [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
-def chosen(**given: Any) -> Threads:
+def chosen(**given: Any) -> ThreadSettings:
     settings = {"cores": ALONE, "current": 4, "environment": {}, **given}
     return choose_threads(**settings)
 
@@ -101,10 +106,10 @@ def test_the_team_is_the_calling_threads_own() -> None:
 
 PROGRAM = """
 import os, torch
-from torch_armllm.ops.team import team_threads
-from torch_armllm.parallel.threads import Threads, use_threads
+from torch_armllm.ops.threads import team_threads
+from torch_armllm.engine.execution.thread_team import ThreadSettings, apply_threads
 cpus = sorted(os.sched_getaffinity(0))
-use_threads(Threads(2, "", ((cpus[0],), (cpus[1],)), ""))
+apply_threads(ThreadSettings(2, "", ((cpus[0],), (cpus[1],)), ""))
 main, worker = team_threads()
 assert torch.get_num_threads() == 2
 assert os.sched_getaffinity(worker) == {cpus[1]}, os.sched_getaffinity(worker)
@@ -119,10 +124,10 @@ def test_workers_are_pinned_and_the_caller_is_not() -> None:
 
 PROGRAM_WITH_A_THREAD = """
 import os, threading
-from torch_armllm.ops.team import team_threads
-from torch_armllm.parallel.threads import Team, Threads
+from torch_armllm.ops.threads import team_threads
+from torch_armllm.engine.execution.thread_team import ThreadTeam, ThreadSettings
 cpus = sorted(os.sched_getaffinity(0))
-team = Team(Threads(2, "", ((cpus[0],), (cpus[1],)), ""))
+team = ThreadTeam(ThreadSettings(2, "", ((cpus[0],), (cpus[1],)), ""))
 team.settle()
 def other():
     team.settle()
@@ -142,11 +147,11 @@ def test_each_thread_that_computes_has_its_workers_pinned() -> None:
 
 def test_workers_leave_places_that_others_want(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stood, placed = [100.0], {11: 0, 12: 0}, {}
-    monkeypatch.setattr(thread_team, "use_threads", lambda chosen: [11, 12])
+    monkeypatch.setattr(thread_team, "apply_threads", lambda chosen: [11, 12])
     monkeypatch.setattr(thread_team, "waited", stood.__getitem__)
     monkeypatch.setattr(thread_team.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(thread_team.os, "sched_setaffinity", placed.__setitem__)
-    team = Team(chosen())
+    team = ThreadTeam(chosen())
     team.settle()
     for step in range(8):
         clock[0] += 0.3
@@ -173,5 +178,5 @@ def test_how_long_a_thread_has_waited() -> None:
 
 def test_using_as_many_threads_as_there_are_changes_nothing() -> None:
     before = torch.get_num_threads(), os.sched_getaffinity(0)
-    use_threads(Threads(before[0], "", (), ""))
+    apply_threads(ThreadSettings(before[0], "", (), ""))
     assert (torch.get_num_threads(), os.sched_getaffinity(0)) == before

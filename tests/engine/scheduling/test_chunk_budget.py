@@ -9,7 +9,7 @@ import pytest
 from tests.support.engines import engine
 from tests.support.simulation import Simulation, request, simulation
 from torch_armllm.engine.sampling_params import SamplingParams
-from torch_armllm.engine.scheduling.chunk_budget import Pace, Room
+from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
 
 ALONE = 0.04
 """Seconds of a step of answers, in the machine that these tests make up."""
@@ -53,23 +53,23 @@ def test_a_slow_machine_reads_prompts_as_long_as_it_writes(monkeypatch: pytest.M
 
 
 def test_an_unlucky_step_is_forgotten() -> None:
-    pace = Pace(0.2)
-    assert pace.work() == float("inf")
-    pace.note(0, 0.05)
-    pace.note(100, 0.15)
-    assert pace.work() == pytest.approx(150)
-    pace.note(100, 5.0)
-    assert pace.work() < 10
+    chunk_budget = ChunkBudget(0.2)
+    assert chunk_budget.work() == float("inf")
+    chunk_budget.note(0, 0.05)
+    chunk_budget.note(100, 0.15)
+    assert chunk_budget.work() == pytest.approx(150)
+    chunk_budget.note(100, 5.0)
+    assert chunk_budget.work() < 10
     for _ in range(8):
-        pace.note(32, 0.05 + 0.032)
-    assert pace.work() == pytest.approx(150, rel=0.2)
+        chunk_budget.note(32, 0.05 + 0.032)
+    assert chunk_budget.work() == pytest.approx(150, rel=0.2)
 
 
 def test_room_is_taken_at_its_price() -> None:
-    room = Room(512, 300.0)
-    assert room.take(0, 100) == 100 and room.any
-    assert room.take(2048, 500) == 100 and not room.any
-    narrow = Room(20, 1.0)
+    budget = PrefillBudget(512, 300.0)
+    assert budget.take(0, 100) == 100 and budget.any
+    assert budget.take(2048, 500) == 100 and not budget.any
+    narrow = PrefillBudget(20, 1.0)
     assert narrow.take(4096, 500) == 20 and not narrow.any
 
 

@@ -118,4 +118,4 @@ def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in(
     assert [block for _, block in step.swaps_in] == half.blocks[1:2]
     tables.forget(half)
     tables.forget(whole)
-    assert blocks.free == 16 and blocks.free_slots == 8 and not tables._arriving
+    assert blocks.free == 16 and blocks.swap.free == 8 and not tables._arriving

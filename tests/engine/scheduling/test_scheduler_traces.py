@@ -78,7 +78,7 @@ def test_the_runs_meet_all_there_is_to_meet() -> None:
     steps = [step for run in runs for step in run.steps]
     for kind in ("swaps_out", "swaps_in", "copies", "preempted"):
         assert sum(bool(getattr(step, kind)) for step in steps) > 100, kind
-    caches = [run.blocks.cache for run in runs if run.blocks.cache is not None]
+    caches = [run.blocks.prefix_cache for run in runs if run.blocks.prefix_cache is not None]
     assert sum(cache.tokens_found for cache in caches) > 1000
     assert sum(not s.draws for step in steps for s in step.scheduled) > 100
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.engines import plan_runner
 from tests.support.patched_models import fresh
-from torch_armllm.engine.execution.plan_runner import ModelRunner
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ class Loop:
     """The engine's loop in its simplest form: blocks without end, every answer in every step."""
 
     def __init__(self, proposer: Any = None, most: int = 4) -> None:
-        self.runner = ModelRunner(model(0), num_blocks=64)
+        self.runner = plan_runner(model(0), num_blocks=64)
         self.sampler = Sampler(VOCAB, (2,))
         self.speculative_decoder = (
             SpeculativeDecoder(proposer(self.sampler), self.sampler, most) if proposer else None
@@ -112,7 +112,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 def draft_model(seed: int, rejection: bool = False) -> Any:
     def make(sampler: Sampler) -> Proposer:
-        runner = ModelRunner(model(seed), num_blocks=24)
+        runner = plan_runner(model(seed), num_blocks=24)
         return DraftModelProposer(runner, 24, sampler, chunk=20, rejection=rejection)
 
     return make
@@ -160,7 +160,7 @@ def test_the_draft_model_lets_go_what_it_held() -> None:
 
 def test_answers_without_room_get_no_drafts() -> None:
     def make(sampler: Sampler) -> Proposer:
-        return DraftModelProposer(ModelRunner(model(0), num_blocks=2), 2, sampler)
+        return DraftModelProposer(plan_runner(model(0), num_blocks=2), 2, sampler)
 
     expected = Loop().run(requests(4))
     loop = Loop(make)
@@ -170,7 +170,7 @@ def test_answers_without_room_get_no_drafts() -> None:
 
 def test_a_draft_model_needs_the_vocabulary() -> None:
     with pytest.raises(ValueError, match="97 tokens and the model 98"):
-        DraftModelProposer(ModelRunner(model(0), 2), 2, Sampler(98))
+        DraftModelProposer(plan_runner(model(0), 2), 2, Sampler(98))
 
 
 def test_no_draft_goes_beyond_the_last_token() -> None:

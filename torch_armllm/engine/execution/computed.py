@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from array import array
 
 
-class Computed(NamedTuple):
+class StepResult(NamedTuple):
     """What a step has computed."""
 
     logits: Tensor

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.execution.computed import Computed
-from torch_armllm.engine.execution.shared_buffer import Buffer
+from torch_armllm.engine.execution.computed import StepResult
+from torch_armllm.engine.execution.shared_buffer import SharedBuffer
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.plan_model import StoredHead
+from torch_armllm.plan.plan_model import HeadWeights
 from torch_armllm.plan.program import NOTHING, Operand, Program
 from torch_armllm.plan.step import StepInputs
 
 
-class JoinedHead:
+class FusedHead:
     """From a step's inputs to logits and the most probable tokens, by one call and one start of the threads.
 
     Results stay where they are: those of one step hold until the next.
@@ -24,7 +24,7 @@ class JoinedHead:
         drawable: token ids from there on are never the most probable ones.
     """
 
-    def __init__(self, body: NativePlan, head: StoredHead, drawable: int) -> None:
+    def __init__(self, body: NativePlan, head: HeadWeights, drawable: int) -> None:
         self._body = body
         self._head = NativePlan(_program(body, head, min(drawable, head.out_features)).encode())
         self._replay = body.replay(self._head)
@@ -34,13 +34,13 @@ class JoinedHead:
         self._times = torch.empty(body.instructions + self._head.instructions + 2, 3, dtype=torch.int64)
         self._reserve(1)
 
-    def run(self, inputs: StepInputs) -> Computed:
+    def run(self, inputs: StepInputs) -> StepResult:
         """A step all of whose tokens need logits."""
         if inputs is not self._inputs or not self._replay(self._binding, None):
             self._begin(inputs)
         return self._computed
 
-    def run_timed(self, inputs: StepInputs) -> tuple[Computed, Tensor | None]:
+    def run_timed(self, inputs: StepInputs) -> tuple[StepResult, Tensor | None]:
         """As `run`; with it come the times of a step that does what the last one did with other values.
 
         Returns:
@@ -59,13 +59,13 @@ class JoinedHead:
         self._inputs = inputs
 
     def _reserve(self, tokens: int) -> None:
-        best = Buffer("q", tokens)
+        best = SharedBuffer("q", tokens)
         logits = torch.empty(tokens, self._vocabulary, dtype=self._dtype)
         self._results = [logits, best.view(tokens, 1)]
-        self._computed = Computed(logits, best.items)
+        self._computed = StepResult(logits, best.items)
 
 
-def _program(body: NativePlan, head: StoredHead, drawable: int) -> Program:
+def _program(body: NativePlan, head: HeadWeights, drawable: int) -> Program:
     program = Program()
     columns, dtype, size = body.program.columns, body.program.dtype, head.out_features
     hidden = Operand("input", 0, dtype, (columns,), 0, columns)

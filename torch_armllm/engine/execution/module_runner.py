@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from torch_armllm.engine.execution.computed import Computed
-from torch_armllm.engine.execution.thread_team import Team
+from torch_armllm.engine.execution.computed import StepResult
+from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
@@ -31,8 +31,8 @@ class Text:
         self.length = length
 
 
-class ModulesRunner:
-    """The same as `ModelRunner` for models whose state is not keys and values of attention alone.
+class ModuleRunner:
+    """The same as `PlanRunner` for models whose state is not keys and values of attention alone.
 
     Every sequence keeps the cache that the model makes.  A prompt is read in one piece, when its last token
     is
@@ -46,26 +46,27 @@ class ModulesRunner:
         team: the threads that compute; None: those that torch has.
     """
 
-    longest: int | None = None
+    kv_bytes: int = 0
+    """The model's own caches are not counted."""
 
     def __init__(
-        self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: Team | None = None
+        self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: ThreadTeam | None = None
     ) -> None:
         self.model = model
         self.block_size = block_size
-        self.vocabulary: int = model.get_input_embeddings().num_embeddings
+        self.vocab_size: int = model.get_input_embeddings().num_embeddings
         self._trace = trace
         self._at_work = nullcontext() if team is None else team.at_work()
         self._takes = set(inspect.signature(model.forward).parameters)
         self._texts: MutableMapping[Sequence, Text] = WeakKeyDictionary()
 
-    def compute(self, step: Step, best: bool = False) -> Computed:
-        """See `ModelRunner.compute`; never tells which tokens are best."""
-        return Computed(self.execute(step))
+    def compute(self, step: Step, best: bool = False) -> StepResult:
+        """See `PlanRunner.compute`; never tells which tokens are best."""
+        return StepResult(self.execute(step))
 
     @torch.no_grad()
     def execute(self, step: Step) -> Tensor:
-        """Computes a step; see `ModelRunner.execute`."""
+        """Computes a step; see `PlanRunner.execute`."""
         assert not step.swaps_out and not step.swaps_in
         with self._at_work:
             return self._compute(step)
@@ -78,7 +79,7 @@ class ModulesRunner:
         self._trace.mark("prepare")
         found = [self._logits(s) for s in step.scheduled if s.wanted]
         self._trace.mark("modules")
-        return torch.cat(found) if found else torch.empty(0, self.vocabulary)
+        return torch.cat(found) if found else torch.empty(0, self.vocab_size)
 
     def _forget(self, step: Step) -> None:
         for sequence in [a for a in self._texts if a.status is Status.FINISHED]:

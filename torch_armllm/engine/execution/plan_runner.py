@@ -4,87 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.execution.computed import Computed
-from torch_armllm.engine.execution.fused_head import JoinedHead
-from torch_armllm.engine.execution.lm_head import Head, product_of
+from torch_armllm.engine.execution.computed import StepResult
+from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.execution.step_builder import StepBuilder
-from torch_armllm.engine.execution.thread_team import Team
+from torch_armllm.engine.execution.thread_team import ThreadTeam
 from torch_armllm.engine.step import Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.shapes import Cache
-from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.plan_model import StoredForward, StoredHead, StoredModel
-
-if TYPE_CHECKING:
-    from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.plan.servable_model import ServableModel
 
 
-class ModelRunner:
+class PlanRunner:
     """The tensors of an engine, and the plan that works on them.
 
     The system gives memory to a block when it is first written, so that blocks never used cost nothing.
 
     Args:
-        model: patched, and captured.
+        model: see `ServableModel`.
         num_blocks: of keys and values.
         swap_blocks: more of them, for sequences that wait for their turn.
         trace: takes notes of what a step spends its time on.
         team: the threads that compute; None: those that torch has.
         drawable: how many token ids may be drawn; None: all.
-
-    Raises:
-        ValueError: the model is not patched, or was not captured.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: ServableModel,
         num_blocks: int,
         swap_blocks: int = 0,
         trace: Trace = NO_TRACE,
-        team: Team | None = None,
+        team: ThreadTeam | None = None,
         drawable: int | None = None,
     ) -> None:
-        forward: PatchedForward | StoredForward | None
-        self.head: Head | StoredHead
-        if isinstance(model, StoredModel):
-            forward, self.head = model.forward, model.head
-        elif (forward := patched_forward(model)) is not None:
-            self.head = Head(model, forward)
-        else:
-            raise ValueError(f"this {type(model).__name__} runs module by module: it has no plan")
-        self.plan = forward.plan
-        self.shape = forward.shape
-        self.block_size = forward.shape.block_size
-        self.vocabulary = forward.vocabulary
-        self.longest = forward.longest
+        self.model = model
+        self.plan = model.plan
+        self.head = model.head
+        self.shape = model.shape
+        self.block_size = model.shape.block_size
+        self.vocab_size = model.vocab_size
         self.num_blocks = num_blocks
         self.swap_blocks = swap_blocks
         self.cache: Cache = self.shape.tensors(num_blocks)
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
-        self._builder = StepBuilder(self.cache, self.block_size, forward.first_position)
-        self._drawable = forward.vocabulary if drawable is None else drawable
-        self._joined: JoinedHead | None = None
+        self._builder = StepBuilder(self.cache, self.block_size, model.first_position)
+        self._drawable = model.vocab_size if drawable is None else drawable
+        self._joined: FusedHead | None = None
         self._may_join = True
         self._trace = trace
         self._at_work = nullcontext() if team is None else team.at_work()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache, swap memory not included."""
+        return sum(tensor.nbytes for tensor in self.cache if tensor is not None)
 
     def execute(self, step: Step) -> Tensor:
         """Computes a step.
 
         Returns:
-            Logits ``(R, vocabulary)`` in the model's type: the rows of every `Scheduled.wanted`, in the order
+            Logits ``(R, vocab_size)`` in the model's type: the rows of every `Scheduled.wanted`, in the order
             of ``step.scheduled``.
         """
         return self.compute(step).logits
 
-    def compute(self, step: Step, best: bool = False) -> Computed:
+    def compute(self, step: Step, best: bool = False) -> StepResult:
         """Computes a step; see `execute`.
 
         Args:
@@ -94,7 +83,7 @@ class ModelRunner:
         with self._at_work:
             return self._compute(step, best)
 
-    def _compute(self, step: Step, best: bool) -> Computed:
+    def _compute(self, step: Step, best: bool) -> StepResult:
         self.move(step)
         if step.decodes and best and self._joined is not None:
             inputs = self._builder.decode(step)
@@ -110,20 +99,20 @@ class ModelRunner:
             self._trace.mark("decode" if decodes else "prefill")
             if not decodes:
                 hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
-            logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocabulary)
+            logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocab_size)
             self._trace.mark("head")
             if step.decodes and best and self._may_join:
                 self._join(hidden)
-        return Computed(logits)
+        return StepResult(logits)
 
     def _join(self, hidden: Tensor) -> None:
         """Joins the head to a native plan, if it is nothing but a product."""
         self._may_join = False
-        product: Head | StoredHead | None = self.head
-        if isinstance(product, Head):
-            product = product_of(product.layer) if product.is_alone(hidden) else None
-        if product is not None and isinstance(self.plan, NativePlan):
-            self._joined = JoinedHead(self.plan, product, self._drawable)
+        if not isinstance(self.plan, NativePlan):
+            return
+        weights = self.head.weights(hidden)
+        if weights is not None:
+            self._joined = FusedHead(self.plan, weights, self._drawable)
 
     def move(self, step: Step) -> None:
         """Copies the blocks that a step swaps out, swaps in, and makes a sequence's own."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Buffer:
+class SharedBuffer:
     """Integers that Python writes one by one and tensors see.
 
     An element of a tensor takes microseconds to set, one of an array tens of nanoseconds; a step of eight

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_armllm.engine.execution.shared_buffer import Buffer
+from torch_armllm.engine.execution.shared_buffer import SharedBuffer
 from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.step import StepInputs
@@ -23,7 +23,7 @@ class BlockTable:
 
     def _reserve(self, rows: int, width: int) -> None:
         self._width = width
-        self._buffer = Buffer("i", rows * width)
+        self._buffer = SharedBuffer("i", rows * width)
         self._views: dict[int, Tensor] = {}
         before, self.known = self.known, [[] for _ in range(rows)]
         for row, blocks in enumerate(before):
@@ -85,13 +85,13 @@ class StepBuilder:
         self._reserve_sequences(64)
 
     def _reserve_tokens(self, tokens: int) -> None:
-        ids, positions, slots = (Buffer("q", tokens) for _ in range(3))
+        ids, positions, slots = (SharedBuffer("q", tokens) for _ in range(3))
         self._ids, self._positions, self._slots = ids.items, positions.items, slots.items
         self._by_tokens = _Views(tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n)))
         self._decodes: dict[int, StepInputs] = {}
 
     def _reserve_sequences(self, sequences: int) -> None:
-        starts, lengths = (Buffer("i", sequences + 1) for _ in range(2))
+        starts, lengths = (SharedBuffer("i", sequences + 1) for _ in range(2))
         self._starts, self._lengths = starts.items, lengths.items
         self._by_sequences = _Views(sequences, lambda n: (starts.view(n + 1), lengths.view(n)))
         self._decodes = {}

@@ -36,7 +36,7 @@ Core = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Threads:
+class ThreadSettings:
     """The threads that compute.
 
     Attributes:
@@ -64,7 +64,7 @@ def choose_threads(
     limit: float | None = None,
     current: int | None = None,
     environment: Mapping[str, str] = os.environ,
-) -> Threads:
+) -> ThreadSettings:
     """Decides how many threads compute and where.
 
     What a user has set counts: ``count``, OpenMP's environment variables, `torch.set_num_threads`, the CPUs
@@ -89,24 +89,24 @@ def choose_threads(
     count, why = _count(count, cores, limit, current, environment)
     placed_by = [name for name in _PLACED_BY if environment.get(name)]
     if pin is False:
-        return Threads(count, why, (), "not wanted")
+        return ThreadSettings(count, why, (), "not wanted")
     if pin and count > len(cores):
         raise ValueError(f"{count} threads cannot be pinned to {len(cores)} cores: ask for fewer threads")
     if not hasattr(os, "sched_setaffinity"):
-        return Threads(count, why, (), "this system has no way to")
+        return ThreadSettings(count, why, (), "this system has no way to")
     if not pin:
         if placed_by:
-            return Threads(count, why, (), f"{placed_by[0]} places them")
+            return ThreadSettings(count, why, (), f"{placed_by[0]} places them")
         if count == 1:
-            return Threads(count, why, (), "there is one")
+            return ThreadSettings(count, why, (), "there is one")
         if count != len(cores):
-            return Threads(count, why, (), f"the process may use {len(cores)} cores")
+            return ThreadSettings(count, why, (), f"the process may use {len(cores)} cores")
         if limit is not None and limit < count:
-            return Threads(count, why, (), f"the control group grants the time of {limit:g} cores")
-    return Threads(count, why, tuple(cores[:count]), f"{_listed(cores[:count])}")
+            return ThreadSettings(count, why, (), f"the control group grants the time of {limit:g} cores")
+    return ThreadSettings(count, why, tuple(cores[:count]), f"{_listed(cores[:count])}")
 
 
-def use_threads(chosen: Threads) -> list[int]:
+def apply_threads(chosen: ThreadSettings) -> list[int]:
     """Makes torch use the chosen threads, for what the calling thread starts from now on.
 
     The calling thread itself goes where it likes: whatever it starts later would inherit its place.  The
@@ -125,7 +125,7 @@ def use_threads(chosen: Threads) -> list[int]:
     return workers
 
 
-class Team:
+class ThreadTeam:
     """The chosen threads of whichever thread computes: each that starts an op has workers of its own.
 
     Workers keep their places as long as nobody else wants those: behind a process that takes a core, or a
@@ -136,14 +136,14 @@ class Team:
         lock: the lock of the process.
     """
 
-    def __init__(self, chosen: Threads, lock: SharedExclusiveLock = PROCESS_LOCK) -> None:
+    def __init__(self, chosen: ThreadSettings, lock: SharedExclusiveLock = PROCESS_LOCK) -> None:
         self.chosen = chosen
         self._lock = lock
         self._caller: int | None = None
         self._waited: dict[int, int] = {}
         self._looked = 0.0
 
-    def at_work(self) -> Team:
+    def at_work(self) -> ThreadTeam:
         """A block in which the calling thread computes by the chosen threads, while no model is traced."""
         return self
 
@@ -163,7 +163,7 @@ class Team:
         caller, now = threading.get_ident(), time.monotonic()
         if caller != self._caller:
             self._caller = caller
-            self._waited = {worker: waited(worker) for worker in use_threads(self.chosen)}
+            self._waited = {worker: waited(worker) for worker in apply_threads(self.chosen)}
             self._looked = now
         elif self._waited and now - self._looked >= _LOOK:
             self._look(now)

@@ -51,7 +51,7 @@ class BlockTables:
         else:
             held = sequence.blocks[: len(slots)]
             step.swaps_in += list(zip(slots, held, strict=True))[len(found) :]
-            blocks.deallocate_slots(self.swapped.pop(sequence))
+            blocks.swap.deallocate(self.swapped.pop(sequence))
             self._arriving[sequence] = begun  # cannot be found before the step has filled them
         return True
 
@@ -86,7 +86,7 @@ class BlockTables:
         return len(sequence.token_ids) - 1  # those of the last one are
 
     def _count(self, sequence: Sequence, sought: int) -> None:
-        cache, request = self.blocks.cache, sequence.request
+        cache, request = self.blocks.prefix_cache, sequence.request
         if cache is not None:
             cache.tokens_asked += sought
             cache.tokens_found += sequence.computed
@@ -138,7 +138,7 @@ class BlockTables:
             computed = end
         sequence.computed = computed
         if computed // size != start // size:
-            self.blocks.fill(sequence.blocks, sequence.token_ids, start, computed)
+            self.blocks.cache_full_blocks(sequence.blocks, sequence.token_ids, start, computed)
         if sequence.draft:
             sequence.draft.clear()
             kept = -(-len(sequence.token_ids) // size)
@@ -148,9 +148,9 @@ class BlockTables:
     def swap_out(self, sequence: Sequence, step: Step) -> bool:
         """Moves what a sequence has computed to swap memory; False where that has no room."""
         used = -(-sequence.computed // self.blocks.block_size)
-        if used > self.blocks.free_slots:
+        if used > self.blocks.swap.free:
             return False
-        slots = self.swapped[sequence] = self.blocks.allocate_slots(used)
+        slots = self.swapped[sequence] = self.blocks.swap.allocate(used)
         step.swaps_out += zip(sequence.blocks, slots, strict=False)
         self._deallocate(sequence)
         return True
@@ -158,7 +158,7 @@ class BlockTables:
     def forget(self, sequence: Sequence) -> None:
         """Takes everything from a sequence."""
         if sequence in self.swapped:
-            self.blocks.deallocate_slots(self.swapped.pop(sequence))
+            self.blocks.swap.deallocate(self.swapped.pop(sequence))
         self._deallocate(sequence)
         sequence.computed = 0
 

@@ -17,7 +17,7 @@ def _cost(position: int) -> float:
 
 
 @dataclass
-class Room:
+class PrefillBudget:
     """What a step has left for prompts.
 
     Attributes:
@@ -45,7 +45,7 @@ class Room:
         return count
 
 
-class Pace:
+class ChunkBudget:
     """Learns what steps take, and how much of prompts fits into the time that one may take.
 
     The last steps tell what sequences alone take and what a token of a prompt adds: from one chunk of a
@@ -62,7 +62,7 @@ class Pace:
         self._rate: float | None = None  # seconds for a token at the beginning of a prompt
 
     def work(self) -> float:
-        """What a step with sequences has room for; see `Room`."""
+        """What a step with sequences has room for; see `PrefillBudget`."""
         if self._rate is None:
             return inf
         alone = self._alone or 0.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence as GenericSequence
 from torch_armllm.engine.outputs import FinishReason
 from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.scheduling.block_tables import BlockTables
-from torch_armllm.engine.scheduling.chunk_budget import Pace, Room
+from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
 from torch_armllm.engine.scheduling.config import SchedulerConfig
 from torch_armllm.engine.scheduling.policy import Policy, PriorityPolicy
 from torch_armllm.engine.step import Scheduled, Step
@@ -55,7 +55,7 @@ class Scheduler:
         self._refused: tuple[Sequence, int, int] | None = None
         self._hopeless: tuple[Sequence, int] | None = None
         most = config.max_step_time if config.enable_chunked_prefill else None
-        self._pace = None if most is None else Pace(most)
+        self._chunk_budget = None if most is None else ChunkBudget(most)
 
     @property
     def has_unfinished(self) -> bool:
@@ -142,11 +142,11 @@ class Scheduler:
         made_way = len(step.preempted)
         left, reading = self._schedule_answers(step)
         if reading or self._waiting:
-            room = Room(left)
-            if self._pace is not None and step.scheduled:
-                room.work = self._pace.work()
-            self._schedule_prompts(step, reading, room, admit=len(step.preempted) == made_way)
-            step.prompt_work = room.taken
+            budget = PrefillBudget(left)
+            if self._chunk_budget is not None and step.scheduled:
+                budget.work = self._chunk_budget.work()
+            self._schedule_prompts(step, reading, budget, admit=len(step.preempted) == made_way)
+            step.prefill_work = budget.taken
         assert step.scheduled or not self._requests
         return step
 
@@ -188,8 +188,8 @@ class Scheduler:
 
     def note_time(self, step: Step, seconds: float) -> None:
         """Takes note of how long a step took, for the next ones that read prompts beside sequences."""
-        if self._pace is not None:
-            self._pace.note(step.prompt_work, seconds)
+        if self._chunk_budget is not None:
+            self._chunk_budget.note(step.prefill_work, seconds)
 
     def _schedule_answers(self, step: Step) -> tuple[int, list[Sequence]]:
         """Takes all sequences that are being written into a step.
@@ -224,22 +224,22 @@ class Scheduler:
         return left, reading
 
     def _schedule_prompts(
-        self, step: Step, reading: GenericSequence[Sequence], room: Room, admit: bool
+        self, step: Step, reading: GenericSequence[Sequence], budget: PrefillBudget, admit: bool
     ) -> None:
         """Goes on with prompts that were admitted before, and admits others, all in their order."""
         for sequence in reading:
             if admit and self._waiting:
-                self._admit(step, room, self._places[sequence])
-            self._read(sequence, step, room)
+                self._admit(step, budget, self._places[sequence])
+            self._read(sequence, step, budget)
         if admit and self._waiting:
-            self._admit(step, room)
+            self._admit(step, budget)
 
     @staticmethod
-    def _read(sequence: Sequence, step: Step, room: Room) -> None:
+    def _read(sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
         """Takes as much of a prompt into a step as there is room for."""
-        if room.any:
+        if budget.any:
             step.decodes = False
-            count = room.take(sequence.computed, len(sequence.token_ids) - sequence.computed)
+            count = budget.take(sequence.computed, len(sequence.token_ids) - sequence.computed)
             step.scheduled.append(Scheduled(sequence, sequence.computed, count))
 
     def _make_way(self, step: Step) -> None:
@@ -288,40 +288,40 @@ class Scheduler:
         sequence.request.metrics.preemptions += 1
         self.preemptions += 1
 
-    def _admit(self, step: Step, room: Room, end: _Place | None = None) -> None:
+    def _admit(self, step: Step, budget: PrefillBudget, end: _Place | None = None) -> None:
         """Gives blocks to those who wait, in order, until one does not fit.
 
         Args:
             step: to compute their first tokens.
-            room: that the step has left.
+            budget: what the step has left for prompts.
             end: those behind this place are not admitted.
         """
-        while room.any and self._waiting:
+        while budget.any and self._waiting:
             sequence = self._waiting[0]
             seats = self._seats_of(sequence)
             if (end is not None and self._places[sequence] > end) or sequence in step.preempted:
                 break
             if self._seats + seats > self.config.max_num_seqs or not self._has_room(
-                sequence, step, room.tokens
+                sequence, step, budget.tokens
             ):
                 break
             del self._waiting[0]
             insort(self._running, sequence, key=self._place)
             self._seats += seats
             sequence.status = Status.RUNNING
-            self._read(sequence, step, room)
+            self._read(sequence, step, budget)
 
     def _has_room(self, sequence: Sequence, step: Step, left: int) -> bool:
         """Gives a sequence its blocks; who was refused is asked again when there is more than there was."""
         most = self.max_length if self.config.enable_chunked_prefill else left
-        room = self.blocks.free - self._seats
+        budget = self.blocks.free - self._seats
         if self._refused is not None:
             refused, room_then, most_then = self._refused
-            if refused is sequence and room <= room_then and most <= most_then:
+            if refused is sequence and budget <= room_then and most <= most_then:
                 return False
         # Each running sequence will want a further block.
         admitted = self._tables.admit(sequence, step, self._seats, most)
-        self._refused = None if admitted else (sequence, room, most)
+        self._refused = None if admitted else (sequence, budget, most)
         return admitted
 
     def _seats_of(self, sequence: Sequence) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch_armllm.engine.execution.plan_runner import ModelRunner
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.speculative.config import SpeculativeConfig
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
@@ -42,19 +42,22 @@ def _draft_model(
 ) -> DraftModelProposer:
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch
-    from torch_armllm.patching.state import is_patched, patched_forward
+    from torch_armllm.patching.patched_model import servable_model
+    from torch_armllm.patching.state import is_patched
 
     given: Any = config.model
     model = load_model(given) if isinstance(given, str) else given
     if not is_patched(model):
         patch(model, progress=False)
-    forward = patched_forward(model)
-    if forward is None:
+    servable = servable_model(model)
+    if servable is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another one")
-    num_blocks = -(-positions // forward.shape.block_size)
-    longest = _longest(model, forward.longest)
+    num_blocks = -(-positions // servable.shape.block_size)
+    longest = _longest(model, servable.max_length)
     rejection = config.draft_sampling == "rejection"
-    return DraftModelProposer(ModelRunner(model, num_blocks), num_blocks, sampler, chunk, longest, rejection)
+    return DraftModelProposer(
+        PlanRunner(servable, num_blocks), num_blocks, sampler, chunk, longest, rejection
+    )
 
 
 def _longest(model: Any, by_plan: int | None) -> int | None:

@@ -17,10 +17,10 @@ from torch_armllm.engine.step import Scheduled, Step
 
 
 class Runner(Protocol):
-    """What computes the draft model: a `ModelRunner` of its own."""
+    """What computes the draft model: a `PlanRunner` of its own."""
 
     block_size: int
-    vocabulary: int
+    vocab_size: int
 
     def execute(self, step: Step) -> Tensor:
         """Logits of all wanted positions."""
@@ -93,9 +93,9 @@ class DraftModelProposer:
         longest: int | None = None,
         rejection: bool = False,
     ) -> None:
-        if runner.vocabulary < sampler.vocab_size:
+        if runner.vocab_size < sampler.vocab_size:
             raise ValueError(
-                f"the draft model has {runner.vocabulary} tokens and the model {sampler.vocab_size}; "
+                f"the draft model has {runner.vocab_size} tokens and the model {sampler.vocab_size}; "
                 "give a draft model with the same tokenizer"
             )
         self._runner = runner

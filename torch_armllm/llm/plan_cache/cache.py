@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
 from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps
-from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.native import NativePlan
-from torch_armllm.plan.plan_model import StoredForward, StoredHead, StoredModel
+from torch_armllm.plan.plan_model import HeadWeights, PlanModel
 from torch_armllm.plan.program import Encoded
 from torch_armllm.system.dtypes import dtype_name
 
@@ -44,18 +44,12 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
     Returns:
         Why nothing was kept; None if something was.
     """
-    from torch_armllm.engine.execution.lm_head import Head, product_of
-    from torch_armllm.engine.max_length import stated_limits
-
-    forward = patched_forward(model)
-    if forward is None or not isinstance(forward.plan, NativePlan):
+    if not isinstance(runner, PlanRunner) or not isinstance(runner.plan, NativePlan):
         return "it does not run by a native plan"
-    program, head = forward.plan.program, runner.head
-    if not isinstance(head, Head) or not head.is_alone(torch.empty(1, program.columns, dtype=program.dtype)):
-        return "its head does more than a product"
-    product = product_of(head.layer)
+    servable, program = runner.model, runner.plan.program
+    product = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
     if product is None:
-        return f"its head is a {type(head.layer).__name__}"
+        return "its head does more than a matrix product"
     tensors = [*program.constants, *product.tensors]
     folder = Path(key["folder"])
     described = constants.describe(tensors, model, folder)
@@ -64,10 +58,9 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
     recipes, values = described
     if not _files_hold(tensors, recipes, values, folder):
         return "its weights are not what the files hold"
-    made_for, stated = stated_limits(model)
-    generation = getattr(model, "generation_config", None)
+    generation = servable.generation_config
     said = {
-        "kind": type(model).__name__,
+        "name": servable.name,
         "sources": stamps(_sources(model)),
         "program": {"integers": program.integers, "floats": program.floats, "opcodes": program.opcodes},
         "result": {"columns": program.columns, "dtype": dtype_name(program.dtype)},
@@ -77,12 +70,12 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
             "scheme": product.scheme,
             "out_features": product.out_features,
         },
-        "shape": _shape_said(forward.shape),
-        "vocabulary": forward.vocabulary,
-        "longest": forward.longest,
-        "first_position": forward.first_position,
-        "made_for": made_for,
-        "stated": stated,
+        "shape": _shape_said(servable.shape),
+        "vocab_size": servable.vocab_size,
+        "max_length": servable.max_length,
+        "first_position": servable.first_position,
+        "position_limit": servable.position_limit,
+        "stated_positions": servable.stated_positions,
         "generation": None if generation is None else generation.to_dict(),
         "tokenizer": _tokenizer_said(tokenizer, folder),
     }
@@ -90,7 +83,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
     return None
 
 
-def lookup(key: PlanKey) -> tuple[StoredModel, type | None] | None:
+def lookup(key: PlanKey) -> tuple[PlanModel, type | None] | None:
     """A model whose plan was kept, and the class of its tokenizer if that is known; None where there is none.
 
     Whatever is wrong with an entry is logged, and there is none then.
@@ -108,7 +101,7 @@ def lookup(key: PlanKey) -> tuple[StoredModel, type | None] | None:
         return None
 
 
-def _model(said: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> StoredModel:
+def _model(said: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> PlanModel:
     tensors = constants.make(said["constants"], values, Path(key["folder"]))
     weight, *bias = tensors[-said["head"]["count"] :]
     result = said["result"]
@@ -121,20 +114,18 @@ def _model(said: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> Sto
         getattr(torch, result["dtype"]),
     )
     generation = said["generation"]
-    return StoredModel(
-        kind=said["kind"],
-        forward=StoredForward(
-            NativePlan(program),
-            _shape(said["shape"]),
-            said["vocabulary"],
-            said["longest"],
-            said["first_position"],
-        ),
-        head=StoredHead(
+    return PlanModel(
+        name=said["name"],
+        plan=NativePlan(program),
+        shape=_shape(said["shape"]),
+        vocab_size=said["vocab_size"],
+        max_length=said["max_length"],
+        first_position=said["first_position"],
+        position_limit=said["position_limit"],
+        stated_positions=said["stated_positions"],
+        head=HeadWeights(
             weight, bias[0] if bias else None, said["head"]["scheme"], said["head"]["out_features"]
         ),
-        made_for=said["made_for"],
-        stated=said["stated"],
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_armllm.ops.linear import dense_linear
-from torch_armllm.plan.plan_model import StoredHead
+from torch_armllm.plan.plan_model import HeadWeights
 
 if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
@@ -20,7 +20,7 @@ _DENSE = (torch.float32, torch.bfloat16, torch.float16)
 """What `dense_linear` multiplies; torch's own product rounds otherwise for every number of rows."""
 
 
-class Head:
+class LMHead:
     """The logits of rows of hidden states.
 
     What a model's ``forward`` does behind its body (scales, soft caps, further layers) is part of it, so that
@@ -53,6 +53,10 @@ class Head:
             self._alone = self._is_alone(like)
         return self._alone
 
+    def weights(self, like: Tensor) -> HeadWeights | None:
+        """See `torch_armllm.plan.servable_model.Head.weights`."""
+        return weights_of(self.layer) if self.is_alone(like) else None
+
     def _by_model(self, hidden: Tensor) -> Tensor:
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64)
         with self._forward.returning(hidden[None]), _with_forward(self.layer, self._by_layer):
@@ -67,7 +71,7 @@ class Head:
         return whole.dtype == alone.dtype and torch.equal(whole, alone)
 
 
-def product_of(layer: nn.Module) -> StoredHead | None:
+def weights_of(layer: nn.Module) -> HeadWeights | None:
     """A layer that is a product with a weight and nothing else; None: it is of another kind."""
     from torch_armllm.quant.modules.linear import QuantLinear
 
@@ -78,7 +82,7 @@ def product_of(layer: nn.Module) -> StoredHead | None:
     else:
         return None
     bias = None if layer.bias is None else layer.bias.detach()
-    return StoredHead(weight.detach(), bias, scheme, layer.out_features)
+    return HeadWeights(weight.detach(), bias, scheme, layer.out_features)
 
 
 def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:

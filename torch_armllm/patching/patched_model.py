@@ -1,0 +1,58 @@
+"""A patched model behind the interface that the engine serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_armllm.hf.base_model import base_model_of, position_limit
+from torch_armllm.patching.lm_head import LMHead
+from torch_armllm.patching.state import patched_forward
+from torch_armllm.plan.plan_model import PlanModel
+from torch_armllm.plan.servable_model import ServableModel
+
+if TYPE_CHECKING:  # imports transformers, which an engine from the plan cache goes without
+    from torch_armllm.patching.forward import PatchedForward
+
+DEFAULT_POSITIONS = 32768
+"""Positions of a model whose config states no limit."""
+
+
+class PatchedModel:
+    """A captured model as a `ServableModel`.
+
+    Args:
+        model: a causal language model that `torch_armllm.patch` was called on.
+        forward: the patched forward of its base model.
+    """
+
+    def __init__(self, model: Any, forward: PatchedForward) -> None:
+        self.name = type(model).__name__
+        self.plan = forward.plan
+        self.shape = forward.shape
+        self.vocab_size = forward.vocab_size
+        self.max_length = forward.max_length
+        self.first_position = forward.first_position
+        self.position_limit, self.stated_positions = positions_of(model)
+        self.head = LMHead(model, forward)
+        self.generation_config = getattr(model, "generation_config", None)
+
+
+def servable_model(model: Any) -> ServableModel | None:
+    """Returns the model that an engine serves, or None if it could not be captured and has no plan.
+
+    Args:
+        model: a patched model, or one from the plan cache.
+
+    Raises:
+        ValueError: the model is not patched.
+    """
+    if isinstance(model, PlanModel):
+        return model
+    forward = patched_forward(model)
+    return None if forward is None else PatchedModel(model, forward)
+
+
+def positions_of(model: Any) -> tuple[int | None, int]:
+    """Returns `ServableModel.position_limit` and `ServableModel.stated_positions` of a model."""
+    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None) or DEFAULT_POSITIONS
+    return position_limit(base_model_of(model).config), stated
