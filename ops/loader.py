@@ -1,4 +1,4 @@
-"""Finds and loads the compiled library, once."""
+"""Loading of the compiled library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OVERRIDE = "ARMLLM_LIBRARY"
 
 
 def _candidates() -> list[Path]:
-    """Where the library may lie, best first; a checkout is used with whatever build it finds."""
+    """Returns possible locations of the library, best first; a checkout uses any build that it finds."""
     forced = os.environ.get(OVERRIDE)
     if forced:
         return [Path(forced)]

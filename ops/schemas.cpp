@@ -14,7 +14,8 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // a weight of each head's own: x (T, heads, K); weight (heads, panels, bytes) or (heads, N, K)
   m.def("int8_heads_linear(Tensor x, Tensor weight, int out_features) -> Tensor");
   m.def("dense_heads_linear(Tensor x, Tensor weight) -> Tensor");
-  // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
+  // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales
+  // f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
   m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None, "
         "Tensor? offsets=None) -> Tensor");
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
@@ -41,7 +42,8 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // latent attention: cache (blocks, block size, rank + rope size)
   m.def("mla_write(Tensor latent, Tensor k_rope, Tensor(a!) cache, Tensor slots) -> ()");
   m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale) -> Tensor");
-  // sample: temperature, top_p, min_p and the penalties f32 (rows); top_k, seeds, steps int64 (rows); token lists as ids and offsets
+  // sample: temperature, top_p, min_p and the penalties f32 (rows); top_k, seeds, steps int64 (rows); token
+  // lists as ids and offsets
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor steps, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None, bool logprobs=False) -> (Tensor, Tensor)");
   m.def("sample_probabilities(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None) -> Tensor");
   m.def("best_tokens(Tensor logits) -> Tensor");

@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Choice:
-    """Which variant's kernels a family of ops runs."""
+    """The kernel variant that a family of ops runs."""
 
     variant: str
     why: str
@@ -22,7 +22,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the kernels see of this machine."""
+    """This machine as the kernels see it."""
 
     features: tuple[str, ...]
     variants: tuple[str, ...]
@@ -31,7 +31,7 @@ class Machine:
     """Those of them that this CPU can run."""
     selected: str
     families: dict[str, Choice]
-    """What is in use: of every family of ops, ``linear``, ``attention``, …"""
+    """The variants in use, by family of ops: ``linear``, ``attention``, …"""
     tables: dict[str, dict[str, str]]
     """``tables[variant][family]``: whose kernels that variant uses; not every variant has its own."""
     sve_bits: int

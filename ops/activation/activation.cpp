@@ -7,7 +7,7 @@
 namespace armllm {
 namespace {
 
-constexpr int64_t kTileValues = 4096;  // wide rows are cut, narrow ones are taken together
+constexpr int64_t kTileValues = 4096;  // wide rows are split into tiles, narrow rows share a tile
 
 int64_t chunks(const GatedActArgs& args) { return ceil_div(args.width, kTileValues); }
 int64_t rows_per_tile(const GatedActArgs& args) {

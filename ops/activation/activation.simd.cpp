@@ -19,7 +19,8 @@ inline void gate_row(const T* gate, const T* up, T* out, int64_t n, Function fun
   });
 }
 
-// Calls `run` with the function (gate, up) → activation that `kind` names, as exact as a result of type T needs.
+// Calls `run` with the function (gate, up) → activation that `kind` names, as precise as a result of type T
+// needs.
 template <typename T, typename Run>
 inline void with_function(Activation kind, float limit, Run run) {
   constexpr Accuracy accuracy = AccuracyOf<T>::value;

@@ -1,4 +1,4 @@
-"""How keys and values lie in a paged cache.
+"""Memory layout of keys and values in a paged cache.
 
 A register that a kernel loads is an operand of the widest dot product for the cache's type:
 

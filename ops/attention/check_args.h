@@ -1,4 +1,4 @@
-// What both attention ops ask of their tensors.
+// Argument checks of the attention ops.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace armllm {
 
-// (tokens, heads, size) whose tokens may lie apart but hold their heads one after the other.
+// (tokens, heads, size) with contiguous heads; tokens may be strided.
 inline Tensor with_whole_tokens(const Tensor& t) {
   const bool whole = (t.size(2) <= 1 || t.stride(2) == 1) && (t.size(1) <= 1 || t.stride(1) == t.size(2));
   return whole ? t : torch::stable::contiguous(t);
@@ -99,7 +99,7 @@ inline Tensor int32_table(const Tensor& t, int64_t sequences) {
   return torch::stable::contiguous(t);
 }
 
-// What the metadata of a step says, against the cache: nothing is read that is not there.
+// Checks a step's metadata against the cache, so that nothing is read out of bounds.
 inline void check_sequences(const AttentionArgs& a, int64_t blocks) {
   STD_TORCH_CHECK(a.query_start[0] == 0 && a.query_start[a.sequences] == a.tokens,
                   "query_start must go from 0 to the number of tokens, ", a.tokens, ", not from ",

@@ -1,4 +1,4 @@
-// paged_attention: how the work is cut into tiles.  Nothing here decides a bit of the result.
+// paged_attention: division of the work into tiles.  Nothing here affects the bits of the result.
 #include "attention/paged_attention.h"
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 namespace armllm {
 namespace {
 
-// Sequences up to this many row tiles spread their splits over tiles of their own, and merge them in a last
-// phase; longer runs of queries have tiles enough, and merge as they go.
+// Sequences of up to this many row tiles have separate tiles for their splits and merge them in a last phase.
+// Longer runs of queries have enough tiles, and merge as they go.
 constexpr int64_t kSpreadTiles = 4;
 // Most floats of unmerged results; sequences past it merge as they go.
 constexpr int64_t kPartialFloats = int64_t{16} << 20;
 // Tiles a thread that leave none idle at the end, whatever the others do, and most splits of one.
 constexpr int64_t kTilesAThread = 8, kMostSplits = 8;
-// Rows of queries that are worth laying latents out.
+// Query rows that make it worthwhile to lay latents out.
 constexpr int64_t kFewLatentRows = 8;
 // Fewer sequences than this are searched in order; more get an index, which costs a phase.
 constexpr int64_t kIndexed = 16;
@@ -175,7 +175,7 @@ struct Run {
   }
 };
 
-// What a tile needs while it runs.  Queries and scores never leave the core that computes them.
+// Scratch of a running tile.  Queries and scores never leave the core that computes them.
 struct Workspace {
   AttentionTile tile;
   float *total_maximum, *total_sum, *total_values;
@@ -257,7 +257,7 @@ void attend_rows(const Piece& piece, bool is_near, const SplitAhead& next) {
   const Workspace w(a, run.rows);
   AttentionTile tile = tile_of(run, w);
   tile.is_near = is_near;
-  // What the first split gives is where merging starts, for rows that see nothing of it as well.
+  // Merging starts with the first split's result, also for rows that see nothing of it.
   AttentionTile start = tile;
   start.maximum = w.total_maximum;
   start.sum = w.total_sum;
@@ -301,7 +301,7 @@ void attend_splits(const Piece& piece, bool is_near, const SplitAhead& next) {
 void merge_rows(const Run& run) {
   const AttentionArgs& a = run.a;
   const AttentionKernels& kernels = *variant().attention;
-  // What the first split gives is where merging starts, for rows that see nothing of it as well.
+  // Merging starts with the first split's result, also for rows that see nothing of it.
   const int64_t first_split = run.first_split(), end_split = run.end_split(),
                 width = value_stride(a.value_size);
   const auto part = [&](int64_t split, int64_t row) {
@@ -321,7 +321,7 @@ void merge_rows(const Run& run) {
 
 Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
   const int64_t most = tile_rows(a), rows = f.sequence.rows;
-  // The last rows of a prompt see the most keys: they go first, so that no long tile ends a phase.
+  // The last rows of a prompt see the most keys: they come first, so that no phase ends with a long tile.
   const int64_t row = (f.sequence.row_tiles - 1 - index / a.kv_heads) * most;
   return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};
 }
@@ -365,8 +365,8 @@ void attend_piece(const Walk& at, bool is_near, const SplitAhead& next) {
   (at.found.sequence.spread ? attend_splits : attend_rows)(at.piece(), is_near, next);
 }
 
-// A worker's part of a decode step.  It takes the next piece before it attends to one, so as to fetch it meanwhile,
-// except where another thread would be left without.
+// A worker's part of a decode step.  It takes the next piece before it attends to one, so as to fetch it
+// meanwhile, except where another thread would be left without.
 void attend_pieces(const AttentionArgs& a, std::atomic<int64_t>& taken) {
   const int64_t all = pieces_of(a);
   int64_t piece = taken.fetch_add(1, std::memory_order_relaxed);

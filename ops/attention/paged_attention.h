@@ -2,18 +2,19 @@
 //
 // Layouts.  A register that is loaded from the cache is an operand of the CPU's widest dot product:
 //
-//   f32, f16   k [block][kv head][head size][block size]           v [block][kv head][block size][value size]
-//   bf16       k [block][kv head][head size / 4][block size][4]    v [block][kv head][block size / 4][value size][4]
-//   int8       k [block][kv head][head size / 8][block size][8]    v [block][kv head][block size / 8][value size][8]
-//              with float32 scales [block][kv head][block size] of keys and of values: one a token and head
+//   f32, f16  k [block][kv head][head size][block size]  v [block][kv head][block size][value size]
+//   bf16  k [block][kv head][head size / 4][block size][4]  v [block][kv head][block size / 4][value size][4]
+//   int8  k [block][kv head][head size / 8][block size][8]  v [block][kv head][block size / 8][value size][8]
+//         with float32 scales [block][kv head][block size] of keys and of values: one per token and head
 //
-// Head sizes that are no multiple of the group are padded with zeros.  A group of values past the end of a sequence
-// may hold anything, NaN included.
+// Head sizes that are no multiple of the group are padded with zeros.  A group's values past the end of a
+// sequence may be anything, NaN included.
 //
-// The keys of a sequence are taken in fixed splits of kSplit positions, counted from position 0.  A split gives
-// for each query row its maximum, its sum of exponentials and its weighted values; splits are merged in order.
-// Both the split borders and every order of summation depend on the row alone, so that a token's result has the
-// same bits in a prefill chunk, in a decode step, alone or in a batch, on any number of threads.
+// Split-KV attention (Flash-Decoding) with fixed splits of kSplit positions, counted from position 0.  The
+// result of a split is, for each query row, the maximum, the sum of exponentials and the weighted values;
+// splits are merged in order.  Split borders and orders of summation depend on the row alone.  A token's
+// result therefore has the same bits in a prefill chunk, in a decode step, alone or in a batch, on any number
+// of threads.
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,7 @@ enum class CacheType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3 };
 constexpr int64_t size_of(CacheType type) {
   return type == CacheType::f32 ? 4 : type == CacheType::i8 ? 1 : 2;
 }
-// Dimensions of a key, or positions of values, that lie side by side.
+// Dimensions of a key, or positions of values, that are adjacent in memory.
 constexpr int64_t group_of(CacheType type) {
   return type == CacheType::bf16 ? 4 : type == CacheType::i8 ? 8 : 1;
 }
@@ -75,12 +76,12 @@ struct AttentionArgs {
   int64_t window = 0;            // > 0: a query at position p sees p − window + 1 … p
   float softcap = 0.0f;          // > 0: s ← softcap · tanh(s / softcap)
   const float* sinks = nullptr;  // [q_heads] extra logits that take weight and give no value
-  int64_t threads = 1;           // that will work on it: sizes tiles, decides no bit
+  int64_t threads = 1;           // that will work on it: affects tile sizes, never bits
   int64_t max_seq_len = 0;       // upper bound of seq_lens, for scratch
   void* scratch = nullptr;
 };
 
-// What is attended to behind a split, so that it can be fetched meanwhile.
+// The split that is attended to next, which is prefetched meanwhile.
 struct SplitAhead {
   const int32_t* blocks = nullptr;  // block table, from that split's first position on
   int64_t begin = 0, end = 0;       // what is seen of it; the same: nothing is known
@@ -89,8 +90,8 @@ struct SplitAhead {
   bool empty() const { return begin >= end; }
 };
 
-// A run of query rows that share one kv head, against one split of keys.  Memory that it is given for `rows` rows has
-// room for an even number of them.
+// A run of query rows that share one kv head, against one split of keys.  Memory that it is given for `rows`
+// rows has room for an even number of them.
 struct AttentionTile {
   void* query = nullptr;  // rows · query_bytes(head size), in the order that load_query gave them
   int64_t rows = 0;
@@ -166,7 +167,8 @@ class PagedAttention final : public TaskSet {
   void tile(int phase, int64_t index) override;
 
  private:
-  // Of a decode step, all of whose tiles take pieces until none is left: pieces taken, and tiles that are over.
+  // Of a decode step, all of whose tiles take pieces until none is left: pieces taken, and tiles that are
+  // over.
   std::atomic<int64_t> taken_{0}, over_{0};
 };
 

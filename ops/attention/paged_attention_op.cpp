@@ -1,4 +1,4 @@
-// The registered op: checks, then the task set.
+// paged_attention: the registered op checks its arguments and runs the task set.
 #include "attention/check_args.h"
 #include "attention/paged_attention.h"
 #include "runtime/tensor_args.h"

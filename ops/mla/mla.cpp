@@ -8,8 +8,8 @@
 namespace armllm {
 namespace {
 
-constexpr int64_t kTokens = 16;  // of a tile of writes
-constexpr int64_t kRows = 64;    // of a tile that joins queries
+constexpr int64_t kTokens = 16;  // per tile of writes
+constexpr int64_t kRows = 64;    // per tile that joins queries
 
 int64_t query_rows(const LatentAttention& set) {
   return set.attention.args.tokens * set.attention.args.q_heads;

@@ -1,5 +1,5 @@
-// Absorbed multi-head latent attention: paged attention in which all heads share one key, and the value is a part
-// of it.
+// Absorbed multi-head latent attention: paged attention in which all heads share one key, whose first part
+// is the value.
 #pragma once
 
 #include "attention/paged_attention.h"
@@ -7,7 +7,7 @@
 
 namespace armllm {
 
-// The two parts of each head's query, with heads that may lie apart.
+// One of the two parts of each head's query; heads may be strided.
 struct QueryPart {
   const char* data = nullptr;
   int64_t token_stride = 0, head_stride = 0, size = 0;  // elements
@@ -17,7 +17,7 @@ struct QueryPart {
   }
 };
 
-// Puts the two parts of a query side by side, where they are not, and attends.
+// Joins the two parts of each query in memory, where they are separate, and attends.
 class LatentAttention final : public TaskSet {
  public:
   PagedAttention attention;

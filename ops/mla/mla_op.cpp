@@ -40,7 +40,7 @@ QueryPart part_of(const Tensor& t) {
   return {static_cast<const char*>(t.data_ptr()), t.stride(0), t.stride(1), t.size(2)};
 }
 
-// Whether the parts are slices of one tensor that holds them side by side.
+// True if the parts are adjacent slices of one tensor.
 bool side_by_side(const QueryPart& a, const QueryPart& b, int64_t element_size, int64_t heads) {
   if (b.size == 0) return heads == 1 || a.head_stride == a.size;
   return b.data == a.data + a.size * element_size && a.token_stride == b.token_stride &&

@@ -57,7 +57,7 @@ class Carver {
   }
   int64_t used() const { return used_; }
   int64_t most_used() const { return std::max(used_, most_); }
-  // What is taken next lies over what was taken since.
+  // Later allocations overlap the ones since the mark.
   void back_to(int64_t used) {
     most_ = most_used();
     used_ = used;
@@ -97,7 +97,7 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
   const int64_t chunks = gemm_chunks(rows);
   const auto steps = [&](int64_t panels, int64_t multiple) {
     const int64_t gemv = std::clamp<int64_t>(gemv_experts * panels / wanted, 1, kMostGemvPanels);
-    // Narrow gemm tiles are slower ones, but idle threads are slower still; wide ones fetch ahead.
+    // Narrow gemm tiles are slower, but idle threads are slower still; wide tiles prefetch.
     const int64_t all = (gemv_experts + chunks) * panels,
                   share = std::max<int64_t>(ceil_div(all, threads), 1);
     const int64_t wide = std::clamp<int64_t>(all / wanted / widest, 1, kMostGemmSteps) * widest;
@@ -149,7 +149,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   g = Grouping{};
   g.threads = team_size();
   const AllSteps steps = steps_for(a, m, kernels, gate_up_panels, passes.step);
-  // The long tiles first: a thread that takes one of them last would keep all others waiting.
+  // The long tiles first: a thread that begins one of them last would keep all others waiting.
   for (const bool gemm : {true, false}) {
     for (int64_t e = 0; e < a.experts; ++e) {
       const int64_t rows = m.count[e];

@@ -1,4 +1,4 @@
-// Pairs of a token and an expert sorted by expert, the memory they go through, and the tiles that follow.
+// (token, expert) pairs sorted by expert, the memory of their intermediate results, and their tiles.
 #pragma once
 
 #include "linear/tile_grid.h"
@@ -18,7 +18,7 @@ struct Grouping {
   int64_t experts;  // that have rows
   int64_t rows;     // with padding
   int64_t gate_up_tiles, down_tiles, down_rest_tiles;
-  int64_t threads;  // asked once, so that all workers cut the later phases alike
+  int64_t threads;  // read once, so that all workers divide the later phases into the same tiles
 };
 
 // Quantized rows of all experts; each expert's part has its own block.
@@ -36,7 +36,8 @@ struct QuantRows {
   }
 };
 
-// `down` goes through its output columns in passes, so that what waits for the weighted sum stays in the cache.
+// `down` computes its output columns in passes, so that the results that await the weighted sum stay in
+// cache.
 struct DownPasses {
   int64_t panels;  // of the weight
   int64_t step;    // panels of a pass; the last may have fewer

@@ -17,7 +17,7 @@ constexpr int64_t kCombineTokens = 16;    // most tokens of one
 
 enum Phase : int { kSort, kQuantize, kGateUp, kRequantize, kDown };
 
-// Where row m of an expert begins, and how far apart its chunks of 8 bytes lie.
+// Begin of row m of an expert, and the stride of its chunks of 8 bytes.
 int8_t* row_values(const Activations& x, int64_t m) {
   return x.values + m / x.block * x.block * x.groups * kGroup + m % x.block * 8;
 }
@@ -41,7 +41,7 @@ void zero_row(const Activations& x, int64_t m) {
   for (int64_t c = 0; c < x.groups * 4; ++c) std::memset(to + c * x.block * 8, 0, 8);
 }
 
-// Quantizes a token once and lays it into the rows of all its experts.
+// Quantizes a token once and copies it to the rows of all its experts.
 void place_token(const MoeArgs& a, const MoeMemory& m, int64_t token) {
   const int64_t groups = m.hidden.groups;
   int8_t* values = reinterpret_cast<int8_t*>(thread_memory(groups * (kGroup + 4)));
@@ -138,7 +138,7 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
                 });
 }
 
-// The weighted sums of one pass, cut into tiles of some tokens × columns.
+// The weighted sums of one pass, in tiles of tokens × columns.
 struct Combine {
   int64_t first_column, columns, token_step, column_step;
   int64_t chunks, tiles;
@@ -172,7 +172,7 @@ void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t in
   }
 }
 
-// Phase kDown + p: pass p of `down`, and the weighted sums of the pass before.
+// Phase kDown + p: pass p of `down`, and the weighted sums of the previous pass.
 int64_t down_phase_tiles(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
   const int64_t down = pass < m.passes.count() ? down_tiles(m, pass) : 0;
   return down + (pass > 0 ? Combine(a, m, pass - 1).tiles : 0);

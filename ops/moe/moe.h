@@ -7,7 +7,7 @@
 
 namespace armllm {
 
-constexpr int64_t kMaxExperts = 1024;  // of a router; its scores live on the stack
+constexpr int64_t kMaxExperts = 1024;  // per router; its scores are on the stack
 
 enum class Scoring : int32_t {
 #define SCORING(name, number) name = number,
@@ -40,9 +40,9 @@ struct MoeKernels {
   void (*combine)(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type);
 };
 
-// out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j]
-// Gate and up panels alternate (g0 u0 g1 u1 …) in `gate_up`.  Ids outside 0 … experts − 1 contribute nothing; the
-// registered op refuses them.  With weigh_input, x · weights[t][j] goes in and the sum is a plain one.
+// out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j] Gate and up panels
+// alternate (g0 u0 g1 u1 …) in `gate_up`.  Ids outside 0 … experts − 1 contribute nothing; the registered op
+// refuses them.  With weigh_input the experts' inputs are x · weights[t][j], and the sum is unweighted.
 struct MoeArgs {
   Rows x, out;
   const int32_t* ids = nullptr;    // [tokens][top_k]
@@ -55,8 +55,8 @@ struct MoeArgs {
   int64_t tokens = 0, experts = 0, top_k = 0, hidden = 0, intermediate = 0;
   Activation activation = Activation::silu;
   float limit = 7.0f;        // of swiglu_clamped and silu_clamped
-  bool gated = true;         // false: `gate_up` holds up alone, and the activation is act(up) · up
-  bool weigh_input = false;  // the weights multiply what goes into the experts, not what comes out
+  bool gated = true;         // false: `gate_up` has no gate, and the activation is act(up) · up
+  bool weigh_input = false;  // weights multiply the experts' inputs instead of their outputs
   const void* gate_up_bias =
       nullptr;                      // [experts][2][intermediate]: gate, then up; or [experts][intermediate]
   const void* down_bias = nullptr;  // [experts][hidden]

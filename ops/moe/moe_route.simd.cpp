@@ -18,7 +18,7 @@ struct Best {
   int64_t count = 0;
 
   void offer(float value, int32_t id) {
-    if (!(value > -kInfinity)) value = -kInfinity;  // a NaN loses to every number, yet fills a place
+    if (!(value > -kInfinity)) value = -kInfinity;  // a NaN loses to every number, yet fills a slot
     if (count == wanted) {
       if (!(value > values[count - 1])) return;
     } else {
@@ -71,7 +71,8 @@ void sigmoids(const float* x, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kLanes) store(out + i, sigmoid(load(x + i)));
 }
 
-// A value that at least `wanted` ≤ 16 of the values reach: the `wanted`-th best of the bests of sixteen columns.
+// A value that at least `wanted` ≤ 16 of the values reach: the `wanted`-th best of the bests of sixteen
+// columns.
 float reached_by(const float* values, int64_t n, int64_t wanted) {
   F32 columns = set1(-kInfinity);
   for (int64_t i = 0; i < n; i += kLanes)
@@ -91,7 +92,7 @@ void offer_all(Best& best, const float* values, int64_t n) {
     return;
   }
   const float bound = reached_by(values, n, best.wanted);
-  // Where fewer are numbers than are wanted, NaN must fill places.
+  // Where fewer are numbers than are wanted, NaN must fill slots.
   const bool all = !(bound > -kInfinity);
   const F32 least = set1(bound);
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -129,7 +130,7 @@ void choose(const RouteArgs& args, const float* choice, float* values, int32_t* 
     if (kept[e / size]) best.offer(choice[e], static_cast<int32_t>(e));
 }
 
-// The chosen logits' softmax among themselves.
+// Softmax over the chosen logits alone.
 void weigh_among_themselves(float* weights, int64_t count) {
   float padded[kMaxExperts], shares[kMaxExperts];
   store(padded, zero());  // the compiler cannot know that count > 0

@@ -14,7 +14,7 @@ struct NormArgs {
   const void* bias = nullptr;    // layer norm only
   DType weight_type = DType::f32;
   int64_t rows = 0, width = 0;
-  int64_t rows_per_token = 1;  // norm rows side by side in a row of x and out: the heads of queries and keys
+  int64_t rows_per_token = 1;  // norm rows in one row of x and out: the heads of queries and keys
   float eps = 1e-6f;
   float weight_offset = 0.0f;  // 1 for Gemma's x · (1 + w)
 

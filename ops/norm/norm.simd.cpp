@@ -8,14 +8,15 @@ extern const NormKernels norm;
 
 namespace {
 
-// Four sums in flight hide the latency of the addition; which sum a value belongs to depends on its place alone.
+// Four sums in flight hide the latency of the addition; which sum a value belongs to depends on its column
+// alone.
 struct Sums {
   F32 part[4] = {zero(), zero(), zero(), zero()};
 
   float total() const { return reduce_add((part[0] + part[1]) + (part[2] + part[3])); }
 };
 
-// Calls make(x, y, even, odd) for every 32 values of two rows and stores what it makes.
+// Calls make(x, y, even, odd) for every 32 values of two rows and stores the results.
 template <typename Make>
 ARMLLM_INLINE inline void for_pairs(const bf16* x, const bf16* y, bf16* out, int64_t n, Make make) {
   constexpr int64_t kPairs = 2 * kLanes;
@@ -35,8 +36,8 @@ ARMLLM_INLINE inline void for_pairs(const bf16* x, const bf16* y, bf16* out, int
   __builtin_memcpy(out + i, last, bytes);
 }
 
-// Adds n values to the sums, the first of them at a multiple of 64 from the row's begin.  float32 and float16 are
-// taken in blocks of 16, bfloat16 in pairs, which are products that Arm adds without widening.
+// Adds n values to the sums, the first of them at a multiple of 64 from the row's begin.  float32 and float16
+// are taken in blocks of 16, bfloat16 in pairs, which are products that Arm adds without widening.
 template <typename T, typename Add, typename AddPairs>
 ARMLLM_INLINE inline void accumulate(Sums& sums, const T* x, int64_t n, Add add, AddPairs) {
   for_blocks_in_parts(n, [&](int64_t i, int lanes, int part) ARMLLM_INLINE {
@@ -86,8 +87,8 @@ ARMLLM_INLINE inline void add_row(const bf16* x, const bf16* residual, bf16* sum
   });
 }
 
-// Calls visit(first, count) for the pieces of the row that is normalized: x, or x + residual after it was rounded to
-// the type and written to `sum`.  Returns that row.
+// Calls visit(first, count) for the pieces of the row that is normalized: x, or x + residual after it was
+// rounded to the type and written to `sum`.  Returns that row.
 template <typename T, typename Visit>
 ARMLLM_INLINE inline const T* walk(const NormArgs& args, int64_t row, Visit visit) {
   const T* x = reinterpret_cast<const T*>(args.part(args.x, row));
@@ -151,7 +152,7 @@ void rms_row(const NormArgs& args, int64_t row) {
   }
 }
 
-// No weight is a weight of one, no bias a bias of zero.
+// A missing weight counts as one, a missing bias as zero.
 template <typename T, typename W>
 void scale_and_shift(const T* x, const W* weight, const W* bias, int64_t width, float mean, float factor,
                      T* out) {

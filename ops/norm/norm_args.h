@@ -1,4 +1,4 @@
-// What ops that normalize rows share: how many rows make a tile, and the checks of weights and residuals.
+// Shared by the ops that normalize rows: tile sizes, and the checks of weights and residuals.
 #pragma once
 
 #include "norm/norm.h"
@@ -6,7 +6,7 @@
 
 namespace armllm {
 
-constexpr int64_t kTileValues = 8192;  // enough to be worth a tile
+constexpr int64_t kTileValues = 8192;  // values that are worth a tile
 
 inline int64_t rows_per_tile(const NormArgs& args) { return ceil_div(kTileValues, args.width + 1); }
 

@@ -1,4 +1,5 @@
-// Embedding look-up, scaling, addition and the order of columns, for the plan alone: outside it torch's own operators do these.
+// Embedding look-up, scaled addition and permutation of columns as instructions of a plan.  Without a plan,
+// torch's own operators compute these.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -21,14 +22,15 @@ class Embedding final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// out = a + factor · by · b, where a may be missing, and by is one value a row or missing.
+// out = a + factor · row_factor · b, where a and row_factor are optional; row_factor has one value per row.
 struct AddArgs {
   Rows a, b, out, row_factor;
   float factor = 1.0f;
   int64_t rows = 0, width = 0;
 };
 
-// out = a + factor · by · b of one row, rounded to type; without a: the product alone; without by: 1.
+// One row of Add, rounded to `type`. `a` may be null (the product alone), and so may `by`, the row's factor
+// (1).
 void add_scaled(const void* a, const void* b, const void* by, float factor, void* out, DType type, int64_t n);
 
 class Add final : public TaskSet {
@@ -39,7 +41,7 @@ class Add final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// out[r][c] = in[r][order[c]], for layers whose weights lie in another order than their inputs.
+// out[r][c] = in[r][permutation[c]], for layers whose weights have permuted input columns.
 struct ReorderArgs {
   Rows in, out;
   const int32_t* permutation = nullptr;  // [width], each in 0 … width − 1

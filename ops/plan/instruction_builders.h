@@ -1,4 +1,5 @@
-// Helpers for the files that build instructions: from a task set and the function that points it at a step's data.
+// Helpers for the files that build instructions: from a task set and the function that points it at a step's
+// data.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +35,8 @@ inline int64_t length_bound(const AttentionArgs& a) {
   return a.sequences == 0 ? 0 : round_up(*std::max_element(a.seq_lens, a.seq_lens + a.sequences), kSplit);
 }
 
-// Sets the arguments of attention that all kinds of caches share: block table, query starts, lengths, threads.
+// Sets the arguments of attention that all kinds of caches share: block table, query starts, lengths,
+// threads.
 template <class Fields>
 void bind_sequences(const Frame& frame, const Fields& op, AttentionArgs& a) {
   a.block_table = static_cast<const int32_t*>(frame.input(op.block_table).data_ptr());

@@ -58,8 +58,8 @@ Instruction norm(const Fields& op) {
   });
 }
 
-// The caches of all layers are two tensors (layers, blocks, kv heads, …), and two more for the scales of an int8 cache.
-// A layer's caches are slices of them.
+// The caches of all layers are two tensors (layers, blocks, kv heads, …), and two more for the scales of an
+// int8 cache.  A layer's caches are slices of them.
 struct LayerCache {
   int64_t k, v, layer, k_scales, v_scales;  // numbers of inputs; −1: none
 
@@ -163,8 +163,8 @@ Instruction build(const fields::gated_linear& op) {
       });
 }
 
-// An RMSNorm and the only layer that reads it: the rows are normalized while they are quantized.  This saves writing
-// and reading them, and one wait of all threads.
+// An RMSNorm and the only layer that reads it: the rows are normalized while they are quantized.  This saves
+// writing and reading them, and one wait of all threads.
 template <class Task, class Fields>
 Instruction norm_and_layer(const Fields& op) {
   const std::shared_ptr<Instruction> norm = std::make_shared<Instruction>(build(op.norm));

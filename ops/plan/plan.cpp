@@ -228,9 +228,9 @@ int64_t plan_run_then(int64_t handle, int64_t next, std::vector<Tensor> inputs, 
   return plan_of(handle)->run_then(*plan_of(next), inputs, results, tokens);
 }
 
-// Writes (instructions + 2, 3) nanoseconds.  Row of an instruction: elapsed time, time in its tiles summed over all
-// threads, and time since the previous instruction.  The last two rows: time before the first and after the last
-// instruction in column 0, and the clock at the begin and the end in column 1.
+// Writes (instructions + 2, 3) nanoseconds.  Row of an instruction: elapsed time, time in its tiles summed
+// over all threads, and time since the previous instruction.  The last two rows: time before the first and
+// after the last instruction in column 0, and the clock at the begin and the end in column 1.
 void tabulate(const std::vector<TaskTime>& times, Nanoseconds began, Nanoseconds ended, int64_t* row) {
   Nanoseconds last = times.empty() ? began : times[0].began.load();
   const Nanoseconds before = last - began;
@@ -277,9 +277,9 @@ void plan_free(int64_t handle) {
 }  // namespace
 }  // namespace armllm
 
-// Returns true if the step was replayed.  `table`: null, or memory for the times of both plans' instructions (tabulate).
-// A C function instead of an op, since it takes no tensors: with cold caches, torch's dispatcher takes as long as
-// everything else around a small model's step.
+// Returns true if the step was replayed.  `table`: null, or memory for the times of both plans' instructions
+// (tabulate).  A C function instead of an op, since it takes no tensors: with cold caches, torch's dispatcher
+// takes as long as everything else around a small model's step.
 extern "C" __attribute__((visibility("default"))) bool armllm_plan_replay(int64_t handle, int64_t next,
                                                                           int64_t binding,
                                                                           int64_t* table) noexcept {

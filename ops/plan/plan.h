@@ -1,12 +1,13 @@
 // A model step as a list of instructions that run without Python.
 //
-// A program is a flat list of integers, encoded by torch_armllm/plan/program.py, and a list of floats that it refers to:
+// A program is a flat list of integers, encoded by torch_armllm/plan/program.py, and a list of floats that it
+// refers to:
 //
 //   arena bytes per token, number of outputs, {columns, type} of each output, number of instructions,
 //   then each instruction: opcode, number of integers, integers …    (instructions.def)
 //
-// Every activation is rows of tokens in one arena.  Its location is a byte offset per token: offsets scale with the
-// number of tokens, and the arena's layout is fixed when the program is encoded.
+// Every activation is rows of tokens in one arena.  Its location is a byte offset per token: offsets scale
+// with the number of tokens, and the arena's layout is fixed when the program is encoded.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -95,7 +96,8 @@ struct Instruction {
   std::unique_ptr<TaskSet> task;
   // Points the task set at a step's data.
   std::function<void(const Frame&)> bind;
-  // True if what bind derived from the values of its inputs fits their present values.  Empty: bind derived nothing.
+  // True if what bind derived from the values of its inputs fits their present values.  Empty: bind derived
+  // nothing.
   std::function<bool()> still_valid;
   // Bytes of scratch for this step, called after bind.  Empty: none.
   std::function<int64_t()> scratch_bytes;
@@ -109,14 +111,14 @@ class Plan {
   Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats);
   // `times`: one element per instruction, or null.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times = nullptr);
-  // Runs this plan and then `next`, whose inputs are this plan's outputs, with one start of the threads.  The outputs
-  // of `next` go to `results`.  Returns a binding id for `replay`.
+  // Runs this plan and then `next`, whose inputs are this plan's outputs, with one start of the threads.  The
+  // outputs of `next` go to `results`.  Returns a binding id for `replay`.
   int64_t run_then(Plan& next, const std::vector<Tensor>& inputs, const std::vector<Tensor>& results,
                    int64_t tokens);
-  // Repeats a `run_then` on the same memory with new values in it.  Binding touches every instruction, and after a step
-  // no cache holds them; a replay skips it.  Returns false and does nothing if either plan has run another step
-  // meanwhile, or if the values need other sizes.
-  // `times`: one element per instruction of both plans, or null.
+  // Repeats a `run_then` on the same memory with new values in it.  Binding touches every instruction, and
+  // after a step no cache holds them; a replay skips it.  Returns false and does nothing if either plan has
+  // run another step meanwhile, or if the values need other sizes.  `times`: one element per instruction of
+  // both plans, or null.
   bool replay(Plan& next, int64_t binding, TaskTime* times);
   int64_t size() const { return static_cast<int64_t>(tasks_.size()); }
 

@@ -1,4 +1,4 @@
-// Scaling, for the plan alone.  It is a small part of a step, so there is one portable kernel instead of a variant each.
+// Scaled addition of a plan.  It is a small part of a step, so one portable kernel serves all variants.
 #define ARMLLM_VARIANT portable
 #define ARMLLM_VARIANT_scalar 1
 

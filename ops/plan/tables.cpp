@@ -1,4 +1,5 @@
-// plan_tables: the enumerations and instructions of this library as text, which Python builds its own from (tables.py).
+// plan_tables: the enumerations and instructions of this library as text, which Python builds its own from
+// (tables.py).
 #include <torch/csrc/stable/library.h>
 
 #include <string>

@@ -34,7 +34,7 @@ struct HeadRows {
   int64_t head_stride;
 };
 
-// Rows of tokens whose heads lie evenly apart; none where tokens do not.
+// Rows of tokens with evenly strided heads; none if the tokens are not evenly strided.
 std::optional<HeadRows> token_rows(const Tensor& t, const Heads& heads, const char* name) {
   HeadRows found{Rows{t.data_ptr(), heads.heads * heads.size, dtype_of(t, name)}, heads.size};
   if (t.numel() == 0) return found;
@@ -144,8 +144,8 @@ void Rope::tile(int, int64_t index) {
 
 int64_t RopeTable::tiles(int) const { return ceil_div(args.tokens, kTableTokens); }
 
-// The angle is a float32 product, as the models compute it; its cosine is then taken in double and rounded once,
-// because float32 functions differ between C libraries.
+// The angle is a float32 product, as the models compute it; its cosine is then taken in double and rounded
+// once, because float32 functions differ between C libraries.
 void RopeTable::tile(int, int64_t index) {
   const int64_t first = index * kTableTokens, last = first + kTableTokens;
   for (int64_t token = first; token < last && token < args.tokens; ++token) {

@@ -1,4 +1,4 @@
-// Rotary position embedding, in place, on the heads of queries and keys; and the table of angles.
+// Rotary position embedding of the heads of queries and keys, in place, and the table of angles.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -11,7 +11,7 @@ enum class RopePairs : int32_t {
 #include "runtime/enums.def"
 };
 
-constexpr int64_t kMostUnzipped = 512;  // rotary dimensions: a head waits on the stack
+constexpr int64_t kMostUnzipped = 512;  // rotary dimensions: a head is buffered on the stack
 
 // Element (token, head, i) = at(token, head · head_stride + i).
 struct RopeArgs {
@@ -20,7 +20,7 @@ struct RopeArgs {
   const float* cos = nullptr;  // [tokens][rotary / 2]
   const float* sin = nullptr;
   int64_t tokens = 0, q_heads = 0, k_heads = 0, head_size = 0;
-  int64_t rotary = 0;  // leading dimensions of a head that turn
+  int64_t rotary = 0;  // leading dimensions of a head that are rotated
   RopePairs pairs = RopePairs::halves;
 };
 
@@ -34,7 +34,7 @@ struct RopeTableArgs {
 };
 
 struct RopeKernels {
-  // Turns `heads` heads of one token.
+  // Rotates `heads` heads of one token.
   void (*rotate)(void* x, DType type, int64_t heads, int64_t head_stride, int64_t rotary, const float* cos,
                  const float* sin, RopePairs pairs);
 };

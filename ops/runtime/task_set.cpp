@@ -42,8 +42,8 @@ struct alignas(64) PhaseCounter {
   alignas(64) std::atomic<int64_t> done{0};
 };
 
-// Waits until every tile of the phase is done.  It counts tiles rather than workers, so that any number of workers may
-// take part: a nested call that gets one thread, or a worker that the system wakes late.
+// Waits until every tile of the phase is done.  It counts tiles rather than workers, so that any number of
+// workers may take part: a nested call that gets one thread, or a worker that the system wakes late.
 void wait_for(const PhaseCounter& counter, int64_t tiles) {
   int spins = 0;
   while (counter.done.load(std::memory_order_acquire) < tiles) {
@@ -55,8 +55,9 @@ void wait_for(const PhaseCounter& counter, int64_t tiles) {
   }
 }
 
-// Returns the number of tiles that the first worker computed.  A worker that the system wakes late must not ask the
-// task set again: the phase may be over, and the scratch that the number depends on may belong to a later op.
+// Returns the number of tiles that the first worker computed.  A worker that the system wakes late must not
+// ask the task set again: the phase may be over, and the scratch that the number depends on may belong to a
+// later op.
 int64_t agreed_tiles(PhaseCounter& counter, const TaskSet& set, int phase) {
   int64_t known = counter.tiles.load(std::memory_order_acquire);
   if (known != kUnknown) return known;
@@ -149,8 +150,8 @@ bool is_displaced() {
   return monitor.record(now, run_delay.get());
 }
 
-// Lets OpenMP start fewer threads within a scope: torch's pool starts all its threads, idle ones as well, and waits for
-// each of them.  The library links no OpenMP; it looks up the one that torch has loaded.
+// Lets OpenMP start fewer threads within a scope: torch's pool starts all its threads, idle ones as well, and
+// waits for each of them.  The library links no OpenMP; it looks up the one that torch has loaded.
 class FewerThreads {
  public:
   FewerThreads(int64_t fewer, int64_t team) : team_(team) { setter()(static_cast<int>(fewer)); }
@@ -171,8 +172,9 @@ class FewerThreads {
 
 // Size of the team that the calling thread works in; 0: none.
 //
-// Workers must not ask torch: a thread's first query resets the number to what torch's libraries consider right inside
-// a team, and a worker that divides the work into other tiles than the rest computes the wrong ones.
+// Workers must not ask torch: a thread's first query resets the number to what torch's libraries consider
+// right inside a team, and a worker that divides the work into other tiles than the rest computes the wrong
+// ones.
 thread_local int64_t current_team = 0;
 
 class TeamScope {

@@ -12,8 +12,8 @@
 namespace armllm {
 namespace {
 
-// Kernel thread ids, the calling thread's first.  The pool belongs to the calling thread: another thread has workers of
-// its own.
+// Kernel thread ids, the calling thread's first.  The pool belongs to the calling thread: another thread has
+// workers of its own.
 std::vector<int64_t> team_threads() {
   std::vector<int64_t> ids(team_size(), 0);
   torch::stable::parallel_for(0, static_cast<int64_t>(ids.size()), 1, [&](int64_t begin, int64_t end) {

@@ -1,9 +1,9 @@
 // Work stealing: which worker computes which tiles of a phase.
 //
-// Every worker has a range of adjacent tiles and takes them from the front.  A worker whose range is empty steals from
-// the ends of the others' ranges.  Memory is read fastest in long stretches: after every jump the CPU's prefetcher has
-// to learn the stream anew.  Two cores that alternated pieces of 256 KiB reached 0.9 of the rate of each reading a half
-// of its own, with pieces of 64 KiB 0.7 (a Xeon).
+// Every worker has a range of adjacent tiles and takes them from the front.  A worker whose range is empty
+// steals from the ends of the others' ranges.  Memory is read fastest in long stretches: after every jump the
+// CPU's prefetcher has to learn the stream anew.  Two cores that alternated pieces of 256 KiB reached 0.9 of
+// the rate of each reading a half of its own, with pieces of 64 KiB 0.7 (a Xeon).
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,9 @@ class WorkRanges {
     for (int64_t i = 0; i < count_; ++i) ranges_[i].state.store(0, std::memory_order_relaxed);
   }
 
-  // Returns a piece, or kNone once all are taken or other workers are in a later phase already.  All workers must pass
-  // the same number of pieces.  `empty` is a bit set of exhausted ranges; each phase has its own, which begins as 0.
+  // Returns a piece, or kNone once all are taken or other workers are in a later phase already.  All workers
+  // must pass the same number of pieces.  `empty` is a bit set of exhausted ranges; each phase has its own,
+  // which begins as 0.
   int64_t take(int64_t worker, int64_t phase, int64_t pieces, std::atomic<uint64_t>& empty) {
     if (pieces < count_) return take_from(0, 1, phase, pieces, true);
     const int64_t own = worker % count_;
@@ -44,8 +45,8 @@ class WorkRanges {
   }
 
  private:
-  // One word: the phase of the latest take, 1 for the first, and the begin and end of the pieces that are left.  A
-  // worker that the system wakes late thus cannot take from a phase that is over.
+  // One word: the phase of the latest take, 1 for the first, and the begin and end of the pieces that are
+  // left.  A worker that the system wakes late thus cannot take from a phase that is over.
   struct alignas(64) Range {
     std::atomic<uint64_t> state{0};
   };

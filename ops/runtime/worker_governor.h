@@ -1,8 +1,8 @@
 // How many threads of the team work while other processes want its cores.
 //
-// A phase ends with its last tile.  One displaced thread therefore holds up all others for as long as the system runs
-// another process on its core: milliseconds, where a phase takes microseconds.  A team that leaves one core to a
-// neighbor loses that core alone.
+// A phase ends with its last tile.  One displaced thread therefore holds up all others for as long as the
+// system runs another process on its core: milliseconds, where a phase takes microseconds.  A team that
+// leaves one core to a neighbor loses that core alone.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ class DisplacementMonitor {
 
   bool is_due(Nanoseconds now) const { return now - last_sample_ >= kInterval; }
 
-  // `run_delay`: time since its start that the thread was ready to run without a core.  Returns true once for every
-  // stretch in which that was a large part of the time.
+  // `run_delay`: time since its start that the thread was ready to run without a core.  Returns true once for
+  // every stretch in which that was a large part of the time.
   bool record(Nanoseconds now, Nanoseconds run_delay) {
     const bool was_idle = now - last_sample_ > kIdleReset;
     last_sample_ = now;
@@ -37,8 +37,8 @@ class DisplacementMonitor {
  private:
   static constexpr Nanoseconds kStretch = 20 * kMillisecond;
   static constexpr Nanoseconds kIdleReset = 100 * kMillisecond;
-  // Displaced from 1/8 of a stretch on, as `_DISPLACED` of engine/execution/thread_team.py.  Next to one busy process
-  // a thread waits half of the time, on an idle machine a hundredth.
+  // Displaced from 1/8 of a stretch on, as `_DISPLACED` of engine/execution/thread_team.py.  Next to one busy
+  // process a thread waits half of the time, on an idle machine a hundredth.
   static constexpr int64_t kDisplacedPart = 8;
 
   Nanoseconds last_sample_ = -kIdleReset;
@@ -46,7 +46,8 @@ class DisplacementMonitor {
   Nanoseconds stretch_begin_delay_ = 0;
 };
 
-// Number of active workers of a team: without the displaced threads, until a trial shows that their cores are free.
+// Number of active workers of a team: without the displaced threads, until a trial shows that their cores are
+// free.
 class WorkerGovernor {
  public:
   WorkerGovernor() = default;

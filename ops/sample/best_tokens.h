@@ -1,4 +1,4 @@
-// The most probable token of each row: what greedy sampling takes where nothing else is asked for.
+// The most probable token of each row, for greedy sampling without penalties or log-probabilities.
 #pragma once
 
 #include <cstdint>

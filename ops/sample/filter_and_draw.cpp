@@ -1,4 +1,4 @@
-// From a row's weights to a token: which weights pass the filters, and the draw among them.
+// Filters of a row's weights (top-k, top-p), and the draw among those that pass.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -65,7 +65,7 @@ float needed_for(const Weights& w, double spare) {
   return bound;
 }
 
-// Keeps the k best, and those that are as good as the last of them.
+// Keeps the k best, and those that equal the last of them.
 void keep_best(Candidates& candidates, int64_t k) {
   if (k >= candidates.count) return;
   std::vector<float> values;
@@ -83,8 +83,8 @@ int32_t size_of(const Candidate& c) {
 }
 constexpr int32_t kSizes = 0x3f800000 / (1 << 18) + 1;  // up to 1
 
-// Keeps the fewest of the best whose mass reaches `wanted`: sums by size tell at which size it is reached, and only
-// the weights of that size are sorted.
+// Keeps the fewest of the best whose mass reaches `wanted`: sums by size tell at which size it is reached,
+// and only the weights of that size are sorted.
 void keep_mass(Candidates& candidates, double wanted) {
   double by_size[kSizes] = {};
   for (int64_t i = 0; i < candidates.count; ++i)

@@ -17,7 +17,7 @@ enum Phase { kPenalize, kWeigh, kDraw };
 
 struct Memory {
   int64_t chunks, padded;
-  float *weights, *block_largest, *block_sums;    // a row each: padded, padded / 64, padded / 64
+  float *weights, *block_largest, *block_sums;    // per row: padded, padded / 64, padded / 64
   float *chunk_largest, *raw_largest, *raw_sums;  // [rows][chunks]
 
   Memory(void* scratch, int64_t rows, int64_t vocab_size)
@@ -40,7 +40,8 @@ bool penalized(const SampleArgs& a, int64_t row) {
          (a.frequency != nullptr && a.frequency[row] != 0.0f);
 }
 
-// Lowers what lies in first … first + n − 1 of the row.  Each token is treated once however often it appears.
+// Applies the penalties to first … first + n − 1 of the row.  Each token is treated once, however often it
+// occurs.
 void penalize(const SampleArgs& a, int64_t row, int64_t first, int64_t n, float* x) {
   constexpr int32_t kSeen = 1 << 30;  // in the prompt; below it, how often in the output
   int32_t* counts = reinterpret_cast<int32_t*>(thread_memory(kSampleChunk * 4));

@@ -1,7 +1,8 @@
-// Draws one token a row from logits: penalties, temperature, min-p, top-k, top-p, then the draw.
+// Sampling of one token per row: penalties, temperature, min-p, top-k, top-p, then the draw.
 //
-// With m the largest logit of a row, its weights are e^((x − m) / temperature) in 0 … 1, and every filter is a bound on
-// them.  No vocabulary is sorted: the largest weight of each block of 64 tells which few blocks can hold what passes.
+// With m the largest logit of a row, its weights are e^((x − m) / temperature) in 0 … 1, and every filter is
+// a bound on them.  No vocabulary is sorted: the largest weight of each block of 64 selects the few blocks
+// that can hold weights that pass.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -10,7 +11,7 @@
 namespace armllm {
 
 constexpr int64_t kSampleBlock = 64;        // weights with one largest value and one sum
-constexpr int64_t kSampleChunk = 128 * 64;  // values of a row that one tile takes
+constexpr int64_t kSampleChunk = 128 * 64;  // values of a row per tile
 
 struct Candidate {
   float weight;
@@ -20,24 +21,26 @@ struct Candidate {
 struct SampleKernels {
   // The largest of n values; NaN counts as −∞.
   float (*largest)(const void* x, DType type, int64_t n);
-  // Place of the first value that is at least `bound`; n if there is none.
+  // Index of the first value that is at least `bound`; n if there is none.
   int64_t (*first_at_least)(const void* x, DType type, int64_t n, float bound);
   // Σ e^(x − top), NaN counting as −∞.
   float (*sum_of_exponentials)(const void* x, DType type, int64_t n, float top);
-  // weights[i] = e^((x[i] − top) · inverse_temperature), or 0 where that is less than `least`; and the largest and
-  // the sum of each block.  `weights` has room for whole blocks, which are filled with zeros; it may be x itself.
+  // weights[i] = e^((x[i] − top) · inverse_temperature), or 0 where that is less than `least`; and the
+  // largest and the sum of each block.  `weights` has room for whole blocks, which are filled with zeros; it
+  // may be x itself.
   void (*weigh)(const void* x, DType type, int64_t n, float top, float inverse_temperature, float least,
                 float* weights, float* block_largest, float* block_sums);
-  // The weights of at least `bound`, which is above 0, in their order; returns how many.  `found` has room for all.
+  // Copies the weights of at least `bound`, which is above 0, in order; returns their number.  `found` has
+  // room for all.
   int64_t (*gather)(const float* weights, const float* block_largest, int64_t blocks, float bound,
                     Candidate* found);
-  // How many of n values are larger than `bound`, a NaN never.
+  // Number of values larger than `bound`; NaN never counts.
   int64_t (*count_above)(const void* x, DType type, int64_t n, float bound);
   // float32 copy of n values.
   void (*widen)(const void* x, DType type, int64_t n, float* out);
 };
 
-// Lists of tokens, one a row: row r has ids[offsets[r]] … ids[offsets[r + 1] − 1].
+// Lists of tokens, one per row: row r has ids[offsets[r]] … ids[offsets[r + 1] − 1].
 struct TokenLists {
   const int64_t* ids = nullptr;
   const int64_t* offsets = nullptr;
@@ -49,14 +52,15 @@ struct TokenLists {
 struct SampleArgs {
   Rows logits;
   int64_t rows = 0, vocab_size = 0;
-  // One value a row each; the penalties may be nullptr.
+  // One value per row each; the penalties may be nullptr.
   const float *temperature = nullptr, *top_p = nullptr, *min_p = nullptr;
   const float *repetition = nullptr, *presence = nullptr, *frequency = nullptr;
   const int64_t *top_k = nullptr, *seeds = nullptr, *steps = nullptr;
   TokenLists prompt, output;
   int64_t* ids = nullptr;     // the drawn token, or −1 where no logit is a number above −∞
-  float* logprobs = nullptr;  // log-probability of it by the logits as they came; nullptr if not wanted
-  // What each token would be drawn with, rows of zeros before; where they are wanted, `ids` has any that can be.
+  float* logprobs = nullptr;  // its log-probability by the unmodified logits; nullptr if not requested
+  // What each token would be drawn with, rows of zeros before; where they are wanted, `ids` has any that can
+  // be.
   float* probabilities = nullptr;
   void* scratch = nullptr;  // scratch_bytes(), 64-byte aligned
 };
@@ -70,7 +74,7 @@ class Sample final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// Weights of a row with the largest value and the sum of each block; `count` is the vocabulary.
+// Weights of a row with the largest value and the sum of each block; `count` is the vocabulary size.
 struct Weights {
   const float* values;
   const float* block_largest;
@@ -80,19 +84,20 @@ struct Weights {
   int64_t blocks() const { return ceil_div(count, kSampleBlock); }
 };
 
-// A bound that at least `count` weights reach, if there are so many that are not zero: the count-th largest of the
-// blocks' largest.  0 where there are fewer blocks.
+// A bound that at least `count` weights reach, if there are so many that are not zero: the count-th largest
+// of the blocks' largest.  0 where there are fewer blocks.
 float reached_by(const Weights& weights, int64_t count);
 
 // The token at fraction 0 ≤ `at` < 1 of the weights that pass both filters, in the order of the vocabulary.
-// top_k ≤ 0 and top_p ≥ 1 pass everything; equal weights at the k-th place all pass; of equal weights at the end of
-// top_p's set the first do.  At least one passes.
+// top_k ≤ 0 and top_p ≥ 1 pass everything; equal weights at the k-th place all pass; of equal weights at the
+// end of top_p's set the first do.  At least one passes.
 int64_t draw(const Weights& weights, int64_t top_k, float top_p, double at);
 
 // The probability that `draw` gives each token; writes those that are not zero.
 void probabilities(const Weights& weights, int64_t top_k, float top_p, float* out);
 
-// A uniform number in 0 … 1 from Philox4x32-10 (Salmon et al., 2011) with the seed as key and the step as counter.
+// Returns a uniform number in 0 … 1 from Philox4x32-10 (Salmon et al., 2011) with the seed as key and the
+// step as counter.
 double uniform_at(int64_t seed, int64_t step);
 
 }  // namespace armllm

@@ -1,4 +1,4 @@
-// The registered op: checks, output, one run of the task set.
+// sample, sample_probabilities: checks, output, one run of the task set.
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -9,7 +9,7 @@
 namespace armllm {
 namespace {
 
-// Values of a row each; `held` keeps what had to be made contiguous.
+// One value per row; `held` keeps the contiguous copy alive, if one was needed.
 template <typename T>
 struct PerRow {
   Tensor held;
@@ -65,7 +65,7 @@ struct Lists {
   }
 };
 
-// What a call asks for, checked; tensors stay alive with it.
+// The checked arguments of a call; keeps their tensors alive.
 struct Call {
   Tensor logits;
   int64_t rows, vocab_size;

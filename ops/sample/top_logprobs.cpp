@@ -1,4 +1,4 @@
-// Log-probabilities of a given token of each row, its rank, and the best tokens.
+// top_logprobs: log-probability and rank of a given token of each row, and the best tokens.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -57,7 +57,7 @@ class TopLogprobs final : public TaskSet {
       const float bound = reached_by({weights, largest, sums, vocab_size}, count);
       if (bound > 0) among = kernels.gather(weights, largest, blocks, bound, found);
     }
-    if (among < count) {  // most weights are nothing: take all
+    if (among < count) {  // most weights are zero: take all
       among = vocab_size;
       for (int64_t i = 0; i < among; ++i) found[i].id = static_cast<int32_t>(i);
     }

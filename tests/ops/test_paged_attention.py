@@ -28,7 +28,7 @@ ROUND_QUERIES = {name for name in RUNNABLE if MACHINE.tables[name]["attention"] 
 
 
 def with_queries_of_int8(batch: Batch) -> Batch:
-    """What Arm's dot products of INT8 see: each row of queries rounded as keys are."""
+    """Rounds each row of queries as keys are, for Arm's INT8 dot products."""
     top = batch.q.float().abs().amax(-1, keepdim=True).clamp(min=1e-30)
     return replace(batch, q=(batch.q.float() * (127.0 / top)).round() * (top / 127.0))
 

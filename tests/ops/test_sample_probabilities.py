@@ -1,4 +1,4 @@
-"""What tokens are drawn with, and log-probabilities, against plain torch, on every variant."""
+"""Sampling probabilities and log-probabilities against plain torch, on every variant."""
 
 from __future__ import annotations
 

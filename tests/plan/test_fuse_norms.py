@@ -1,4 +1,4 @@
-"""Norms that go into the linear layers behind them."""
+"""Fusion of norms with the linear layers after them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def steps(family: str, monkeypatch: pytest.MonkeyPatch, fused: bool) -> tuple[li
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_fused_norms_give_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    apart, expected = steps(family, monkeypatch, fused=False)
-    together, found = steps(family, monkeypatch, fused=True)
+    separate, expected = steps(family, monkeypatch, fused=False)
+    merged, found = steps(family, monkeypatch, fused=True)
     assert torch.equal(found, expected)
-    counts = {code: together.count(code) for code in ("norm_linear", "norm_gated_linear")}
+    counts = {code: merged.count(code) for code in ("norm_linear", "norm_gated_linear")}
     if family == "llama":
         assert counts == {"norm_linear": 2, "norm_gated_linear": 2}
-    assert len(apart) - len(together) == sum(counts.values())
+    assert len(separate) - len(merged) == sum(counts.values())
 
 
 def test_a_norm_with_two_readers_stays() -> None:

@@ -1,4 +1,4 @@
-"""The walk over a graph that turns its nodes into the instructions of a program."""
+"""The walk over a graph that writes the instructions of its program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch_armllm.passes.lib.graph import constant
 from torch_armllm.plan.program import NOTHING, Field, Operand, Program
 
 STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
-"""Tensors that a native step takes first, in order; those of the cache follow."""
+"""The first inputs of a native step, in order; the cache's tensors follow."""
 _LENGTH = "max_seq_len"
-"""A number, which a native step finds out itself."""
+"""A number that a native step computes itself."""
 
 Writer = Callable[..., Any]
-"""Writes an operator's instruction: takes the lowering, the node and its arguments; returns where its result
-lies."""
+"""Writes an operator's instruction: called with the lowering, the node and its arguments, returns the location
+of the result."""
 
 
 class Unlowerable(RuntimeError):
@@ -27,14 +27,14 @@ class Unlowerable(RuntimeError):
 
 
 class CacheLayer:
-    """A layer of the cache, which is an input rather than rows of tokens."""
+    """A layer of the cache: part of an input, not rows of tokens."""
 
     def __init__(self, number: int, layer: int) -> None:
         self.input, self.layer = number, layer
 
 
 def inner_sizes(val: Tensor) -> tuple[int, ...]:
-    """Sizes behind the token dimension, which is the first, or the second after a 1."""
+    """Returns the sizes after the token dimension, which is the first, or the second after a 1."""
     skip = 2 if val.dim() >= 2 and isinstance(val.shape[0], int) and val.shape[0] == 1 else 1
     sizes = tuple(val.shape[skip:])
     if not all(isinstance(s, int) for s in sizes):
@@ -43,10 +43,11 @@ def inner_sizes(val: Tensor) -> tuple[int, ...]:
 
 
 class Lowering:
-    """What is known of a graph's nodes while its program is written.
+    """Locations of the nodes' results while a graph's program is written.
 
-    ``writers`` holds for each operator the function that writes its instruction: it is called with the
-    lowering, the node and the node's arguments, and returns where the result lies.
+    Args:
+        module: the graph.
+        writers: for each operator the function that writes its instruction.
     """
 
     def __init__(self, module: fx.GraphModule, writers: Mapping[Any, Writer]) -> None:
@@ -54,7 +55,7 @@ class Lowering:
         self.writers = writers
         self.program = Program()
         self.inputs = [n.name for n in module.graph.nodes if n.op == "placeholder" and n.name != _LENGTH]
-        """Names of what a native step takes."""
+        """Names of a native step's inputs."""
         self.known: dict[Node, Any] = {}
 
     def heads(self, node: Any) -> Operand:
@@ -65,14 +66,14 @@ class Lowering:
         return found
 
     def rows(self, node: Any) -> Operand:
-        """Where a node's result lies, a token in one piece."""
+        """Returns the location of a node's result; each token is contiguous."""
         found = self.heads(node)
         if found.strided_heads:
             raise Unlowerable(f"the heads of {node} are not contiguous")
         return found
 
     def weight(self, node: Any, dtype: torch.dtype | None = None) -> Operand:
-        """A constant, or `NOTHING` for None."""
+        """Returns a constant, or `NOTHING` for None."""
         if node is None:
             return NOTHING
         tensor = constant(self.module, node)
@@ -85,12 +86,12 @@ class Lowering:
         return self.program.constant(tensor)
 
     def constant_value(self, node: Any) -> float:
-        """A number, given as such or as a constant of one value."""
+        """Returns a number, given as such or as a constant of one value."""
         tensor = constant(self.module, node)
         return float(node) if tensor is None else float(tensor.item())
 
     def new(self, node: Node, val: Tensor | None = None) -> Operand:
-        """Rows for what a node makes."""
+        """Allocates rows for a node's result."""
         val = node.meta["val"] if val is None else val
         inner = inner_sizes(val)
         columns = 1
@@ -103,7 +104,7 @@ class Lowering:
         self.program.emit(opcode, **fields)
 
     def run(self) -> Program:
-        """Walks over the whole graph."""
+        """Writes the program of the whole graph."""
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -116,7 +117,7 @@ class Lowering:
         return self.program
 
     def cache_layer(self, source: Node, layer: int) -> CacheLayer | None:
-        """A layer of one of the cache's tensors; None: ``source`` is none of them."""
+        """Returns a layer of one of the cache's tensors, or None if ``source`` is none of them."""
         if source.op != "placeholder" or source.name not in self.inputs[len(STEP_INPUTS) :]:
             return None
         return CacheLayer(self.inputs.index(source.name), layer)
@@ -128,7 +129,7 @@ class Lowering:
     def _output(self, node: Node) -> None:
         last = self.rows(node)
         if last.storage is None or last.column != 0 or last.width != last.storage.columns:
-            raise Unlowerable("the graph's result is not made by an instruction of its own")
+            raise Unlowerable("no instruction of its own writes the graph's result")
         self.program.outputs.append(last.storage)
 
     def _call(self, node: Node) -> None:
@@ -140,7 +141,7 @@ class Lowering:
             self.known[node] = result
 
     def same_rows(self, node: Node, source: Any) -> Operand:
-        """The rows of another node, seen with this one's sizes."""
+        """Returns the rows of another node, viewed with this node's sizes."""
         rows = self.heads(source)
         inner = inner_sizes(node.meta["val"])
         if rows.strided_heads and inner == rows.inner:

@@ -33,8 +33,8 @@ inline Span visible(const AttentionTile& t, int64_t row, int64_t rows) {
   return span;
 }
 
-// The one place that knows how the cache is paged.  Blocks that nobody sees need not exist: a block that is seen
-// takes their place.
+// The one place that knows how the cache is paged.  Blocks that nobody sees need not exist: a block that is
+// seen takes their place.
 struct Split {
   Span all;  // what any row of the tile sees
   int64_t block_size;
@@ -72,8 +72,8 @@ struct Split {
     }
   }
 
-  // For products that fetch, at each place, the same place of what is attended to next: blocks are too short, and lie
-  // too far apart, for a CPU's own prefetchers.  What they will not pass is fetched now.
+  // For products that fetch, at each place, the same place of what is attended to next: blocks are too short,
+  // and lie too far apart, for a CPU's own prefetchers.  What they will not pass is fetched now.
   void look_ahead(const AttentionArgs& args, const AttentionTile& t) {
     if (!t.is_near) fetch(args, k, v, all);
     if (t.next.empty()) {

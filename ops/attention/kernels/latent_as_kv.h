@@ -1,6 +1,6 @@
-// Latents are key and value in one: rows [block][block size][head size], of which the first value-size elements are
-// the value.  A split of them is laid out as a cache of one block of kSplit positions, and the products then work as
-// on any other.  Every head reads it, so that this costs little beside them.
+// Latents are key and value in one: rows [block][block size][head size], of which the first value-size
+// elements are the value.  A split of them is laid out as a cache of one block of kSplit positions, and the
+// products then work as on any other.  Every head reads it, so that this costs little beside them.
 #pragma once
 
 #include "attention/kernels/kv_split.h"

@@ -29,7 +29,7 @@ inline void load_float_query(const AttentionArgs& args, int64_t token, int64_t h
   }
 }
 
-// Where a row of tile.query keeps what is not its elements.
+// Location of a query row's extra data in tile.query.
 inline int64_t query_tail(const AttentionArgs& args) { return query_bytes(args.head_size) - 64; }
 
 // Floats from one row of tile.query to the next.

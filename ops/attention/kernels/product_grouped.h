@@ -1,11 +1,11 @@
 // Products against caches whose elements lie in groups along the dimension that is summed: quads of bfloat16,
-// octets of int8.  Keys [head size / G][block size][G] and values [block size / G][value size][G] are the same
-// matrix to a product,
+// octets of int8.  Keys [head size / G][block size][G] and values [block size / G][value size][G] are the
+// same matrix to a product,
 //
 //     C[rows][columns] = factor[row] · A[rows][depth] · B[depth / G][columns][G]
 //
-// once with dimensions summed and keys as columns, once with positions summed and value dimensions as columns.
-// This file walks over keys, columns and rows; `D` is what an instruction set makes of the product:
+// once with dimensions summed and keys as columns, once with positions summed and value dimensions as
+// columns.  This file walks over keys, columns and rows; `D` is what an instruction set makes of the product:
 //
 //   struct D {
 //     using Element = bf16;                    // of the cache
@@ -23,8 +23,8 @@
 //     static Left weights(tile, row, begin);   // from position `begin` of the split on, a multiple of kGroup
 //   };
 //
-// An element of C is one chain of operations over depth in order, the same for every tile shape, and columns do
-// not touch: what lies behind the last key or column may be garbage.
+// An element of C is one chain of operations over depth in order, the same for every tile shape, and columns
+// do not touch: what lies behind the last key or column may be garbage.
 #pragma once
 
 #include "attention/kernels/kv_split.h"
@@ -53,7 +53,8 @@ struct Left {
   }
 };
 
-// Of both: what lies `ahead` elements further will be read next, and is brought closer at the pace of the product.
+// Of both: what lies `ahead` elements further will be read next, and is brought closer at the pace of the
+// product.
 //
 // B in one piece of depth, sixteen columns at a place: keys, which lie in several blocks, and panels.
 template <typename T>
@@ -166,8 +167,8 @@ struct Grouped {
     return wide;
   }
 
-  // The parts of the values in groups that touch the span; a group that reaches past what is seen is taken from
-  // the edges, where those positions are zero.
+  // The parts of the values in groups that touch the span; a group that reaches past what is seen is taken
+  // from the edges, where those positions are zero.
   static int value_parts(const AttentionArgs& args, const AttentionTile& t, const Split& split, Span span,
                          Part<T>* parts) {
     int count = 0;

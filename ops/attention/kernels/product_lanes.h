@@ -1,5 +1,5 @@
-// The grouped product in float32 multiply-adds, for CPUs without a dot product of the cache's type: sixteen lanes
-// are 16 / G columns of G values of depth each, and the lanes of a column are added at the end.
+// The grouped product in float32 multiply-adds, for CPUs without a dot product of the cache's type: sixteen
+// lanes are 16 / G columns of G values of depth each, and the lanes of a column are added at the end.
 #pragma once
 
 #include "attention/kernels/load_query.h"

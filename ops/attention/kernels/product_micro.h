@@ -1,7 +1,7 @@
 // C (+)= A · B in registers, the one inner loop of both attention products.
 //
-// Every element of C is one chain of fused multiply-adds over k in order, whatever the tile it falls in: the tile
-// shape is free, the bits are not.
+// Every element of C is one chain of fused multiply-adds over k in order, whatever the tile it falls in: the
+// tile shape is free, the bits are not.
 #pragma once
 
 #include "attention/kernels/kv_split.h"
@@ -10,8 +10,8 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Registers decide the shape: accumulators are rows × vectors of 16 lanes, and few rows still need several chains
-// in flight to hide the latency of the multiply-add.
+// Registers decide the shape: accumulators are rows × vectors of 16 lanes, and few rows still need several
+// chains in flight to hide the latency of the multiply-add.
 #if defined(__aarch64__)
 constexpr int kTileRows = 5;  // 20 of 32 registers: 24 leave too few for what they are multiplied by
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 2 : 1; }

@@ -14,7 +14,8 @@ inline F32 inside(Span span, int64_t position, F32 x, F32 y) {
   return select_first(static_cast<int>(larger(span.begin - position, 0)), y, x);
 }
 
-// ends(i) for the first and last vector of the span, of which it may cover a part, whole(i) for those between.
+// ends(i) for the first and last vector of the span, of which it may cover a part, whole(i) for those
+// between.
 template <typename Ends, typename Whole>
 void each_vector(Span span, Ends ends, Whole whole) {
   if (span.empty()) return;

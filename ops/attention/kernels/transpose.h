@@ -1,5 +1,5 @@
-// Squares of integers that are transposed in registers.  Vectors are the compiler's own, which knows how this CPU
-// interleaves them; they go by reference, as wide ones have no agreed way of being returned.
+// Squares of integers that are transposed in registers.  Vectors are the compiler's own, which knows how this
+// CPU interleaves them; they go by reference, as wide ones have no agreed way of being returned.
 #pragma once
 
 #include <cstdint>

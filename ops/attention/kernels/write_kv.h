@@ -34,7 +34,7 @@ void spread_any(const char* x, DType type, int64_t n, T* to, int64_t step) {
   }
 }
 
-// The scale of n values, and 1 / scale; values that are no numbers give the scale NaN and zeros.
+// The scale of n values, and 1 / scale; for values with a NaN: the scale NaN, and zeros.
 struct Scale {
   float scale, inverse;
 };
@@ -81,7 +81,8 @@ float spread_int8_any(const char* x, DType type, int64_t n, int8_t* to, int64_t 
   }
 }
 
-// Where a token's key and value go: in groups of G, the key's dimensions side by side and the value's G apart.
+// Where a token's key and value go: in groups of G, the key's dimensions side by side and the value's G
+// apart.
 template <int G, typename T>
 struct Place {
   T *k, *v;

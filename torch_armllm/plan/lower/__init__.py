@@ -1,6 +1,6 @@
-"""Graph of fused ops → program of a native plan.
+"""Lowering of a graph of fused ops to the program of a native plan.
 
-What instruction each operator becomes is said in a file a family of ops; each has a table of its operators.
+Each family of ops has a file with a table from operators to the functions that write their instructions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ WRITERS: dict[Any, Writer] = {
     **mla.WRITERS,
     **elementwise.WRITERS,
 }
-"""What writes the instruction of each operator."""
+"""Functions that write each operator's instruction."""
 
 
 def lower(module: fx.GraphModule) -> Program:
-    """Writes a captured, rewritten and paged graph as a program.
+    """Returns the program of a captured, rewritten and paged graph.
 
     Raises:
         Unlowerable: some node has no instruction.

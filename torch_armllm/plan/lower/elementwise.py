@@ -1,4 +1,4 @@
-"""What is computed element by element."""
+"""Elementwise operators and the permutation of columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _gated_act(low: Lowering, node: Node, gate: Any, up: Any, act: str) -> Opera
 
 
 def _constant_row(low: Lowering, width: int, tensor: Tensor) -> Operand:
-    """A row that stands for every token's."""
+    """Returns a constant row that every token reads."""
     made = low.program.constant(tensor.expand(width).contiguous())
     return Operand(made.space, made.index, made.dtype, (width,), 0, 0)
 
@@ -40,7 +40,7 @@ def _unary(name: str) -> Writer:
 
 
 def _mul(low: Lowering, node: Node, a: Any, b: Any) -> Operand:
-    """``a · b`` of rows, a constant row, a number, or one factor a token."""
+    """Multiplies rows by rows, a constant row, a number, or one factor per token."""
     if _is_number(low, a) or (not _is_number(low, b) and _width(low, a) < _width(low, b)):
         a, b = b, a
     rows = low.rows(a)
@@ -101,7 +101,7 @@ def _add(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Operand
 
 
 def _index_select(low: Lowering, node: Node, source: Any, dim: int, order: Any) -> Operand:
-    """The columns of rows in another order."""
+    """Permutes the columns of rows."""
     rows, val = low.rows(source), source.meta["val"]
     if dim % val.dim() != val.dim() - 1 or len(rows.inner) != 1:
         raise Unlowerable(f"{node} selects along dimension {dim}")

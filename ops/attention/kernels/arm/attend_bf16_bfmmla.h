@@ -1,7 +1,8 @@
 // Attention on bfloat16 caches by BFMMLA: two rows by four of depth, times four of depth by two columns.
 //
-// Queries and weights are packed in pairs of rows, [group of pairs][depth / 4][pair][2 rows][4]; the quads of the
-// cache are right operands as they lie.  Every element of both products is one chain over depth, whatever the tile.
+// Queries and weights are packed in pairs of rows, [group of pairs][depth / 4][pair][2 rows][4]; the quads of
+// the cache are right operands as they lie.  Every element of both products is one chain over depth, whatever
+// the tile.
 #pragma once
 
 #include "attention/kernels/arm/pairs_of_rows.h"
@@ -24,7 +25,8 @@ struct MmlaBf16 {
 
   ARMLLM_INLINE static bfloat16x8_t load8(const uint16_t* p) { return vreinterpretq_bf16_u16(vld1q_u16(p)); }
 
-  // sum += A · B over `depth` quads, for P pairs of rows and N pairs of columns; those from the ninth on at `second`.
+  // sum += A · B over `depth` quads, for P pairs of rows and N pairs of columns; those from the ninth on at
+  // `second`.
   template <int P, int N>
   ARMLLM_INLINE static void multiply(Sum (&sum)[P][N], const uint16_t*& a, const uint16_t* b,
                                      const uint16_t* second, int64_t stride, int64_t depth) {
@@ -220,8 +222,8 @@ struct MmlaBf16 {
       for (int64_t i = 0; i < args.head_size; i += 4) vst1_u16(to + 4 + i / 4 * step, vdup_n_u16(0));
   }
 
-  // The parts of the values in quads that touch the span; a quad that reaches past what is seen is taken from the
-  // edges, where those positions are zero.
+  // The parts of the values in quads that touch the span; a quad that reaches past what is seen is taken from
+  // the edges, where those positions are zero.
   static int value_parts(const AttentionArgs& args, const AttentionTile& t, const Split& split, Span span,
                          Part* parts) {
     int count = 0;
@@ -335,8 +337,8 @@ struct MmlaBf16 {
     if (!alike) keep_apart(args, t, groups);
   }
 
-  // A weight of zero does not keep a NaN or an infinity away from rows that do not see it: where rows see different
-  // positions, each that is no number is done again alone.
+  // A weight of zero does not keep a NaN or an infinity away from rows that do not see it: where rows see
+  // different positions, each that is no number is done again alone.
   static void keep_apart(const AttentionArgs& args, const AttentionTile& t, const Groups& groups) {
     for (int64_t r = 0; r < t.rows; ++r) {
       float* values = t.values + r * value_stride(args.value_size);

@@ -1,13 +1,15 @@
 // Attention on float16 caches by multiply-adds of eight float16 lanes.
 //
-// Sums of 32 products are taken in float16 and added up in float32.  Queries and weights are scaled by powers of two
-// so that no such sum overflows, whatever finite values the cache holds: 32 terms of at most 2^−6 · 65504.  What
-// float16 sums lose is about 5e-4 of a score's or a value's typical size, a third of what a bfloat16 cache loses.
+// Sums of 32 products are taken in float16 and added up in float32.  Queries and weights are scaled by powers
+// of two so that no such sum overflows, whatever finite values the cache holds: 32 terms of at most 2^−6 ·
+// 65504.  What float16 sums lose is about 5e-4 of a score's or a value's typical size, a third of what a
+// bfloat16 cache loses.
 #pragma once
 
 #include "attention/kernels/arm/softmax_rows.h"
 
-// CPUs with the INT8 matrix product have the widening multiply-add of float16 as well (dispatch/variants.cpp asks).
+// CPUs with the INT8 matrix product have the widening multiply-add of float16 as well (dispatch/variants.cpp
+// asks).
 #if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__GNUC__) && !defined(__clang__)
 #define ARMLLM_WIDENING 1
 #pragma GCC push_options
@@ -50,8 +52,8 @@ struct FmaF16 {
     }
   }
 
-  // C[R][8 N] = A[R][begin … end) · B, where at(k, unit) points to sixteen columns of row k of B, and rows follow
-  // each other `b_stride` apart up to the next multiple of eight.
+  // C[R][8 N] = A[R][begin … end) · B, where at(k, unit) points to sixteen columns of row k of B, and rows
+  // follow each other `b_stride` apart up to the next multiple of eight.
   template <int R, int N, typename At>
   ARMLLM_INLINE static void product(const uint16_t* a, int64_t a_stride, At at, int64_t b_stride,
                                     int64_t begin, int64_t end, float* c, int64_t c_stride) {

@@ -1,9 +1,9 @@
-// Attention on int8 caches by SMMLA, or by SDOT where there is none: two rows by eight of depth, times eight of depth
-// by two columns.
+// Attention on int8 caches by SMMLA, or by SDOT where there is none: two rows by eight of depth, times eight
+// of depth by two columns.
 //
-// The octets of the cache are right operands as they lie, and all sums are integers.  Queries are rounded to eight
-// bits as keys are in the cache, two of them a left operand.  Weights are 15-bit integers in two signed digits, which
-// are the two rows of theirs: in eight bits the many small ones of a row would all be lost.
+// The octets of the cache are right operands as they lie, and all sums are integers.  Queries are rounded to
+// eight bits as keys are in the cache, two of them a left operand.  Weights are 15-bit integers in two signed
+// digits, which are the two rows of theirs: in eight bits the many small ones of a row would all be lost.
 #pragma once
 
 #include "attention/kernels/arm/softmax_rows.h"
@@ -115,7 +115,8 @@ struct DotI8 {
       for (int64_t i = 0; i < args.head_size; i += 8) vst1_s8(to + 8 + i / 8 * step, vdup_n_s8(0));
   }
 
-  // Weights: [group of rows][octet][row][2 digits][8], and behind each group what its rows' sums are multiplied by.
+  // Weights: [group of rows][octet][row][2 digits][8], and behind each group what its rows' sums are
+  // multiplied by.
   struct Weights {
     int8_t* data;
     int64_t rows;
@@ -186,7 +187,8 @@ struct DotI8 {
     return vreinterpretq_s8_u8(vmovn_high_u16(upper, both));
   }
 
-  // exp(score) · scale of value, in the place of the scores, and the sum of the first; gives the highest of the second.
+  // exp(score) · scale of value, in the place of the scores, and the sum of the first; gives the highest of
+  // the second.
   static float weigh(const Eights& row, const RowReference& reference, const float* scales, float* scores,
                      float* sum) {
     const RowWeight weight(reference);
@@ -214,8 +216,9 @@ struct DotI8 {
     return vmaxvq_f32(vmaxq_f32(top[0], top[1]));
   }
 
-  // Those to digits, `step` apart from one octet to the next, up to the highest, `most`; gives what they lack.
-  // They become whole numbers times a power of two: where 2^23 times that is added, they are the last bits of the sum.
+  // Those to digits, `step` apart from one octet to the next, up to the highest, `most`; gives what they
+  // lack.  They become whole numbers times a power of two: where 2^23 times that is added, they are the last
+  // bits of the sum.
   static float cut(const Eights& row, const float* scores, float most, int8_t* to, int64_t step) {
     const bool scaled = most < __builtin_inff() && most >= kSmallestScaled;
     const float unit = scaled                    ? unit_of(most / kLargest)
@@ -228,7 +231,8 @@ struct DotI8 {
     return unit;
   }
 
-  // Scores of a group of rows to weights.  Row after row at each step, so that none waits for what a row comes to.
+  // Scores of a group of rows to weights.  Row after row at each step, so that none waits for what a row
+  // comes to.
   static void soften(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t first,
                      const Weights& weights, Span group) {
     const bool shaped = args.softcap > 0.0f || !(args.scale > 0.0f);

@@ -1,7 +1,7 @@
 // What the attention kernels of Arm CPUs share: pairs of rows, and what their softmax starts from.
 //
-// The matrix instructions multiply two rows by two columns.  Scores stay as they leave them, [pair of rows][pair of
-// columns][2 rows][2 columns], until they are weights.
+// The matrix instructions multiply two rows by two columns.  Scores stay as they leave them, [pair of
+// rows][pair of columns][2 rows][2 columns], until they are weights.
 #pragma once
 
 #include <arm_neon.h>
@@ -126,8 +126,8 @@ struct Pair {
     return vget_low_f32(vpmaxq_f32(one, one));
   }
 
-  // Leaves out rows that see nothing but −∞.  maximum[row]: what exp() of scores is taken against, times ln 2; NaN
-  // for a row that has a NaN or ∞.
+  // Leaves out rows that see nothing but −∞.  maximum[row]: what exp() of scores is taken against, times ln
+  // 2; NaN for a row that has a NaN or ∞.
   Reference reference(float factor, int64_t group, float* maximum) {
     const float32x2_t top = highest();
     float factors[2], rounders[2], lowest[2];

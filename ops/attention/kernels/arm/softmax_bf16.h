@@ -1,10 +1,10 @@
 // Weights of the softmax as bfloat16 bits, 2^(t − n), eight at a time.
 //
-// Where t is added to the rounder, the low half of the sum is eight bits of exponent and eight of fraction f.  As float16
-// those eight bits are f in units of 2^−24, and in the same units come out 1 + c(f), where c(f) = f · (K + (R + S · f)²)
-// is 2^f − 1 − f.  The halving addition puts both together and rounds.  Rows are summed with the rounded weights, so
-// only what is lost differently by different keys is seen: 1.8e-3 of a weight on average, where rounding exact ones
-// would lose 1.7e-3.
+// Where t is added to the rounder, the low half of the sum is eight bits of exponent and eight of fraction f.
+// As float16 those eight bits are f in units of 2^−24, and in the same units come out 1 + c(f), where c(f) =
+// f · (K + (R + S · f)²) is 2^f − 1 − f.  The halving addition puts both together and rounds.  Rows are
+// summed with the rounded weights, so only what is lost differently by different keys is seen: 1.8e-3 of a
+// weight on average, where rounding exact ones would lose 1.7e-3.
 #pragma once
 
 #include "attention/kernels/arm/pairs_of_rows.h"

@@ -65,12 +65,13 @@ struct Eights {
   }
 };
 
-// What the weights of a row are taken against: t = score · factor counts powers of two, n is the highest t rounded up.
+// What the weights of a row are taken against: t = score · factor counts powers of two, n is the highest t
+// rounded up.
 struct RowReference {
   static constexpr float kOffset = 4.48746802f;  // 11 ln 2 − ln 23.0381
   float factor, n;
-  float
-      maximum;  // what exp() of scores is taken against; kNothing if the row sees nothing but −∞; NaN if NaN or ∞
+  // Reference of exp() of scores; kNothing if the row sees nothing but −∞; NaN if it sees a NaN or ∞.
+  float maximum;
 
   RowReference() = default;
   // Scores too far from zero for t to count in steps of one are replaced.

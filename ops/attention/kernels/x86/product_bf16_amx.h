@@ -1,8 +1,8 @@
-// The grouped product of bfloat16 by TDPBF16PS: tiles of 16 rows × 32 values of depth, and 32 values of depth × 16
-// columns, which B's quads of depth are sorted into.
+// The grouped product of bfloat16 by TDPBF16PS: tiles of 16 rows × 32 values of depth, and 32 values of depth
+// × 16 columns, which B's quads of depth are sorted into.
 //
-// Blocks of 32 lie where they lie for all rows: what is before A begins and behind its end is multiplied by zeros, so
-// that an element of C is the same chain of operations whatever else is seen.
+// Blocks of 32 lie where they lie for all rows: what is before A begins and behind its end is multiplied by
+// zeros, so that an element of C is the same chain of operations whatever else is seen.
 #pragma once
 
 #include "attention/kernels/x86/product_bf16_avx512.h"

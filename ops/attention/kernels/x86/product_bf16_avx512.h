@@ -1,6 +1,6 @@
-// The grouped product of bfloat16 by VDPBF16PS: a register of B is 8 columns of 4 values of depth, each as two
-// pairs, and meets the 4 values of a row of A as one broadcast of 64 bits.  The two sums of a column are added at
-// the end.
+// The grouped product of bfloat16 by VDPBF16PS: a register of B is 8 columns of 4 values of depth, each as
+// two pairs, and meets the 4 values of a row of A as one broadcast of 64 bits.  The two sums of a column are
+// added at the end.
 #pragma once
 
 #if !defined(__AVX512BF16__)

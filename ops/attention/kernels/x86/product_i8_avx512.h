@@ -1,7 +1,7 @@
 // The grouped product of int8 by VPDPBUSD: a register of B is 8 columns of 8 values of depth, and meets the 8
-// values of a row of A as one broadcast of 64 bits.  Rows of A are 16-bit integers in two digits, so that only the
-// cache itself is rounded to 8 bits; one of the instruction's sides is unsigned, which are the weights, and the keys
-// with their sign flipped.
+// values of a row of A as one broadcast of 64 bits.  Rows of A are 16-bit integers in two digits, so that
+// only the cache itself is rounded to 8 bits; one of the instruction's sides is unsigned, which are the
+// weights, and the keys with their sign flipped.
 #pragma once
 
 #include "attention/kernels/load_query.h"
@@ -19,8 +19,8 @@ inline I32 add_pairs_i32(__m512i a, __m512i b) {
   return {_mm512_add_epi32(pairs.even, pairs.odd)};
 }
 
-// sum += four products unsigned · signed a lane.  Written as an instruction: with the intrinsic GCC 12 renames
-// accumulators inside unrolled loops and copies them back at the end of each turn.
+// sum += four products unsigned · signed a lane.  Written as an instruction: with the intrinsic GCC 12
+// renames accumulators inside unrolled loops and copies them back at the end of each turn.
 __attribute__((always_inline)) inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }

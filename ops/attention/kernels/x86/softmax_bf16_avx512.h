@@ -1,5 +1,5 @@
-// Weights in bfloat16 for VDPBF16PS: 2^(score − maximum), 32 at a time, of scores whose factor has made exponents of
-// two of them.
+// Weights in bfloat16 for VDPBF16PS: 2^(score − maximum), 32 at a time, of scores whose factor has made
+// exponents of two of them.
 #pragma once
 
 #include "attention/kernels/product_grouped.h"
@@ -11,8 +11,8 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// sum += two products a lane.  Written as an instruction: with the intrinsic GCC 12 renames accumulators inside
-// unrolled loops and copies them back at the end of each turn.
+// sum += two products a lane.  Written as an instruction: with the intrinsic GCC 12 renames accumulators
+// inside unrolled loops and copies them back at the end of each turn.
 __attribute__((always_inline)) inline void add_dot(__m512& sum, __m512i a, __m512i b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
