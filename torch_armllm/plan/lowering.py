@@ -18,8 +18,8 @@ _LENGTH = "max_seq_len"
 """A number that a native step computes itself."""
 
 Writer = Callable[..., Any]
-"""Writes an operator's instruction: called with the lowering, the node and its arguments, returns the location
-of the result."""
+"""Writes an operator's instruction: called with the lowering, the node and its arguments, returns the
+location of the result."""
 
 
 class Unlowerable(RuntimeError):

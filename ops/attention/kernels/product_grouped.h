@@ -11,7 +11,7 @@
 //     using Element = bf16;                    // of the cache
 //     static constexpr int kGroup = 4;
 //     static constexpr int64_t kRows;          // rows of its largest tile
-//     static constexpr int64_t kColumns;       // columns to do for all rows before the next ones; multiple of 16
+//     static constexpr int64_t kColumns;       // columns for all rows before the next; multiple of 16
 //     static constexpr int64_t kPanelRows;     // from so many rows on, B is converted to float32 first
 //     struct Weights;                          // see softmax.h
 //     static void load_query(args, token, head, tile, row);
