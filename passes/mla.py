@@ -4,8 +4,8 @@ An expanded key of head h is ``[W_k[h] · latent, k_rope]`` and its value ``W_v[
 
     q · k = (q_nope · W_k[h]) · latent + q_rope · k_rope        Σ w · v = W_v[h] · Σ w · latent
 
-so that each new token is projected once, instead of `expand_kv` expanding every cached position.  The graph
-gets the inputs of `torch_armllm.passes.lib.paged_inputs`; ``k_cache`` holds the latents of all layers,
+Each new token is projected once, whereas `expand_kv` would expand every cached position.  The graph gets the
+inputs of `torch_armllm.passes.lib.paged_inputs`; ``k_cache`` holds the latents of all layers,
 ``(layers, blocks, block size, rank + rope size)``.
 """
 
@@ -66,28 +66,28 @@ class LatentAttention:
 
 def find_latent_attention(module: fx.GraphModule) -> list[LatentAttention]:
     """Returns all attentions on expanded latents of a graph."""
-    found = []
+    attentions = []
     for node in module.graph.nodes:
         if not is_op(node, armllm.attention.default):
             continue
         sides = node.args[1:3]
         if all(is_op(s, operator.getitem) and is_op(s.args[0], armllm.expand_kv.default) for s in sides):
-            found.append(LatentAttention(node, sides[0].args[0]))
-    return found
+            attentions.append(LatentAttention(node, sides[0].args[0]))
+    return attentions
 
 
 def not_absorbed_reason(module: fx.GraphModule) -> str | None:
     """Returns why a graph's latent attention cannot run absorbed; None if it can, or if there is none."""
-    found = find_latent_attention(module)
-    if not found:
+    attentions = find_latent_attention(module)
+    if not attentions:
         return None
-    if sum(is_op(n, armllm.attention.default) for n in module.graph.nodes) != len(found):
+    if sum(is_op(n, armllm.attention.default) for n in module.graph.nodes) != len(attentions):
         return "only some of its layers have latent attention"
-    if len({latent.sizes for latent in found}) > 1:
+    if len({latent.sizes for latent in attentions}) > 1:
         return "its layers differ in the sizes of their latents"
-    if any(latent.attention.args[5] or latent.attention.args[6] for latent in found):
+    if any(latent.attention.args[5] or latent.attention.args[6] for latent in attentions):
         return "its latent attention has a sliding window or a softcap"
-    if any(latent.attention.args[7] is not None for latent in found):
+    if any(latent.attention.args[7] is not None for latent in attentions):
         return "its latent attention has sinks"
     return None
 
@@ -217,17 +217,17 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     Returns:
         The number of attentions rewritten.
     """
-    found = find_latent_attention(module)
-    if not context.paged or not found or not_absorbed_reason(module) is not None:
+    attentions = find_latent_attention(module)
+    if not context.paged or not attentions or not_absorbed_reason(module) is not None:
         return 0
-    first = found[0]
+    first = attentions[0]
     latents: Any = first.expansion.args[0]
-    order = {layer: i for i, layer in enumerate(sorted({f.attention.args[3] for f in found}))}  # type: ignore[type-var]
+    order = {layer: i for i, layer in enumerate(sorted({f.attention.args[3] for f in attentions}))}  # type: ignore[type-var]
     shape = (len(order), 8, BLOCK_SIZE, sum(first.sizes))
     caches = {"k_cache": (context.cache_dtype or value(latents).dtype, shape)}
     inputs = add_paged_inputs(module, latents, value(latents).shape[2], caches)
     absorption = _Absorption(module, inputs)
-    for latent in found:
+    for latent in attentions:
         absorption.absorb(latent, order[latent.attention.args[3]])
     module.graph.eliminate_dead_code()
-    return len(found)
+    return len(attentions)

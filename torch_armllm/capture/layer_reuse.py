@@ -38,7 +38,7 @@ for _name in ("layer_begin", "layer_end", "layer_repeat"):
 
 
 class LayersDiffer(RuntimeError):
-    """Layers of one kind turned out to differ, so that each must be exported."""
+    """Layers that look the same compute different functions: each must be exported."""
 
 
 class _LayerIndex:
@@ -71,24 +71,24 @@ class _StateDescriber:
     def __init__(self) -> None:
         self._objects: list[Any] = []
 
-    def describe(self, value: Any, own: dict[int, str]) -> Any:
+    def describe(self, value: Any, own_tensors: dict[int, str]) -> Any:
         """Returns equal values for equivalent objects; the layer's own tensors become their names."""
         if isinstance(value, _PLAIN):
             return (type(value), value)
         if isinstance(value, list | tuple):
-            return (type(value), *(self.describe(v, own) for v in value))
-        if isinstance(value, Tensor) and id(value) in own:
-            return own[id(value)]
+            return (type(value), *(self.describe(v, own_tensors) for v in value))
+        if isinstance(value, Tensor) and id(value) in own_tensors:
+            return own_tensors[id(value)]
         if isinstance(value, functools.partial):
             return (
                 value.func,
-                self.describe(value.args, own),
-                self.describe(sorted(value.keywords.items()), own),
+                self.describe(value.args, own_tensors),
+                self.describe(sorted(value.keywords.items()), own_tensors),
             )
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
             # not by getattr: a configuration with per-layer values raises on access to them
             fields = (vars(value).get(f.name) for f in dataclasses.fields(value))
-            return (type(value), *(self.describe(v, own) for v in fields))
+            return (type(value), *(self.describe(v, own_tensors) for v in fields))
         self._objects.append(value)
         return id(value)
 
@@ -104,7 +104,7 @@ class _Layer:
     def signature(self, describer: _StateDescriber) -> Any:
         """Returns a value that is equal for layers that compute the same function of their own weights."""
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        own = {id(tensor): name for name, tensor in tensors.items()}
+        own_tensors = {id(tensor): name for name, tensor in tensors.items()}
         described: list[Any] = [(n, t.shape, t.dtype) for n, t in tensors.items()]
         for name, module in self.module.named_modules():
             left_out = _MODULE_STATE | getattr(module, "NOT_COMPUTED_WITH", frozenset())
@@ -112,14 +112,14 @@ class _Layer:
                 left_out |= {"forward"}  # the replacement of `_replacement_forward`
             state = sorted((key, value) for key, value in vars(module).items() if key not in left_out)
             hooks = [tuple(getattr(module, hook).values()) for hook in _HOOKS]
-            described.append((name, type(module), describer.describe(hooks, own), module.training))
-            described.extend((key, describer.describe(value, own)) for key, value in state)
+            described.append((name, type(module), describer.describe(hooks, own_tensors), module.training))
+            described.extend((key, describer.describe(value, own_tensors)) for key, value in state)
         return tuple(described)
 
 
 def _layers(base: nn.Module) -> list[_Layer]:
     """Returns the elements of the outermost module lists."""
-    found: list[_Layer] = []
+    layers: list[_Layer] = []
     lists: list[str] = []
     for name, module in base.named_modules():
         if not isinstance(module, nn.ModuleList) or any(name.startswith(f"{outer}.") for outer in lists):
@@ -128,8 +128,8 @@ def _layers(base: nn.Module) -> list[_Layer]:
         for number, layer in enumerate(module):
             numbers = {vars(m)["layer_idx"] for m in layer.modules() if "layer_idx" in vars(m)}
             if len(numbers) <= 1 and "forward" not in vars(layer):
-                found.append(_Layer(f"{name}.{number}", layer, next(iter(numbers), None)))
-    return found
+                layers.append(_Layer(f"{name}.{number}", layer, next(iter(numbers), None)))
+    return layers
 
 
 class LayerReuse:
