@@ -1,4 +1,4 @@
-"""How a request's state becomes its output."""
+"""Building of a request's outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DELTA, _FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 
 class DeltaProgress:
-    """How much of a sequence its outputs have held."""
+    """Amount of a sequence that earlier delta outputs have held."""
 
     __slots__ = ("finished", "text", "tokens")
 
@@ -24,25 +24,25 @@ class DeltaProgress:
 
 
 class OutputBuilder:
-    """Makes outputs of the kind that a request asked for."""
+    """Builds outputs of the kind that each request wants."""
 
     def __init__(self) -> None:
         self._reported: dict[Sequence, DeltaProgress] = {}
 
     def forget(self, request: Request) -> None:
-        """Lets go of what is kept for a request."""
+        """Drops the state of a request."""
         for sequence in request.sequences:
             self._reported.pop(sequence, None)
 
     def build(
         self, request: Request, finished: bool, texts: Mapping[Sequence, OutputText]
     ) -> RequestOutput | None:
-        """A request's output after a step, or None where its kind wants none yet.
+        """Returns a request's output after a step; None if its kind wants none yet.
 
         Args:
-            request: what was worked on.
-            finished: whether it is.
-            texts: of the sequences that have begun.
+            request: the request.
+            finished: True if the request has finished.
+            texts: output texts of the sequences that have started.
         """
         params = request.params
         kind, selects_best = params.output_kind, params.best_of is not None and params.selects_best
@@ -85,7 +85,7 @@ class OutputBuilder:
         )
 
     def _advance_delta(self, sequence: Sequence, length: int) -> tuple[int, int] | None:
-        """How many tokens and characters were reported before; None where there are no more of them."""
+        """Returns the token and character counts reported before; None if nothing is new."""
         reported = self._reported.setdefault(sequence, DeltaProgress())
         first, shown = reported.tokens, reported.text
         finished = sequence.status is Status.FINISHED
@@ -96,5 +96,5 @@ class OutputBuilder:
 
 
 def _best(request: Request) -> list[Sequence]:
-    """The sequences that are given of those that were written, the best first, of equal ones the earlier."""
+    """Returns the `n` best sequences, the best first; ties keep their order."""
     return sorted(request.sequences, key=lambda sequence: -sequence.cumulative_logprob)[: request.params.n]

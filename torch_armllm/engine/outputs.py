@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""Outputs of a request."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort"]
-"""``stop``: an end token or a stop text; ``length``: `max_tokens` or `max_model_len`; ``abort``."""
+"""``stop``: EOS, a stop token or string; ``length``: `max_tokens` or `max_model_len`; ``abort``."""
 
 
 class Logprob(NamedTuple):
-    """A token's log-probability at one place, by the model's logits as they came."""
+    """Log-probability of a token at one position, from the unprocessed logits."""
 
     logprob: float
     rank: int
@@ -19,21 +19,21 @@ class Logprob(NamedTuple):
 
 
 Logprobs = dict[int, Logprob]
-"""By token id: the drawn token and the best ones."""
+"""By token id: the sampled token and the best tokens."""
 
 
 @dataclass
 class CompletionOutput:
-    """One answer.
+    """One completion of a prompt.
 
     Attributes:
-        index: which of the request's `n` answers.
-        text: of all tokens so far, without the text that ended it.
-        token_ids: all so far, the one that ended the answer included.
-        cumulative_logprob: sum of the drawn tokens' log-probabilities, where they were asked for.
-        logprobs: of each token, where they were asked for.
-        finish_reason: None while the answer grows.
-        stop_reason: the stop text or the token id that ended the answer; None for the model's own end token.
+        index: position among the request's completions.
+        text: text so far, without the stop string.
+        token_ids: all tokens so far, the stop token included.
+        cumulative_logprob: sum of the sampled tokens' log-probabilities, if requested.
+        logprobs: one entry per token, if requested.
+        finish_reason: None while the completion grows.
+        stop_reason: the stop string or token id that ended it; None for the model's EOS token.
     """
 
     index: int
@@ -46,20 +46,20 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has come to its end."""
+        """True if the completion has finished."""
         return self.finish_reason is not None
 
 
 @dataclass
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.monotonic`.
+    """Timestamps of a request, in seconds of `time.monotonic`, and its preemptions.
 
     Attributes:
-        arrival_time: when it was submitted.
-        scheduled_time: when its first tokens were computed.
-        first_token_time: when its first answer token was there.
-        finished_time: when its last answer ended.
-        preemptions: how often it lost its blocks to others.
+        arrival_time: submission.
+        scheduled_time: computation of its first tokens.
+        first_token_time: first output token.
+        finished_time: end of its last sequence.
+        preemptions: number of preemptions of its sequences.
     """
 
     arrival_time: float
@@ -71,17 +71,17 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A request's answers so far.
+    """Completions of a request so far.
 
     Attributes:
-        request_id: as it was submitted.
-        prompt: the text, where one was given.
+        request_id: as submitted.
+        prompt: the text, if one was given.
         prompt_token_ids: its tokens.
-        outputs: one for each of `n`.
-        finished: whether all of them have come to their end.
-        prompt_logprobs: of each token of the prompt, None for the first, where they were asked for.
-        num_cached_tokens: tokens of the prompt that the prefix cache held.
-        metrics: when things happened.
+        outputs: one per completion.
+        finished: True if all of them have finished.
+        prompt_logprobs: one entry per prompt token, None for the first, if requested.
+        num_cached_tokens: prompt tokens that the prefix cache held.
+        metrics: timestamps.
     """
 
     request_id: str

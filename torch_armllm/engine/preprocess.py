@@ -1,4 +1,4 @@
-"""How what a user submits becomes a request."""
+"""Preprocessing: from a submitted prompt to a request."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its tokens, ``{"prompt": text}`` or ``{"prompt_token_ids": tokens}``."""
 
-_SEEDS = 2**63
+_NUM_SEEDS = 2**63
 
 
 class Preprocessor:
-    """Makes requests of prompts, and refuses what cannot be served.
+    """Tokenizes and checks prompts, and builds requests.
 
     Args:
-        tokenizer: of the model; None where all prompts are tokens.
-        max_model_len: most tokens of a prompt and its answer.
-        check: raises ValueError for parameters and prompts that do not fit the model; see `Sampler.check`.
-        seed: from which requests without a seed of their own get one; None: from the system.
+        tokenizer: of the model; None: all prompts are token ids.
+        max_model_len: most tokens of prompt and output.
+        check: raises ValueError for parameters or prompts that the model cannot serve; see `Sampler.check`.
+        seed: source of the seeds of requests without their own; None: system entropy.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Preprocessor:
     def build_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0
     ) -> Request:
-        """A new request.
+        """Builds a request.
 
         Raises:
-            ValueError: the prompt is empty, too long, holds unknown tokens, or the parameters do not fit.
+            ValueError: the prompt is empty, too long or holds unknown tokens, or a parameter is invalid.
         """
         text, tokens = self._tokens(prompt)
         self._check_length(tokens)
         self._check_params(params, tokens)
-        seed = params.seed if params.seed is not None else self._seeds.randrange(_SEEDS)
+        seed = params.seed if params.seed is not None else self._seeds.randrange(_NUM_SEEDS)
         arrival = RequestMetrics(arrival_time=time.monotonic())
         return Request(request_id, tokens, params, seed, text, priority, arrival)
 
@@ -77,6 +77,6 @@ class Preprocessor:
             raise ValueError("the prompt holds no token")
         if len(tokens) >= self.max_model_len:
             raise ValueError(
-                f"the prompt has {len(tokens)} tokens, but max_model_len is {self.max_model_len}, the answer "
+                f"the prompt has {len(tokens)} tokens, but max_model_len is {self.max_model_len}, the output "
                 "included: shorten the prompt, or raise max_model_len if the model allows it"
             )

@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn, and when to stop."""
+"""Sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 
 class RequestOutputKind(Enum):
-    """What a request's outputs hold."""
+    """Contents of a request's outputs."""
 
     CUMULATIVE = 0
     """Everything so far, after every step."""
     DELTA = 1
-    """What is new, after every step."""
+    """New tokens and text, after every step."""
     FINAL_ONLY = 2
-    """Everything, once, when the request has come to its end."""
+    """Everything, once, when the request has finished."""
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """What every answer must match; exactly one of these is given.
+    """Format that every output must match; exactly one attribute is set.
 
     Attributes:
-        json: a JSON schema, as text or as the object that it describes.
-        regex: a regular expression of the whole answer.
-        choice: the texts that are allowed.
+        json: a JSON schema, as a string or a dict.
+        regex: a regular expression that matches the whole output.
+        choice: the allowed outputs.
         grammar: a context-free grammar in Lark's syntax.
-        json_object: any JSON object.
+        json_object: True: any JSON object.
     """
 
     json: str | dict[str, Any] | None = None
@@ -47,35 +47,36 @@ class SamplingParams:
     """Settings of a request; names, meaning and defaults are vLLM's.
 
     Attributes:
-        n: answers to each prompt; the prompt is read once.
-        presence_penalty: subtracted from the logits of tokens that the answer has, −2 … 2.
-        frequency_penalty: subtracted once for each time that the answer has the token, −2 … 2.
-        repetition_penalty: divides positive and multiplies negative logits of tokens of prompt and answer.
-        temperature: 0 takes the most probable token.
-        top_p: only the fewest best tokens whose probabilities reach this together, above 0 … 1.
-        top_k: only so many best tokens; 0 or −1: all.
-        min_p: only tokens that have at least this part of the best one's probability, 0 … 1.
-        seed: makes the draws reproducible, whatever else runs.
-        stop: texts that end an answer, and are cut off from it.
-        stop_token_ids: tokens that end an answer, beside the model's own end token.
-        bad_words: texts that must not appear.
-        include_stop_str_in_output: keeps the text that ended the answer.
-        ignore_eos: goes on behind the model's end token.
-        max_tokens: most tokens of an answer; None: as many as `max_model_len` allows.
-        min_tokens: end tokens and stop texts do not count before so many tokens.
-        logprobs: so many best tokens' log-probabilities at each place, besides the drawn one's; −1: all.
+        n: completions per prompt; they share one prefill.
+        presence_penalty: subtracted from the logits of tokens in the output, −2 … 2.
+        frequency_penalty: subtracted once per occurrence of the token in the output, −2 … 2.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt and output.
+        temperature: 0 is greedy.
+        top_p: samples from the fewest most probable tokens whose probabilities sum up to this, above 0 … 1.
+        top_k: samples from this many most probable tokens; 0 or −1: all.
+        min_p: smallest probability relative to that of the most probable token, 0 … 1.
+        seed: makes sampling reproducible, independent of other requests.
+        stop: strings that stop the output and are cut off from it.
+        stop_token_ids: tokens that stop the output, besides the model's EOS tokens.
+        bad_words: strings that must not occur in the output.
+        include_stop_str_in_output: keeps the stop string.
+        ignore_eos: continues after the model's EOS token.
+        max_tokens: most output tokens; None: as many as `max_model_len` allows.
+        min_tokens: EOS tokens are forbidden and stop strings ignored before this many tokens.
+        logprobs: number of best tokens whose log-probabilities are returned per position, besides the sampled
+            token's; −1: all.
         prompt_logprobs: the same for the prompt's tokens.
-        detokenize: whether tokens become text.
+        detokenize: False: no text, only tokens.
         skip_special_tokens: leaves special tokens out of the text.
-        logit_bias: added to the logits of token ids, −100 … 100.
-        allowed_token_ids: only these can be drawn.
-        structured_outputs: what an answer must match.
-        output_kind: what the engine's outputs hold.
-        best_of: answers that are written, of which the `n` with the best sums of log-probabilities are given,
-            the best first, once all have come to their end; None: as many as are given.
+        logit_bias: added to the logits, by token id, −100 … 100.
+        allowed_token_ids: only these tokens can be sampled.
+        structured_outputs: format that the output must match.
+        output_kind: contents of the engine's outputs.
+        best_of: number of generated sequences, of which the `n` with the highest cumulative log-probabilities
+            are returned, the best first, once all have finished; None: `n`.
 
     Raises:
-        ValueError: a setting is out of its range or contradicts another; the message has value and remedy.
+        ValueError: a setting is out of range or contradicts another.
     """
 
     n: int = 1
@@ -113,24 +114,25 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """Answers that are written."""
+        """Number of sequences that are generated."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def selects_best(self) -> bool:
-        """Whether more answers are written than given."""
+        """True if more sequences are generated than returned."""
         return self.num_sequences > self.n
 
     @property
     def logprobs_needed(self) -> int | None:
-        """`logprobs`, or 0 where the drawn tokens' own tell which answers are the best."""
+        """`logprobs`, or 0 if only the sampled tokens' own are needed, to select the best sequences."""
         return 0 if self.logprobs is None and self.selects_best else self.logprobs
 
     def check_against_model(self, vocab_size: int, prompt_token_ids: Sequence[int] = ()) -> None:
         """Checks what depends on the model: the token ids of the settings and of a prompt.
 
         Raises:
-            ValueError: an id is not below ``vocab_size``, or more log-probabilities than that are wanted.
+            ValueError: a token id is out of range, or more log-probabilities are requested than there are
+                tokens.
         """
         _check_against_model(self, vocab_size, prompt_token_ids)
 
@@ -164,7 +166,7 @@ def _ids(name: str, values: Iterable[Any], most: int | None = None) -> None:
 
 
 def _check_lengths(params: SamplingParams) -> None:
-    _whole("n", params.n, 1, "ask for at least one answer")
+    _whole("n", params.n, 1, "ask for at least one completion")
     if params.max_tokens is not None:
         _whole("max_tokens", params.max_tokens, 1, "allow at least one token, or None for no limit")
     _whole("min_tokens", params.min_tokens, 0, "give 0 or more")
@@ -176,11 +178,11 @@ def _check_lengths(params: SamplingParams) -> None:
 
 
 def _check_filters(params: SamplingParams) -> None:
-    most = 3e38  # of float32, in which all of these are computed
+    most = 3e38  # the limit of float32, in which all of these are computed
     _number("temperature", params.temperature, 0, most, "give 0 (the most probable token) or more")
     _number("top_p", params.top_p, 0, 1, "give a number above 0 and at most 1 (all tokens)", above=True)
-    _whole("top_k", params.top_k, -1, "give how many tokens may be drawn, 0 or -1 for all")
-    _number("min_p", params.min_p, 0, 1, "give a part of the best token's probability, 0 to 1")
+    _whole("top_k", params.top_k, -1, "give the number of tokens to sample from, 0 or -1 for all")
+    _number("min_p", params.min_p, 0, 1, "give a fraction of the best token's probability, 0 to 1")
     for name in ("presence_penalty", "frequency_penalty"):
         _number(name, getattr(params, name), -2, 2, "give a number from -2 to 2")
     positive = "give a number above 0; 1 changes nothing"
@@ -188,12 +190,14 @@ def _check_filters(params: SamplingParams) -> None:
     if params.repetition_penalty < 1e-30:
         raise ValueError(f"repetition_penalty is {params.repetition_penalty}; give at least 1e-30")
     if params.best_of is not None:
-        _whole("best_of", params.best_of, params.n, f"write at least n = {params.n} answers to choose from")
+        _whole(
+            "best_of", params.best_of, params.n, f"generate at least n = {params.n} sequences to choose from"
+        )
     if params.num_sequences > 1 and params.temperature < 1e-5:
         name = "best_of" if params.selects_best else "n"
         raise ValueError(
-            f"{name} is {params.num_sequences}, but temperature {params.temperature} makes all answers the "
-            "same; raise the temperature or ask for one answer"
+            f"{name} is {params.num_sequences}, but temperature {params.temperature} makes all "
+            "completions the same; raise the temperature or ask for one completion"
         )
     if params.seed is not None and (isinstance(params.seed, bool) or not isinstance(params.seed, int)):
         raise ValueError(f"seed must be a whole number or None, but it is {params.seed!r}")
@@ -223,7 +227,7 @@ def _check_tokens(params: SamplingParams) -> None:
 
 
 def _check(params: SamplingParams) -> None:
-    """Raises ValueError where a setting is out of its range or contradicts another."""
+    """Raises ValueError if a setting is out of range or contradicts another."""
     _check_lengths(params)
     _check_filters(params)
     _check_tokens(params)
@@ -232,7 +236,7 @@ def _check(params: SamplingParams) -> None:
 def _check_against_model(
     params: SamplingParams, vocab_size: int, prompt_token_ids: Sequence[int] = ()
 ) -> None:
-    """Raises ValueError where a token id is none of the model's, or more are asked for than there are."""
+    """Raises ValueError if a token id is not the model's, or too many log-probabilities are requested."""
     last = vocab_size - 1
     if prompt_token_ids and not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) <= last:
         _ids("the prompt", prompt_token_ids, last)
@@ -245,12 +249,12 @@ def _check_against_model(
 
 
 def _check_structured(params: StructuredOutputsParams) -> None:
-    """Raises ValueError unless exactly one form is asked for, and it says something."""
-    forms = ("json", "regex", "choice", "grammar", "json_object")
-    given = [name for name in forms if getattr(params, name) not in (None, False)]
+    """Raises ValueError unless exactly one format is given, and it is not empty."""
+    formats = ("json", "regex", "choice", "grammar", "json_object")
+    given = [name for name in formats if getattr(params, name) not in (None, False)]
     if len(given) != 1:
         raise ValueError(
-            f"structured outputs need exactly one of {', '.join(forms)}; given: {', '.join(given) or 'none'}"
+            f"structured outputs need exactly one of {', '.join(formats)}; got {', '.join(given) or 'none'}"
         )
     for name in ("regex", "grammar"):
         text = getattr(params, name)

@@ -292,7 +292,7 @@ def test_nothing_is_kept_of_answers_that_are_gone() -> None:
     for i in range(20):
         draw(some_logits(1), [sequence(seed=i, repetition_penalty=1.2)])
     gc.collect()
-    assert len(draw._known) <= 1
+    assert len(draw._states) <= 1
 
 
 def test_no_rows() -> None:

@@ -120,7 +120,7 @@ def test_a_grammar_and_any_object() -> None:
     [
         ({"regex": "[a-"}, "regex"),
         ({"json": {"type": "objekt"}}, "objekt"),
-        ({"json": "{"}, "no JSON"),
+        ({"json": "{"}, "not valid JSON"),
         ({"grammar": "start: nothing"}, "nothing"),
     ],
 )

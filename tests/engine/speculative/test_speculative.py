@@ -190,7 +190,7 @@ def test_no_draft_goes_beyond_the_last_token() -> None:
 def test_speculation_is_built_of_settings() -> None:
     sampler = Sampler(VOCAB)
     looked_up = build_speculative_decoder({"method": "ngram", "num_speculative_tokens": 3}, sampler, 100)
-    assert isinstance(looked_up.proposer, NgramProposer) and looked_up.most == 3
+    assert isinstance(looked_up.proposer, NgramProposer) and looked_up.max_draft_tokens == 3
     settings_ = {"method": "draft_model", "model": model(0)}
     drafted = build_speculative_decoder(settings_, sampler, 100).proposer
     assert isinstance(drafted, DraftModelProposer) and drafted.free_blocks == 4

@@ -1,4 +1,4 @@
-"""The settings of a step's rows as the tensors that the op takes."""
+"""Sampling settings of a step, as the tensors that the sampling op accepts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch_armllm.engine.sampling.token_history import TokenHistory
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.ops.sample import sample, sample_probabilities
 
-_GREEDY_BELOW = 1e-5  # temperature; the op's
+_GREEDY_BELOW = 1e-5  # temperature, as in the op
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Whether the most probable token is taken."""
+    """Returns True if the request takes the most probable token."""
     return params.temperature < _GREEDY_BELOW
 
 
 def sequence_seed(seed: int, index: int) -> int:
-    """The seed of one of a request's sequences, as int64: a key of Philox of its own for each."""
+    """Returns the Philox key of one sequence of a request, as int64."""
     mixed = seed + index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     return mixed - (1 << 64) if mixed >> 63 else mixed
 
 
 def philox_counter(length: int, purpose: int) -> int:
-    """The counter of Philox for the token behind ``length`` others; those of several purposes never meet."""
+    """Returns the Philox counter of the token after ``length`` others; purposes never overlap."""
     return length + (purpose << 40)
 
 
@@ -44,11 +44,11 @@ def _lists(rows: GenericSequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class SamplingBatch:
-    """One row a sequence, or several where drafted tokens are verified.
+    """Settings of one row per sequence, or of several where draft tokens are verified.
 
     Attributes:
-        greedy: whether nothing is left to chance.
-        plain: whether, besides, the logits are taken as they are.
+        greedy: True if no row is sampled at random.
+        plain: True if, besides, no row has penalties.
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class SamplingBatch:
     def draw(
         self, logits: Tensor, prefixes: GenericSequence[GenericSequence[int]] | None = None, purpose: int = 0
     ) -> Tensor:
-        """One token a row, int64 ``(R,)``.
+        """Samples one token per row, int64 ``(R,)``.
 
         Args:
             logits: ``(R, V)``.
-            prefixes: drafted tokens of each row that are taken for drawn; None: none.
-            purpose: draws of different purposes are independent.
+            prefixes: draft tokens of each row, treated as sampled; None: none.
+            purpose: different purposes use independent random numbers.
         """
         return sample(logits, *self._settings(prefixes, purpose), **self._penalty_lists(prefixes))[0]
 
     def probabilities(
         self, logits: Tensor, prefixes: GenericSequence[GenericSequence[int]] | None = None
     ) -> Tensor:
-        """What `draw` draws each token with, float32 ``(R, V)``."""
+        """Returns the probabilities from which `draw` samples, float32 ``(R, V)``."""
         settings = (self.temperature, self.top_k, self.top_p, self.min_p)
         return sample_probabilities(logits, *settings, **self._penalty_lists(prefixes))
 
@@ -106,7 +106,7 @@ class SamplingBatch:
         self, prefixes: GenericSequence[GenericSequence[int]] | None, purpose: int
     ) -> tuple[Tensor, ...]:
         steps = self._steps
-        if not self.greedy:  # nothing is drawn by chance otherwise
+        if not self.greedy:  # greedy rows use no random numbers
             lengths = [a.output_length for a in self.sequences]
             if prefixes is not None:
                 lengths = [n + len(prefix) for n, prefix in zip(lengths, prefixes, strict=True)]

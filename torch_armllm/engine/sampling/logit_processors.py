@@ -1,4 +1,4 @@
-"""What a sequence may not, must or would rather hold: changes of a row of logits before a token is drawn."""
+"""Logit processors: changes of a row of logits before its token is sampled."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _NEVER = float("-inf")
 
 
 class Matcher(Protocol):
-    """Follows a sequence through a grammar."""
+    """A grammar's state for one sequence."""
 
     def forbidden(self, sequence: Sequence, prefix: GenericSequence[int]) -> Tensor | None:
-        """Which tokens may not follow, bool ``(V,)``, or None where nothing will be drawn."""
+        """Returns the forbidden next tokens, bool ``(V,)``; None if nothing will be sampled."""
         ...
 
 
 class LogitProcessors:
-    """The rules of one sequence: bias, allowed ids, bad words, least length, grammar."""
+    """Logit processors of one sequence: bias, allowed ids, bad words, minimum length, grammar."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class LogitProcessors:
         self.min_tokens = params.min_tokens
         self.eos_token_ids = sorted({*eos_token_ids, *(params.stop_token_ids or ())})
         self.matcher = matcher
-        self._longest = max((len(word) for word in self.bad_words), default=0)
+        self._max_word_length = max((len(word) for word in self.bad_words), default=0)
         self._forbids = bool(self.forbidden is not None or self.bad_words or self.min_tokens or matcher)
 
     @property
     def any(self) -> bool:
-        """Whether there is any rule at all."""
+        """True if any processor changes logits."""
         return self._forbids or self.bias is not None
 
     def apply(self, row: Tensor, sequence: Sequence, prefix: GenericSequence[int]) -> None:
-        """Changes logits, float32 ``(V,)``, of the token behind ``prefix``, which follows the sequence's."""
+        """Changes logits, float32 ``(V,)``, of the token after the sequence and ``prefix``, in place."""
         if self.bias is not None:
             row.index_add_(0, *self.bias)
         if not self._forbids:
@@ -76,7 +76,7 @@ class LogitProcessors:
     def _banned(self, sequence: Sequence, prefix: GenericSequence[int]) -> list[int]:
         banned: list[int] = []
         if self.bad_words:
-            begin = max(sequence.prompt_length, len(sequence.token_ids) - self._longest)
+            begin = max(sequence.prompt_length, len(sequence.token_ids) - self._max_word_length)
             tail = [*sequence.token_ids[begin:], *prefix]
             for *before, last in self.bad_words:
                 if not before or tail[-len(before) :] == before:
@@ -87,19 +87,19 @@ class LogitProcessors:
 
 
 def bad_word_token_ids(words: GenericSequence[str], tokenizer: Any) -> list[list[int]]:
-    """The token sequences that spell ``words``, at the begin of a text and behind a space.
+    """Returns the token sequences that spell ``words``, at the start of a text and after a space.
 
     Raises:
-        ValueError: there are words but no tokenizer, or a word has no tokens.
+        ValueError: words are given but there is no tokenizer, or a word has no tokens.
     """
     if words and tokenizer is None:
         raise ValueError("bad_words need a tokenizer, and the engine has none; use logit_bias for token ids")
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     for word in words:
         for text in (word.lstrip(), " " + word.lstrip()):
             ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in found:
-                found.append(ids)
+            if ids and ids not in sequences:
+                sequences.append(ids)
             elif not ids:
                 raise ValueError(f"bad_words holds {word!r}, for which the tokenizer has no tokens")
-    return found
+    return sequences

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, by the model's logits as they came."""
+"""Log-probabilities of tokens, from the model's unprocessed logits."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from torch_armllm.ops.sample import top_logprobs
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], counts: Sequence[int], texts: TokenStrings
 ) -> list[Logprobs]:
-    """Log-probability and rank of a token and of the best ones, a row.
+    """Returns log-probabilities and ranks of one given token and of the best tokens of each row.
 
     Args:
         logits: ``(R, V)``.
-        token_ids: the one of each row that was drawn, or that stands in the prompt.
-        counts: how many of the best are wanted beside it; −1: all.
-        texts: of tokens.
+        token_ids: the sampled token of each row, or the prompt's.
+        counts: number of best tokens of each row; −1: all.
+        texts: strings of single tokens.
 
     Returns:
-        By token id, the given token first, then the best ones in order.
+        For each row a dict by token id: the given token first, then the best tokens in order.
     """
-    wanted = [logits.shape[1] if count < 0 else count for count in counts]
-    own, ranks, best_ids, best = top_logprobs(
-        logits, torch.tensor(token_ids, dtype=torch.int64), max(wanted, default=0)
+    limits = [logits.shape[1] if count < 0 else count for count in counts]
+    logprobs_given, ranks, best_ids, best = top_logprobs(
+        logits, torch.tensor(token_ids, dtype=torch.int64), max(limits, default=0)
     )
-    given = zip(token_ids, own.tolist(), ranks.tolist(), strict=True)
-    others = zip(wanted, best_ids.tolist(), best.tolist(), strict=True)
-    found = []
+    given = zip(token_ids, logprobs_given.tolist(), ranks.tolist(), strict=True)
+    others = zip(limits, best_ids.tolist(), best.tolist(), strict=True)
+    rows = []
     for (token, logprob, rank), (count, ids, logprobs) in zip(given, others, strict=True):
         entries = {token: Logprob(logprob, rank, texts(token))}
-        for place in range(count):
-            other = ids[place]
-            entries.setdefault(other, Logprob(logprobs[place], place + 1, texts(other)))
-        found.append(entries)
-    return found
+        for position in range(count):
+            other = ids[position]
+            entries.setdefault(other, Logprob(logprobs[position], position + 1, texts(other)))
+        rows.append(entries)
+    return rows

@@ -1,4 +1,4 @@
-"""From logits to the next tokens of sequences."""
+"""The sampler: draws the next tokens of sequences from logits."""
 
 from __future__ import annotations
 
@@ -25,58 +25,59 @@ from torch_armllm.ops.sample import best_tokens
 
 
 class SampledToken(NamedTuple):
-    """A token that was drawn."""
+    """A sampled token, with its log-probabilities if the request wants them."""
 
     token_id: int
     logprobs: Logprobs | None
 
 
-class _Known(NamedTuple):
-    """What is kept of a sequence from step to step."""
+class _SequenceState(NamedTuple):
+    """Per-sequence state that lasts from step to step."""
 
-    rules: LogitProcessors
+    processors: LogitProcessors
     history: TokenHistory
 
 
 class Sampler:
-    """Draws the next token of every sequence, each by its own request's settings.
+    """Samples the next token of every sequence by the settings of its request.
 
-    A row's token depends on its logits, its settings and its text alone, never on the other rows.
+    A row's token depends only on its logits, settings and context, never on the other rows.
 
     Attributes:
-        greedy_only: whether the sequences that were drawn for last took their most probable tokens, and
-            nothing else.
+        greedy_only: True if all sequences of the last batch take their most probable token, without
+            processors or log-probabilities.
     """
 
     def __init__(
         self, vocab_size: int, eos_token_ids: GenericSequence[int] = (), tokenizer: Any = None
     ) -> None:
-        """Draws among ``vocab_size`` tokens.
+        """Creates a sampler for a model and its tokenizer.
 
         Args:
-            vocab_size: ids from there on are never drawn: what a model has beyond its tokenizer.
-            eos_token_ids: the model's own end tokens, which `min_tokens` keeps away.
-            tokenizer: transformers' tokenizer, for bad words and structured outputs; None: they are refused.
+            vocab_size: size of the tokenizer's vocabulary; columns of the logits from there on are never
+                drawn.
+            eos_token_ids: the model's EOS tokens, which `min_tokens` forbids.
+            tokenizer: transformers' tokenizer, for bad words and structured outputs; None refuses both.
         """
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(t for t in eos_token_ids if t < vocab_size)
         self.tokenizer = tokenizer
         self._texts = TokenStrings(tokenizer)
         self._structured = StructuredOutputs(tokenizer, vocab_size, self.eos_token_ids)
-        # weak: a sequence that nobody else knows any more takes what is kept of it along
-        self._known: WeakKeyDictionary[Sequence, _Known] = WeakKeyDictionary()
+        # weak keys: a sequence's state goes with the sequence
+        self._states: WeakKeyDictionary[Sequence, _SequenceState] = WeakKeyDictionary()
         self._batch = SamplingBatch((), ())
-        self._rules: list[tuple[int, LogitProcessors]] = []
+        self._processors: list[tuple[int, LogitProcessors]] = []
         self._logprobs: list[tuple[int, int]] = []
         self.greedy_only = False
 
     def check(self, params: SamplingParams, prompt_token_ids: GenericSequence[int] = ()) -> None:
-        """Refuses at submission what could not be drawn later.
+        """Refuses at submission the settings that could not be served later.
 
         Raises:
-            ValueError: token ids that the model does not have, bad words without tokens, or a schema, regular
-                expression or grammar that cannot be followed.
-            ImportError: structured outputs are asked for and llguidance is not installed.
+            ValueError: unknown token ids, bad words without tokens, or an unsupported schema, regular
+                expression or grammar.
+            ImportError: structured outputs are requested and llguidance is not installed.
         """
         params.check_against_model(self.vocab_size, prompt_token_ids)
         bad_word_token_ids(params.bad_words or (), self.tokenizer)
@@ -84,24 +85,24 @@ class Sampler:
             self._structured.check(params.structured_outputs)
 
     def __call__(self, logits: Tensor, sequences: GenericSequence[Sequence]) -> list[SampledToken]:
-        """One token a sequence.
+        """Samples one token per sequence.
 
         Args:
-            logits: ``(R, V)`` with a row for each of ``sequences``, float32, bfloat16 or float16; float32
-                ones may be changed.
-            sequences: may not hold the same one twice.
+            logits: ``(R, V)``, one row per sequence, float32, bfloat16 or float16; float32 logits may be
+                modified.
+            sequences: without duplicates.
         """
         return self._draw(logits, sequences, None)
 
     def take_greedy(self, best: array[int], sequences: GenericSequence[Sequence]) -> list[int] | None:
-        """The most probable tokens, where that is what all sequences take.
+        """Returns the most probable tokens if all sequences are greedy and need nothing else.
 
         Args:
-            best: a token for each sequence, by `best_tokens` of its logits.
-            sequences: may not hold the same one twice.
+            best: one token per sequence, the `best_tokens` of its logits.
+            sequences: without duplicates.
 
         Returns:
-            None: they have to be drawn by their logits.
+            The tokens, or None if they must be sampled from the logits.
         """
         if self._batch.sequences != sequences:
             self._gather(sequences)
@@ -109,40 +110,40 @@ class Sampler:
         return tokens if self.greedy_only and -1 not in tokens else None
 
     def verify(self, logits: Tensor, sequence: Sequence) -> list[SampledToken]:
-        """The tokens that follow a sequence, as many as its draft foretold, and one more.
+        """Returns the accepted draft tokens of a sequence and one more token.
 
-        Every token is drawn as it would be without a draft, with the same seed and step, and the draft only
-        tells for which texts logits are there: so drafts change no output.
+        Every token is sampled as it would be without a draft, with the same seed and step.  A draft only
+        decides for which contexts logits exist, so drafts change no output.
 
         Args:
-            logits: ``(1 + k, V)``, behind the last known token and behind each of the draft's first k.
-            sequence: what is verified is ``sequence.draft[:k]``.
+            logits: ``(1 + k, V)``, after the last known token and after each of the first k draft tokens.
+            sequence: its ``draft[:k]`` is verified.
         """
         return self.verify_batch(logits, [sequence], [logits.shape[0] - 1])[0]
 
     def verify_batch(
         self, logits: Tensor, sequences: GenericSequence[Sequence], draft_counts: GenericSequence[int]
     ) -> list[list[SampledToken]]:
-        """`verify` for several sequences in one go; those with no drafts get one token.
+        """Verifies the drafts of several sequences together; those without drafts get one token.
 
         Args:
-            logits: ``(Σ (1 + k), V)``, the rows of all sequences one behind the other.
+            logits: ``(Σ (1 + k), V)``, the rows of all sequences, concatenated.
             sequences: in the order of their rows.
-            draft_counts: k of each.
+            draft_counts: k of each sequence.
         """
         if not any(draft_counts):
             return [[drawn] for drawn in self(logits, sequences)]
         rows = [a for a, k in zip(sequences, draft_counts, strict=True) for _ in range(k + 1)]
         prefixes = [a.draft[:i] for a, k in zip(sequences, draft_counts, strict=True) for i in range(k + 1)]
-        every = self._draw(logits, rows, prefixes)
-        found, begin = [], 0
+        sampled = self._draw(logits, rows, prefixes)
+        verified, begin = [], 0
         for sequence, k in zip(sequences, draft_counts, strict=True):
             agreed = 0
-            while agreed < k and every[begin + agreed].token_id == sequence.draft[agreed]:
+            while agreed < k and sampled[begin + agreed].token_id == sequence.draft[agreed]:
                 agreed += 1
-            found.append(every[begin : begin + agreed + 1])
+            verified.append(sampled[begin : begin + agreed + 1])
             begin += k + 1
-        return found
+        return verified
 
     def draw_after(
         self,
@@ -151,13 +152,13 @@ class Sampler:
         prefixes: list[list[int]],
         purpose: int = 0,
     ) -> list[int]:
-        """The token that each sequence would get by these logits, had it got ``prefixes`` before.
+        """Samples the token of each sequence as if ``prefixes`` had been sampled before.
 
         Args:
-            logits: ``(R, V)``; float32 ones may be changed.
-            sequences: one a row.
-            prefixes: tokens behind each sequence's own.
-            purpose: draws of another one have other random numbers.
+            logits: ``(R, V)``; float32 logits may be modified.
+            sequences: one per row.
+            prefixes: draft tokens after each sequence's own tokens.
+            purpose: different purposes use independent random numbers.
         """
         return self._tokens(logits[:, : self.vocab_size], sequences, prefixes, False, purpose)
 
@@ -168,23 +169,23 @@ class Sampler:
         prefixes: list[list[int]],
         keep: bool = False,
     ) -> Tensor:
-        """What `draw_after` draws each token with, by all of the sequences' settings: float32 ``(R, V)``.
+        """Returns the probabilities from which `draw_after` samples, float32 ``(R, V)``.
 
         Args:
             logits: as for `draw_after`.
             sequences: as for `draw_after`.
             prefixes: as for `draw_after`.
-            keep: leaves the logits as they are.
+            keep: leaves the logits unmodified.
         """
-        return self._by_rules(
-            lambda ruled: self._batch.probabilities(ruled, prefixes),
+        return self._with_processed(
+            lambda processed: self._batch.probabilities(processed, prefixes),
             *(logits[:, : self.vocab_size], sequences, prefixes, keep),
         )
 
     def logprobs_of(
         self, logits: Tensor, token_ids: GenericSequence[int], count: int | None
     ) -> list[SampledToken]:
-        """Tokens that were drawn by these rows of logits, with as many log-probabilities as are wanted."""
+        """Returns sampled tokens with ``count`` log-probabilities each, from these rows of logits."""
         if count is None:
             return [SampledToken(token, None) for token in token_ids]
         rows = logits[: len(token_ids), : self.vocab_size]
@@ -192,7 +193,7 @@ class Sampler:
         return [SampledToken(token, logprobs) for token, logprobs in zip(token_ids, found, strict=True)]
 
     def prompt_logprobs(self, logits: Tensor, token_ids: GenericSequence[int], count: int) -> list[Logprobs]:
-        """Of tokens of a prompt: ``token_ids[i]`` by row i of ``logits``, that of the token before it."""
+        """Returns the log-probabilities of prompt tokens: ``token_ids[i]`` by row i, of the token before."""
         return token_logprobs(logits[:, : self.vocab_size], token_ids, [count] * len(token_ids), self._texts)
 
     def _draw(
@@ -205,10 +206,10 @@ class Sampler:
         ids = self._tokens(logits, sequences, prefixes, keep=bool(counts))
         if not counts:
             return [SampledToken(token, None) for token in ids]
-        which = [i for i, _ in counts]
-        wanted = logits if len(which) == len(ids) else logits[which]
-        found = token_logprobs(wanted, [ids[i] for i in which], [c for _, c in counts], self._texts)
-        by_row = dict(zip(which, found, strict=True))
+        rows = [i for i, _ in counts]
+        selected = logits if len(rows) == len(ids) else logits[rows]
+        found = token_logprobs(selected, [ids[i] for i in rows], [c for _, c in counts], self._texts)
+        by_row = dict(zip(rows, found, strict=True))
         return [SampledToken(token, by_row.get(row)) for row, token in enumerate(ids)]
 
     def _tokens(
@@ -219,20 +220,24 @@ class Sampler:
         keep: bool,
         purpose: int = 0,
     ) -> list[int]:
-        """Tokens, one a row."""
+        """Samples one token per row."""
         if not sequences:
             return []
         self._gather(sequences)
-        if self._batch.plain and not self._rules:
+        if self._batch.plain and not self._processors:
             best: list[int] = best_tokens(logits).tolist()
             if -1 not in best:
                 return best
-        drawn: list[int] = self._by_rules(
-            lambda ruled: self._batch.draw(ruled, prefixes, purpose), logits, sequences, prefixes, keep
+        drawn: list[int] = self._with_processed(
+            lambda processed: self._batch.draw(processed, prefixes, purpose),
+            logits,
+            sequences,
+            prefixes,
+            keep,
         ).tolist()
         return drawn
 
-    def _by_rules(
+    def _with_processed(
         self,
         compute: Callable[[Tensor], Tensor],
         logits: Tensor,
@@ -240,47 +245,50 @@ class Sampler:
         prefixes: list[list[int]] | None,
         keep: bool,
     ) -> Tensor:
-        """What ``compute`` makes of the logits by the sequences' rules; they stay as they are if ``keep``."""
+        """Returns ``compute`` of the processed logits; ``keep`` leaves the given logits unmodified."""
         assert logits.shape[0] == len(sequences)
         self._gather(sequences)
-        if self._rules:
+        if self._processors:
             logits = logits.to(torch.float32, copy=keep)
-        for row, rules in self._rules:
-            rules.apply(logits[row], sequences[row], () if prefixes is None else prefixes[row])
+        for row, processors in self._processors:
+            processors.apply(logits[row], sequences[row], () if prefixes is None else prefixes[row])
         try:
             return compute(logits)
         except RuntimeError:
-            closed = ~(logits > float("-inf")).any(-1)
-            if not closed.any():
+            empty = ~(logits > float("-inf")).any(-1)
+            if not empty.any():
                 raise
-        return compute(self._ended(logits, sequences, closed))
+        return compute(self._force_end(logits, sequences, empty))
 
-    def _ended(self, logits: Tensor, sequences: GenericSequence[Sequence], closed: Tensor) -> Tensor:
-        """Lets an end token follow where nothing may: by all rules together, or where a model fails."""
-        ruled = {row for row, _ in self._rules}
-        for row in closed.nonzero().flatten().tolist():
-            if row not in ruled:
+    def _force_end(self, logits: Tensor, sequences: GenericSequence[Sequence], empty: Tensor) -> Tensor:
+        """Forces an EOS token in rows where no token is possible: all forbidden, or the logits are NaN."""
+        processed = {row for row, _ in self._processors}
+        for row in empty.nonzero().flatten().tolist():
+            if row not in processed:
                 name = sequences[row].request.request_id
-                warnings.warn(f"the logits of request {name!r} hold no number: its answer ends", stacklevel=2)
+                warnings.warn(
+                    f"the logits of request {name!r} hold no number; its sequence ends", stacklevel=2
+                )
         ended = logits.clone()
-        ended[closed, self.eos_token_ids[0] if self.eos_token_ids else 0] = 0.0
+        ended[empty, self.eos_token_ids[0] if self.eos_token_ids else 0] = 0.0
         return ended
 
     def _gather(self, sequences: GenericSequence[Sequence]) -> None:
-        """Puts the sequences' settings together; the same sequences as before have the same."""
+        """Collects the settings of the sequences, unless they are those of the last batch."""
         if self._batch.sequences == sequences:
             return
-        known = [self._known.get(sequence) or self._learn(sequence) for sequence in sequences]
-        self._rules = [(i, k.rules) for i, k in enumerate(known) if k.rules.any]
+        states = [self._states.get(sequence) or self._add_state(sequence) for sequence in sequences]
+        self._processors = [(i, s.processors) for i, s in enumerate(states) if s.processors.any]
         self._logprobs = [
             (i, c) for i, a in enumerate(sequences) if (c := a.params.logprobs_needed) is not None
         ]
-        self._batch = SamplingBatch(sequences, [k.history for k in known])
-        self.greedy_only = self._batch.plain and not self._rules and not self._logprobs
+        self._batch = SamplingBatch(sequences, [s.history for s in states])
+        self.greedy_only = self._batch.plain and not self._processors and not self._logprobs
 
-    def _learn(self, sequence: Sequence) -> _Known:
-        asked = sequence.params.structured_outputs
-        matcher = None if asked is None else self._structured.matcher(asked)
-        rules = LogitProcessors(sequence, self.vocab_size, self.eos_token_ids, self.tokenizer, matcher)
-        known = self._known[sequence] = _Known(rules, TokenHistory(sequence.request.prompt_token_ids))
-        return known
+    def _add_state(self, sequence: Sequence) -> _SequenceState:
+        grammar = sequence.params.structured_outputs
+        matcher = None if grammar is None else self._structured.matcher(grammar)
+        processors = LogitProcessors(sequence, self.vocab_size, self.eos_token_ids, self.tokenizer, matcher)
+        history = TokenHistory(sequence.request.prompt_token_ids)
+        state = self._states[sequence] = _SequenceState(processors, history)
+        return state

@@ -1,4 +1,4 @@
-"""Tokens of a sequence as tensors that grow with it, for the penalties."""
+"""Tokens of a sequence as growing tensors, for the penalties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class TokenHistory:
-    """The tokens that penalties look at; only those that are new since the last step are copied."""
+    """Tokens that penalties depend on; a step copies its new tokens only."""
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
         self._prompt = prompt_token_ids
@@ -20,15 +20,15 @@ class TokenHistory:
 
     @functools.cached_property
     def prompt(self) -> Tensor:
-        """Each token of the prompt once, int64: for penalties it counts only whether it is there."""
+        """Unique prompt tokens, int64: penalties depend on presence, not on count."""
         return torch.tensor(sorted(set(self._prompt)), dtype=torch.int64)
 
     def output(self, token_ids: Sequence[int], prefix: Sequence[int] = ()) -> Tensor:
-        """The sequence's tokens, int64.
+        """Returns the output tokens of the sequence and ``prefix``, int64.
 
         Args:
-            token_ids: of prompt and sequence; those that were there before are the same.
-            prefix: drafted tokens that are taken for drawn.
+            token_ids: of prompt and output; earlier tokens must not change between calls.
+            prefix: draft tokens, treated as sampled.
         """
         known = len(token_ids) - self._begin
         needed = known + len(prefix)

@@ -1,5 +1,6 @@
-"""Guessing tokens ahead, so that one step can bring a sequence forward by several.
+"""Speculative decoding: one step can extend a sequence by several tokens.
 
-A proposer guesses, the engine's next step computes the guesses behind the known tokens, and the sampler
-draws the tokens that it would have drawn anyway: a guess that equals one saves a step, none changes a text.
+A proposer drafts tokens, the next step computes their logits together with those of the known tokens, and the
+sampler samples the tokens that it would have sampled anyway.  A draft token that equals the sampled one saves
+a step; a wrong one changes no output.
 """

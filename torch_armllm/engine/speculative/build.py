@@ -1,4 +1,4 @@
-"""From the settings of an engine to what guesses its tokens."""
+"""Builds the speculative decoder that an engine's settings describe."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch_armllm.engine.speculative.ngram import NgramProposer
 def build_speculative_decoder(
     settings: Mapping[str, Any], sampler: Sampler, positions: int, max_num_batched_tokens: int = 512
 ) -> SpeculativeDecoder:
-    """What an engine needs for drafts; loads the draft model, if there is one.
+    """Returns the speculative decoder; loads the draft model, if there is one.
 
     Args:
         settings: `EngineConfig.speculative_config`.
         sampler: the engine's.
-        positions: that the engine's blocks hold; the draft model gets as many.
-        max_num_batched_tokens: most tokens of a prompt that the draft model reads in one go.
+        positions: capacity of the engine's KV cache in tokens; the draft model's cache gets the same.
+        max_num_batched_tokens: most prompt tokens per prefill step of the draft model.
 
     Raises:
-        ValueError: a setting is wrong, or the draft model cannot be used: it has no plan, or fewer tokens.
-        OSError: there is no such model.
+        ValueError: a setting is wrong, or the draft model has no plan or a smaller vocabulary.
+        OSError: the draft model is not found.
     """
     config = SpeculativeConfig.parse(settings)
     proposer: Proposer
@@ -51,7 +51,7 @@ def _draft_model(
         patch(model, progress=False)
     servable = servable_model(model)
     if servable is None:
-        raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another one")
+        raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another model")
     num_blocks = -(-positions // servable.shape.block_size)
     longest = _longest(model, servable.max_length)
     rejection = config.draft_sampling == "rejection"
@@ -61,7 +61,7 @@ def _draft_model(
 
 
 def _longest(model: Any, by_plan: int | None) -> int | None:
-    """Positions that the draft model can read."""
+    """Returns the maximum context length of the draft model; None: unlimited."""
     by_model = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     known = [n for n in (by_plan, by_model) if n is not None]
     return min(known, default=None)

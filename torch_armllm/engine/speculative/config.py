@@ -1,4 +1,4 @@
-"""How tokens are guessed."""
+"""Settings of speculative decoding."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class SpeculativeConfig:
     """`EngineConfig.speculative_config`, checked; names are vLLM's.
 
     Attributes:
-        method: ``ngram`` looks up in the text itself how it went on where it last said the same;
-            ``draft_model`` lets a smaller model of the same vocabulary sequence prefix.
+        method: ``ngram`` drafts what followed the last occurrence of the current n-gram in the context;
+            ``draft_model`` lets a smaller model with the same vocabulary draft.
         num_speculative_tokens: most tokens of a draft.
-        prompt_lookup_max: of ``ngram``: so many last tokens are looked up first, then fewer.
-        prompt_lookup_min: of ``ngram``: the fewest that are looked up.
-        model: of ``draft_model``: a folder, a name on the hub, or a model, patched or not.
-        draft_sampling: of ``draft_model``, where the temperature is above 0: ``coupled`` draws guesses with
-            the random numbers of the sequence itself, whose tokens are then those that it gets without
-            drafts; ``rejection`` draws them with others and takes as many as it may (rejection sampling), so
-            that more are accepted, and the sequence has the same distribution.
+        prompt_lookup_max: for ``ngram``, the number of last tokens that are looked up first, then fewer.
+        prompt_lookup_min: for ``ngram``, the fewest tokens that are looked up.
+        model: for ``draft_model``, a folder, a name on the hub, or a model, patched or not.
+        draft_sampling: for ``draft_model`` at temperatures above 0. ``coupled`` samples drafts with the
+            sequence's own random numbers; the output equals that without drafts. ``rejection`` samples them
+            with independent ones and accepts by rejection sampling; more tokens are accepted, and the output
+            keeps its distribution.
 
     Raises:
-        ValueError: a setting is out of its range, or the method has no such setting.
+        ValueError: a setting is out of range, or the method does not have it.
     """
 
     method: Literal["ngram", "draft_model"]
@@ -62,12 +62,12 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> SpeculativeConfig:
-        """The configuration that ``{"method": …, …}`` describes."""
+        """Returns the configuration that ``{"method": …, …}`` describes."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(settings) - known)
         if unknown or "method" not in settings:
-            told = f"has unknown settings {', '.join(unknown)}" if unknown else "has no 'method'"
-            raise ValueError(f"speculative_config {told}; there are {', '.join(sorted(known))}")
+            problem = f"has unknown settings {', '.join(unknown)}" if unknown else "has no 'method'"
+            raise ValueError(f"speculative_config {problem}; known settings: {', '.join(sorted(known))}")
         given = dict(settings)
         most = given.get("prompt_lookup_max")
         if isinstance(most, int) and "prompt_lookup_min" not in given:

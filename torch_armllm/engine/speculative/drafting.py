@@ -1,4 +1,4 @@
-"""Drafts for the engine's steps, and how many of them came true."""
+"""Drafting and verification of tokens in the engine's steps, with acceptance statistics."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from torch import Tensor
 from torch_armllm.engine.request import Sequence, Status
 from torch_armllm.engine.sampling.batch import philox_counter, sequence_seed
 from torch_armllm.engine.sampling.sampler import SampledToken, Sampler
-from torch_armllm.engine.speculative.rejection import INSTEAD, STAY, accept
+from torch_armllm.engine.speculative.rejection import ACCEPT, RESAMPLE, accept
 from torch_armllm.ops.sample import philox_uniform
 
 
 class Proposer(Protocol):
-    """What guesses tokens."""
+    """A source of draft tokens."""
 
     def propose(self, sequences: GenericSequence[Sequence], counts: GenericSequence[int]) -> list[list[int]]:
-        """Tokens that may follow each sequence, at most so many as its count, or none."""
+        """Returns one draft per sequence, of at most ``counts`` tokens; drafts may be empty."""
         ...
 
     def probabilities(self, sequence: Sequence) -> Tensor | None:
-        """What the tokens of a sequence's draft were drawn with, ``(k, V)``; None where they were not drawn.
+        """Returns the distributions ``(k, V)`` from which a draft was sampled; None if it was not sampled.
 
-        Drafts without are verified by drawing what would be drawn anyway, those with by rejection sampling.
+        Drafts with distributions are verified by rejection sampling, others by comparison with the sampled
+        tokens.
         """
         ...
 
 
 @dataclass
 class Acceptance:
-    """How good the guesses are.
+    """Acceptance statistics of draft tokens.
 
     Attributes:
-        drafts: how many were verified.
-        drafted: their tokens.
-        accepted: those that were drawn indeed.
+        drafts: number of verified drafts.
+        drafted: number of their tokens.
+        accepted: number of accepted tokens.
     """
 
     drafts: int = 0
@@ -47,71 +48,71 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """Part of the drafted tokens that were accepted."""
+        """Fraction of the draft tokens that were accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def mean_length(self) -> float:
-        """Tokens that a step with a draft brings, the one that it draws anyway included."""
+        """Mean number of tokens per step with a draft, including the token that it samples anyway."""
         return 1 + self.accepted / self.drafts if self.drafts else 1.0
 
 
 class SpeculativeDecoder:
-    """Gives running sequences drafts, verifies them, and counts what becomes of them.
+    """Drafts tokens for running sequences, verifies them, and counts the accepted ones.
 
     Args:
-        proposer: guesses the tokens.
-        sampler: draws those that are right.
-        most: tokens of a draft.
+        proposer: source of the drafts.
+        sampler: samples the tokens that drafts are verified against.
+        max_draft_tokens: most tokens per draft.
     """
 
-    def __init__(self, proposer: Proposer, sampler: Sampler, most: int) -> None:
+    def __init__(self, proposer: Proposer, sampler: Sampler, max_draft_tokens: int) -> None:
         self.proposer = proposer
         self.sampler = sampler
-        self.most = most
+        self.max_draft_tokens = max_draft_tokens
         self.acceptance = Acceptance()
-        # A token more makes a step a tenth longer, so that guesses must be right now and then to be worth it.
-        self._hopes: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        # Each draft token makes a step about 10 % longer, so draft lengths follow the recent acceptance.
+        self._draft_lengths: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
     def propose(self, sequences: GenericSequence[Sequence]) -> None:
-        """Sets ``draft`` of sequences that have just got a token; finished ones are left alone."""
-        going = [a for a in sequences if a.status is not Status.FINISHED and a.finish_reason is None]
-        drafts = self.proposer.propose(going, [self._room(a) for a in going])
-        for sequence, draft in zip(going, drafts, strict=True):
-            assert len(draft) <= self.most
+        """Sets ``draft`` of sequences that have just received a token; skips finished sequences."""
+        running = [s for s in sequences if s.status is not Status.FINISHED and s.finish_reason is None]
+        drafts = self.proposer.propose(running, [self._draft_length(s) for s in running])
+        for sequence, draft in zip(running, drafts, strict=True):
+            assert len(draft) <= self.max_draft_tokens
             sequence.draft = draft
 
     def verify(
         self, logits: Tensor, sequences: GenericSequence[Sequence], draft_counts: GenericSequence[int]
     ) -> list[list[SampledToken]]:
-        """The tokens that follow sequences: of each draft as many as it foretold, and one more.
+        """Returns for each sequence its accepted draft tokens and one more token.
 
         Args:
-            logits: ``(Σ (1 + k), V)``: behind a sequence's last known token and behind its draft's first k,
-                the rows of all sequences one behind the other.
+            logits: ``(Σ (1 + k), V)``: after a sequence's last known token and after each of its first k
+                draft tokens; the rows of all sequences, concatenated.
             sequences: in the order of their rows.
-            draft_counts: k of each; may be 0.
+            draft_counts: k of each sequence; may be 0.
         """
         proposed = [
             self.proposer.probabilities(sequence) if count else None
             for sequence, count in zip(sequences, draft_counts, strict=True)
         ]
         if all(p is None for p in proposed):
-            found = self.sampler.verify_batch(logits, sequences, draft_counts)
+            verified = self.sampler.verify_batch(logits, sequences, draft_counts)
         else:
             rows = logits.split([count + 1 for count in draft_counts])
-            found = [
-                self._one(own, sequence, count, drawn_with)
-                for own, sequence, count, drawn_with in zip(
+            verified = [
+                self._verify_one(own_rows, sequence, count, distributions)
+                for own_rows, sequence, count, distributions in zip(
                     rows, sequences, draft_counts, proposed, strict=True
                 )
             ]
-        for sequence, drafted, drawn in zip(sequences, draft_counts, found, strict=True):
+        for sequence, drafted, tokens in zip(sequences, draft_counts, verified, strict=True):
             if drafted:
-                self._note(sequence, drafted, len(drawn) - 1)
-        return found
+                self._record(sequence, drafted, len(tokens) - 1)
+        return verified
 
-    def _one(
+    def _verify_one(
         self, logits: Tensor, sequence: Sequence, count: int, proposed: Tensor | None
     ) -> list[SampledToken]:
         if proposed is None:
@@ -119,27 +120,29 @@ class SpeculativeDecoder:
         draft, length = sequence.draft[:count], sequence.output_length
         seed = sequence_seed(sequence.request.seed, sequence.index)
         prefixes = [draft[:i] for i in range(count + 1)]
-        wanted = sequence.params.logprobs_needed
-        kept = logits if wanted is None else logits.clone()
+        num_logprobs = sequence.params.logprobs_needed
+        original = logits if num_logprobs is None else logits.clone()
         target = self.sampler.probabilities(logits[:count], [sequence] * count, prefixes[:count])
 
-        def uniform(place: int, instead: bool) -> float:
-            return philox_uniform(seed, philox_counter(length + place, INSTEAD if instead else STAY))
+        def uniform(position: int, resample: bool) -> float:
+            return philox_uniform(seed, philox_counter(length + position, RESAMPLE if resample else ACCEPT))
 
-        stay, token = accept(draft, proposed[:count], target, uniform)
+        accepted, token = accept(draft, proposed[:count], target, uniform)
         if token is None:
             (token,) = self.sampler.draw_after(logits[count:], [sequence], [draft])
-        return self.sampler.logprobs_of(kept, [*draft[:stay], token], wanted)
+        return self.sampler.logprobs_of(original, [*draft[:accepted], token], num_logprobs)
 
-    def _note(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+    def _record(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         self.acceptance.drafts += 1
         self.acceptance.drafted += drafted
         self.acceptance.accepted += accepted
-        self._hopes[sequence] = min(self.most, 2 * drafted) if accepted == drafted else accepted + 1
+        self._draft_lengths[sequence] = (
+            min(self.max_draft_tokens, 2 * drafted) if accepted == drafted else accepted + 1
+        )
 
-    def _room(self, sequence: Sequence) -> int:
-        """How many tokens to guess: twice as many as were right, or one more than were."""
-        hope = self._hopes.get(sequence, min(2, self.most))
+    def _draft_length(self, sequence: Sequence) -> int:
+        """Returns the next draft length: twice the last if all was accepted, else one more than accepted."""
+        length = self._draft_lengths.get(sequence, min(2, self.max_draft_tokens))
         limit = sequence.params.max_tokens
-        # a step draws one token anyway
-        return hope if limit is None else max(0, min(hope, limit - sequence.output_length - 1))
+        # a step samples one token anyway
+        return length if limit is None else max(0, min(length, limit - sequence.output_length - 1))

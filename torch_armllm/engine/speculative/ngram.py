@@ -1,4 +1,4 @@
-"""Guesses from the text itself: how did it go on where it last said the same?"""
+"""Prompt lookup: drafts what followed the last occurrence of the current n-gram."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ from torch_armllm.engine.request import Sequence
 
 
 class NgramIndex:
-    """Where every run of a few tokens last stood in a text that grows.
+    """Index of the last occurrence of every n-gram in a growing token sequence.
 
     Args:
-        shortest: tokens of the shortest runs that are looked up.
-        longest: tokens of the longest.
+        min_n: length of the shortest n-grams.
+        max_n: length of the longest n-grams, which are looked up first.
     """
 
-    def __init__(self, shortest: int, longest: int) -> None:
-        self._sizes = range(longest, shortest - 1, -1)
-        self._behind: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in self._sizes}
+    def __init__(self, min_n: int, max_n: int) -> None:
+        self._sizes = range(max_n, min_n - 1, -1)
+        self._continuations: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in self._sizes}
         self._end = 0
 
-    def propose(self, text: GenericSequence[int], count: int) -> list[int]:
-        """How a text might go on: up to ``count`` tokens, none where its end is nothing that it said before.
+    def propose(self, tokens: GenericSequence[int], count: int) -> list[int]:
+        """Returns up to ``count`` draft tokens, none if the last n-grams are new.
 
         Args:
-            text: the one of the last call, or that with more tokens behind it.
+            tokens: those of the last call, possibly with more tokens appended.
             count: most tokens.
         """
-        self._extend(text)
-        length = len(text)
+        self._extend(tokens)
+        length = len(tokens)
         for size in self._sizes:
             if size > length:
                 continue
-            begin = self._behind[size].get(tuple(text[length - size :]))
+            begin = self._continuations[size].get(tuple(tokens[length - size :]))
             if begin is not None:
-                found = list(text[begin : begin + count])
-                # a text that repeats itself goes on with its own continuation
-                while len(found) < count:
-                    found.append(found[begin - length])
-                return found
+                draft = list(tokens[begin : begin + count])
+                # the continuation overlaps the end: extend it by itself, periodically
+                while len(draft) < count:
+                    draft.append(draft[begin - length])
+                return draft
         return []
 
-    def _extend(self, text: GenericSequence[int]) -> None:
-        """Enters the runs that a token follows by now."""
+    def _extend(self, tokens: GenericSequence[int]) -> None:
+        """Adds the n-grams that now have a following token."""
         for size in self._sizes:
-            behind = self._behind[size]
-            for end in range(max(self._end, size), len(text)):
-                behind[tuple(text[end - size : end])] = end
-        self._end = max(self._end, len(text))
+            continuations = self._continuations[size]
+            for end in range(max(self._end, size), len(tokens)):
+                continuations[tuple(tokens[end - size : end])] = end
+        self._end = max(self._end, len(tokens))
 
 
 class NgramProposer:
-    """Proposes what followed in a sequence's prompt or text (Saxena, "Prompt lookup decoding", 2023).
+    """Drafts the continuation of an earlier n-gram (Saxena, "Prompt lookup decoding", 2023).
 
-    A step costs the new tokens only, however long the text is.
+    The cost of a step depends on its new tokens only, not on the context length.
 
     Args:
-        shortest: fewest last tokens that must stand in the text already.
-        longest: so many are looked up first.
+        min_n: fewest last tokens that must have occurred before.
+        max_n: number of last tokens that are looked up first.
     """
 
-    def __init__(self, shortest: int, longest: int) -> None:
-        self._runs = shortest, longest
+    def __init__(self, min_n: int, max_n: int) -> None:
+        self._lengths = min_n, max_n
         self._indices: WeakKeyDictionary[Sequence, NgramIndex] = WeakKeyDictionary()
 
     def probabilities(self, sequence: Sequence) -> None:
-        """None: nothing is drawn."""
+        """Returns None: these drafts are not sampled."""
 
     def propose(self, sequences: GenericSequence[Sequence], counts: GenericSequence[int]) -> list[list[int]]:
-        """Drafts, a list a sequence."""
+        """Returns one draft per sequence."""
         drafts = []
         for sequence, count in zip(sequences, counts, strict=True):
             index = self._indices.get(sequence)
             if index is None:
-                index = self._indices[sequence] = NgramIndex(*self._runs)
+                index = self._indices[sequence] = NgramIndex(*self._lengths)
             drafts.append(index.propose(sequence.token_ids, count) if count > 0 else [])
         return drafts

@@ -1,4 +1,4 @@
-"""Which drawn guesses may stay, so that what comes out is distributed as if nothing had been guessed."""
+"""Rejection sampling of draft tokens: the output keeps the distribution of the target model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-GUESS, STAY, INSTEAD = 1, 2, 3
-"""Purposes of random numbers: to guess a token, to keep it, to draw another one."""
+DRAFT, ACCEPT, RESAMPLE = 1, 2, 3
+"""Purposes of random numbers: to draft a token, to accept it, to resample it."""
 
 
 def accept(
@@ -17,28 +17,27 @@ def accept(
     target: Tensor,
     uniform: Callable[[int, bool], float],
 ) -> tuple[int, int | None]:
-    """Rejection sampling (Leviathan et al., arXiv 2211.17192).
+    """Accepts draft tokens by rejection sampling (Leviathan et al., arXiv 2211.17192).
 
-    A token that the draft model drew with probability q stays with probability min(1, p / q); where one does
-    not stay, another is drawn from what p has more than q.
+    A token drafted with probability q is accepted with probability min(1, p / q).  At the first rejection,
+    another token is sampled from the normalized excess max(0, p - q).
 
     Args:
         draft: k tokens.
-        proposed: float32 ``(k, V)``, the probabilities q with which each was drawn.
-        target: float32 ``(k, V)`` or with more rows, the probabilities p with which it should be drawn.
-        uniform: random numbers in 0 … 1 for a place: whether its token stays, and (where true is given) which
-            one comes instead.
+        proposed: float32 ``(k, V)``, the draft probabilities q.
+        target: float32 ``(k, V)`` or more rows, the target probabilities p.
+        uniform: random numbers in 0 … 1 by position: to accept its token, or, with True, to resample it.
 
     Returns:
-        How many tokens stay, and the one that comes instead of the next; None where all stay.
+        The number of accepted tokens, and the token that replaces the next one; None if all are accepted.
     """
-    for place, token in enumerate(draft):
-        p, q = target[place], proposed[place]
-        if uniform(place, False) * float(q[token]) < float(p[token]):
+    for position, token in enumerate(draft):
+        p, q = target[position], proposed[position]
+        if uniform(position, False) * float(q[token]) < float(p[token]):
             continue
-        left = (p - q).clamp_(min=0).double().cumsum(0)
-        if not left[-1] > 0:  # they differ by rounding alone
-            left = p.double().cumsum(0)
-        at = left[-1] * uniform(place, True)
-        return place, min(int(torch.searchsorted(left, at, right=True)), left.numel() - 1)
+        excess = (p - q).clamp_(min=0).double().cumsum(0)
+        if not excess[-1] > 0:  # p and q differ by rounding only
+            excess = p.double().cumsum(0)
+        at = excess[-1] * uniform(position, True)
+        return position, min(int(torch.searchsorted(excess, at, right=True)), excess.numel() - 1)
     return len(draft), None

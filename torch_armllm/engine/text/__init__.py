@@ -1,1 +1,1 @@
-"""Text: chat templates, detokenization, stop strings."""
+"""Text processing: chat templates, detokenization and stop strings."""

@@ -1,4 +1,4 @@
-"""Prompts of conversations, by a tokenizer's chat template."""
+"""Rendering of conversations into prompts by chat templates."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ if TYPE_CHECKING:
 def render_chat(
     tokenizer: PreTrainedTokenizerBase | None, conversation: list[dict[str, Any]], **options: Any
 ) -> dict[str, Any]:
-    """The prompt that a conversation becomes by a chat template.
+    """Renders a conversation into a prompt.
 
     Args:
-        tokenizer: whose template it is, unless ``chat_template`` is given.
+        tokenizer: provides the template, unless ``chat_template`` is given.
         conversation: messages with ``role`` and ``content``.
         options: of `transformers.PreTrainedTokenizerBase.apply_chat_template`.
 
+    Returns:
+        ``{"prompt": text, "prompt_token_ids": tokens}``.
+
     Raises:
-        ValueError: there is no tokenizer or no template, or the template refuses the conversation.
+        ValueError: there is no tokenizer or no template, or the template rejects the conversation.
     """
     if tokenizer is None:
         raise ValueError("there is no tokenizer: give one, or use generate with prompt_token_ids")
@@ -29,7 +32,7 @@ def render_chat(
         text = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
     except ValueError:
         raise
-    except Exception as error:  # Jinja's own, and whatever a template trips over
+    except Exception as error:  # Jinja's own errors, and any other that a template raises
         raise ValueError(f"the chat template refuses this conversation: {error}") from error
-    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote them
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written them
     return {"prompt": text, "prompt_token_ids": list(tokens)}

@@ -1,4 +1,4 @@
-"""Tokens to text, one at a time."""
+"""Incremental detokenization."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNREADABLE = "\ufffd"
-"""What decoders put in the place of bytes that are no character, or not yet."""
-_MOST_BYTES = 4  # of a character
-_CONTEXT = 12  # tokens: three unfinished characters in a row can have nine bytes, each a token
+"""Replacement character that decoders emit for incomplete or invalid UTF-8."""
+_MAX_CHAR_BYTES = 4
+_CONTEXT = 12  # tokens; three unfinished characters in a row can be nine bytes, each a token
 _WINDOW = 32  # tokens
 
 Decode = Callable[[list[int]], str]
 
 
 def decoder(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> Decode:
-    """The fastest way from a list of token ids to the tokenizer's own text of it.
+    """Returns the fastest decode function whose text is that of the tokenizer.
 
-    Spaces are not cleaned up (`clean_up_tokenization_spaces`): that would change text that has been shown.
+    It does not clean up spaces (`clean_up_tokenization_spaces`): that would change text that was already
+    output.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -38,14 +39,14 @@ def decoder(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True
 
 
 class TokenStrings:
-    """What single tokens look like, special ones too; each is decoded once."""
+    """Strings of single tokens, special tokens included; each is decoded once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._decode = None if tokenizer is None else decoder(tokenizer, skip_special_tokens=False)
         self._known: dict[int, str] = {}
 
     def __call__(self, token_id: int) -> str | None:
-        """A token's own text; None without a tokenizer."""
+        """Returns a token's string; None without a tokenizer."""
         if self._decode is None:
             return None
         text = self._known.get(token_id)
@@ -55,10 +56,9 @@ class TokenStrings:
 
 
 class TokenPieces(dict[int, str | None]):
-    """The text of tokens that have the same one beside whatever others; None for the rest.
+    """Text of tokens whose text does not depend on their neighbors; None for all others.
 
-    Where a decoder does nothing but put bytes together, those are the tokens of whole characters.  Each is
-    decoded once.
+    For byte-level decoders, these are the tokens that consist of whole characters.  Each is decoded once.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> None:
@@ -69,23 +69,24 @@ class TokenPieces(dict[int, str | None]):
 
     def __missing__(self, token_id: int) -> str | None:
         text = self._decode([token_id]) if self.any else UNREADABLE
-        found = self[token_id] = None if UNREADABLE in text else text
-        return found
+        piece = self[token_id] = None if UNREADABLE in text else text
+        return piece
 
 
 class Detokenizer:
-    """Gives out the text of tokens as it becomes certain.
+    """Converts tokens to text incrementally and outputs text once it is final.
 
-    A token's text depends on its neighbors: characters are spread over tokens, and the first token of a
-    text may lose its space.  So a window of the last tokens is decoded each time, the end of the prompt at
-    first, and what it has more than before is new.  Text and prompt, put together, are what the tokenizer
-    makes of all tokens; where the prompt is empty the text is what it makes of the sequence's.
+    A token's text depends on its neighbors: characters may span tokens, and the first token of a text may
+    lose its space.  So each call decodes a window of the last tokens, at first the end of the prompt, and
+    outputs what the window's text has gained.  Prompt and output text together equal the tokenizer's text of
+    all tokens; with an empty prompt, the output text equals the tokenizer's text of the output tokens.
 
     Args:
-        tokenizer: whose tokens come.
-        prompt_token_ids: what stands before the first one.
+        tokenizer: decodes the tokens.
+        prompt_token_ids: tokens before the first output token.
         skip_special_tokens: leaves special tokens out.
-        pieces: of this tokenizer, with special tokens left out or not; None: all tokens are decoded.
+        pieces: of this tokenizer, with the same ``skip_special_tokens``; None: every token is decoded in its
+            window.
     """
 
     __slots__ = ("_decode", "_late", "_pending", "_pieces", "_shown", "_window")
@@ -99,11 +100,11 @@ class Detokenizer:
     ) -> None:
         self._decode = decoder(tokenizer, skip_special_tokens)
         self._pieces = pieces if pieces is not None and pieces.any else None
-        self._late: list[int] = []  # tokens whose text was given out, and that the window does not have yet
+        self._late: list[int] = []  # tokens whose text was output, not in the window yet
         prompt = list(prompt_token_ids[-_WINDOW:])
         self._window, self._shown = self._context(prompt)
-        self._pending = 0  # tokens behind the last one whose text was given out entirely
-        for unfinished in range(1, _MOST_BYTES):  # the prompt may end within a character
+        self._pending = 0  # tokens after the last one with complete output
+        for unfinished in range(1, _MAX_CHAR_BYTES):  # the prompt may end within a character
             if self._shown.endswith(UNREADABLE):
                 window, text = self._context(prompt[:-unfinished])
                 if not text.endswith(UNREADABLE):
@@ -111,7 +112,7 @@ class Detokenizer:
                     self._pending = unfinished
 
     def append(self, token_id: int) -> str:
-        """Takes a token and returns the text that is certain now and was not before."""
+        """Adds a token and returns the text that became final."""
         if self._pieces is not None and not self._pending:
             piece = self._pieces[token_id]
             if piece is not None:
@@ -122,14 +123,12 @@ class Detokenizer:
         self._pending += 1
         text = self._decode(self._window)
         if not text.startswith(self._shown):
-            if text.endswith(UNREADABLE) and self._pending < _MOST_BYTES:
-                return (
-                    ""  # byte tokens of a sentencepiece model: a whole run is unreadable until its last byte
-                )
+            if text.endswith(UNREADABLE) and self._pending < _MAX_CHAR_BYTES:
+                return ""  # a run of SentencePiece byte tokens is unreadable until its last byte
             text = self._restart()
-        open_end = text[-_MOST_BYTES + 1 :]
-        certain = len(text) - (len(open_end) - len(open_end.rstrip(UNREADABLE)))
-        new = text[len(self._shown) : certain]
+        open_end = text[-_MAX_CHAR_BYTES + 1 :]
+        final = len(text) - (len(open_end) - len(open_end.rstrip(UNREADABLE)))
+        new = text[len(self._shown) : final]
         self._shown += new
         if len(self._shown) == len(text):
             self._pending = 0
@@ -138,7 +137,7 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """The text that was held back because its last character is not complete."""
+        """Returns the text that was held back because its last character is incomplete."""
         self._catch_up()
         text = self._decode(self._window)
         if not text.startswith(self._shown):
@@ -153,7 +152,7 @@ class Detokenizer:
             self._late.clear()
 
     def _restart(self) -> str:
-        """Leaves the shown tokens out: with a byte that fits nowhere their whole run became unreadable."""
+        """Drops the output tokens from the window: an invalid byte made their whole run unreadable."""
         self._window = self._window[-self._pending :]
         self._shown = ""
         return self._decode(self._window)
@@ -164,7 +163,7 @@ class Detokenizer:
         self._pending = min(self._pending, len(self._window))
 
     def _context(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """The last few tokens, and their text: some, and beginning with a whole character if that can be."""
+        """Returns the last tokens and their text, which begins with a whole character if possible."""
         for count in range(_CONTEXT, _WINDOW):
             window = list(ids[-count:])
             text = self._decode(window)

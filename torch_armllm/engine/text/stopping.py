@@ -1,4 +1,4 @@
-"""When a sequence ends, and what may be shown of it before."""
+"""Stop conditions of a sequence, and the text that is safe to output before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Finish(NamedTuple):
-    """How a sequence ended; see `CompletionOutput`."""
+    """Finish reason of a sequence; see `CompletionOutput`."""
 
     reason: FinishReason
     stop_reason: int | str | None = None
@@ -23,7 +23,7 @@ class Finish(NamedTuple):
 def find_eos_token_ids(
     tokenizer: PreTrainedTokenizerBase | None, generation: GenerationConfig | None
 ) -> tuple[int, ...]:
-    """A model's own end tokens: the tokenizer's first, then those of its generation config."""
+    """Returns a model's EOS tokens: the tokenizer's first, then those of the generation config."""
     found: list[int] = []
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.append(tokenizer.eos_token_id)
@@ -34,18 +34,18 @@ def find_eos_token_ids(
 
 
 class OutputText:
-    """The text of one sequence as its tokens come, and the check for its end.
+    """Output text of one sequence, and its stop conditions.
 
-    Text that may be the beginning of a stop text is held back until it is known to be none.  Without stop
-    texts, tokens become text only when somebody asks for it.
+    Text that may be the beginning of a stop string is held back until it turns out not to be.  Without stop
+    strings, tokens are detokenized only when the text is read.
 
     Args:
-        tokenizer: None gives no text; only tokens and lengths end the sequence then.
+        tokenizer: None: no text; only tokens and lengths stop the sequence.
         params: of the request.
         prompt_token_ids: of the request.
-        eos_token_ids: the model's own; see `find_eos_token_ids`.
-        max_model_len: most tokens of prompt and sequence.
-        pieces: of the tokenizer, with special tokens (first) and without; see `Detokenizer`.
+        eos_token_ids: of the model; see `find_eos_token_ids`.
+        max_model_len: most tokens of prompt and output.
+        pieces: of the tokenizer, with special tokens (first) and without; see `TokenPieces`.
     """
 
     def __init__(
@@ -60,24 +60,24 @@ class OutputText:
         self._params = params
         self._stops = params.stop_strings
         self._stop_ids = frozenset(params.stop_token_ids or ())
-        self._own_end = None if params.ignore_eos or not eos_token_ids else eos_token_ids[0]
+        self._eos = None if params.ignore_eos or not eos_token_ids else eos_token_ids[0]
         self._end_ids = self._stop_ids if params.ignore_eos else self._stop_ids | frozenset(eos_token_ids)
         room = max_model_len - len(prompt_token_ids)
-        self._most = room if params.max_tokens is None else min(room, params.max_tokens)
+        self._max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
             skip = params.skip_special_tokens
             known = None if pieces is None else pieces[skip]
             self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip, known)
         self._length = 0
-        self._unread: list[int] = []  # tokens that are not text yet
-        self._known = ""  # text, and what is held back of it
-        self._shown = 0  # characters of it
-        self._searched = 0  # stop texts that end within so many characters do not count
+        self._unread: list[int] = []  # tokens that are not detokenized yet
+        self._known = ""  # all text, the held-back part included
+        self._shown = 0  # characters that may be output
+        self._searched = 0  # matches of stop strings that end within these characters are ignored
 
     def append(self, token_id: int) -> Finish | None:
-        """Takes the next token; says how the sequence ends with it, if it does."""
-        assert self._length < self._most, "the answer has ended"
+        """Adds the next token; returns how the sequence finishes with it, if it does."""
+        assert self._length < self._max_tokens, "the sequence has finished"
         self._length += 1
         ends = token_id in self._end_ids and self._length >= self._params.min_tokens
         if self._detokenizer is not None and not (ends and not self._params.include_stop_str_in_output):
@@ -87,26 +87,26 @@ class OutputText:
             if self._length <= self._params.min_tokens:
                 self._searched = len(self._known)
         if ends:
-            own = token_id == self._own_end and token_id not in self._stop_ids
-            return self._finish(Finish("stop", None if own else token_id))
+            is_eos = token_id == self._eos and token_id not in self._stop_ids
+            return self._finish(Finish("stop", None if is_eos else token_id))
         if self._stops and (stop := self._find_stop()) is not None:
             return Finish("stop", stop)
-        if self._length == self._most:
+        if self._length == self._max_tokens:
             return self._finish(Finish("length"))
         if self._stops:
-            self._shown = len(self._known) - self._held()
+            self._shown = len(self._known) - self._held_back()
         return None
 
     @property
     def text(self) -> str:
-        """What may be shown."""
+        """The text that may be output."""
         if self._unread:
             self._read()
             self._shown = len(self._known)
         return self._known if self._shown == len(self._known) else self._known[: self._shown]
 
     def flush(self) -> str:
-        """Shows everything that was held back, for a sequence that ends now; returns the whole text."""
+        """Releases held-back text at the end of a sequence; returns the whole text."""
         self._read()
         if self._detokenizer is not None:
             self._known += self._detokenizer.flush()
@@ -124,23 +124,23 @@ class OutputText:
         return finish
 
     def _find_stop(self) -> str | None:
-        """The stop text that comes first, after cutting the text at it."""
-        found: tuple[int, str] | None = None
+        """Returns the first stop string in the text and truncates the text there."""
+        first: tuple[int, str] | None = None
         for stop in self._stops:
-            place = self._known.find(stop, max(0, self._searched - len(stop) + 1))
-            if place >= 0 and (found is None or place < found[0]):
-                found = place, stop
+            position = self._known.find(stop, max(0, self._searched - len(stop) + 1))
+            if position >= 0 and (first is None or position < first[0]):
+                first = position, stop
         self._searched = len(self._known)
-        if found is None:
+        if first is None:
             return None
-        place, stop = found
-        end = place + len(stop) if self._params.include_stop_str_in_output else place
+        position, stop = first
+        end = position + len(stop) if self._params.include_stop_str_in_output else position
         self._known = self._known[:end]
         self._shown = end
         return stop
 
-    def _held(self) -> int:
-        """How many of the last characters may be the beginning of a stop text."""
+    def _held_back(self) -> int:
+        """Returns the number of last characters that may be the beginning of a stop string."""
         if self._params.include_stop_str_in_output:
             return 0
         most = 0
