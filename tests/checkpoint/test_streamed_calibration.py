@@ -114,7 +114,7 @@ def test_the_command_calibrates_with_generated_tokens(
     own = calibration_text.calibration_tokens(str(source), None)
     assert own.shape == (3, 24)
     assert len({tuple(row.tolist()) for row in own}) == 3
-    calibration_text.own_tokens.cache_clear()
+    calibration_text.generated_tokens.cache_clear()
     assert torch.equal(calibration_text.calibration_tokens(str(source), None), own)
     assert main.main(["quantize", str(source), str(tmp_path / "out"), "--method", "gptq", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["layers"]

@@ -41,9 +41,9 @@ def test_as_many_as_are_given_is_no_choice() -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"n": 3, "best_of": 2}, "best_of is 2; write at least n = 3 answers"),
+        ({"n": 3, "best_of": 2}, "best_of is 2; generate at least n = 3 sequences"),
         ({"best_of": True}, "best_of must be a whole number"),
-        ({"best_of": 2, "temperature": 0}, "best_of is 2, but temperature 0 makes all answers the same"),
+        ({"best_of": 2, "temperature": 0}, "best_of is 2, but temperature 0 makes all completions the same"),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings: dict[str, float], match: str) -> None:

@@ -14,7 +14,7 @@ from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutput
     ("settings", "told"),
     [
         ({"n": 0}, "n is 0"),
-        ({"n": 2, "temperature": 0.0}, "makes all answers the same"),
+        ({"n": 2, "temperature": 0.0}, "makes all completions the same"),
         ({"n": True}, "whole number"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": math.inf}, "finite"),

@@ -151,7 +151,7 @@ def test_a_stream_gives_every_step_and_aborts_when_it_is_closed(make: Callable[.
     assert texts(list(llm.stream("ab", SamplingParams(max_tokens=3)))) == ["a", "ab", "aba"]
     stream = llm.stream("ab", SamplingParams(max_tokens=10**9))
     next(stream)
-    with pytest.raises(ValueError, match="answering already"):
+    with pytest.raises(ValueError, match="already generating"):
         llm.generate("cd", use_tqdm=False)
     assert llm.llm_engine.has_unfinished_requests()
     stream.close()  # type: ignore[attr-defined]

@@ -124,7 +124,7 @@ def test_a_damaged_entry_is_reported_and_written_anew(
         with caplog.at_level(logging.WARNING, "torch_armllm"):
             llm = load(folder)
         assert not is_stored(llm)
-        assert "a kept plan is of no use" in caplog.text
+        assert "a cached plan cannot be used" in caplog.text
         assert tokens(llm) == expected
         again = load(folder)
         assert is_stored(again)
@@ -141,16 +141,16 @@ def test_few_weights_are_there_twice_while_they_are_compared(
     plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved("llama", tmp_path / "model")
-    make, sizes, damaged = constants.make, [], [True]
+    rebuild, sizes, damaged = constants.rebuild, [], [True]
 
     def counted(*arguments: Any) -> list[Tensor]:
-        made = make(*arguments)
-        sizes.append([tensor.nbytes for tensor in made])
+        rebuilt = rebuild(*arguments)
+        sizes.append([tensor.nbytes for tensor in rebuilt])
         if damaged[0] and len(sizes) == 4:
-            made[-1].view(-1).view(torch.uint8)[-1] ^= 1
-        return made
+            rebuilt[-1].view(-1).view(torch.uint8)[-1] ^= 1
+        return rebuilt
 
-    monkeypatch.setattr(constants, "make", counted)
+    monkeypatch.setattr(constants, "rebuild", counted)
     monkeypatch.setattr(cache, "_COMPARED_AT_ONCE", most := 20_000)
     load(folder)
     assert len(sizes) == 4 and not plans.exists()

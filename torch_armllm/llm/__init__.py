@@ -1,1 +1,1 @@
-"""`LLM`, `AsyncLLM` and loading of engines."""
+"""User-facing classes `LLM`, `AsyncLLM` and `ChatSession`, and the loading of engines."""

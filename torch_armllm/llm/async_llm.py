@@ -1,4 +1,4 @@
-"""`AsyncLLM`: answers as they are written, to any number of coroutines."""
+"""`AsyncLLM`: streamed outputs for any number of coroutines."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["AsyncLLM", "EngineDeadError", "StepFailedError"]
 
 
 class AsyncLLM(LLMBase):
-    """A model that serves many requests at once, each streamed to whoever asked.
+    """A model that serves many concurrent requests and streams their outputs.
 
-    The engine runs in a thread of its own, which sleeps while there is nothing to do; coroutines of several
-    event loops may use it.
+    The engine runs in its own thread, which sleeps while there is nothing to do.  Coroutines of several event
+    loops may use it.
 
     Args:
         model: see `torch_armllm.LLM`, as for all other arguments.
@@ -37,10 +37,10 @@ class AsyncLLM(LLMBase):
         settings: see there.
 
     Attributes:
-        llm_engine: what computes the answers; it belongs to the engine's thread.
+        llm_engine: the engine; only the engine's thread may use it.
     """
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._thread = EngineThread(self.llm_engine)
         self._tokenizing = ThreadPoolExecutor(1, "armllm-tokenizer")
         self._end = weakref.finalize(self, _end, self._thread, self._tokenizing)
@@ -52,20 +52,21 @@ class AsyncLLM(LLMBase):
         request_id: str = "",
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers a prompt, giving its output again and again, until it is finished.
+        """Generates a completion and yields its output after every step, until it has finished.
 
-        Closing the generator, or cancelling who waits for it, ends the request.  A slow reader misses outputs
-        whose content newer ones hold too; with ``output_kind=RequestOutputKind.DELTA`` none is missed.
+        Closing the generator, or canceling the task that waits for it, aborts the request.  A slow reader
+        skips outputs whose content newer outputs repeat; with ``output_kind=RequestOutputKind.DELTA`` none is
+        skipped.
 
         Args:
             prompt: a text, tokens, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
             sampling_params: None: `get_default_sampling_params`.
-            request_id: unique among those that run; none: a new one.
-            priority: lower ones first.
+            request_id: unique among running requests; empty: a new id.
+            priority: lower values run first.
 
         Raises:
-            ValueError: the request can never be served, or its name is taken.
-            StepFailedError: a step that it took part in failed; the engine goes on.
+            ValueError: the request can never be served, or its id is in use.
+            StepFailedError: a step with this request failed; the engine continues.
             EngineDeadError: the engine failed, or was shut down.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -86,11 +87,11 @@ class AsyncLLM(LLMBase):
                 self._thread.abort(name, stream)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its generator gives what was written, with ``finish_reason`` ``abort``."""
+        """Aborts a request; its generator yields the output so far, with ``finish_reason`` ``abort``."""
         self._thread.abort(request_id)
 
     async def between_steps(self, work: Callable[[], T]) -> T:
-        """Does some work with the model in the engine's thread, between two steps; all requests wait for it.
+        """Runs ``work`` in the engine's thread between two steps; all requests wait for it.
 
         Raises:
             EngineDeadError: the engine failed, or was shut down.
@@ -98,17 +99,17 @@ class AsyncLLM(LLMBase):
         return await asyncio.wrap_future(self._thread.call(work))
 
     def shutdown(self) -> None:
-        """Ends the engine's thread; requests that run get an error."""
+        """Stops the engine's thread; running requests raise `EngineDeadError`."""
         self._end()
 
     @property
     def errored(self) -> bool:
-        """Whether the engine does not run any more."""
+        """True if the engine has stopped."""
         return self._thread.error is not None
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Why the engine does not run any more."""
+        """The reason why the engine has stopped; None while it runs."""
         return self._thread.error
 
     def _tokens(self, prompt: str) -> dict[str, Any]:

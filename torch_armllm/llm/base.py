@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` have in common."""
+"""Common base of `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class LLMBase:
-    """An engine with its tokenizer, and its model for those who ask for it.
+    """An engine with its tokenizer and its model.
 
-    Of a folder of packed weights that was loaded before, there is no model until somebody asks.
+    If the engine was restored from the plan cache, the model is loaded at the first access to `model`.
 
     Arguments and errors are those of `torch_armllm.LLM`.
 
     Attributes:
-        llm_engine: what computes the answers.
+        llm_engine: the engine.
     """
 
     _DEFAULTS: ClassVar[Mapping[str, Any]] = {}
@@ -70,28 +70,28 @@ class LLMBase:
         loaded = load_with_plan_cache(model, tokenizer, config, asked, skip_tokenizer_init, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model
-        self._one_at_a_time = threading.Lock()
-        self._begin()
+        self._model_lock = threading.Lock()
+        self._start()
 
-    def _begin(self) -> None:
-        """What a subclass begins with its engine."""
+    def _start(self) -> None:
+        """Hook for subclasses, called once the engine exists."""
 
     @property
     def model(self) -> PreTrainedModel:
-        """The patched model; loading it takes a while where there was only an engine."""
-        with self._one_at_a_time:
+        """The patched model; loaded at the first access if the engine came from the plan cache."""
+        with self._model_lock:
             if not self.has_model:
                 self._model = self._load_model()
             return self._model
 
     @property
     def has_model(self) -> bool:
-        """Whether the model is there, or only an engine."""
+        """True if the model is loaded; False if there is only an engine."""
         return not isinstance(self._model, PlanModel)
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """Number of tokens in the model's vocabulary."""
         return self.llm_engine.runner.vocab_size
 
     @property
@@ -110,15 +110,15 @@ class LLMBase:
         return self.llm_engine.runner.kv_bytes
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of prompts and answers.
+        """Returns the tokenizer.
 
         Raises:
-            ValueError: the model runs without one.
+            ValueError: the model runs without a tokenizer.
         """
         if self._tokenizer is None:
             raise ValueError("there is no tokenizer")
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation config recommends."""
+        """Returns the sampling parameters that the model's generation config recommends."""
         return default_sampling_params(getattr(self._model, "generation_config", None))

@@ -1,4 +1,4 @@
-"""Engines for folders that were loaded before, without their models."""
+"""Loading of engines from the plan cache, without their models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SETTING = "ARMLLM_PLAN_CACHE"
-"""Environment variable; ``0`` neither keeps plans nor looks for them."""
+"""Environment variable; ``0`` disables the plan cache."""
 
 logger = logging.getLogger(__name__)
 
@@ -26,53 +26,55 @@ def load_with_plan_cache(
     source: Any,
     tokenizer: str | PreTrainedTokenizerBase | None,
     config: EngineConfig,
-    asked: Mapping[str, Any],
+    options: Mapping[str, Any],
     skip_tokenizer_init: bool,
     load: Callable[[], LoadedEngine],
 ) -> LoadedEngine:
-    """What ``load`` gives; of a folder of packed weights whose plan was kept, an engine without its model.
+    """Returns a cached engine if a stored plan matches; otherwise calls ``load`` and stores its plan.
+
+    Only folders of packed weights have cached plans.
 
     Args:
-        source: what is to be loaded.
-        tokenizer: or its folder or name; None: the model's own.
+        source: the model to load.
+        tokenizer: a tokenizer, its folder or name; None: the model's own.
         config: of the engine.
-        asked: what else decides about the weights that ``load`` loads.
-        skip_tokenizer_init: goes without a tokenizer.
-        load: loads model, tokenizer and engine; if it can be kept, it is for the next time.
+        options: further loading options that affect the weights.
+        skip_tokenizer_init: runs without a tokenizer.
+        load: loads model, tokenizer and engine.
     """
-    key = _key(source, config, asked)
-    found = None if key is None else lookup(key)
-    if key is None or found is None:
+    key = _key(source, config, options)
+    cached = None if key is None else lookup(key)
+    if key is None or cached is None:
         loaded = load()
         if key is not None:
-            _keep(key, loaded, own_tokenizer=tokenizer is None)
+            _store(key, loaded, own_tokenizer=tokenizer is None)
         return loaded
-    model, tokenizer_class = found
+    model, tokenizer_class = cached
     if skip_tokenizer_init:
         tokenizer = None
     elif tokenizer is None and tokenizer_class is not None:
         tokenizer = tokenizer_class.from_pretrained(key["folder"])  # type: ignore[attr-defined]
     elif tokenizer is None or isinstance(tokenizer, str):
-        from torch_armllm.checkpoint.load import load_tokenizer
+        from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
 
         tokenizer = load_tokenizer(tokenizer or key["folder"])
     assert not isinstance(tokenizer, str)
     return LoadedEngine(build_engine(model, tokenizer, config), model, tokenizer)
 
 
-def _key(source: Any, config: EngineConfig, asked: Mapping[str, Any]) -> PlanKey | None:
+def _key(source: Any, config: EngineConfig, options: Mapping[str, Any]) -> PlanKey | None:
     if not isinstance(source, str) or os.environ.get(SETTING) == "0":
         return None
     return plan_key(
-        source, {name: repr(value) for name, value in asked.items()} | {"kv": config.kv_cache_dtype}
+        source, {name: repr(value) for name, value in options.items()} | {"kv": config.kv_cache_dtype}
     )
 
 
-def _keep(key: PlanKey, loaded: LoadedEngine, own_tokenizer: bool) -> None:
-    """Keeps a plan; whatever is in the way only costs the next process a capture."""
+def _store(key: PlanKey, loaded: LoadedEngine, own_tokenizer: bool) -> None:
+    """Stores a plan; failures are logged only: the next process then captures the model again."""
     try:
         reason = store(key, loaded.model, loaded.engine.runner, loaded.tokenizer if own_tokenizer else None)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
     if reason is not None:
-        logger.info("the plan is not kept for the next time: %s", reason)
+        logger.info("the plan is not cached: %s", reason)

@@ -1,4 +1,4 @@
-"""A conversation with a model, turn by turn."""
+"""A chat session: a conversation with a model, turn by turn."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch_armllm.llm.llm import LLM
 
 @dataclass
 class TurnStats:
-    """How an answer came.
+    """Statistics of one turn.
 
     Attributes:
-        prompt_tokens: of the conversation up to the question.
-        cached_tokens: of those, that the prefix cache held.
-        tokens: of the answer.
-        first: seconds from the question to the first piece of the answer; None: there was none.
-        spent: seconds from there to its end.
-        reason: why it ended, as `CompletionOutput.finish_reason` says.
+        prompt_tokens: tokens of the conversation up to the user's message.
+        cached_tokens: those of them that the prefix cache held.
+        tokens: tokens of the reply.
+        first: seconds from the message to the first piece of the reply; None: no reply.
+        spent: seconds from there to the end of the reply.
+        reason: `CompletionOutput.finish_reason`.
     """
 
     prompt_tokens: int = 0
@@ -36,7 +36,7 @@ class TurnStats:
     def __str__(self) -> str:
         speed = f", {(self.tokens - 1) / self.spent:.1f} tok/s" if self.tokens > 1 and self.spent > 0 else ""
         first = f", the first after {self.first:.2f} s" if self.first is not None else ""
-        end = {"length": "; cut off at its length", "abort": "; stopped"}.get(self.reason or "", "")
+        end = {"length": "; cut off at the token limit", "abort": "; stopped"}.get(self.reason or "", "")
         return (
             f"{self.tokens} tokens{speed}{first}; prompt {self.prompt_tokens} tokens, "
             f"{self.cached_tokens} of them cached{end}"
@@ -44,17 +44,17 @@ class TurnStats:
 
 
 class ChatSession:
-    """Keeps the messages; the prefix cache keeps what the model has read of them.
+    """A conversation and its messages; the prefix cache holds their keys and values.
 
     Args:
-        llm: who answers.
-        params: how.
-        system: the first message, if any.
+        llm: the model.
+        params: sampling parameters of the replies.
+        system: system message, if any.
         template: variables of the chat template.
 
     Attributes:
-        messages: all of them, with ``role`` and ``content``.
-        last_turn: how the last answer came.
+        messages: all messages, with ``role`` and ``content``.
+        last_turn: statistics of the last turn.
     """
 
     def __init__(
@@ -73,33 +73,35 @@ class ChatSession:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything but the system's message."""
+        """Drops all messages but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def ask(self, text: str) -> Iterator[str]:
-        """Says something and gives the answer piece by piece; what is read of it is remembered.
+        """Sends a user message and yields the reply in pieces; the pieces that were read are remembered.
 
         Raises:
-            ValueError: the conversation is too long, or the template refuses it; the question is forgotten.
+            ValueError: the conversation is too long, or the template rejects it; the message is dropped.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         self.last_turn = turn = TurnStats(reason="abort")
-        asked = [*self.messages, {"role": "user", "content": text}]
-        prompt = render_chat(self._llm.get_tokenizer(), asked, add_generation_prompt=True, **self._template)
-        written = ""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        prompt = render_chat(
+            self._llm.get_tokenizer(), messages, add_generation_prompt=True, **self._template
+        )
+        reply = ""
         try:
             with closing(self._llm.stream(prompt, self._params)) as outputs:
                 for output in outputs:
                     turn.prompt_tokens = len(output.prompt_token_ids)
                     turn.cached_tokens = output.num_cached_tokens
-                    for answer in output.outputs:
-                        turn.tokens += len(answer.token_ids)
-                        turn.reason = answer.finish_reason or "abort"
+                    for completion in output.outputs:
+                        turn.tokens += len(completion.token_ids)
+                        turn.reason = completion.finish_reason or "abort"
                         if turn.first is None:
-                            turn.first = time.perf_counter() - began
-                        turn.spent = time.perf_counter() - began - turn.first
-                        written += answer.text
-                        yield answer.text
+                            turn.first = time.perf_counter() - start
+                        turn.spent = time.perf_counter() - start - turn.first
+                        reply += completion.text
+                        yield completion.text
         finally:
             if turn.first is not None:
-                self.messages = [*asked, {"role": "assistant", "content": written}]
+                self.messages = [*messages, {"role": "assistant", "content": reply}]

@@ -1,4 +1,4 @@
-"""`LLM`: many prompts answered at once."""
+"""`LLM`: offline inference of many prompts."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ Conversation = list[dict[str, Any]]
 
 
 class LLM(LLMBase):
-    """A model that answers prompts in batches; names and defaults are vLLM's.
+    """A model that completes prompts in batches; names and defaults are vLLM's.
 
     Args:
         model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
-        tokenizer: or its folder or name; None: the model's own.
-        dtype: of the weights that are loaded; ``auto`` is the checkpoint's own.
+        tokenizer: a tokenizer, its folder or name; None: the model's own.
+        dtype: of the loaded weights; ``auto``: the checkpoint's own.
         quantization: ``int4``, another scheme, a `torch_armllm.Recipe`, or None to keep the weights as they
             are.
-        skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
-        progress: shows bars while the model is loaded and quantized.
+        skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
+        progress: shows progress bars while the model is loaded and quantized.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
             ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
             logged unless ``disable_log_stats=False``: there is a bar.
 
     Attributes:
-        llm_engine: what computes the answers.
-        model: patched.  Of a folder of packed weights that was loaded before, there is only an engine until
-            somebody asks for the model.
+        llm_engine: the engine.
+        model: the patched model.  If the engine was restored from the plan cache, the model is loaded at the
+            first access.
 
     Raises:
         ValueError: a setting is unknown, or does not fit the model or the memory.
-        OSError: there is no such checkpoint.
+        OSError: the checkpoint is not found.
     """
 
     _DEFAULTS = {"disable_log_stats": True}
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._numbers = itertools.count()
 
     def generate(
@@ -59,41 +59,41 @@ class LLM(LLMBase):
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answers prompts, as many at once as fit.
+        """Generates completions of prompts, batched as far as they fit.
 
-        Ctrl-C ends all of them; so does an error in one.
+        Ctrl-C, or an error in one prompt, aborts all of them.
 
         Args:
-            prompts: one or several: texts, tokens, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
-            sampling_params: for all, or one for each; None: `get_default_sampling_params`.
-            use_tqdm: whether a bar shows what is done; or what makes the bar.
-            priority: of each prompt, lower ones first.
+            prompts: one or several: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``.
+            sampling_params: for all prompts, or one per prompt; None: `get_default_sampling_params`.
+            use_tqdm: True shows a progress bar; a callable makes the bar.
+            priority: one per prompt; lower values run first.
 
         Returns:
-            The prompts' outputs, in their order.
+            One output per prompt, in order.
 
         Raises:
-            ValueError: a prompt cannot be served (the message says which), or the lists differ in length.
+            ValueError: a prompt cannot be served (the message names it), or the lists differ in length.
         """
-        some = as_prompt_list(prompts)
-        params = self._params(sampling_params, len(some))
-        priorities = _one_each("priority", priority, len(some), 0)
+        prompt_list = as_prompt_list(prompts)
+        params = self._params(sampling_params, len(prompt_list))
+        priorities = _one_each("priority", priority, len(prompt_list), 0)
         done: dict[str, RequestOutput] = {}
         make_bar = use_tqdm if callable(use_tqdm) else partial(progress_bar, show=use_tqdm)
-        names = self._names(len(some))
+        names = self._names(len(prompt_list))
         with (
-            make_bar(total=len(some), desc="Processed prompts", dynamic_ncols=True) as bar,
-            closing(self._run(names, some, params, priorities)) as outputs,
+            make_bar(total=len(prompt_list), desc="Processed prompts", dynamic_ncols=True) as bar,
+            closing(self._run(names, prompt_list, params, priorities)) as outputs,
         ):
-            read = written = 0
+            input_tokens = output_tokens = 0
             for output in outputs:
                 done[output.request_id] = output
-                read += len(output.prompt_token_ids)
-                written += sum(len(answer.token_ids) for answer in output.outputs)
+                input_tokens += len(output.prompt_token_ids)
+                output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
                 spent = bar.format_dict.get("elapsed") or 0.0
                 if spent > 0:
-                    speeds = f"input: {read / spent:.2f} toks/s, output: {written / spent:.2f} toks/s"
-                    bar.set_postfix_str(f"est. speed {speeds}", refresh=False)
+                    rates = [f"{count / spent:.2f} toks/s" for count in (input_tokens, output_tokens)]
+                    bar.set_postfix_str(f"est. speed input: {rates[0]}, output: {rates[1]}", refresh=False)
                 bar.update(1)
         return [done[name] for name in names]
 
@@ -109,20 +109,20 @@ class LLM(LLMBase):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers conversations.  What two of them begin with alike is read once (the prefix cache).
+        """Generates replies to conversations; common beginnings share their prefill (prefix cache).
 
         Args:
             messages: one conversation, a list of ``{"role": …, "content": …}``, or several.
             sampling_params: see `generate`.
             use_tqdm: see `generate`.
             chat_template: instead of the tokenizer's own.
-            add_generation_prompt: ends the prompt with what begins an answer.
-            continue_final_message: leaves the last message open, to be continued.
-            tools: that the template describes to the model.
+            add_generation_prompt: appends the template's start of a reply.
+            continue_final_message: leaves the last message open, so that the model continues it.
+            tools: tools that the template describes to the model.
             chat_template_kwargs: further variables of the template.
 
         Raises:
-            ValueError: see `generate`; or there is no template, or it refuses a conversation.
+            ValueError: see `generate`; or there is no template, or it rejects a conversation.
         """
         several = messages if messages and isinstance(messages[0], list) else [messages]
         options: dict[str, Any] = {
@@ -140,11 +140,11 @@ class LLM(LLMBase):
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
-        """Answers one prompt and gives its output after every step; closing the iterator aborts it.
+        """Completes one prompt and yields its output after every step; closing the iterator aborts it.
 
         Args:
             prompt: see `generate`.
-            sampling_params: see `generate`; its ``output_kind`` says what the outputs hold.
+            sampling_params: see `generate`; its ``output_kind`` defines the contents of the outputs.
 
         Raises:
             ValueError: the prompt cannot be served.
@@ -159,10 +159,10 @@ class LLM(LLMBase):
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
     ) -> Generator[RequestOutput, None, None]:
-        """Submits all prompts, and takes steps until they are done; whatever happens, none stays behind."""
+        """Submits all prompts and runs steps until they finish; aborts the rest in case of an error."""
         engine = self.llm_engine
         if engine.has_unfinished_requests():
-            raise ValueError("this LLM is answering already; end that first, or use AsyncLLM")
+            raise ValueError("this LLM is already generating; finish that first, or use AsyncLLM")
         with interrupts_held() as let_through:
             try:
                 for index, request in enumerate(zip(names, prompts, params, priorities, strict=True)):
@@ -190,7 +190,7 @@ class LLM(LLMBase):
 
 
 def as_prompt_list(prompts: Prompts) -> list[Prompt]:
-    """Prompts as a list of single ones."""
+    """Returns one or several prompts as a list."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     several = list(prompts)
@@ -203,13 +203,13 @@ def _one_each(name: str, given: Sequence[Any] | None, count: int, default: Any) 
     if given is None:
         return [default] * count
     if len(given) != count:
-        raise ValueError(f"{name} has {len(given)} entries for {count} prompts; give one for each")
+        raise ValueError(f"{name} has {len(given)} entries for {count} prompts; give one per prompt")
     return list(given)
 
 
 @contextmanager
 def _named(noun: str, index: int, count: int) -> Iterator[None]:
-    """Says in an error which of several prompts is meant."""
+    """Adds the index of the prompt to errors, if there are several prompts."""
     try:
         yield
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""From whatever a user names to an engine that runs it."""
+"""Loading of a model, its tokenizer and an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LoadedEngine(NamedTuple):
-    """An engine, and what it was made of: a patched model, or a `PlanModel`."""
+    """An engine with its tokenizer and its model: a patched model or a `PlanModel`."""
 
     engine: LLMEngine
     model: Any
@@ -39,21 +39,21 @@ def load_engine(
     progress: bool = True,
     config: EngineConfig | None = None,
 ) -> LoadedEngine:
-    """Loads a model and its tokenizer, patches the model if it is not, and puts an engine together.
+    """Loads a model and its tokenizer, patches the model if needed, and builds an engine.
 
     Args:
         model: ``smollm2``, a checkpoint's folder, a name on the model hub, or a model, patched or not.
-        tokenizer: or its folder or name; None: the model's own.
-        dtype: of the weights that are loaded; ``auto`` is the checkpoint's own.
+        tokenizer: a tokenizer, its folder or name; None: the model's own.
+        dtype: of the loaded weights; ``auto``: the checkpoint's own.
         quantization: the name of a scheme, a `Recipe`, or None to keep the weights as they are; ignored if
             the model is quantized or patched already.
-        skip_tokenizer_init: goes without a tokenizer: prompts and answers are tokens.
-        progress: shows bars.
+        skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
+        progress: shows progress bars.
         config: of the engine.
 
     Raises:
         ValueError: a setting is unknown, or does not fit the model or the memory.
-        OSError: there is no such checkpoint.
+        OSError: the checkpoint is not found.
     """
     config = config or EngineConfig()
     source = model if isinstance(model, str) else model.name_or_path
@@ -69,7 +69,8 @@ def load_patched(
     progress: bool,
     kv_cache_dtype: str,
 ) -> PreTrainedModel:
-    """The model of `load_engine`."""
+    """Loads and patches the model of `load_engine`."""
+    # these import transformers, which an engine from the plan cache does not need
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch
     from torch_armllm.quant.recipe import Recipe
@@ -85,10 +86,10 @@ def load_patched(
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
-    """Settings by name.
+    """Builds an `EngineConfig` from settings by name.
 
     Raises:
-        ValueError: one is unknown.
+        ValueError: a setting is unknown.
     """
     known = [field.name for field in fields(EngineConfig)]
     for name in settings:
@@ -101,7 +102,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
 
 
 def default_sampling_params(generation: GenerationConfig | None) -> SamplingParams:
-    """The settings that a model's makers recommend."""
+    """Returns the sampling parameters that a generation config recommends."""
     recommended = {
         name: value
         for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -138,7 +139,7 @@ def _tokenizer(
 ) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
-    from torch_armllm.checkpoint.load import load_tokenizer
+    from torch_armllm.checkpoint.load import load_tokenizer  # imports transformers
 
     if isinstance(tokenizer, str):
         return load_tokenizer(tokenizer)
@@ -150,5 +151,5 @@ def _tokenizer(
         return None
     try:
         return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError):  # a model that was made from a configuration, say
+    except (OSError, ValueError):  # such as a model that was created from a configuration
         return None

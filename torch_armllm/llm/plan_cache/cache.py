@@ -1,4 +1,4 @@
-"""Keeping the plan of a model that was loaded, and finding it again."""
+"""Stores the plan of a loaded model, and restores it in later processes."""
 
 from __future__ import annotations
 
@@ -31,117 +31,117 @@ _SHAPES = {kind.__name__: kind for kind in (CacheShape, LatentShape)}
 
 
 def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str | None:
-    """Keeps what an engine runs of a model that was loaded from the key's folder.
+    """Stores the plan of a model that was loaded from the key's folder.
 
-    What is kept is read back and compared, bit by bit, with what the model computes from.
+    Before it is stored, the plan's constants are rebuilt from the folder's files and compared bit by bit.
 
     Args:
         key: see `torch_armllm.llm.plan_cache.key.plan_key`.
-        model: patched.
-        runner: of the engine that runs it.
-        tokenizer: that its folder holds.
+        model: a patched model.
+        runner: of its engine.
+        tokenizer: the one in its folder; None: unknown.
 
     Returns:
-        Why nothing was kept; None if something was.
+        The reason why the plan was not stored; None if it was.
     """
     if not isinstance(runner, PlanRunner) or not isinstance(runner.plan, NativePlan):
-        return "it does not run by a native plan"
+        return "the model does not run by a native plan"
     servable, program = runner.model, runner.plan.program
     product = servable.head.weights(torch.empty(1, program.columns, dtype=program.dtype))
     if product is None:
-        return "its head does more than a matrix product"
+        return "its LM head is more than a matrix product"
     tensors = [*program.constants, *product.tensors]
     folder = Path(key["folder"])
     described = constants.describe(tensors, model, folder)
     if described is None:
-        return "its plan computes from more than the files hold"
-    recipes, values = described
-    if not _files_hold(tensors, recipes, values, folder):
-        return "its weights are not what the files hold"
+        return "too many of its constants are not in the checkpoint's files"
+    sources, values = described
+    if not _files_hold(tensors, sources, values, folder):
+        return "its weights differ from the checkpoint's files"
     generation = servable.generation_config
-    said = {
+    metadata = {
         "name": servable.name,
         "sources": stamps(_sources(model)),
         "program": {"integers": program.integers, "floats": program.floats, "opcodes": program.opcodes},
         "result": {"columns": program.columns, "dtype": dtype_name(program.dtype)},
-        "constants": recipes,
+        "constants": sources,
         "head": {
             "count": len(product.tensors),
             "scheme": product.scheme,
             "out_features": product.out_features,
         },
-        "shape": _shape_said(servable.shape),
+        "shape": _describe_shape(servable.shape),
         "vocab_size": servable.vocab_size,
         "max_length": servable.max_length,
         "first_position": servable.first_position,
         "position_limit": servable.position_limit,
         "stated_positions": servable.stated_positions,
         "generation": None if generation is None else generation.to_dict(),
-        "tokenizer": _tokenizer_said(tokenizer, folder),
+        "tokenizer": _tokenizer_class_path(tokenizer, folder),
     }
-    entry.write(key, said, values)
+    entry.write(key, metadata, values)
     return None
 
 
 def lookup(key: PlanKey) -> tuple[PlanModel, type | None] | None:
-    """A model whose plan was kept, and the class of its tokenizer if that is known; None where there is none.
+    """Returns a cached model and the class of its tokenizer, if known; None if nothing is cached.
 
-    Whatever is wrong with an entry is logged, and there is none then.
+    Problems with an entry are logged as warnings, and count as nothing cached.
     """
     try:
-        found = entry.read(key)
-        if found is None:
+        cached = entry.read(key)
+        if cached is None:
             return None
-        said, values = found
-        if said["sources"] != stamps(Path(source[0]) for source in said["sources"]):
+        metadata, values = cached
+        if metadata["sources"] != stamps(Path(source[0]) for source in metadata["sources"]):
             return None
-        return _model(said, values, key), _tokenizer_class(said["tokenizer"])
+        return _model(metadata, values, key), _tokenizer_class(metadata["tokenizer"])
     except (ValueError, OSError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
-        logger.warning("a kept plan is of no use, the model is captured anew: %s", error)
+        logger.warning("a cached plan cannot be used, so the model is captured again: %s", error)
         return None
 
 
-def _model(said: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> PlanModel:
-    tensors = constants.make(said["constants"], values, Path(key["folder"]))
-    weight, *bias = tensors[-said["head"]["count"] :]
-    result = said["result"]
+def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) -> PlanModel:
+    tensors = constants.rebuild(metadata["constants"], values, Path(key["folder"]))
+    weight, *bias = tensors[-metadata["head"]["count"] :]
+    result = metadata["result"]
     program = Encoded(
-        tensors[: -said["head"]["count"]],
-        said["program"]["integers"],
-        said["program"]["floats"],
-        said["program"]["opcodes"],
+        tensors[: -metadata["head"]["count"]],
+        metadata["program"]["integers"],
+        metadata["program"]["floats"],
+        metadata["program"]["opcodes"],
         result["columns"],
         getattr(torch, result["dtype"]),
     )
-    generation = said["generation"]
+    generation = metadata["generation"]
     return PlanModel(
-        name=said["name"],
+        name=metadata["name"],
         plan=NativePlan(program),
-        shape=_shape(said["shape"]),
-        vocab_size=said["vocab_size"],
-        max_length=said["max_length"],
-        first_position=said["first_position"],
-        position_limit=said["position_limit"],
-        stated_positions=said["stated_positions"],
+        shape=_shape(metadata["shape"]),
+        vocab_size=metadata["vocab_size"],
+        max_length=metadata["max_length"],
+        first_position=metadata["first_position"],
+        position_limit=metadata["position_limit"],
+        stated_positions=metadata["stated_positions"],
         head=HeadWeights(
-            weight, bias[0] if bias else None, said["head"]["scheme"], said["head"]["out_features"]
+            weight, bias[0] if bias else None, metadata["head"]["scheme"], metadata["head"]["out_features"]
         ),
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )
 
 
 def _files_hold(
-    tensors: Sequence[Tensor], recipes: Sequence[constants.Recipe], values: dict[str, Tensor], folder: Path
+    tensors: Sequence[Tensor], sources: Sequence[constants.Source], values: dict[str, Tensor], folder: Path
 ) -> bool:
-    """Whether tensors are made again bit by bit, a few at a time: all would take their memory once more."""
+    """True if the files yield the same bits; compares a few tensors at a time, to save memory."""
     begin = 0
     while begin < len(tensors):
         end, size = begin + 1, tensors[begin].nbytes
         while end < len(tensors) and size + tensors[end].nbytes <= _COMPARED_AT_ONCE:
             size += tensors[end].nbytes
             end += 1
-        made = constants.make(recipes[begin:end], values, folder)
-        if not all(map(_same, made, tensors[begin:end])):
+        rebuilt = constants.rebuild(sources[begin:end], values, folder)
+        if not all(map(_same, rebuilt, tensors[begin:end])):
             return False
         begin = end
     return True
@@ -155,50 +155,53 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _sources(model: nn.Module) -> list[Path]:
-    """The files that a model's classes were read from."""
+    """Returns the source files of a model's classes."""
     kinds = {type(module) for module in model.modules()} | {type(getattr(model, "config", None))}
     files = (inspect.getsourcefile(kind) for kind in kinds if kind.__module__ != "builtins")
     return sorted({Path(file) for file in files if file is not None})
 
 
-def _tokenizer_said(tokenizer: Any, folder: Path) -> list[str] | None:
-    """A tokenizer's class, if the folder alone gives the same tokenizer by it."""
+def _tokenizer_class_path(tokenizer: Any, folder: Path) -> list[str] | None:
+    """Returns module and name of a tokenizer's class, if it loads the same tokenizer from the folder."""
     if tokenizer is None:
         return None
     kind = type(tokenizer)
-    again = kind.from_pretrained(str(folder))
-    told = [_tokenizer_state(t) for t in (tokenizer, again)]
-    return [kind.__module__, kind.__qualname__] if told[0] is not None and told[0] == told[1] else None
+    reloaded = kind.from_pretrained(str(folder))
+    states = [_tokenizer_state(t) for t in (tokenizer, reloaded)]
+    return [kind.__module__, kind.__qualname__] if states[0] is not None and states[0] == states[1] else None
 
 
 def _tokenizer_state(tokenizer: Any) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    own = {name: value for name, value in vars(tokenizer).items() if _is_plain(value)}
-    return backend.to_str(), own, repr(tokenizer)
+    settings = {name: value for name, value in vars(tokenizer).items() if _is_plain(value)}
+    return backend.to_str(), settings, repr(tokenizer)
 
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float | bool | type(None) | list | dict)
 
 
-def _tokenizer_class(said: list[str] | None) -> type | None:
-    if said is None:
+def _tokenizer_class(path: list[str] | None) -> type | None:
+    if path is None:
         return None
-    found: type = getattr(importlib.import_module(said[0]), said[1])
-    return found
+    tokenizer_class: type = getattr(importlib.import_module(path[0]), path[1])
+    return tokenizer_class
 
 
-def _shape_said(shape: Shape) -> dict[str, Any]:
+def _describe_shape(shape: Shape) -> dict[str, Any]:
     if isinstance(shape, MixedShape):
-        return {"places": [list(p) for p in shape.places], "groups": [_shape_said(g) for g in shape.groups]}
+        return {
+            "places": [list(p) for p in shape.places],
+            "groups": [_describe_shape(g) for g in shape.groups],
+        }
     return {"kind": type(shape).__name__, **asdict(shape), "dtype": dtype_name(shape.dtype)}
 
 
-def _shape(said: dict[str, Any]) -> Any:
-    if "groups" in said:
-        groups = tuple(_shape(group) for group in said["groups"])
-        return MixedShape(groups, tuple((a, b) for a, b in said["places"]))
-    fields = {**said, "dtype": getattr(torch, said["dtype"])}
+def _shape(metadata: dict[str, Any]) -> Any:
+    if "groups" in metadata:
+        groups = tuple(_shape(group) for group in metadata["groups"])
+        return MixedShape(groups, tuple((a, b) for a, b in metadata["places"]))
+    fields = {**metadata, "dtype": getattr(torch, metadata["dtype"])}
     return _SHAPES[fields.pop("kind")](**fields)

@@ -1,4 +1,4 @@
-"""A plan's constants: what they are made of in a checkpoint's files, and making them again."""
+"""Constants of a plan: finds their sources in a checkpoint's files, and rebuilds them from there."""
 
 from __future__ import annotations
 
@@ -15,64 +15,65 @@ from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.huge_pages import prefer_huge
 
 _LINE = 64
-_LITERALS = 1 / 8
-"""Of all constants' bytes: most that an entry holds itself."""
+_MAX_VALUES = 1 / 8
+"""Largest fraction of the constants' bytes that an entry stores itself."""
 
-Recipe = dict[str, Any]
+Source = dict[str, Any]
+"""JSON description of a constant: a view of a file's tensor, several such tensors, or a stored value."""
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """First byte, and the one behind the last."""
+def _byte_range(tensor: Tensor) -> tuple[int, int]:
+    """Returns the addresses of the first byte and after the last byte."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.element_size()
 
 
-def _view(tensor: Tensor, of: Tensor) -> Recipe:
+def _view(tensor: Tensor, of: Tensor) -> Source:
     offset = (tensor.data_ptr() - of.data_ptr()) // tensor.element_size()
     return {"shape": list(tensor.shape), "stride": list(tensor.stride()), "offset": offset}
 
 
 def describe(
     constants: Sequence[Tensor], model: nn.Module, folder: Path
-) -> tuple[list[Recipe], dict[str, Tensor]] | None:
-    """What constants are made of: tensors of files, parts put together, or values of their own.
+) -> tuple[list[Source], dict[str, Tensor]] | None:
+    """Finds the sources of constants: views of file tensors, concatenated parts, or values of their own.
 
     Returns:
-        A recipe for each, and the values that no file holds; None where those would be too many.
+        A source per constant, and the values that no file holds; None if these would be too large.
     """
     files = tensor_locations(folder)
-    held = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     named = [
         (name, t.detach())
-        for name, t in chain(*held)
+        for name, t in chain(*tensors)
         if name in files
         and files[name].shape == tuple(t.shape)
         and files[name].dtype == t.dtype
         and t.numel()
     ]
-    recipes: list[Recipe] = []
+    sources: list[Source] = []
     values: dict[str, Tensor] = {}
     for tensor in constants:
-        recipe = _recipe(tensor, named)
-        if recipe is None:
-            recipe = {"value": str(len(values))}
-            values[recipe["value"]] = tensor.detach()
-        recipes.append(recipe)
-    if sum(t.nbytes for t in values.values()) > _LITERALS * sum(t.nbytes for t in constants):
+        source = _find_source(tensor, named)
+        if source is None:
+            source = {"value": str(len(values))}
+            values[source["value"]] = tensor.detach()
+        sources.append(source)
+    if sum(t.nbytes for t in values.values()) > _MAX_VALUES * sum(t.nbytes for t in constants):
         return None
-    return recipes, values
+    return sources, values
 
 
-def _recipe(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Recipe | None:
+def _find_source(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Source | None:
     if not tensor.numel():
         return None
-    begin, end = _place(tensor)
+    begin, end = _byte_range(tensor)
     parts = []
     for name, other in named:
         if other.dtype != tensor.dtype:
             continue
-        first, last = _place(other)
+        first, last = _byte_range(other)
         if first <= begin and end <= last and other.is_contiguous():
             return {"name": name, **_view(tensor, other)}
         if begin <= first and last <= end:
@@ -83,58 +84,58 @@ def _recipe(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Recipe | Non
     return {**whole, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
 
 
-def make(recipes: Sequence[Recipe], values: Mapping[str, Tensor], folder: Path) -> list[Tensor]:
-    """The constants that `describe` described, in memory of their own, on huge pages where there are any.
+def rebuild(sources: Sequence[Source], values: Mapping[str, Tensor], folder: Path) -> list[Tensor]:
+    """Rebuilds the constants that `describe` has described, in new memory on huge pages if available.
 
     Raises:
         OSError: a file cannot be read.
-        KeyError: no file holds a tensor that is needed.
+        KeyError: a needed tensor is in no file.
     """
     files = tensor_locations(folder)
-    names = dict.fromkeys(recipe["name"] for recipe in recipes if "name" in recipe)
-    merged = [recipe for recipe in recipes if "parts" in recipe]
-    sizes = [files[name].nbytes for name in names] + [_bytes(recipe) for recipe in merged]
-    arena = torch.empty(sum(_rounded(size) for size in sizes), dtype=torch.uint8)
+    names = dict.fromkeys(source["name"] for source in sources if "name" in source)
+    merged = [source for source in sources if "parts" in source]
+    sizes = [files[name].nbytes for name in names] + [_bytes(source) for source in merged]
+    arena = torch.empty(sum(_aligned(size) for size in sizes), dtype=torch.uint8)
     prefer_huge(arena)
     spaces = iter(_cut(arena, sizes))
     whole = {n: next(spaces).view(files[n].dtype).view(files[n].shape) for n in names}
-    places: list[tuple[TensorLocation, Tensor]] = [(files[name], tensor) for name, tensor in whole.items()]
-    together: list[Tensor] = []
-    for recipe in merged:
-        tensor = next(spaces).view(_dtype(recipe)).view(recipe["shape"])
-        together.append(tensor)
-        for part in recipe["parts"]:
-            places.append((files[part["name"]], _part(tensor, part)))
-    read_into(places)
-    put_together = iter(together)
-    return [_constant(recipe, whole, put_together, values) for recipe in recipes]
+    reads: list[tuple[TensorLocation, Tensor]] = [(files[name], tensor) for name, tensor in whole.items()]
+    merged_tensors: list[Tensor] = []
+    for source in merged:
+        tensor = next(spaces).view(_dtype(source)).view(source["shape"])
+        merged_tensors.append(tensor)
+        for part in source["parts"]:
+            reads.append((files[part["name"]], _part(tensor, part)))
+    read_into(reads)
+    merged_iterator = iter(merged_tensors)
+    return [_constant(source, whole, merged_iterator, values) for source in sources]
 
 
 def _constant(
-    recipe: Recipe, whole: Mapping[str, Tensor], merged: Any, values: Mapping[str, Tensor]
+    source: Source, whole: Mapping[str, Tensor], merged: Any, values: Mapping[str, Tensor]
 ) -> Tensor:
-    if "value" in recipe:
-        return values[recipe["value"]]
-    if "parts" in recipe:
-        found: Tensor = next(merged)
-        return found
-    return _part(whole[recipe["name"]], recipe)
+    if "value" in source:
+        return values[source["value"]]
+    if "parts" in source:
+        tensor: Tensor = next(merged)
+        return tensor
+    return _part(whole[source["name"]], source)
 
 
-def _part(tensor: Tensor, recipe: Recipe) -> Tensor:
-    return tensor.as_strided(recipe["shape"], recipe["stride"], tensor.storage_offset() + recipe["offset"])
+def _part(tensor: Tensor, source: Source) -> Tensor:
+    return tensor.as_strided(source["shape"], source["stride"], tensor.storage_offset() + source["offset"])
 
 
-def _dtype(recipe: Recipe) -> torch.dtype:
-    found: torch.dtype = getattr(torch, recipe["dtype"])
-    return found
+def _dtype(source: Source) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, source["dtype"])
+    return dtype
 
 
-def _bytes(recipe: Recipe) -> int:
-    return torch.Size(recipe["shape"]).numel() * _dtype(recipe).itemsize
+def _bytes(source: Source) -> int:
+    return torch.Size(source["shape"]).numel() * _dtype(source).itemsize
 
 
-def _rounded(size: int) -> int:
+def _aligned(size: int) -> int:
     return -(-size // _LINE) * _LINE
 
 
@@ -142,5 +143,5 @@ def _cut(arena: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     spaces, begin = [], 0
     for size in sizes:
         spaces.append(arena[begin : begin + size])
-        begin += _rounded(size)
+        begin += _aligned(size)
     return spaces

@@ -1,4 +1,4 @@
-"""Reading and writing an entry: one safetensors file, whose metadata say what it is and what it holds."""
+"""Reads and writes cache entries: one safetensors file each, with key and description as its metadata."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch_armllm.llm.plan_cache.key import PlanKey, entry_name
 from torch_armllm.system.files import atomic_file, cache_folder
 
-_MOST = 64
-"""Entries that are kept, the newest."""
+_MAX_ENTRIES = 64
+"""Number of entries; older ones are deleted."""
 
 
 def folder() -> Path:
@@ -29,8 +29,8 @@ def _path(key: PlanKey) -> Path:
     return folder() / f"{entry_name(key)}.safetensors"
 
 
-def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(said.encode())
+def _digest(metadata: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(metadata.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -38,20 +38,20 @@ def _digest(said: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def write(key: PlanKey, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Keeps what was said under a key; whoever reads at the same time sees all of it or nothing."""
+def write(key: PlanKey, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Writes an entry atomically and deletes the oldest beyond the limit."""
     folder().mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"key": key, **said})
-    held = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"key": key, **metadata})
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     with atomic_file(_path(key), shared=True) as scratch:
-        save_file(held, scratch, {"entry": text, "sha256": _digest(text, held)})
-    kept = sorted(folder().glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    for old in kept[:-_MOST]:
+        save_file(copies, scratch, {"entry": text, "sha256": _digest(text, copies)})
+    entries = sorted(folder().glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    for old in entries[:-_MAX_ENTRIES]:
         old.unlink(missing_ok=True)
 
 
 def read(key: PlanKey) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """What `write` kept under this key; None where there is nothing.
+    """Returns the metadata and tensors of the key's entry; None if there is no entry.
 
     Raises:
         ValueError: the entry is damaged.
@@ -61,14 +61,14 @@ def read(key: PlanKey) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    text = metadata.get("entry", "")
-    if metadata.get("sha256") != _digest(text, tensors):
+    text = header.get("entry", "")
+    if header.get("sha256") != _digest(text, tensors):
         raise ValueError(f"{path} is damaged: its checksum differs")
-    said: dict[str, Any] = json.loads(text)
-    if said.pop("key") != json.loads(json.dumps(key)):
+    metadata: dict[str, Any] = json.loads(text)
+    if metadata.pop("key") != json.loads(json.dumps(key)):
         raise ValueError(f"{path} belongs to another key")
-    return said, tensors
+    return metadata, tensors

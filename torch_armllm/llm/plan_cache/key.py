@@ -1,4 +1,4 @@
-"""What a kept plan depends on."""
+"""Cache keys: everything that a cached plan depends on."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from torch_armllm.hf.names import METHOD
 from torch_armllm.ops import LIBRARY_PATH, variants
 
 _FORMAT = 1
-"""Of entries; another one is another key."""
-_BESIDE = ("ops", "passes")
-"""Folders that lie inside the installed package, and beside it in a checkout."""
+"""Version of the entry format; part of the key, so a new version never reads old entries."""
+_SIBLINGS = ("ops", "passes")
+"""Folders inside the installed package, and next to it in a checkout."""
 
 PlanKey = dict[str, Any]
 
 
-def plan_key(source: str, asked: Mapping[str, Any]) -> PlanKey | None:
-    """The key of a checkpoint's plan; None where its folder holds no packed weights of this package.
+def plan_key(source: str, options: Mapping[str, Any]) -> PlanKey | None:
+    """Returns the key of a checkpoint's plan; None if its folder has no packed weights of this package.
 
-    A plan depends on every file of the folder, on how it is asked for, on the versions and the very files of
-    this package, on the kernels, and on this package's settings in the environment.
+    A plan depends on all files of the folder, on the loading options, on the versions of Python, torch and
+    transformers, on this package's own files, on the kernels, and on its environment variables.
 
     Args:
         source: the checkpoint's folder.
-        asked: everything else that decides what is loaded, as JSON.
+        options: loading options that affect the plan, as JSON.
     """
     folder = Path(source).expanduser()
     try:
@@ -46,7 +46,7 @@ def plan_key(source: str, asked: Mapping[str, Any]) -> PlanKey | None:
         "format": _FORMAT,
         "folder": str(folder.resolve()),
         "files": stamps(sorted(path for path in folder.iterdir() if path.is_file())),
-        "asked": dict(asked),
+        "options": dict(options),
         "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
         "python": sys.version,
@@ -57,23 +57,23 @@ def plan_key(source: str, asked: Mapping[str, Any]) -> PlanKey | None:
 
 
 def stamps(files: Iterable[Path]) -> list[list[Any]]:
-    """Name, size and time of the last change of each file."""
+    """Returns path, size, modification time and inode of each file."""
     return [[str(f), (state := f.stat()).st_size, state.st_mtime_ns, state.st_ino] for f in files]
 
 
 def entry_name(key: PlanKey) -> str:
-    """A file name for a key."""
+    """Returns the file name of a key's entry."""
     return _digest(key)
 
 
-def _digest(what: Any) -> str:
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _own_files() -> list[Path]:
-    """This package's Python files, in a checkout or installed, and its compiled library."""
+    """Returns the package's Python files, in a checkout or installed, and its compiled library."""
     package = Path(__file__).resolve().parents[2]
-    found = {LIBRARY_PATH}
-    for root in (package, *(package.parent / name for name in _BESIDE)):
-        found.update(root.rglob("*.py"))
-    return sorted(found)
+    files = {LIBRARY_PATH}
+    for root in (package, *(package.parent / name for name in _SIBLINGS)):
+        files.update(root.rglob("*.py"))
+    return sorted(files)

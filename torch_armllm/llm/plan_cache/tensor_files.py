@@ -1,4 +1,4 @@
-"""Where the tensors of a folder's safetensors files lie, and reading them in parallel."""
+"""Locations of tensors in a folder's safetensors files, and parallel reads from there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
-_PIECE = 8 << 20  # bytes that a thread reads at once
-_BUFFERS = 512  # of one read; Linux takes 1024
+_PIECE = 8 << 20  # bytes per read
+_BUFFERS = 512  # per read; Linux allows 1024
 _THREADS = 8
 
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """A tensor of a file."""
+    """Location of a tensor in a file."""
 
     file: Path
     begin: int
@@ -37,41 +37,41 @@ class TensorLocation:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size of the tensor."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
-    """All tensors of a folder's safetensors files, by name; those of types that no plan uses are left out."""
-    found: dict[str, TensorLocation] = {}
+    """Returns the locations of all tensors by name, except for dtypes that no plan uses."""
+    locations: dict[str, TensorLocation] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(size))
-        for name, said in header.items():
-            if name != "__metadata__" and said["dtype"] in _TYPES:
-                begin = 8 + size + said["data_offsets"][0]
-                found[name] = TensorLocation(file, begin, tuple(said["shape"]), _TYPES[said["dtype"]])
-    return found
+        for name, info in header.items():
+            if name != "__metadata__" and info["dtype"] in _TYPES:
+                begin = 8 + size + info["data_offsets"][0]
+                locations[name] = TensorLocation(file, begin, tuple(info["shape"]), _TYPES[info["dtype"]])
+    return locations
 
 
-def read_into(places: Iterable[tuple[TensorLocation, Tensor]]) -> None:
-    """Fills tensors with what files hold; rows may lie apart.
+def read_into(reads: Iterable[tuple[TensorLocation, Tensor]]) -> None:
+    """Reads tensors from files; the target tensors may be strided.
 
     Raises:
-        OSError: a file cannot be read, or ends too early.
+        OSError: a file cannot be read, or is too short.
     """
     pieces = []
     handles: dict[Path, int] = {}
     try:
-        for stored, tensor in places:
-            if stored.file not in handles:
-                handles[stored.file] = os.open(stored.file, os.O_RDONLY)
-            if not stored.nbytes:
+        for location, tensor in reads:
+            if location.file not in handles:
+                handles[location.file] = os.open(location.file, os.O_RDONLY)
+            if not location.nbytes:
                 continue
-            begin = stored.begin
+            begin = location.begin
             for targets in _pieces(tensor):
-                pieces.append((handles[stored.file], begin, targets))
+                pieces.append((handles[location.file], begin, targets))
                 begin += sum(map(len, targets))
         with ThreadPoolExecutor(_THREADS) as pool:
             for _ in pool.map(_read, pieces):
@@ -82,7 +82,7 @@ def read_into(places: Iterable[tuple[TensorLocation, Tensor]]) -> None:
 
 
 def _pieces(tensor: Tensor) -> Iterator[list[memoryview]]:
-    """A tensor's memory in the order of its elements, in pieces for one read each."""
+    """Splits a tensor's memory, in element order, into the buffers of single reads."""
     piece: list[memoryview] = []
     size = 0
     for row in _rows(tensor):
@@ -111,7 +111,7 @@ def _read(piece: tuple[int, int, list[memoryview]]) -> None:
     while targets:
         count = os.preadv(handle, targets, begin)
         if count == 0:
-            raise OSError("a file of weights ends too early")
+            raise OSError("a checkpoint file is truncated")
         begin += count
         while targets and count >= len(targets[0]):
             count -= len(targets[0])
