@@ -20,7 +20,7 @@ __all__ = [
     "unpatch",
 ]
 
-# In a checkout, `ops` and `passes` lie beside this package; an installed package holds them itself.
+# In a checkout, `ops` and `passes` are next to this package; an installed package contains them.
 _checkout = _Path(__file__).resolve().parent.parent
 if (_checkout / "ops" / "schemas.cpp").exists():
     __path__.append(str(_checkout))
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch_armllm.quant.recipe import Recipe
     from torch_armllm.quant.report import Report
 
-_HOMES = {
+_MODULES = {
     "patch": "torch_armllm.patching.patch",
     "unpatch": "torch_armllm.patching.patch",
     "is_patched": "torch_armllm.patching.state",
@@ -62,12 +62,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # transformers takes seconds to import: only those who ask for a model pay for it
-    if name in _HOMES:
+    # imported at first use: transformers takes seconds to import
+    if name in _MODULES:
         import importlib
 
         from torch_armllm.system.gc_pause import collection_paused
 
         with collection_paused():
-            return getattr(importlib.import_module(_HOMES[name]), name)
+            return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

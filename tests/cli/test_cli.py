@@ -1,4 +1,4 @@
-"""The command line on tiny checkpoints, the doctor, and the measurements' arithmetic."""
+"""The command line on tiny checkpoints, `env`, and the arithmetic of the benchmarks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines(text: str) -> list[dict[str, object]]:
     [["--quantization", "int4"], ["--quantization", "none"], ["--engine", "transformers"]],
     ids=lambda o: o[1],
 )
-def test_bench_latency_prints_a_line_a_batch_size(
+def test_bench_latency_prints_one_line_per_batch_size(
     options: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "5", "--new-tokens", "4"]
@@ -50,7 +50,9 @@ def test_bench_latency_prints_a_line_a_batch_size(
             assert float(str(line[name])) > 0
 
 
-def test_bench_latency_compares_in_turn(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_latency_compares_with_transformers(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [
         "bench",
         "latency",
@@ -79,7 +81,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_bench_latency_profiles_what_was_saved_quantized(
+def test_bench_latency_profiles_a_quantized_checkpoint(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["bench", "latency", "--model", str(saved), "--prompt-len", "5", "--dtype", "float32"]
@@ -94,7 +96,7 @@ def test_bench_latency_profiles_what_was_saved_quantized(
         assert remedy in capsys.readouterr().err
 
 
-def test_bench_latency_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_latency_as_text(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "latency", "--model", str(checkpoint), "--prompt-len", "3", "--new-tokens", "3"]
     assert main([*command, "--engine", "transformers", "--repeats", "1", "--threads", "1"]) == 0
     assert "batch   1: prefill" in capsys.readouterr().out
@@ -110,7 +112,7 @@ def test_bench_latency_for_people(checkpoint: Path, capsys: pytest.CaptureFixtur
         (["demo", "--model", "/nowhere/at-all"], "/nowhere/at-all"),
     ],
 )
-def test_mistakes_end_with_a_line_and_no_traceback(
+def test_user_errors_print_one_line_and_no_traceback(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -119,7 +121,7 @@ def test_mistakes_end_with_a_line_and_no_traceback(
     assert message in error
 
 
-def test_env_tells_about_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_describes_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "--json"]) == 0
     found = lines(capsys.readouterr().out)[0]
     assert found["torch"] == torch.__version__
@@ -134,7 +136,7 @@ def test_env_tells_about_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
     assert variants.machine().families["linear"].why in linear
 
 
-def test_every_family_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kernel_family_gives_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with variants.use("scalar"):
         families = variants.machine().families
     for choice in families.values():
@@ -143,7 +145,7 @@ def test_every_family_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         assert choice.why.endswith(" not selected")
 
 
-def test_the_doctor_reads_nodes_and_limits(tmp_path: Path) -> None:
+def test_numa_nodes_and_cpu_limits(tmp_path: Path) -> None:
     def write(name: str, text: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -168,7 +170,7 @@ def test_the_doctor_reads_nodes_and_limits(tmp_path: Path) -> None:
     assert host.cpu_limit(tmp_path / "v1", "4:cpu,cpuacct:/y\n") is None
 
 
-def test_the_doctor_sees_two_openmp_runtimes() -> None:
+def test_warnings_name_two_openmp_runtimes() -> None:
     line = "7f-8f r-xp 0 08:01 1 {}"
     maps = "\n".join(
         line.format(f) for f in ("/a/libgomp.so.1", "/b/libgomp.so.1", "/a/libgomp.so.1", "/c/libc.so")
@@ -204,7 +206,7 @@ def test_step_bytes_count_what_a_step_reads() -> None:
     assert step_bytes(moe, 1) < before / 4
 
 
-def test_the_clock_and_the_limits_of_measure() -> None:
+def test_clock_and_limits_of_measure() -> None:
     clock = Clock()
     clock.times = [0.0, 2.0, 2.5, 3.0, 9.0]
     assert clock.prefill == 2.0
@@ -213,7 +215,7 @@ def test_the_clock_and_the_limits_of_measure() -> None:
         measure(tiny("llama"), 1, 4, 2)
 
 
-def test_models_says_what_becomes_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_lists_a_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "llama", "--json", "--threads", "1"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["family"], row["runs"], row["captured"], row["share"]) == ("llama", "plan", True, 1.0)

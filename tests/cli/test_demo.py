@@ -1,4 +1,4 @@
-"""The demo: its pieces, and the whole of it on the embedded model."""
+"""The demo: its parts, and all of it on the bundled model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_armllm.cli.demo_view import SideBySide
 from torch_armllm.cli.main import main
 
 
-def test_columns_stream_the_right_side_beside_the_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_stream_the_right_side_next_to_the_left(capsys: pytest.CaptureFixture[str]) -> None:
     columns = SideBySide("one two three four five", 9)
     columns.put("aaaa bbbb ")
     assert capsys.readouterr().out == ""
@@ -36,7 +36,7 @@ def test_columns_print_the_rest_of_a_longer_left_side(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.model
-def test_the_embedded_model_speaks_with_its_chat_template(smollm2_dir: Path) -> None:
+def test_the_bundled_model_uses_its_chat_template(smollm2_dir: Path) -> None:
     tokenizer = load.load_tokenizer("smollm2")
     message = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
@@ -49,7 +49,7 @@ def test_the_embedded_model_speaks_with_its_chat_template(smollm2_dir: Path) -> 
 
 
 @pytest.mark.model
-def test_the_demo_answers_in_both_precisions(smollm2_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_shows_both_precisions(smollm2_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "What is the capital of France?"
     assert main(["demo", "--model", "smollm2", "--prompt", prompt, "--max-new-tokens", "12"]) == 0
     out = capsys.readouterr().out

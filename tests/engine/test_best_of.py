@@ -1,4 +1,4 @@
-"""The best of several answers."""
+"""`best_of` returns the best of several sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 DRAWN = {"temperature": 1.5, "seed": 3, "max_tokens": 9, "ignore_eos": True}
 
 
-def test_the_best_are_given_in_their_order() -> None:
+def test_best_of_returns_the_best_in_order() -> None:
     on = engine()
     submit(on, PROMPTS, SamplingParams(n=5, logprobs=0, **DRAWN))  # type: ignore[arg-type]
     every = drain(on)
@@ -31,7 +31,7 @@ def test_the_best_are_given_in_their_order() -> None:
     assert any(w.outputs[0].token_ids != o.outputs[0].token_ids for w, o in zip(every, outputs, strict=True))
 
 
-def test_as_many_as_are_given_is_no_choice() -> None:
+def test_best_of_n_selects_nothing() -> None:
     assert not SamplingParams(n=2, best_of=2).selects_best
     on = engine()
     submit(on, PROMPTS, SamplingParams(n=2, best_of=2, **DRAWN))  # type: ignore[arg-type]
@@ -46,11 +46,11 @@ def test_as_many_as_are_given_is_no_choice() -> None:
         ({"best_of": 2, "temperature": 0}, "best_of is 2, but temperature 0 makes all completions the same"),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, float], match: str) -> None:
+def test_invalid_best_of_is_rejected(settings: dict[str, float], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         SamplingParams(**settings)  # type: ignore[arg-type]
 
 
-def test_all_that_are_written_need_seats() -> None:
+def test_all_generated_sequences_need_slots() -> None:
     with pytest.raises(ValueError, match="wants 4 answers; max_num_seqs is 3"):
         engine(max_num_seqs=3).add_request("a", [5], SamplingParams(n=1, best_of=4))

@@ -1,4 +1,4 @@
-"""What a request may ask for."""
+"""Validation of sampling parameters."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutput
         ({"allowed_token_ids": [-4]}, "-4"),
     ],
 )
-def test_refuses(settings: dict[str, Any], told: str) -> None:
+def test_invalid_params_are_rejected(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         SamplingParams(**settings)
 
 
-def test_takes_the_borders() -> None:
+def test_limits_of_ranges_are_accepted() -> None:
     SamplingParams(top_k=-1, top_p=1.0, min_p=1.0, temperature=0.0, logprobs=-1, prompt_logprobs=0)
     SamplingParams(presence_penalty=-2, frequency_penalty=2, max_tokens=None, min_tokens=100, seed=-(2**70))
     SamplingParams(n=3, max_tokens=5, min_tokens=5, logit_bias={0: -100, 5: 100.0}, top_k=10**9)
@@ -75,12 +75,12 @@ def test_takes_the_borders() -> None:
         ({"prompt_logprobs": 98}, [1], "prompt_logprobs is 98"),
     ],
 )
-def test_refuses_for_a_model(settings: dict[str, Any], prompt: list[int], told: str) -> None:
+def test_values_beyond_the_model_are_rejected(settings: dict[str, Any], prompt: list[int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         SamplingParams(**settings).check_against_model(97, prompt)
 
 
-def test_takes_what_a_model_has() -> None:
+def test_values_within_the_model_are_accepted() -> None:
     settings = {"logit_bias": {96: 1.0}, "allowed_token_ids": [0, 96], "logprobs": 97}
     SamplingParams(**settings).check_against_model(97, [0, 96])  # type: ignore[arg-type]
 
@@ -98,6 +98,6 @@ def test_takes_what_a_model_has() -> None:
         ({"json": 3}, "json is 3"),
     ],
 )
-def test_refuses_structures(settings: dict[str, Any], told: str) -> None:
+def test_invalid_structured_outputs_are_rejected(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         StructuredOutputsParams(**settings)

@@ -1,4 +1,4 @@
-"""Streams of many requests, and what becomes of them when something ends early."""
+"""Streams of many requests, and their end after errors, aborts and shutdown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-def test_outputs_grow_until_they_are_finished(make: Make) -> None:
+def test_outputs_grow_until_finished(make: Make) -> None:
     llm = make(seconds=0.005)
     outputs = asyncio.run(read(llm, "ab", params(4)))
     texts = [output.outputs[0].text for output in outputs]
@@ -61,7 +61,7 @@ def test_outputs_grow_until_they_are_finished(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
-def test_what_a_slow_reader_misses(make: Make, kind: RequestOutputKind) -> None:
+def test_a_slow_reader_skips_cumulative_outputs_only(make: Make, kind: RequestOutputKind) -> None:
     llm = make()
 
     async def slowly() -> list[str]:
@@ -77,7 +77,7 @@ def test_what_a_slow_reader_misses(make: Make, kind: RequestOutputKind) -> None:
     assert len(texts) <= (50 if kind is RequestOutputKind.DELTA else 10)
 
 
-def test_thousands_at_once(make: Make) -> None:
+def test_thousands_of_concurrent_requests(make: Make) -> None:
     llm = make(seats=64)
 
     async def all_of_them() -> list[list[RequestOutput]]:
@@ -88,7 +88,7 @@ def test_thousands_at_once(make: Make) -> None:
         assert all(output.request_id == f"r{i}" for output in outputs)
 
 
-def test_refused_requests_raise_where_they_were_made(make: Make) -> None:
+def test_rejected_requests_raise_at_the_caller(make: Make) -> None:
     llm = make(seconds=0.02)
 
     async def main() -> None:
@@ -104,7 +104,7 @@ def test_refused_requests_raise_where_they_were_made(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_leaving_a_generator_ends_its_request(make: Make) -> None:
+def test_closing_a_generator_aborts_its_request(make: Make) -> None:
     llm = make(seconds=0.001)
 
     async def main() -> None:
@@ -123,7 +123,7 @@ def test_leaving_a_generator_ends_its_request(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_an_abort_gives_what_was_written(make: Make) -> None:
+def test_an_abort_returns_the_output_so_far(make: Make) -> None:
     llm = make(seconds=0.001)
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def test_an_abort_gives_what_was_written(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_a_late_abort_spares_the_next_of_that_name(make: Make) -> None:
+def test_a_late_abort_spares_a_new_request_with_the_same_id(make: Make) -> None:
     llm = make(seconds=0.02)
 
     async def main() -> None:
@@ -153,7 +153,7 @@ def test_a_late_abort_spares_the_next_of_that_name(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_an_error_of_the_engine_reaches_everybody(make: Make) -> None:
+def test_an_engine_error_reaches_all_requests(make: Make) -> None:
     llm = make(seconds=0.001)
     llm.llm_engine.fail_at = 5
 
@@ -172,7 +172,7 @@ def test_an_error_of_the_engine_reaches_everybody(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_a_step_that_fails_ends_its_requests_alone(make: Make) -> None:
+def test_a_failed_step_ends_only_its_requests(make: Make) -> None:
     llm = make(seconds=0.01, seats=3)
     llm.llm_engine.fail_once_at = 5
 
@@ -188,7 +188,7 @@ def test_a_step_that_fails_ends_its_requests_alone(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_shutdown_tells_who_waits(make: Make) -> None:
+def test_shutdown_raises_in_waiting_requests(make: Make) -> None:
     llm = make(seconds=0.001)
 
     async def main() -> None:
@@ -205,7 +205,7 @@ def test_shutdown_tells_who_waits(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_nobody_left_ends_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_the_llm_ends_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StandIn(), None, None))
     llm = AsyncLLM("none")
@@ -217,7 +217,7 @@ def test_nobody_left_ends_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch
     assert not own & set(threading.enumerate())
 
 
-def test_a_loop_that_is_gone_leaves_nothing_behind(make: Make) -> None:
+def test_requests_of_a_closed_event_loop_are_dropped(make: Make) -> None:
     llm = make(seconds=0.001)
 
     async def leave() -> None:
@@ -237,7 +237,7 @@ def test_a_loop_that_is_gone_leaves_nothing_behind(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_it_sleeps_while_there_is_nothing_to_do(make: Make) -> None:
+def test_the_engine_thread_sleeps_while_idle(make: Make) -> None:
     llm = make()
     asyncio.run(read(llm, "ab", params(2)))
     before = time.process_time()
@@ -264,7 +264,7 @@ def test_work_between_steps(make: Make) -> None:
     asyncio.run(run())
 
 
-def test_work_that_waits_hears_of_the_end(make: Make) -> None:
+def test_waiting_work_raises_at_shutdown(make: Make) -> None:
     llm = make(seconds=0.2)
     llm.llm_engine.fail_at = 1  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Conversations in the terminal, with a tiny model, and with a stand-in that can be interrupted."""
+"""Chat sessions in the terminal, with a tiny model and with an interruptible stand-in."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def say(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> N
     monkeypatch.setattr("builtins.input", read)
 
 
-def test_a_conversation_grows(llm: LLM) -> None:
+def test_messages_accumulate(llm: LLM) -> None:
     chat = ChatSession(llm, SamplingParams(max_tokens=3), system="Be")
     pieces = list(chat.ask("Hi"))
     assert len(pieces) == 3
@@ -59,7 +59,7 @@ def test_a_conversation_grows(llm: LLM) -> None:
     assert chat.messages == [{"role": "system", "content": "Be"}]
 
 
-def test_what_was_not_answered_is_forgotten(llm: LLM) -> None:
+def test_messages_without_a_reply_are_dropped(llm: LLM) -> None:
     chat = ChatSession(llm, SamplingParams(max_tokens=3))
     llm.get_tokenizer().chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
@@ -67,14 +67,14 @@ def test_what_was_not_answered_is_forgotten(llm: LLM) -> None:
     assert chat.messages == []
 
 
-def test_turns_are_told() -> None:
+def test_turn_statistics_as_text() -> None:
     turn = TurnStats(prompt_tokens=40, cached_tokens=32, tokens=11, first=0.5, spent=2.0, reason="stop")
     assert str(turn) == "11 tokens, 5.0 tok/s, the first after 0.50 s; prompt 40 tokens, 32 of them cached"
     assert str(TurnStats(reason="abort")) == "0 tokens; prompt 0 tokens, 0 of them cached; stopped"
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
-def test_ctrl_c_stops_an_answer_and_not_the_program(
+def test_ctrl_c_stops_the_reply_only(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine: Any = llm.llm_engine

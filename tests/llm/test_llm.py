@@ -1,4 +1,4 @@
-"""`LLM` around a stand-in for the engine: order, bars, interrupts, and errors that leave nothing behind."""
+"""`LLM` with a stand-in for the engine: order, progress bar, interrupts, cleanup after errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_outputs_come_in_the_order_of_the_prompts(make: Callable[..., LLM]) -> N
     assert llm.generate([], use_tqdm=False) == []
 
 
-def test_every_kind_of_prompt(make: Callable[..., LLM]) -> None:
+def test_kinds_of_prompts(make: Callable[..., LLM]) -> None:
     llm = make()
     for prompts, count in [
         ("ab", 1),
@@ -73,7 +73,7 @@ def test_every_kind_of_prompt(make: Callable[..., LLM]) -> None:
         assert texts(outputs) == ["aba"] * count
 
 
-def test_a_wrong_prompt_is_named_and_nothing_stays_behind(make: Callable[..., LLM]) -> None:
+def test_an_invalid_prompt_is_named_and_all_requests_are_aborted(make: Callable[..., LLM]) -> None:
     llm = make()
     with pytest.raises(ValueError, match="prompt 2: the prompt holds no token"):
         llm.generate(["ab", "cd", [], "ef"], use_tqdm=False)
@@ -89,7 +89,7 @@ def test_a_wrong_prompt_is_named_and_nothing_stays_behind(make: Callable[..., LL
     assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
 
 
-def test_an_error_of_a_step_leaves_nothing_behind(make: Callable[..., LLM]) -> None:
+def test_a_failed_step_aborts_all_requests(make: Callable[..., LLM]) -> None:
     llm = make()
     llm.llm_engine.fail_at = 3
     with pytest.raises(RuntimeError, match="out of order"):
@@ -99,7 +99,7 @@ def test_an_error_of_a_step_leaves_nothing_behind(make: Callable[..., LLM]) -> N
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
-def test_ctrl_c_comes_between_two_steps(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_takes_effect_between_steps(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make()
     engine = llm.llm_engine
     step = engine.step
@@ -132,7 +132,7 @@ def test_a_thread_may_generate(make: Callable[..., LLM]) -> None:
     assert texts(found) == ["ab"]
 
 
-def test_the_bar_counts_prompts_and_tells_speeds(
+def test_the_bar_counts_prompts_and_shows_rates(
     make: Callable[..., LLM], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(seconds=0.01).generate(["ab", "cd"], SamplingParams(max_tokens=3), use_tqdm=tqdm)
@@ -146,7 +146,7 @@ def test_the_bar_counts_prompts_and_tells_speeds(
         assert not capsys.readouterr().err
 
 
-def test_a_stream_gives_every_step_and_aborts_when_it_is_closed(make: Callable[..., LLM]) -> None:
+def test_a_stream_yields_every_step_and_aborts_when_closed(make: Callable[..., LLM]) -> None:
     llm = make()
     assert texts(list(llm.stream("ab", SamplingParams(max_tokens=3)))) == ["a", "ab", "aba"]
     stream = llm.stream("ab", SamplingParams(max_tokens=10**9))
@@ -162,7 +162,7 @@ def prompt(llm: LLM, messages: Any, **options: Any) -> list[str | None]:
     return [o.prompt for o in llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, **options)]
 
 
-def test_conversations_become_prompts_by_the_template(make: Callable[..., LLM]) -> None:
+def test_conversations_are_rendered_by_the_template(make: Callable[..., LLM]) -> None:
     llm = make()
     one = [{"role": "user", "content": "Hi"}]
     other = [*one, {"role": "assistant", "content": "Yes"}]
@@ -177,7 +177,7 @@ def test_conversations_become_prompts_by_the_template(make: Callable[..., LLM]) 
     assert output.prompt_token_ids == [ord(c) - 32 for c in "<user>Hi<answer>"]
 
 
-def test_conversations_that_the_template_refuses(make: Callable[..., LLM]) -> None:
+def test_conversations_that_the_template_rejects(make: Callable[..., LLM]) -> None:
     llm = make()
     good, bad = [{"role": "user", "content": "Hi"}], [{"role": "wrong", "content": "Hi"}]
     with pytest.raises(ValueError, match="conversation 1: the chat template refuses .*no such role"):
@@ -186,7 +186,7 @@ def test_conversations_that_the_template_refuses(make: Callable[..., LLM]) -> No
         make(template=None).chat(good, use_tqdm=False)
 
 
-def test_default_params_are_the_models() -> None:
+def test_default_params_come_from_the_generation_config() -> None:
     found = default_sampling_params(GenerationConfig(temperature=0.6, top_p=0.9, eos_token_id=2))
     assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == (0.6, 0.9, 0, 16)
     assert default_sampling_params(GenerationConfig(max_new_tokens=99)).max_tokens == 99
@@ -199,7 +199,7 @@ def test_settings_by_name() -> None:
         engine_config({"max_num_seq": 3})
 
 
-def test_names_of_the_package() -> None:
+def test_public_names() -> None:
     assert torch_armllm.LLM is LLM
     assert torch_armllm.SamplingParams is SamplingParams
     assert torch_armllm.AsyncLLM.__name__ == "AsyncLLM"

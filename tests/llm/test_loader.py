@@ -1,4 +1,4 @@
-"""What an engine is made of: checkpoints, patched models, tokenizers, caches."""
+"""Loading of engines from checkpoints and patched models, with tokenizers and caches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
 
 
-def test_every_way_to_a_model_gives_the_same_answers(model: PreTrainedModel, folder: Path) -> None:
+def test_all_ways_to_load_yield_the_same_tokens(model: PreTrainedModel, folder: Path) -> None:
     expected = [
         model.generate(
             torch.tensor([prompt]), max_new_tokens=6, min_new_tokens=6, do_sample=False, eos_token_id=None
@@ -54,7 +54,7 @@ def test_every_way_to_a_model_gives_the_same_answers(model: PreTrainedModel, fol
     assert tokens(LLM(str(folder))) == expected
 
 
-def test_async_answers_are_the_same(folder: Path) -> None:
+def test_async_llm_yields_the_same_tokens(folder: Path) -> None:
     llm = AsyncLLM(str(folder), max_num_seqs=3, progress=False)
     expected = tokens(LLM(llm.model))
 
@@ -90,7 +90,7 @@ def test_tokenizers(model: PreTrainedModel, folder: Path) -> None:
         LLM(model).get_tokenizer()  # the model comes from nowhere
 
 
-def test_log_probabilities_have_the_tokens_texts(model: PreTrainedModel) -> None:
+def test_logprobs_contain_token_strings(model: PreTrainedModel) -> None:
     own = tokenizer()
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=2, prompt_logprobs=0)
     for llm, text in ((LLM(model, own), own.decode), (LLM(model), lambda ids: None)):
@@ -101,7 +101,7 @@ def test_log_probabilities_have_the_tokens_texts(model: PreTrainedModel) -> None
             assert all(one.decoded_token == text([token]) for token, one in logprobs.items())
 
 
-def test_caches(folder: Path) -> None:
+def test_kv_cache_dtypes(folder: Path) -> None:
     for model in (str(folder), tiny("llama")):
         loaded = load_engine(model, config=cached_as("int8"), progress=False)
         forward = patched_forward(loaded.model)
@@ -116,12 +116,12 @@ def cached_as(cache: str) -> EngineConfig:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "nonsense"])
-def test_types_of_weights(folder: Path, dtype: str) -> None:
+def test_weight_dtypes(folder: Path, dtype: str) -> None:
     with pytest.raises(ValueError, match=f"dtype must be auto, .*, not '{dtype}'"):
         load_engine(str(folder), dtype=dtype)
 
 
-def test_weights_that_memory_does_not_suffice_for(
+def test_weights_larger_than_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny("llama").save_pretrained(tmp_path, max_shard_size="100KB")

@@ -1,4 +1,4 @@
-"""A folder that was loaded before is loaded without its model, and answers with the same tokens."""
+"""Engines restored from the plan cache run without a model and yield the same tokens."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FAMILIES = ("llama", "qwen3_moe", "gpt_oss", "gemma3_text", "phi3", "gpt2")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_second_time_gives_the_same_tokens_without_a_model(family: str, tmp_path: Path) -> None:
+def test_a_cached_plan_yields_the_same_tokens_without_a_model(family: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path / "model")
     first = load(folder)
     expected = tokens(first)
@@ -76,7 +76,7 @@ def test_the_second_time_gives_the_same_tokens_without_a_model(family: str, tmp_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_float_heads(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_float_lm_heads(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model", dtype, head=None)
     expected = tokens(load(folder))
     again = load(folder)
@@ -84,7 +84,7 @@ def test_float_heads(dtype: torch.dtype, tmp_path: Path) -> None:
     assert tokens(again) == expected
 
 
-def test_other_settings_have_plans_of_their_own(tmp_path: Path) -> None:
+def test_other_settings_have_other_plans(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model")
     for _ in range(2):
         found = [load(folder, kv_cache_dtype=kind) for kind in ("auto", "int8", "float32")]
@@ -94,7 +94,7 @@ def test_other_settings_have_plans_of_their_own(tmp_path: Path) -> None:
     assert not is_stored(load(folder, dtype="float32"))
 
 
-def test_changed_weights_are_seen(tmp_path: Path) -> None:
+def test_changed_weights_invalidate_the_plan(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model")
     load(folder)
     file = folder / "model.safetensors"
@@ -109,7 +109,7 @@ def test_changed_weights_are_seen(tmp_path: Path) -> None:
     assert tokens(again) == tokens(changed)
 
 
-def test_a_damaged_entry_is_reported_and_written_anew(
+def test_a_damaged_entry_is_reported_and_rewritten(
     plans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved("llama", tmp_path / "model")
@@ -131,13 +131,13 @@ def test_a_damaged_entry_is_reported_and_written_anew(
         assert tokens(again) == expected
 
 
-def test_a_checkpoint_that_is_quantized_as_it_is_loaded_is_not_kept(plans: Path, tmp_path: Path) -> None:
+def test_checkpoints_quantized_while_loading_are_not_cached(plans: Path, tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path / "model")
     load(tmp_path / "model", skip_tokenizer_init=True)
     assert not plans.exists()
 
 
-def test_few_weights_are_there_twice_while_they_are_compared(
+def test_weights_are_compared_a_few_at_a_time(
     plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved("llama", tmp_path / "model")
@@ -161,9 +161,7 @@ def test_few_weights_are_there_twice_while_they_are_compared(
     assert is_stored(load(folder))
 
 
-def test_nothing_is_kept_where_that_is_switched_off(
-    plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_can_be_disabled(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved("llama", tmp_path / "model")
     monkeypatch.setenv("ARMLLM_PLAN_CACHE", "0")
     assert not is_stored(load(folder))
@@ -171,9 +169,7 @@ def test_nothing_is_kept_where_that_is_switched_off(
     assert not plans.exists()
 
 
-def test_a_folder_for_entries_that_cannot_be_written_is_no_hindrance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved("llama", tmp_path / "model")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -181,7 +177,7 @@ def test_a_folder_for_entries_that_cannot_be_written_is_no_hindrance(
 
 
 def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:
-    """What a server answers, and whether there was only an engine before, then, and at the end."""
+    """Returns a server's replies, and if its model was absent before, between and after them."""
     llm = AsyncLLM(str(folder), progress=False, kv_cache_memory=4 << 20)
     with live(llm) as server, httpx.Client(base_url=f"{server.base}/v1", timeout=60) as client:
         stored = [llm.has_model]
@@ -194,7 +190,7 @@ def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:
         return stored[0], text, stored[1], vector, llm.has_model
 
 
-def test_a_server_has_no_model_until_it_needs_one(tmp_path: Path) -> None:
+def test_a_server_loads_the_model_on_demand(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model")
     first, again = served(folder), served(folder)
     assert first[0] and not again[0]
@@ -213,7 +209,7 @@ print(sorted({"torch._dynamo", "torch.distributed.tensor", "transformers.modelin
 """
 
 
-def test_a_kept_plan_goes_without_the_imports_of_models(tmp_path: Path) -> None:
+def test_a_cached_plan_needs_no_import_of_transformers(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model")
     load(folder)
     shown = subprocess.run(

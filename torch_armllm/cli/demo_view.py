@@ -1,4 +1,4 @@
-"""The demo: a dense and a Mixture-of-Experts model, each in bfloat16 and patched to INT4, side by side."""
+"""The demo: a dense and a Mixture-of-Experts model, each in bfloat16 and in INT4, side by side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Completion:
-    """A generated text and how fast it came."""
+    """A generated text and its decode rate."""
 
     text: str
     tokens: int
@@ -36,7 +36,7 @@ class Completion:
 
 
 class TimedStreamer(TextStreamer):
-    """Hands each finished piece of text on and notes when the tokens came."""
+    """Streams finished pieces of text to a callback and records when tokens arrived."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, on_text: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -45,24 +45,24 @@ class TimedStreamer(TextStreamer):
         self.times: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt first, then with each token."""
+        """Receives the prompt first, then each token."""
         self.times.append(time.perf_counter())
         super().put(value)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Called with each piece of text that no later token can change."""
+        """Receives each piece of text that no later token can change."""
         self.text += text
         self.on_text(text)
 
-    def answer(self) -> Completion:
-        """What came; the speed is that of decoding, the first token left out."""
+    def completion(self) -> Completion:
+        """Returns the completion; its rate is that of decoding, without the first token."""
         steps = len(self.times) - 2
         spent = self.times[-1] - self.times[1] if steps > 0 else 0.0
         return Completion(self.text, max(len(self.times) - 1, 0), steps / spent if spent > 0 else 0.0)
 
 
 class SideBySide:
-    """Prints a finished text on the left and one that is still being written on the right."""
+    """Prints a finished text on the left and a streamed text on the right."""
 
     def __init__(self, left: str, width: int) -> None:
         self.width = width
@@ -71,12 +71,12 @@ class SideBySide:
         self.printed = 0
 
     def put(self, text: str) -> None:
-        """Adds a piece to the right and prints the lines that are complete."""
+        """Adds a piece to the right text and prints its complete lines."""
         self.right += text
         self._print(_wrap(self.right, self.width)[:-1])
 
     def end(self) -> None:
-        """Prints the rest of both."""
+        """Prints the rest of both texts."""
         lines = _wrap(self.right, self.width)
         self._print(lines + [""] * (len(self.left) - len(lines)))
 
@@ -93,36 +93,36 @@ def run_demo(
     max_new_tokens: int = 48,
     quantization: str = "int4",
 ) -> None:
-    """Shows what patching does to a model; by default to the embedded dense one and to experts made from it.
+    """Compares models before and after patching; by default the bundled model, dense and upcycled to MoE.
 
     Args:
         source: a checkpoint's folder or a hub name; see `torch_armllm.checkpoint.load.load_model`.
-        prompts: one user message each.
-        max_new_tokens: most tokens of an answer.
+        prompts: user messages.
+        max_new_tokens: most tokens per reply.
         quantization: see `torch_armllm.patch`.
     """
     machine = f"{torch.get_num_threads()} threads, kernels {_variant()}"
     print(f"torch_armllm {__version__}: {machine}")
     for name in [source] if source else [DENSE, MOE]:
-        show(name, prompts, max_new_tokens, quantization)
+        compare(name, prompts, max_new_tokens, quantization)
 
 
-def show(source: str, prompts: Sequence[str], max_new_tokens: int, quantization: str) -> None:
-    """Lets one model answer, patches it, and lets it answer again beside its first answers."""
+def compare(source: str, prompts: Sequence[str], max_new_tokens: int, quantization: str) -> None:
+    """Generates with one model, patches it, and prints its new replies next to the first ones."""
     _headline(source)
-    began = time.perf_counter()
+    start = time.perf_counter()
     model = load_model(source, progress=True)
     tokenizer = load_tokenizer(source)
     size = weight_bytes(model)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     print(f"{_parameters(model)} in {model.dtype}, {size / 1e6:.0f} MB, loaded in {seconds:.1f} s")
     before = []
-    for prompt in progress_bar(prompts, desc="Answering with transformers, unpatched", unit="prompt"):
+    for prompt in progress_bar(prompts, desc="Generating with transformers, unpatched", unit="prompt"):
         before.append(_generate(model, tokenizer, prompt, max_new_tokens, lambda text: None))
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     report = patch(model, quantization)
-    print(f"\npatched in {time.perf_counter() - began:.1f} s:\n{textwrap.indent(str(report), '  ')}")
+    print(f"\npatched in {time.perf_counter() - start:.1f} s:\n{textwrap.indent(str(report), '  ')}")
 
     width = max(24, (min(shutil.get_terminal_size((120, 24)).columns, 160) - 5) // 2)
     names = (f"transformers {model.dtype}".replace("torch.", ""), f"patched, {quantization.upper()}")
@@ -132,9 +132,9 @@ def show(source: str, prompts: Sequence[str], max_new_tokens: int, quantization:
         columns = SideBySide(old.text, width)
         after.append(_generate(model, tokenizer, prompt, max_new_tokens, columns.put))
         columns.end()
-        speeds = [f"{answer.tokens_per_second:.1f} tokens/s" for answer in (old, after[-1])]
+        speeds = [f"{completion.tokens_per_second:.1f} tokens/s" for completion in (old, after[-1])]
         print(f"  {speeds[0]:<{width}} │ {speeds[1]}")
-    fast, slow = (_speed(answers) for answers in (after, before))
+    fast, slow = (_speed(completions) for completions in (after, before))
     ratio = f": {fast / slow:.1f} times as fast" if slow > 0 else ""
     print(
         f"\n{source}: {slow:.1f} -> {fast:.1f} tokens/s{ratio}; "
@@ -161,14 +161,14 @@ def _generate(
     config = copy.deepcopy(model.generation_config)
     config.update(max_new_tokens=max_new_tokens, do_sample=False, temperature=None, top_p=None, top_k=None)
     model.generate(**inputs, generation_config=config, streamer=streamer)
-    return streamer.answer()
+    return streamer.completion()
 
 
-def _speed(answers: Sequence[Completion]) -> float:
-    """Tokens a second over all answers."""
-    rated = [answer for answer in answers if answer.tokens_per_second > 0]
-    spent = sum((answer.tokens - 1) / answer.tokens_per_second for answer in rated)
-    return sum(answer.tokens - 1 for answer in rated) / spent if spent > 0 else 0.0
+def _speed(completions: Sequence[Completion]) -> float:
+    """Returns the tokens per second over all completions."""
+    rated = [completion for completion in completions if completion.tokens_per_second > 0]
+    spent = sum((completion.tokens - 1) / completion.tokens_per_second for completion in rated)
+    return sum(completion.tokens - 1 for completion in rated) / spent if spent > 0 else 0.0
 
 
 def _wrap(text: str, width: int) -> list[str]:

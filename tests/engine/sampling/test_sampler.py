@@ -1,4 +1,4 @@
-"""From logits to tokens: every setting against a plain implementation."""
+"""Sampling, each setting compared with a plain implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END = 2
 
 
 class Words:
-    """A tokenizer of the letters a … z at 10 …, with a space as 40."""
+    """A tokenizer with the letters a … z as tokens 10 …, and a space as 40."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         assert not add_special_tokens
@@ -54,7 +54,7 @@ def ids(drawn: list[Any]) -> list[int]:
 
 
 def likely(counts: Tensor, probabilities: Tensor) -> bool:
-    """Whether counts fit probabilities; a right sampler fails in one of a thousand cases."""
+    """True if counts fit probabilities; a correct sampler fails once in a thousand cases."""
     possible = probabilities > 0
     if counts[~possible].sum() != 0:
         return False
@@ -69,7 +69,7 @@ def likely(counts: Tensor, probabilities: Tensor) -> bool:
 
 
 def expected_probabilities(logits: Tensor, made: Sequence) -> Tensor:
-    """What one row draws from, in plain torch."""
+    """Returns the distribution of one row, in plain torch."""
     p, row = made.params, logits.float().clone()
     for token, bias in (p.logit_bias or {}).items():
         row[token] += bias
@@ -100,7 +100,7 @@ def expected_probabilities(logits: Tensor, made: Sequence) -> Tensor:
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_is_distributed_as_a_plain_implementation(settings: dict[str, Any], dtype: torch.dtype) -> None:
+def test_samples_follow_the_reference_distribution(settings: dict[str, Any], dtype: torch.dtype) -> None:
     rows, rounds = 200, 10
     logits = some_logits(1).to(dtype)
     logits[0, [END, 4, 6]] = 2.0
@@ -112,8 +112,8 @@ def test_is_distributed_as_a_plain_implementation(settings: dict[str, Any], dtyp
     assert likely(counts, expected_probabilities(logits[0], sequences[0]))
 
 
-def test_takes_the_token_of_the_reference() -> None:
-    """Seed and step of every row are those of its answer, step by step."""
+def test_samples_equal_those_of_the_reference() -> None:
+    """Seed and step of every row are those of its sequence, step by step."""
     sequences = [sequence(seed=s, top_k=20, temperature=0.9) for s in (5, 6, 2**63 + 9)]
     draw = sampler()
     for step in range(6):
@@ -145,7 +145,7 @@ def alone(index: int, dtype: torch.dtype, steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_draws_the_same_in_every_company(dtype: torch.dtype) -> None:
+def test_samples_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     steps = 8
     sequences = [sequence(seed=i, **settings) for i, settings in enumerate(MIXED)]
     draw = sampler()
@@ -159,7 +159,7 @@ def test_draws_the_same_in_every_company(dtype: torch.dtype) -> None:
         assert made.output_token_ids == alone(index, dtype, steps)
 
 
-def test_answers_of_a_request_differ_and_repeat() -> None:
+def test_sequences_of_a_request_differ_and_are_reproducible() -> None:
     def texts() -> list[list[int]]:
         request = Request("r", [3], SamplingParams(n=4, temperature=2.0), 11)
         request.sequences += [Sequence(request, i, [3]) for i in range(1, 4)]
@@ -175,7 +175,7 @@ def test_answers_of_a_request_differ_and_repeat() -> None:
     assert len({tuple(t) for t in first}) == 4
 
 
-def test_seeds_are_spread() -> None:
+def test_sequence_seeds_differ() -> None:
     seeds = {sequence_seed(s, i) for s in range(50) for i in range(50)}
     assert len(seeds) == 2500
     assert all(-(2**63) <= s < 2**63 for s in seeds)
@@ -196,7 +196,7 @@ def test_bad_words() -> None:
     assert best((11,), ["ba"]) == 11
     assert best((11,), ["ba", "bb"]) == 12
     assert best((11, 13), ["ba"]) == 10
-    # behind a space, after a beginning in the prompt
+    # after a space; the word begins in the prompt
     assert best((40, 11), ["ba"]) == 11
     assert best((), ["ba"], (3, 11)) == 10
     with pytest.raises(ValueError, match="'_'.*no tokens"):
@@ -205,7 +205,7 @@ def test_bad_words() -> None:
         Sampler(VOCAB).check(SamplingParams(bad_words=["a"]))
 
 
-def test_least_length_holds_until_it_is_reached() -> None:
+def test_min_tokens_forbids_eos_until_it_is_reached() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [END, 7, 9]] = torch.tensor([9.0, 8.0, 5.0])
     made = sequence(temperature=0.0, min_tokens=3, stop_token_ids=[7])
@@ -215,14 +215,14 @@ def test_least_length_holds_until_it_is_reached() -> None:
         made.token_ids.append(expected)
 
 
-def test_an_answer_ends_where_nothing_is_allowed() -> None:
+def test_a_sequence_ends_where_no_token_is_allowed() -> None:
     draw = sampler()
     made = [sequence(allowed_token_ids=[10], bad_words=["a"]), sequence(temperature=0.0)]
     logits = some_logits(2)
     assert ids(draw(logits.clone(), made)) == [END, int(logits[1].argmax())]
 
 
-def test_one_answer_ends_where_its_logits_fail() -> None:
+def test_only_the_sequence_with_nan_logits_ends() -> None:
     logits = some_logits(3)
     logits[1] = math.nan
     logits[2, :40] = math.nan
@@ -232,7 +232,7 @@ def test_one_answer_ends_where_its_logits_fail() -> None:
     assert drawn == [int(logits[0].argmax()), END, 40 + int(logits[2, 40:].argmax())]
 
 
-def test_ids_beyond_the_tokenizer_are_never_drawn() -> None:
+def test_ids_beyond_the_tokenizer_are_never_sampled() -> None:
     logits = some_logits(2, 64)
     logits[:, VOCAB:] = 50.0
     made = [sequence(temperature=0.0), sequence(logit_bias={1: 1.0}, temperature=0.0, logprobs=2)]
@@ -242,7 +242,7 @@ def test_ids_beyond_the_tokenizer_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logprobs_are_those_of_the_logits_as_they_came(dtype: torch.dtype) -> None:
+def test_logprobs_come_from_unprocessed_logits(dtype: torch.dtype) -> None:
     logits = some_logits(4).to(dtype)
     kept = logits.clone()
     made = [
@@ -276,7 +276,7 @@ def test_prompt_logprobs() -> None:
         assert set(found[row]) == {token, *expected[row].topk(2).indices.tolist()}
 
 
-def test_penalties_follow_a_growing_text() -> None:
+def test_penalties_follow_a_growing_output() -> None:
     made = sequence(prompt=(3, 4, 4), temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4)
     draw = sampler()
     for step in range(150):
@@ -287,7 +287,7 @@ def test_penalties_follow_a_growing_text() -> None:
         made.token_ids.append(token)
 
 
-def test_nothing_is_kept_of_answers_that_are_gone() -> None:
+def test_state_of_deleted_sequences_is_dropped() -> None:
     draw = sampler()
     for i in range(20):
         draw(some_logits(1), [sequence(seed=i, repetition_penalty=1.2)])
@@ -295,5 +295,5 @@ def test_nothing_is_kept_of_answers_that_are_gone() -> None:
     assert len(draw._states) <= 1
 
 
-def test_no_rows() -> None:
+def test_empty_batch() -> None:
     assert sampler()(torch.empty(0, VOCAB), []) == []

@@ -1,4 +1,4 @@
-"""Answers that match a schema, an expression or a grammar."""
+"""Structured outputs match their schema, regular expression or grammar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = ['{"', '":', "yes", "no", "Ġno", "true", '"}', "12", "aa"]
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Of single bytes and a few longer tokens."""
+    """A tokenizer of single bytes and a few longer tokens."""
     vocab = {"<end>": END, "<stop>": OTHER_END}
     merges = []
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
@@ -61,7 +61,7 @@ def text(made: Sequence) -> str:
 
 
 def finish(made: Sequence, most: int = 200) -> str:
-    """The answer's text, by random logits; it must end of itself."""
+    """Generates from random logits until the sequence ends by itself; returns the text."""
     for step in range(most):
         token = sampler()(logits(1000 * made.request.seed + step), [made])[0].token_id
         made.token_ids.append(token)
@@ -71,13 +71,13 @@ def finish(made: Sequence, most: int = 200) -> str:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_choice_is_one_of_its_texts(seed: int) -> None:
+def test_a_choice_yields_one_of_its_strings(seed: int) -> None:
     choice = ["yes", "no", 'say "no"\n', "größer", "a\\b/(c)"]
     assert finish(sequence(seed, {"choice": choice})) in choice
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_regular_expression_matches_the_whole(seed: int) -> None:
+def test_a_regex_matches_the_whole_output(seed: int) -> None:
     import re
 
     pattern = r"[0-9]{3}-(yes|no)( [a-z]{1,4}){0,2}"
@@ -98,15 +98,15 @@ SCHEMA = {
 
 @pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["dict", "text"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_schema_holds(seed: int, schema: Any) -> None:
-    # logits without bounds would fill the object with spaces
+def test_output_matches_the_schema(seed: int, schema: Any) -> None:
+    # unbounded random logits would fill the object with spaces
     spaces = {tokenizer().convert_tokens_to_ids(t): -100.0 for t in ("Ġ", "Ċ", "ĉ", "č")}
     found = json.loads(finish(sequence(seed, {"json": schema}, logit_bias=spaces)))
     assert set(found) == {"name", "ok", "size"}
     assert len(found["name"]) <= 5 and isinstance(found["ok"], bool) and 3 <= found["size"] <= 14
 
 
-def test_a_grammar_and_any_object() -> None:
+def test_grammar_and_json_object() -> None:
     grammar = 'start: pair+ "."\npair: "(" pair* ")"'
     found = finish(sequence(4, {"grammar": grammar}), 2000)
     assert found[-1] == "." and found.count("(") == found.count(")") and set(found) == {*"()."}
@@ -124,19 +124,19 @@ def test_a_grammar_and_any_object() -> None:
         ({"grammar": "start: nothing"}, "nothing"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(structure: dict[str, Any], told: str) -> None:
+def test_unsupported_grammars_are_rejected(structure: dict[str, Any], told: str) -> None:
     wanted = SamplingParams(structured_outputs=StructuredOutputsParams(**structure))
     with pytest.raises(ValueError, match=told):
         sampler().check(wanted)
 
 
-def test_a_tokenizer_is_needed() -> None:
+def test_structured_outputs_need_a_tokenizer() -> None:
     wanted = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     with pytest.raises(ValueError, match="fast tokenizer"):
         Sampler(50).check(wanted)
 
 
-def test_the_end_waits_until_the_text_is_complete() -> None:
+def test_eos_is_forbidden_until_the_output_is_complete() -> None:
     made = sequence(0, {"regex": "yes"}, temperature=0.0)
     for _ in range(3):
         row = logits(0)
@@ -146,13 +146,13 @@ def test_the_end_waits_until_the_text_is_complete() -> None:
         if token in (END, OTHER_END):
             break
     assert text(made) == "yes" and made.token_ids[-1] == END
-    # the other rules yield where nothing else is left
+    # other processors give way where nothing else is left
     ended = sequence(0, {"regex": "no"}, min_tokens=50)
     ended.token_ids += tokenizer().encode("no")
     assert sampler()(logits(0), [ended])[0].token_id == END
 
 
-def test_an_answer_that_left_its_grammar_ends() -> None:
+def test_a_sequence_outside_its_grammar_ends() -> None:
     made = sequence(0, {"regex": "[a-z]{9}"}, allowed_token_ids=tokenizer().encode("3"))
     assert sampler()(logits(0), [made])[0].token_id == END
     made.token_ids += tokenizer().encode("3")
@@ -160,8 +160,8 @@ def test_an_answer_that_left_its_grammar_ends() -> None:
     assert sampler()(logits(0), [made])[0].token_id == END
 
 
-def test_rows_do_not_meet() -> None:
-    """Answers in one batch, forked and preempted at will, are those that each gives alone."""
+def test_grammar_states_of_a_batch_are_independent() -> None:
+    """Sequences in one batch, forked and preempted at random, equal those that run alone."""
     structures = [{"regex": "[a-c]{4}[0-9]+"}, None, {"choice": ["yes no", "no yes"]}]
     alone, together = ([sequence(i, s) for i, s in enumerate(structures)] for _ in range(2))
     for step in range(6):
@@ -176,8 +176,8 @@ def test_rows_do_not_meet() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("structure", [{"regex": "(yes|no|12)+"}, {"choice": ["yes", "no no"]}], ids=str)
-def test_drafts_change_nothing(temperature: float, structure: dict[str, Any]) -> None:
-    """Good drafts are taken, bad ones and such as the grammar forbids are not, and the matcher goes back."""
+def test_drafts_do_not_change_structured_outputs(temperature: float, structure: dict[str, Any]) -> None:
+    """Correct drafts are accepted; wrong and forbidden ones are rejected, and the matcher rolls back."""
     plain, drafted = (sequence(3, structure, temperature=temperature) for _ in range(2))
     rows = [logits(7 + i) for i in range(40)]
     for i in range(12):

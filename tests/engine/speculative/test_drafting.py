@@ -1,4 +1,4 @@
-"""Where guesses come from, and which of them may stay."""
+"""Sources of draft tokens, and their acceptance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCAB = 97
 # configuration
 
 
-def test_settings_are_read() -> None:
+def test_speculative_config_is_parsed() -> None:
     found = SpeculativeConfig.parse({"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 1})
     assert (found.num_speculative_tokens, found.prompt_lookup_max, found.prompt_lookup_min) == (6, 1, 1)
     assert SpeculativeConfig.parse({"method": "ngram", "prompt_lookup_min": 7}).prompt_lookup_max == 7
@@ -47,7 +47,7 @@ def test_settings_are_read() -> None:
         ({"method": "draft_model"}, "needs 'model'"),
     ],
 )
-def test_wrong_settings_are_refused(given_: dict[str, Any], told: str) -> None:
+def test_invalid_speculative_configs_are_rejected(given_: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         SpeculativeConfig.parse(given_)
 
@@ -73,7 +73,9 @@ def plainly(text: list[int], shortest: int, longest: int, count: int) -> list[in
     runs=st.sampled_from(((1, 1), (1, 3), (2, 4))),
     count=st.integers(1, 6),
 )
-def test_lookup_agrees_with_a_search(text: list[int], begin: int, runs: tuple[int, int], count: int) -> None:
+def test_ngram_lookup_agrees_with_a_linear_search(
+    text: list[int], begin: int, runs: tuple[int, int], count: int
+) -> None:
     index = NgramIndex(*runs)
     for length in range(min(begin, len(text)), len(text) + 1):
         assert index.propose(text[:length], count) == plainly(text[:length], *runs, count)
@@ -83,7 +85,7 @@ def test_lookup_agrees_with_a_search(text: list[int], begin: int, runs: tuple[in
 
 
 class FixedLogits:
-    """A model whose logits depend on the position alone."""
+    """A model whose logits depend on the position only."""
 
     block_size, vocabulary = 16, 20
 
@@ -100,7 +102,7 @@ class FixedLogits:
     [{}, {"temperature": 0.7, "top_k": 9}, {"top_p": 0.8, "logit_bias": {3: 2.0}}, {"temperature": 0.0}],
     ids=str,
 )
-def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], rejection: bool) -> None:
+def test_sampled_drafts_keep_the_output_distribution(params: dict[str, Any], rejection: bool) -> None:
     count, length = 800, 3
     target, sampler = FixedLogits(0), Sampler(20)
     proposer = DraftModelProposer(FixedLogits(1), 10**4, sampler, 10**5, rejection=rejection)
@@ -127,8 +129,8 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(params: dict[str, Any], re
     assert speculative_decoder.acceptance.accepted > 0 or not params.get("temperature", 1.0)
 
 
-def test_more_drafts_stay_by_rejection() -> None:
-    """As many as may, the overlap of the distributions; random numbers in common give less."""
+def test_rejection_sampling_accepts_more_drafts() -> None:
+    """The acceptance rate is the overlap of the distributions; coupled random numbers reach less."""
     torch.manual_seed(0)
     p, q = (torch.randn(30).softmax(-1) for _ in range(2))
     numbers = torch.rand(4000, 3, dtype=torch.float64)

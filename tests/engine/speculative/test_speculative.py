@@ -23,7 +23,7 @@ from torch_armllm.engine.step import Scheduled, Step
 VOCAB = 97
 
 
-# whole texts, with the tiny models' logits
+# whole outputs of tiny models
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def model(seed: int) -> Any:
 
 
 class Loop:
-    """The engine's loop in its simplest form: blocks without end, every answer in every step."""
+    """The simplest engine loop: unlimited blocks, every sequence in every step."""
 
     def __init__(self, proposer: Any = None, most: int = 4) -> None:
         self.runner = plan_runner(model(0), num_blocks=64)
@@ -44,7 +44,7 @@ class Loop:
         self.steps = 0
 
     def run(self, requests: list[Request], late: int = 0) -> list[list[int]]:
-        """All answers' tokens; the first ``late`` requests come some steps after the others."""
+        """Returns the tokens of all sequences; the first ``late`` requests arrive later than the others."""
         sequences = [r.sequences[0] for r in requests]
         while going := [a for a in sequences if a.status is not Status.FINISHED]:
             self.step(going[late:] if self.steps < 3 and len(going) > late else going)
@@ -86,7 +86,7 @@ def requests(count: int = 3, tokens: int = 24, **params: Any) -> list[Request]:
 
 
 class Oracle:
-    """Guesses right, wrong, too little or nothing, by chance."""
+    """Drafts correct, wrong, too few or no tokens at random."""
 
     def probabilities(self, _: Sequence) -> None:
         return None
@@ -120,7 +120,7 @@ def draft_model(seed: int, rejection: bool = False) -> Any:
 
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 @pytest.mark.parametrize("method", ["oracle", "ngram", "itself", "other"])
-def test_answers_are_those_without_drafts(method: str, params: dict[str, Any]) -> None:
+def test_outputs_equal_those_without_drafts(method: str, params: dict[str, Any]) -> None:
     plain = Loop()
     expected = plain.run(requests(**params))
     proposers = {
@@ -141,7 +141,7 @@ def test_answers_are_those_without_drafts(method: str, params: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
-def test_rejection_keeps_all_that_the_model_itself_drew(params: dict[str, Any]) -> None:
+def test_rejection_accepts_all_drafts_of_the_same_model(params: dict[str, Any]) -> None:
     loop = Loop(draft_model(0, rejection=True))
     found = loop.run(requests(**params))
     assert loop.speculative_decoder is not None and loop.speculative_decoder.acceptance.rate == 1.0
@@ -149,7 +149,7 @@ def test_rejection_keeps_all_that_the_model_itself_drew(params: dict[str, Any]) 
         assert found == Loop().run(requests(**params))
 
 
-def test_the_draft_model_lets_go_what_it_held() -> None:
+def test_the_draft_model_frees_its_blocks() -> None:
     loop = Loop(draft_model(0))
     loop.run(requests(5))
     assert loop.speculative_decoder is not None
@@ -158,7 +158,7 @@ def test_the_draft_model_lets_go_what_it_held() -> None:
     assert proposer.propose([], []) == [] and proposer.free_blocks == 24
 
 
-def test_answers_without_room_get_no_drafts() -> None:
+def test_sequences_without_free_blocks_get_no_drafts() -> None:
     def make(sampler: Sampler) -> Proposer:
         return DraftModelProposer(plan_runner(model(0), num_blocks=2), 2, sampler)
 
@@ -168,12 +168,12 @@ def test_answers_without_room_get_no_drafts() -> None:
     assert loop.speculative_decoder is not None and loop.speculative_decoder.acceptance.drafted > 0
 
 
-def test_a_draft_model_needs_the_vocabulary() -> None:
+def test_a_draft_model_needs_the_whole_vocabulary() -> None:
     with pytest.raises(ValueError, match="97 tokens and the model 98"):
         DraftModelProposer(plan_runner(model(0), 2), 2, Sampler(98))
 
 
-def test_no_draft_goes_beyond_the_last_token() -> None:
+def test_drafts_respect_max_tokens() -> None:
     speculative_decoder = SpeculativeDecoder(NgramProposer(1, 2), Sampler(VOCAB), 4)
     made = Request("r", [5, 6, 5, 6], SamplingParams(max_tokens=3), 0).sequences[0]
     speculative_decoder.propose([made])
@@ -187,7 +187,7 @@ def test_no_draft_goes_beyond_the_last_token() -> None:
     assert made.draft == [1]
 
 
-def test_speculation_is_built_of_settings() -> None:
+def test_speculative_decoder_is_built_from_settings() -> None:
     sampler = Sampler(VOCAB)
     looked_up = build_speculative_decoder({"method": "ngram", "num_speculative_tokens": 3}, sampler, 100)
     assert isinstance(looked_up.proposer, NgramProposer) and looked_up.max_draft_tokens == 3
@@ -196,7 +196,7 @@ def test_speculation_is_built_of_settings() -> None:
     assert isinstance(drafted, DraftModelProposer) and drafted.free_blocks == 4
 
 
-def test_drafts_are_as_long_as_they_are_right() -> None:
+def test_draft_lengths_follow_the_acceptance() -> None:
     class Always:
         def propose(self, sequences: list[Sequence], counts: list[int]) -> list[list[int]]:
             return [[7] * count for count in counts]

@@ -1,4 +1,4 @@
-"""Increments of text, put together, are what the tokenizer makes of all tokens."""
+"""Concatenated increments equal the tokenizer's text of all tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def sentencepiece(strip: bool) -> PreTrainedTokenizerFast:
-    """Llama's (`Strip` behind everything), or T5's and Gemma's kind (`Metaspace`)."""
+    """Llama's kind (`Strip` at the end), or T5's and Gemma's (`Metaspace`)."""
     pieces = {piece: i for i, piece in enumerate([*SPECIAL, *BYTES, *WORDS])}
     tokenizer = Tokenizer(models.BPE(pieces, [], byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if strip else "always", False)
@@ -53,7 +53,7 @@ def sentencepiece(strip: bool) -> PreTrainedTokenizerFast:
 
 
 class Slow(PreTrainedTokenizerFast):
-    """Decodes in its own way, as tokenizers do that have no backend."""
+    """Overrides decoding, like tokenizers without a backend."""
 
     def _decode(self, *arguments: object, **options: object) -> str:
         return str(super()._decode(*arguments, **options))
@@ -89,7 +89,7 @@ def decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], skip: bool =
 def increments(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], prompt: Sequence[int] = (), skip: bool = True
 ) -> list[str]:
-    """What comes out for each token and at the end, which is the same with known pieces."""
+    """Returns the output per token and at the end; checks that known pieces do not change it."""
     made = Detokenizer(tokenizer, prompt, skip)
     found = [*(made.append(token_id) for token_id in ids), made.flush()]
     knowing = Detokenizer(tokenizer, prompt, skip, TokenPieces(tokenizer, skip))
@@ -99,7 +99,7 @@ def increments(
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("skip", [True, False])
-def test_real_text_comes_out_as_it_went_in(tokenizer: PreTrainedTokenizerBase, text: str, skip: bool) -> None:
+def test_text_round_trips(tokenizer: PreTrainedTokenizerBase, text: str, skip: bool) -> None:
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert len(ids) > 20
     parts = increments(tokenizer, ids, skip=skip)
@@ -108,7 +108,7 @@ def test_real_text_comes_out_as_it_went_in(tokenizer: PreTrainedTokenizerBase, t
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_answer_goes_on_from_the_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_output_text_continues_the_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     ids = tokenizer("Hello " + 2 * text, add_special_tokens=False).input_ids
     for cut in range(1, len(ids), 5):
         whole = cut  # tokens of the prompt without an unfinished character at its end
@@ -125,12 +125,12 @@ def test_a_leading_space_depends_on_the_prompt(name: str) -> None:
     assert increments(tokenizer, [piece]) == ["Hello", ""]
     assert increments(tokenizer, [piece, piece]) == ["Hello", " Hello", ""]
     assert increments(tokenizer, [piece], [word]) == [" Hello", ""]
-    # special tokens that are left out do not make it the first
+    # skipped special tokens do not count as a beginning
     assert increments(tokenizer, [piece], [word, *(20 * [start])]) == [" Hello", ""]
     assert "".join(increments(tokenizer, [piece, *(19 * [start]), piece])) == "Hello Hello"
 
 
-def test_a_character_is_shown_when_it_is_complete(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_character_is_output_once_complete(tokenizer: PreTrainedTokenizerBase) -> None:
     # 𝔘 is in no vocabulary: four tokens
     ids = tokenizer("𝔘𝔘a", add_special_tokens=False).input_ids[-9:]
     assert increments(tokenizer, ids) == ["", "", "", "𝔘", "", "", "", "𝔘", "a", ""]
@@ -154,7 +154,7 @@ def test_tokens_of_whole_characters_are_decoded_once() -> None:
     assert pieces[half] is None and pieces[tokenizer.convert_tokens_to_ids("</s>")] == ""
 
 
-def test_special_tokens_are_skipped_or_not(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_skip_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = tokenizer.convert_tokens_to_ids(["t", "</s>", "a"])
     assert increments(tokenizer, ids) == ["t", "", "a", ""]
     assert increments(tokenizer, ids, skip=False) == ["t", "</s>", "a", ""]
@@ -162,7 +162,7 @@ def test_special_tokens_are_skipped_or_not(tokenizer: PreTrainedTokenizerBase) -
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 261), max_size=120), st.integers(0, 40), st.booleans())
-def test_any_bytes_as_the_tokenizer_reads_them(ids: list[int], cut: int, skip: bool) -> None:
+def test_arbitrary_bytes_decode_as_by_the_tokenizer(ids: list[int], cut: int, skip: bool) -> None:
     tokenizer = _cached("bytes")
     assert "".join(increments(tokenizer, ids, skip=skip)) == decoded(tokenizer, ids, skip)
     whole = decoded(tokenizer, ids[:cut], skip)
@@ -179,7 +179,7 @@ _CHARACTERS = st.text(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(WORDS + SPECIAL), _CHARACTERS), max_size=60))
-def test_pieces_and_characters_in_bytes(parts: list[str]) -> None:
+def test_whole_and_split_characters(parts: list[str]) -> None:
     for name in ("strip", "metaspace"):
         tokenizer = _cached(name)
         ids = []
@@ -192,8 +192,8 @@ def test_pieces_and_characters_in_bytes(parts: list[str]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=150), st.integers(0, 40))
-def test_no_bytes_break_a_sentencepiece_answer(ids: list[int], cut: int) -> None:
-    """A run of bytes with a mistake is unreadable as a whole; what was shown of it before stays."""
+def test_invalid_bytes_do_not_break_sentencepiece_output(ids: list[int], cut: int) -> None:
+    """A byte run with an invalid byte is unreadable as a whole; text that was output before stays."""
     tokenizer = _cached("strip")
     increments(tokenizer, ids[cut:], ids[:cut])
     readable = [c for c in decoded(tokenizer, ids) if c not in "\ufffd "]
@@ -218,7 +218,7 @@ def test_real_text_of_a_real_vocabulary(smollm2: PreTrainedTokenizerBase, text: 
     assert max(map(len, parts)) < 20
 
 
-def test_a_step_costs_the_same_in_a_long_text(
+def test_cost_per_token_does_not_depend_on_length(
     smollm2: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []

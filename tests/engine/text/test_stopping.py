@@ -1,4 +1,4 @@
-"""Where answers end, and what is shown of them on the way."""
+"""Stop conditions, and the text that is output before them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ids(*words: str) -> list[int]:
 
 
 def spelled(text: str) -> list[int]:
-    """A token a byte."""
+    """One token per byte."""
     characters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return [TOKENIZER.convert_tokens_to_ids(c) for word, _ in characters for c in word]
 
@@ -46,32 +46,32 @@ def run(made: OutputText, tokens: list[int]) -> tuple[list[str], Finish | None]:
     return shown, None
 
 
-def test_a_stop_text_is_found_across_tokens_and_cut_off() -> None:
+def test_a_stop_string_across_tokens_is_found_and_cut_off() -> None:
     shown, finish = run(answer(stop=["STOP"]), ids("a", "ST", "ab", "S", "T", "OP", "a"))
     assert shown == ["a", "a", "aSTab", "aSTab", "aSTab", "aSTab"]
     assert finish == Finish("stop", "STOP")
 
 
-def test_text_behind_a_stop_text_in_the_same_token_is_cut_off_too() -> None:
+def test_text_after_a_stop_string_in_the_same_token_is_cut_off() -> None:
     shown, finish = run(answer(stop="b"), ids("a", "abc"))
     assert (shown, finish) == (["a", "aa"], Finish("stop", "b"))
     shown, finish = run(answer(stop="b", include_stop_str_in_output=True), ids("a", "abc"))
     assert (shown, finish) == (["a", "aab"], Finish("stop", "b"))
 
 
-def test_a_kept_stop_text_is_not_held_back() -> None:
+def test_an_included_stop_string_is_not_held_back() -> None:
     shown, finish = run(answer(stop="STOP", include_stop_str_in_output=True), ids("a", "ST", "OP"))
     assert (shown, finish) == (["a", "aST", "aSTOP"], Finish("stop", "STOP"))
 
 
-def test_the_first_stop_text_of_the_text_wins() -> None:
+def test_the_first_stop_string_in_the_text_wins() -> None:
     shown, finish = run(answer(stop=["c", "b"]), ids("abc"))
     assert (shown[-1], finish) == ("a", Finish("stop", "b"))
     shown, finish = run(answer(stop=["bc", "b"]), ids("abc"))
     assert (shown[-1], finish) == ("a", Finish("stop", "bc"))
 
 
-def test_what_was_held_back_is_shown_at_the_end() -> None:
+def test_held_back_text_is_released_at_the_end() -> None:
     shown, finish = run(answer(stop="STOP", max_tokens=2), ids("a", "ST"))
     assert (shown, finish) == (["a", "aST"], Finish("length"))
     shown, finish = run(answer(stop="STOP"), [*ids("a", "ST"), END])
@@ -81,21 +81,21 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
     assert (made.text, made.flush(), made.text) == ("a", "aST", "aST")
 
 
-def test_a_character_that_is_cut_off_is_shown_as_such() -> None:
+def test_an_incomplete_last_character_is_output_as_replacement() -> None:
     shown, finish = run(answer(max_tokens=3), spelled("aé漢")[:4])
     assert (shown, finish) == (["a", "a", "aé"], Finish("length"))
     shown, finish = run(answer(max_tokens=2), spelled("é漢")[1:])
     assert shown[-1] == "\ufffd\ufffd"
 
 
-def test_stop_texts_of_many_bytes() -> None:
+def test_multibyte_stop_strings() -> None:
     shown, finish = run(answer(stop=["漢字"]), spelled("a漢b漢字c"))
     assert (shown[-1], finish) == ("a漢b", Finish("stop", "漢字"))
     assert "a漢" not in shown
     assert "a漢b" in shown
 
 
-def test_end_tokens() -> None:
+def test_eos_tokens() -> None:
     assert run(answer(), [*ids("a"), END]) == (["a", "a"], Finish("stop"))
     assert run(answer(), [*ids("a"), TURN]) == (["a", "a"], Finish("stop", TURN))
     assert run(answer(ignore_eos=True), [*ids("a"), END, TURN]) == (["a", "a", "a"], None)
@@ -111,29 +111,29 @@ def test_stop_token_ids() -> None:
     assert run(answer(stop_token_ids=[stop]), ids("a", "abc")) == (["a", "a"], Finish("stop", stop))
     shown, finish = run(answer(stop_token_ids=[stop], include_stop_str_in_output=True), ids("a", "abc"))
     assert (shown, finish) == (["a", "aabc"], Finish("stop", stop))
-    # asked for by the user: it counts even where the model's end does not, and is named
+    # requested by the user: it stops even with ignore_eos, and is named as the stop reason
     for ignore in (True, False):
         _, finish = run(answer(stop_token_ids=[END], ignore_eos=ignore), [END])
         assert finish == Finish("stop", END)
 
 
-def test_lengths() -> None:
+def test_length_limits() -> None:
     assert run(answer(max_tokens=2), ids("a", "b", "c")) == (["a", "ab"], Finish("length"))
     assert run(answer(max_model_len=5), ids("a", "b", "c", "ab")) == (["a", "ab", "abc"], Finish("length"))
     assert run(answer(max_tokens=2), [*ids("a"), END])[1] == Finish("stop")
 
 
-def test_nothing_ends_an_answer_before_min_tokens() -> None:
+def test_nothing_stops_before_min_tokens() -> None:
     made = answer(min_tokens=3, stop="b", stop_token_ids=ids("c"))
     shown, finish = run(made, [END, *ids("c"), *ids("b"), *ids("a"), *ids("b")])
     assert (shown[-1], finish) == ("cba", Finish("stop", "b"))
     assert run(answer(min_tokens=2), [*ids("a"), END])[1] == Finish("stop")
-    # one that ends behind them counts, wherever it began
+    # a stop string that ends after min_tokens counts, wherever it began
     _, finish = run(answer(min_tokens=1, stop="STOP"), ids("ST", "OP"))
     assert finish == Finish("stop", "STOP")
 
 
-def test_without_text() -> None:
+def test_without_detokenization() -> None:
     for made in (
         answer(detokenize=False, max_tokens=3),
         OutputText(None, SamplingParams(max_tokens=3), [1], (END,), 100),
@@ -142,7 +142,7 @@ def test_without_text() -> None:
     assert run(answer(detokenize=False), [END])[1] == Finish("stop")
 
 
-def test_end_tokens_of_a_model() -> None:
+def test_find_eos_token_ids() -> None:
     assert find_eos_token_ids(TOKENIZER, GenerationConfig(eos_token_id=[TURN, END, 7])) == (END, TURN, 7)
     assert find_eos_token_ids(TOKENIZER, GenerationConfig(eos_token_id=3)) == (END, 3)
     assert find_eos_token_ids(TOKENIZER, None) == (END,)
@@ -155,7 +155,7 @@ def test_end_tokens_of_a_model() -> None:
     st.lists(st.text("abcé", min_size=1, max_size=4), min_size=1, max_size=3),
     st.booleans(),
 )
-def test_streams_never_show_what_is_cut_off(words: list[str], stops: list[str], keep: bool) -> None:
+def test_streams_never_output_what_is_cut_off_later(words: list[str], stops: list[str], keep: bool) -> None:
     tokens = [t for word in words for t in (spelled(word) if word == "é" else ids(word))]
     whole = "".join(words)
     places = [whole.find(stop) for stop in stops]
