@@ -91,7 +91,7 @@ def test_ctrl_c_stops_the_reply_only(
     told = capsys.readouterr().out
     assert "[4 tokens" in told
     assert "; stopped]" in told
-    assert "(/clear forgets" in told  # Ctrl-C where nothing is said
+    assert "(/clear starts" in told  # Ctrl-C without a running reply
     assert "[8 tokens" in told
     assert not engine.has_unfinished_requests()
 
@@ -111,4 +111,4 @@ def test_chat_with_a_model(
     assert "64 of them cached" in turns[2]
     assert "max_model_len is 256" in told
     assert "/clear starts a new conversation" in told
-    assert told.count("/clear forgets") == 2
+    assert told.count("/exit or Ctrl-D") == 2
