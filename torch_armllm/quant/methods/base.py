@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from torch_armllm.quant.layers import Layer
-from torch_armllm.quant.modules.experts import QuantExperts
-from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.schemes.base import Rounding, Scheme
 from torch_armllm.quant.schemes.search import Peak, Search
-from torch_armllm.quant.spill_file import SpillFile
+
+if TYPE_CHECKING:  # `quant.layers` imports transformers, which takes seconds
+    from torch_armllm.quant.layers import Layer
+    from torch_armllm.quant.modules.experts import QuantExperts
+    from torch_armllm.quant.modules.linear import QuantLinear
+    from torch_armllm.quant.spill_file import SpillFile
 
 UNCALIBRATED = ("mse", "rtn")
 CALIBRATED = ("gptq", "awq")
