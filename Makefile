@@ -31,7 +31,7 @@ MODEL := $(VENV)/.model
 
 CPP     := $(shell find ops -name '*.cpp' -o -name '*.h')
 CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
-PYTHONS := torch_armllm ops passes tests bench
+PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
@@ -89,8 +89,8 @@ models: $(READY)
 	$(BIN)/torch-armllm models --markdown > docs/models.md
 
 lint: $(READY)
-	$(BIN)/ruff check $(wildcard $(PYTHONS)) .ci
-	$(BIN)/ruff format --check $(wildcard $(PYTHONS)) .ci
+	$(BIN)/ruff check $(wildcard $(PYTHONS))
+	$(BIN)/ruff format --check $(wildcard $(PYTHONS))
 	$(BIN)/clang-format --dry-run --Werror $(CODE)
 	rm -rf build/layers
 	mkdir -p build/layers
@@ -101,8 +101,8 @@ lint: $(READY)
 	$(PY) .ci/lint/prose.py
 
 format: $(READY)
-	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS)) .ci
-	$(BIN)/ruff format $(wildcard $(PYTHONS)) .ci
+	$(BIN)/ruff check --fix-only --quiet $(wildcard $(PYTHONS))
+	$(BIN)/ruff format $(wildcard $(PYTHONS))
 	$(BIN)/clang-format -i $(CODE)
 
 types: $(READY)

@@ -31,6 +31,17 @@ FUNCTION_LEVEL = {
     "torch_armllm/__init__.py": "public names are imported at first use: transformers takes seconds",
     "torch_armllm/cli/*.py": "`--help` answers without importing torch",
     "torch_armllm/transformers_plugin/*.py": "runs while transformers' own registry is being imported",
+    **dict.fromkeys(
+        (
+            "torch_armllm/llm/loader.py",
+            "torch_armllm/llm/cached_loader.py",
+            "torch_armllm/llm/plan_cache/cache.py",
+            "torch_armllm/engine/build.py",
+            "torch_armllm/engine/execution/lm_head.py",
+            "torch_armllm/engine/speculative/build.py",
+        ),
+        "an engine of a cached plan starts without transformers, which takes seconds to import",
+    ),
 }
 """Files that may import our own modules inside functions, and why."""
 

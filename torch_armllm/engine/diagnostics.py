@@ -12,6 +12,7 @@ import torch
 
 from torch_armllm._version import __version__
 from torch_armllm.engine.execution.thread_team import choose_threads
+from torch_armllm.ops import LIBRARY_PATH, variants
 from torch_armllm.system.host import cores, cpu_limit, cpu_name, free_memory, numa_nodes, openmp_runtimes
 from torch_armllm.system.text_layout import labeled
 
@@ -20,8 +21,6 @@ _INDENT = 16
 
 def describe() -> dict[str, Any]:
     """Everything that matters for speed, as plain JSON types."""
-    from torch_armllm.ops import LIBRARY_PATH, variants
-
     machine = variants.machine()
     return {
         "torch_armllm": __version__,

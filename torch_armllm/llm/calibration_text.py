@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from torch_armllm.checkpoint.load import checkpoint_folder, load_tokenizer
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.hf.base_model import position_limit
+from torch_armllm.llm.llm import LLM
 
 SEQUENCES = 12
 LENGTH = 512
@@ -87,8 +88,6 @@ def generated_tokens(source: str, sequences: int, length: int, seed: int = 0) ->
     Returns:
         Token ids, int64 (sequences, length).
     """
-    from torch_armllm.llm.llm import LLM
-
     llm = LLM(source, skip_tokenizer_init=True, max_model_len=length, max_num_seqs=_MAX_NUM_SEQS)
     start = llm.model.generation_config.bos_token_id
     start = llm.model.config.get_text_config().bos_token_id if start is None else start
