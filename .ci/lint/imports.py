@@ -37,7 +37,7 @@ FUNCTION_LEVEL = {
             "torch_armllm/llm/cached_loader.py",
             "torch_armllm/llm/plan_cache/cache.py",
             "torch_armllm/engine/build.py",
-            "torch_armllm/engine/execution/lm_head.py",
+            "torch_armllm/patching/lm_head.py",
             "torch_armllm/engine/speculative/build.py",
         ),
         "an engine of a cached plan starts without transformers, which takes seconds to import",

@@ -1,4 +1,4 @@
-"""What damages a model or a call: a clear error, and the model is what it was."""
+"""Bad models and calls: a clear error, and an unchanged model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layer becomes what: overrides, methods, and INT8 for all."""
+"""Recipes: overrides, methods, and INT8 for all layers."""
 
 from __future__ import annotations
 

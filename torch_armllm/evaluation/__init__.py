@@ -1,1 +1,1 @@
-"""What quantization costs in accuracy: lm-eval's tasks on a model in several schemes, row by row."""
+"""Accuracy of quantization: lm-eval's tasks on several variants of a model, compared row by row."""

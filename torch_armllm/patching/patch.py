@@ -66,7 +66,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _is_adapted(module: nn.Module) -> bool:
-    """Whether a module is PEFT's wrapper of a layer."""
+    """True if a module is PEFT's wrapper of a layer."""
     return hasattr(module, "base_layer") and hasattr(module, "active_adapters")
 
 

@@ -25,7 +25,7 @@ _MLP = re.compile(r"mlp|ffn|feed_forward|(^|_)moe$|^fc\d?$|^fc_(in|out)$")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is quantized: the scheme of each layer, and the method that rounds the weights.
+    """Settings of quantization: the scheme of each layer, and the method that rounds the weights.
 
     Attributes:
         scheme: scheme of the linear layers and the experts: ``int4`` (the exact scheme g32i), ``int8``, or

@@ -21,7 +21,7 @@ _MAX_ENTRIES = 64
 
 
 def folder() -> Path:
-    """Where entries lie: ``$XDG_CACHE_HOME/torch_armllm/plans``, ``~/.cache`` by default."""
+    """Returns the folder of all entries: ``$XDG_CACHE_HOME/torch_armllm/plans``, ``~/.cache`` by default."""
     return cache_folder() / "plans"
 
 

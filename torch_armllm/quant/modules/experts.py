@@ -116,7 +116,7 @@ class QuantExperts(nn.Module):
         return torch.cat(halves, dim=1), down
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Text that `print(model)` shows."""
         return (
             f"num_experts={self.num_experts}, hidden_dim={self.hidden_dim}, "
             f"intermediate_dim={self.intermediate_dim}, activation={self.activation}, scheme={self.scheme}, "

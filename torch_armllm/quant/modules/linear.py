@@ -78,7 +78,7 @@ class QuantLinear(nn.Module):
         return torch.empty_like(value).index_copy_(1, self.order.long(), value)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Text that `print(model)` shows."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, scheme={self.scheme}, "
             f"bias={self.bias is not None}, error={shown_error(self.error)}"

@@ -63,7 +63,7 @@ class Symmetric(Scheme):
         self.name, self.span, self.bfloat16 = name, span, bfloat16
 
     def _factors(self, search: bool) -> tuple[float, ...]:
-        """What scales are tried, relative to the one that clips nothing."""
+        """Scales to try, as factors of the scale that clips nothing."""
         if not search:
             return (1.0,)
         return self.shrink if self.span else self.shrink_row
