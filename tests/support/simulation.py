@@ -199,7 +199,7 @@ class Simulation:
         idle = list(blocks.prefix_cache._idle) if blocks.prefix_cache is not None else []
         assert sorted([*blocks._free, *idle, *held]) == list(range(blocks.num_blocks))
         slots = [s for taken in scheduler._tables.swapped.values() for s in taken]
-        assert sorted([*blocks._free_slots, *slots]) == list(range(blocks.swap_blocks))
+        assert sorted([*blocks.swap._free, *slots]) == list(range(blocks.swap_blocks))
         by_status = {status: [a for a in sequences if a.status is status] for status in Status}
         assert set(scheduler._running) == set(by_status[Status.RUNNING])
         assert set(scheduler._waiting) == {*by_status[Status.WAITING], *by_status[Status.SWAPPED]}
