@@ -124,7 +124,7 @@ def test_preempted_and_computed_again_or_swapped(
 
 def test_a_policy_of_ones_own_decides_who_is_served_first() -> None:
     class LastFirst:
-        def rank(self, request: Request) -> float:
+        def sort_key(self, request: Request) -> float:
             return -float(request.request_id)
 
     on = engine(max_num_seqs=1, scheduling_policy=LastFirst())

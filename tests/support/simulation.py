@@ -70,14 +70,14 @@ class Simulation:
         drawn: dict[Sequence, list[int]] = {}
         for scheduled in step.scheduled:
             sequence = scheduled.sequence
-            if not scheduled.draws or sequence.status is not Status.RUNNING:
+            if not scheduled.samples or sequence.status is not Status.RUNNING:
                 continue
-            drawn[sequence] = self.draw(sequence, scheduled.draft_count)
+            drawn[sequence] = self.draw(sequence, scheduled.num_draft)
             if len(sequence.request.sequences) < sequence.params.n:
                 for sibling in self.scheduler.fork(sequence):
                     drawn[sibling] = self.draw(sibling, 0)
         self.scheduler.complete(step, drawn)
-        self.scheduler.note_time(step, (7 * len(self.steps)) % 11 / 10)
+        self.scheduler.record_time(step, (7 * len(self.steps)) % 11 / 10)
         for sequence in drawn:
             most = sequence.params.max_tokens
             assert most is not None
@@ -160,13 +160,13 @@ class Simulation:
             writing = len(sequence.token_ids) - before[sequence] == 1
             assert not writing or sequence in sequences or sequence in step.preempted
         # Where nobody was let in for it, nobody comes in who would move the blocks once more.
-        rank = {a: scheduler._places[a][0] for a in [*sequences, *step.preempted]}
+        rank = {a: scheduler._keys[a][0] for a in [*sequences, *step.preempted]}
         for sequence in set(sequences) - before.keys():
             assert all(rank[sequence] < rank[other] for other in step.preempted)
         overlooked = self.overlooked(step)
         assert overlooked is None or overlooked is not self.last_overlooked
         self.last_overlooked = overlooked
-        assert all(len(s.sequence.draft) == s.draft_count for s in step.scheduled)
+        assert all(len(s.sequence.draft) == s.num_draft for s in step.scheduled)
         for sequence, start, count in step.scheduled:
             assert sequence.status is Status.RUNNING and start == sequence.computed and count > 0
             assert start + count <= self.scheduler.max_length
@@ -181,8 +181,8 @@ class Simulation:
         if not scheduler._waiting or step.preempted or full or limited:
             return None
         first = scheduler._waiting[0]
-        rank = scheduler._places[first][0]
-        better = [a for a in scheduler._running if scheduler._places[a][0] <= rank]
+        rank = scheduler._keys[first][0]
+        better = [a for a in scheduler._running if scheduler._keys[a][0] <= rank]
         seats = [a.params.n - len(a.request.sequences) + 1 for a in (*better, first)]
         needed = -(-len(first.token_ids) // blocks.block_size) + sum(seats[:-1])
         kept = {block for sequence in better for block in sequence.blocks}
@@ -207,10 +207,10 @@ class Simulation:
         assert not scheduler._tables._arriving
         counts = (scheduler.running, scheduler.waiting, scheduler.swapped)
         assert counts == tuple(len(by_status[s]) for s in (Status.RUNNING, Status.WAITING, Status.SWAPPED))
-        assert set(scheduler._places) == {a for a in sequences if a.status is not Status.FINISHED}
+        assert set(scheduler._keys) == {a for a in sequences if a.status is not Status.FINISHED}
         assert set(scheduler._requests) == {r.request_id for r in self.live}
         seats = sum(a.params.n - len(a.request.sequences) + 1 for a in scheduler._running)
-        assert seats == scheduler._seats <= scheduler.config.max_num_seqs
+        assert seats == scheduler._slots <= scheduler.config.max_num_seqs
         for queue in (scheduler._running, scheduler._waiting):
             assert [*queue] == sorted(queue, key=scheduler._place)
         for sequence in sequences:
@@ -240,7 +240,7 @@ class Simulation:
 
     def check_end(self) -> None:
         """Everything is let go, and every answer is what it is alone."""
-        assert not self.scheduler.has_unfinished and not self.scheduler._places
+        assert not self.scheduler.has_unfinished and not self.scheduler._keys
         assert self.blocks.free == self.blocks.num_blocks
         assert self.blocks.swap.free == self.blocks.swap_blocks
         for request in self.requests:

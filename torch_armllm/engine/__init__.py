@@ -1,1 +1,1 @@
-"""Memory and scheduling of sequences."""
+"""The inference engine: scheduling, execution, sampling and output of requests."""

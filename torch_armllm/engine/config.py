@@ -1,4 +1,4 @@
-"""How an engine is set up."""
+"""Engine settings."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class EngineConfig:
     """Settings of an engine; names are vLLM's where it has them.
 
     Attributes:
-        max_model_len: most tokens of a prompt and its sequence; None: what the model was made for.
-        max_num_seqs: most sequences that take part in a step.
-        max_num_batched_tokens: most tokens of a step.
-        max_step_time: seconds that a step may take which reads a prompt while sequences are written: smaller
-            pieces of the prompt where it would take longer (or twice as long as the sequences alone); None:
-            no limit.
-        enable_chunked_prefill: whether prompts may be read in pieces, over several steps.
-        enable_prefix_caching: whether blocks that are let go can be found again by what they hold.
-        kv_cache_memory: bytes, or a part of the memory that is free (0 … 1); None: a quarter of it at most,
-            and no more than `max_num_seqs` texts of `max_model_len` need.
-        kv_cache_dtype: ``auto`` is the model's own.
-        swap_space: bytes of ordinary memory for blocks of preempted sequences; 0, or where they do not fit:
-            they are computed again.
-        promised_memory: bytes that others of this process were given and may not have written to yet; they
-            count as taken, though the system calls them free.
-        scheduling_policy: who is served first; None: by priority, equal ones in the order in which they came.
-        seed: from which the seeds of requests without one are drawn; None: another in every process.
-        speculative_config: how tokens are guessed: ``{"method": "ngram" | "draft_model", …}``.
-        disable_log_stats: no line of rates while requests run.
-        trace: a file for the timing of every step, in Chrome's trace format; or a track of one that several
+        max_model_len: most tokens of a prompt and its output together; None: the model's limit.
+        max_num_seqs: most sequences in a step.
+        max_num_batched_tokens: most tokens in a step.
+        max_step_time: target time in seconds of a step that prefills while other sequences decode: prompts
+            are cut into smaller chunks to keep it. If decoding alone takes more than half of it, the target
+            is twice the time of decoding. None: no limit.
+        enable_chunked_prefill: allows prompts to be computed in chunks over several steps.
+        enable_prefix_caching: keeps freed blocks findable by their tokens.
+        kv_cache_memory: bytes, or a fraction of the free memory (0.0 … 1.0); None: at most a quarter of it,
+            and no more than `max_num_seqs` sequences of `max_model_len` need.
+        kv_cache_dtype: ``auto`` is the model's dtype.
+        swap_space: bytes of ordinary memory for the blocks of preempted sequences; if it is 0 or full, they
+            are recomputed.
+        promised_memory: bytes that other parts of this process were promised and may not have written yet;
+            they count as taken, though the system reports them as free.
+        scheduling_policy: order of requests; None: by priority, then by arrival.
+        seed: source of the seeds of requests without one; None: different in every process.
+        speculative_config: settings of speculative decoding: ``{"method": "ngram" | "draft_model", …}``.
+        disable_log_stats: turns off the log line of throughput while requests run.
+        trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several
             engines write to.
-        threads: that compute; None: one for each physical core that the process may use.
-        pin_threads: whether they stay on their cores; None: where they fill all of those.
+        threads: number of compute threads; None: one for each physical core that the process may use.
+        pin_threads: pins the threads to their cores; None: pins them if they fill all of those cores.
     """
 
     max_model_len: int | None = None

@@ -1,4 +1,4 @@
-"""The thread that an engine runs in, and the way from there to coroutines."""
+"""The thread that runs an engine, and its output streams to coroutines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class EngineDeadError(RuntimeError):
-    """The engine does not run any more; its cause says why."""
+    """The engine has stopped; ``__cause__`` says why."""
 
 
 class Engine(Protocol):
-    """What the thread runs; see `LLMEngine`."""
+    """The part of `LLMEngine` that the thread uses."""
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, priority: int = 0
@@ -38,19 +38,18 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[RequestOutput]:
-        """Computes a step; a `StepFailedError` ends some requests, any other error the engine."""
+        """Computes a step; a `StepFailedError` ends some requests, any other error ends the engine."""
         ...
 
     def has_unfinished_requests(self) -> bool:
-        """Whether there is anything to compute."""
+        """True if there is anything to compute."""
         ...
 
 
 class OutputStream:
-    """One request's outputs on their way to a coroutine.
+    """Outputs of one request, for the coroutine that waits for them.
 
-    Outputs that nobody has taken yet give way to newer ones, which hold all that they did; unless each holds
-    only what is new.
+    A new output replaces those that were not read yet, as it contains them; delta outputs are all kept.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -60,14 +59,14 @@ class OutputStream:
         self._arrived = asyncio.Event()
 
     def put(self, output: RequestOutput | Exception) -> None:
-        """Called in the loop of the coroutine."""
+        """Adds an output; called in the event loop of the coroutine."""
         if not self._keep_all and isinstance(output, RequestOutput):
             self._outputs.clear()
         self._outputs.append(output)
         self._arrived.set()
 
     async def get(self) -> RequestOutput:
-        """The next output; raises what went wrong instead."""
+        """Waits for the next output and returns it, or raises the request's error."""
         while not self._outputs:
             self._arrived.clear()
             await self._arrived.wait()
@@ -87,7 +86,7 @@ class _Add(NamedTuple):
 
 class _Abort(NamedTuple):
     request_id: str
-    stream: OutputStream | None  # None: whoever has the name
+    stream: OutputStream | None  # None: any request of this id
 
 
 class _Call(NamedTuple):
@@ -96,11 +95,11 @@ class _Call(NamedTuple):
 
 
 class EngineThread:
-    """Runs an engine: takes steps while there are requests, and sleeps while there are none.
+    """Runs an engine: computes steps while there are requests, and sleeps while there are none.
 
-    Only this thread touches the engine; everybody else leaves word for it, which it reads between two steps.
-    A step that fails ends the requests that took part in it; whatever else goes wrong ends the thread, and
-    reaches all who wait.
+    Only this thread touches the engine. Other threads put commands into its inbox, which it reads between two
+    steps. A failed step ends the requests that were part of it; any other error ends the thread and is raised
+    for all waiters.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -116,48 +115,48 @@ class EngineThread:
     def add(
         self, request_id: str, stream: OutputStream, prompt: Prompt, params: SamplingParams, priority: int
     ) -> None:
-        """Submits a request, whose outputs, or the reason why there are none, go to a stream.
+        """Submits a request; its outputs or its error go to a stream.
 
         Raises:
-            EngineDeadError: the engine does not run any more.
+            EngineDeadError: the engine has stopped.
         """
-        self._leave(_Add(request_id, stream, prompt, params, priority))
+        self._post(_Add(request_id, stream, prompt, params, priority))
 
     def abort(self, request_id: str, stream: OutputStream | None = None) -> None:
-        """Ends a request; given a stream, only if it is the one whose outputs go there."""
+        """Ends a request; with a stream, only if the request's outputs go to that stream."""
         if self.error is None:
-            self._leave(_Abort(request_id, stream))
+            self._post(_Abort(request_id, stream))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
-        """Does some work between two steps.
+        """Runs a function between two steps.
 
         Raises:
-            EngineDeadError: the engine does not run any more; or else the future has it.
+            EngineDeadError: the engine has stopped; if it stops later, the future raises it.
         """
         done: Future[T] = Future()
-        self._leave(_Call(work, done))
+        self._post(_Call(work, done))
         return done
 
     def check(self) -> None:
-        """Raises `EngineDeadError` where the engine does not run any more."""
+        """Raises `EngineDeadError` if the engine has stopped."""
         if self.error is not None:
             raise self._death()
 
     def stop(self) -> None:
-        """Ends the thread after the step that is running; who still waits gets an error."""
+        """Ends the thread after the current step; waiters get an error."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _leave(self, word: _Add | _Abort | _Call) -> None:
+    def _post(self, command: _Add | _Abort | _Call) -> None:
         with self._changed:
             if self.error is None:
-                self._inbox.append(word)
+                self._inbox.append(command)
                 self._changed.notify()
                 return
-        if not isinstance(word, _Abort):
+        if not isinstance(command, _Abort):
             raise self._death()
 
     def _run(self) -> None:
@@ -166,14 +165,14 @@ class EngineThread:
             while self._read_inbox():
                 if self._engine.has_unfinished_requests():
                     self._step()
-        except BaseException as error:  # whatever it is: those who wait must hear of it
+        except BaseException as error:  # of any kind: all waiters must get it
             cause = error
         with self._changed:
             text = "the engine was shut down" if cause is None else f"the engine failed: {cause!r}"
             self.error = EngineDeadError(text)
             self.error.__cause__ = cause
             waiting = [*self._streams.values(), *(w.stream for w in self._inbox if isinstance(w, _Add))]
-            calls = [word.done for word in self._inbox if isinstance(word, _Call)]
+            calls = [command.done for command in self._inbox if isinstance(command, _Call)]
             names = list(self._streams)
             self._inbox.clear()
             self._streams.clear()
@@ -192,41 +191,41 @@ class EngineThread:
         except StepFailedError as failure:
             logger.error("%s; %d requests have ended", failure, len(failure.request_ids), exc_info=failure)
             streams = [self._streams.pop(name, None) for name in failure.request_ids]
-            self._send((stream, failure.again()) for stream in streams if stream is not None)
+            self._send((stream, failure.copy()) for stream in streams if stream is not None)
         else:
             self._hand_out(outputs)
 
     def _death(self) -> EngineDeadError:
-        """An error for one of those who wait: each gets its own, for each adds its traceback."""
+        """Returns an error of its own for each waiter, as every raise adds to the traceback."""
         assert self.error is not None
         error = EngineDeadError(*self.error.args)
         error.__cause__ = self.error.__cause__
         return error
 
     def _read_inbox(self) -> bool:
-        """Does what was left word of, after waiting for some where there is nothing else to do."""
+        """Executes the commands of the inbox; waits for one if there is nothing to compute. False: stop."""
         with self._changed:
             while not (self._stopping or self._inbox or self._engine.has_unfinished_requests()):
                 self._changed.wait()
             if self._stopping:
                 return False
-            words, self._inbox = self._inbox, deque()
-        for word in words:
-            if isinstance(word, _Add):
-                self._add(word)
-            elif isinstance(word, _Call):
-                _do(word)
-            elif word.stream is None or self._streams.get(word.request_id) is word.stream:
-                self._hand_out(self._engine.abort_request(word.request_id))
+            commands, self._inbox = self._inbox, deque()
+        for command in commands:
+            if isinstance(command, _Add):
+                self._add(command)
+            elif isinstance(command, _Call):
+                _do(command)
+            elif command.stream is None or self._streams.get(command.request_id) is command.stream:
+                self._hand_out(self._engine.abort_request(command.request_id))
         return True
 
-    def _add(self, word: _Add) -> None:
+    def _add(self, command: _Add) -> None:
         try:
-            self._engine.add_request(word.request_id, word.prompt, word.params, word.priority)
+            self._engine.add_request(command.request_id, command.prompt, command.params, command.priority)
         except Exception as error:
-            self._send([(word.stream, error)])
+            self._send([(command.stream, error)])
         else:
-            self._streams[word.request_id] = word.stream
+            self._streams[command.request_id] = command.stream
 
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
         ready = []
@@ -238,17 +237,17 @@ class EngineThread:
         self._send(ready)
 
     def _send(self, ready: Iterable[tuple[OutputStream, RequestOutput | Exception]]) -> None:
-        """Wakes each loop once, whatever the number of its coroutines."""
+        """Delivers outputs; wakes each event loop once, whatever the number of its coroutines."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, RequestOutput | Exception]]] = {}
         for stream, output in ready:
             by_loop.setdefault(stream.loop, []).append((stream, output))
-        for loop, own in by_loop.items():
+        for loop, outputs in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_put_all, own)
+                loop.call_soon_threadsafe(_put_all, outputs)
             except RuntimeError:  # the loop is closed, and its coroutines are gone
-                self._forsake([stream for stream, _ in own])
+                self._abort_streams([stream for stream, _ in outputs])
 
-    def _forsake(self, streams: list[OutputStream]) -> None:
+    def _abort_streams(self, streams: list[OutputStream]) -> None:
         names = [name for name, stream in self._streams.items() if stream in streams]
         for name in names:
             del self._streams[name]
@@ -264,6 +263,6 @@ def _do(call: _Call) -> None:
         call.done.set_exception(error)
 
 
-def _put_all(own: list[tuple[OutputStream, RequestOutput | Exception]]) -> None:
-    for stream, output in own:
+def _put_all(outputs: list[tuple[OutputStream, RequestOutput | Exception]]) -> None:
+    for stream, output in outputs:
         stream.put(output)

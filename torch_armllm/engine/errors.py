@@ -1,4 +1,4 @@
-"""What becomes of requests when a step cannot be computed."""
+"""Errors of the engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 class StepFailedError(RuntimeError):
-    """A step could not be computed: the requests that took part in it have ended; all others go on.
+    """A step failed: its requests have ended, all others continue.
 
     Attributes:
-        request_ids: of those that have ended.
+        request_ids: the requests that have ended.
     """
 
     def __init__(self, request_ids: Iterable[str], cause: BaseException) -> None:
@@ -17,7 +17,7 @@ class StepFailedError(RuntimeError):
         self.request_ids = tuple(request_ids)
         self.__cause__ = cause
 
-    def again(self) -> StepFailedError:
-        """The same error for somebody else: each who raises it adds to its traceback."""
+    def copy(self) -> StepFailedError:
+        """Returns an equal error for another waiter, as every raise adds to the traceback of its error."""
         assert self.__cause__ is not None
         return StepFailedError(self.request_ids, self.__cause__)

@@ -40,32 +40,32 @@ class Runner(Protocol):
         ...
 
     def compute(self, step: Step, best: bool = False) -> StepResult:
-        """Logits of all wanted positions, in the order of ``step.scheduled``.
+        """Returns the logits of all `Scheduled.logit_positions`, in the order of ``step.scheduled``.
 
         Args:
-            step: what to compute.
-            best: whether the most probable tokens are of use.
+            step: to compute.
+            best: asks for the most probable tokens too; they are returned if they cost little.
         """
         ...
 
 
 class LLMEngine:
-    """Continuous batching over one model: what `LLM` and `AsyncLLM` run on.
+    """Continuous batching over one model: the engine of `LLM` and `AsyncLLM`.
 
-    Not for several threads at once.
+    Not thread-safe; see `torch_armllm.engine.engine_thread.EngineThread`.
 
     Args:
-        preprocessor: makes requests of prompts.
-        scheduler: decides what a step computes.
-        runner: computes it.
-        sampler: draws tokens of logits.
-        begin_text: makes a sequence's text, which tells when it has come to its end.
+        preprocessor: turns prompts into requests.
+        scheduler: chooses the tokens of each step.
+        runner: computes logits.
+        sampler: samples tokens from logits.
+        begin_text: creates the output text of a sequence, which also checks for its end.
         speculative_decoder: drafts tokens; None: no speculative decoding.
-        log_stats: whether a line of rates is logged while requests run.
-        trace: takes notes of what a step spends its time on.
+        log_stats: logs throughput while requests run.
+        trace: records the phases of steps.
 
     Attributes:
-        stats: what the steps did.
+        stats: counts of the work done.
     """
 
     def __init__(
@@ -98,70 +98,70 @@ class LLMEngine:
         """Submits a request.
 
         Args:
-            request_id: its name, which no other running request has.
+            request_id: unique among unfinished requests.
             prompt: a text or tokens; see `Prompt`.
-            params: how its tokens are drawn; default: `SamplingParams()`.
-            priority: lower ones are served first.
+            params: sampling parameters; default: `SamplingParams()`.
+            priority: smaller values are served first.
 
         Raises:
-            ValueError: it can never be served, or its name is taken.
+            ValueError: the request can never be served, or its id is in use.
         """
         if request_id in self._requests:
-            raise ValueError(f"request {request_id!r} is running already; give every request its own name")
+            raise ValueError(f"request {request_id!r} is running already; give each request an id of its own")
         request = self.preprocessor.build_request(request_id, prompt, params or SamplingParams(), priority)
         self.scheduler.add(request)
         self._requests[request_id] = request
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
-        """Ends requests at once and frees what they hold; unknown names are ignored.
+        """Ends requests at once and frees their blocks; unknown ids are ignored.
 
         Returns:
-            What they had so far, with ``finish_reason`` ``abort`` for sequences that were not finished.
+            Their outputs so far, with ``finish_reason`` ``abort`` for sequences that were not finished.
         """
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         aborted = [self._requests[name] for name in names if name in self._requests]
         for request in aborted:
-            self._show_all(request)
+            self._flush_texts(request)
             self.scheduler.abort(request.request_id)
         return self._outputs(aborted)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether there is anything to do."""
+        """True if there is anything to compute."""
         return bool(self._requests)
 
     def step(self) -> list[RequestOutput]:
-        """Computes one step and returns the outputs of requests that it changed.
+        """Computes one step and returns the outputs of the requests that it changed.
 
         Raises:
-            StepFailedError: it could not be computed, which ended the requests that took part.
+            StepFailedError: the step failed, and its requests have ended.
         """
         began = time.monotonic()
         self._trace.begin()
         step = self.scheduler.schedule()
         if not step.scheduled:
             return []
-        if not step.decodes:
-            self._note_start(step, began)
+        if not step.decode_only:
+            self._record_start(step, began)
         self._trace.mark("schedule")
         try:
             return self._compute(step, began)
         except Exception as error:
-            raise self._give_up(step, error) from error
+            raise self._abort_step(step, error) from error
 
     def _compute(self, step: Step, began: float) -> list[RequestOutput]:
-        greedy_only = step.decodes and self.speculative_decoder is None and self.sampler.greedy_only
+        greedy_only = step.decode_only and self.speculative_decoder is None and self.sampler.greedy_only
         logits, best = self.runner.compute(step, greedy_only)
-        drawn = None if best is None else self._take(step, best)
+        drawn = None if best is None else self._take_greedy(step, best)
         if drawn is None:
-            tokens = self._draw(step, logits)
+            tokens = self._sample(step, logits)
             self._trace.mark("sample")
-            drawn = {sequence: self._append(sequence, found) for sequence, found in tokens.items()}
+            drawn = {sequence: self._append_tokens(sequence, found) for sequence, found in tokens.items()}
         self._trace.mark("detokenize")
         now = time.monotonic()
         self.stats.record(step, drawn, began, now)
         self.scheduler.complete(step, drawn)
-        self.scheduler.note_time(step, now - began)
-        changed = self._advance(drawn, now)
+        self.scheduler.record_time(step, now - began)
+        changed = self._finish(drawn, now)
         if self.speculative_decoder is not None:
             self.speculative_decoder.propose([a for a in drawn if a.status is Status.RUNNING])
         outputs = self._outputs(changed)
@@ -170,8 +170,8 @@ class LLMEngine:
             self._trace.end(sequences=len(step.scheduled), tokens=step.token_count, drawn=len(drawn))
         return outputs
 
-    def _give_up(self, step: Step, error: Exception) -> StepFailedError:
-        """Ends all whose keys and values the step was to compute or to move: nobody knows which it did."""
+    def _abort_step(self, step: Step, error: Exception) -> StepFailedError:
+        """Ends all requests whose keys and values the step was to compute or copy: their state is unknown."""
         sequences = [*(scheduled.sequence for scheduled in step.scheduled), *step.preempted]
         requests = {sequence.request.request_id: sequence.request for sequence in sequences}
         for name, request in requests.items():
@@ -185,14 +185,14 @@ class LLMEngine:
         waiting = scheduler.waiting + scheduler.swapped
         return Gauges(scheduler.running, waiting, blocks.usage, blocks.hit_rate)
 
-    def _note_start(self, step: Step, now: float) -> None:
+    def _record_start(self, step: Step, now: float) -> None:
         for scheduled in step.scheduled:
             metrics = scheduled.sequence.request.metrics
             if metrics.scheduled_time is None:
                 metrics.scheduled_time = now
 
-    def _take(self, step: Step, best: array[int]) -> dict[Sequence, list[int]] | None:
-        """The best tokens of a step that `Step.decodes`; None where they have to be drawn by their logits."""
+    def _take_greedy(self, step: Step, best: array[int]) -> dict[Sequence, list[int]] | None:
+        """Appends the most probable tokens of a decode-only step; None if logits are needed to sample."""
         sequences = [sequence for sequence, _, _ in step.scheduled]
         tokens = self.sampler.take_greedy(best, sequences)
         self._trace.mark("sample")
@@ -200,43 +200,45 @@ class LLMEngine:
             return None
         drawn = {}
         for sequence, token_id in zip(sequences, tokens, strict=True):
-            self._lengthen(sequence, token_id)
+            self._append_token(sequence, token_id)
             drawn[sequence] = [token_id]
         return drawn
 
-    def _draw(self, step: Step, logits: Tensor) -> dict[Sequence, list[SampledToken]]:
-        """Tokens of every sequence that the step brings forward: one, and as many as were guessed rightly."""
+    def _sample(self, step: Step, logits: Tensor) -> dict[Sequence, list[SampledToken]]:
+        """Samples tokens for each sequence whose prompt is computed: accepted draft tokens, and one more."""
         sequences: list[Sequence] = []
         counts: list[int] = []
         rows: list[int] = []
         end = 0
         for scheduled in step.scheduled:
             sequence, start, count = scheduled
-            if count == 1 and sequence.prompt_length <= start == len(sequence.token_ids) - 1:  # most are so
+            if (
+                count == 1 and sequence.prompt_length <= start == len(sequence.token_ids) - 1
+            ):  # the common case: decode without a draft
                 sequences.append(sequence)
                 counts.append(0)
                 rows.append(end)
                 end += 1
                 continue
             first = end
-            end += len(scheduled.wanted)
+            end += len(scheduled.logit_positions)
             if sequence.params.prompt_logprobs is not None and start < sequence.prompt_length:
-                self._note_prompt(sequence, start, logits[first:end])
-            if scheduled.draws:
-                for each in (sequence, *self._siblings(sequence)):
+                self._record_prompt_logprobs(sequence, start, logits[first:end])
+            if scheduled.samples:
+                for each in (sequence, *self._fork(sequence)):
                     sequences.append(each)
-                    counts.append(scheduled.draft_count)
-                    rows += range(end - 1 - scheduled.draft_count, end)
+                    counts.append(scheduled.num_draft)
+                    rows += range(end - 1 - scheduled.num_draft, end)
         chosen = logits if rows == list(range(end)) else logits[rows]
         return dict(zip(sequences, self._verify(chosen, sequences, counts), strict=True))
 
-    def _siblings(self, sequence: Sequence) -> list[Sequence]:
-        """A request's further sequences, made when its prompt is read: they draw from the same logits."""
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """Creates a request's other sequences when its prompt is computed; they sample from its logits."""
         request = sequence.request
         return self.scheduler.fork(sequence) if len(request.sequences) < request.params.num_sequences else []
 
-    def _note_prompt(self, sequence: Sequence, start: int, logits: Tensor) -> None:
-        """Keeps log-probabilities of the prompt's tokens that follow positions from ``start`` on."""
+    def _record_prompt_logprobs(self, sequence: Sequence, start: int, logits: Tensor) -> None:
+        """Records log-probabilities of the prompt tokens that follow positions from ``start`` on."""
         request, prompt = sequence.request, sequence.request.prompt_token_ids
         found = request.prompt_logprobs = request.prompt_logprobs or [None]
         new = range(len(found), min(start + len(logits) + 1, len(prompt)))
@@ -246,20 +248,20 @@ class LLMEngine:
             assert count is not None
             found += self.sampler.prompt_logprobs(rows, prompt[new.start : new.stop], count)
 
-    def _append(self, sequence: Sequence, drawn: GenericSequence[SampledToken]) -> list[int]:
-        """Lengthens a sequence's text up to its end and returns the tokens that belong to it."""
+    def _append_tokens(self, sequence: Sequence, drawn: GenericSequence[SampledToken]) -> list[int]:
+        """Appends tokens to a sequence's text up to its end; returns those that belong to it."""
         kept = []
         for one in drawn:
             kept.append(one.token_id)
             if one.logprobs is not None:
                 sequence.logprobs.append(one.logprobs)
                 sequence.cumulative_logprob += one.logprobs[one.token_id].logprob
-            if self._lengthen(sequence, one.token_id):
+            if self._append_token(sequence, one.token_id):
                 break
         return kept
 
-    def _lengthen(self, sequence: Sequence, token_id: int) -> bool:
-        """Lengthens a sequence's text by a token; says whether that is its end."""
+    def _append_token(self, sequence: Sequence, token_id: int) -> bool:
+        """Appends a token to a sequence's text; True if it ends the sequence."""
         text = self._texts.get(sequence) or self._texts.setdefault(sequence, self._begin_text(sequence))
         finish = text.append(token_id)
         if finish is None:
@@ -267,8 +269,8 @@ class LLMEngine:
         sequence.finish_reason, sequence.stop_reason = finish
         return True
 
-    def _advance(self, drawn: Iterable[Sequence], now: float) -> list[Request]:
-        """Finishes what came to its end; returns the requests that have something new."""
+    def _finish(self, drawn: Iterable[Sequence], now: float) -> list[Request]:
+        """Finishes sequences that ended; returns the requests with new tokens."""
         changed: dict[Request, None] = {}
         for sequence in drawn:
             changed[sequence.request] = None
@@ -292,7 +294,7 @@ class LLMEngine:
                 self._forget(request)
         return outputs
 
-    def _show_all(self, request: Request) -> None:
+    def _flush_texts(self, request: Request) -> None:
         for sequence in request.sequences:
             if sequence.finish_reason is None and sequence in self._texts:
                 self._texts[sequence].flush()

@@ -1,4 +1,4 @@
-"""What the engine works on: requests and their sequences."""
+"""Requests and their sequences."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from torch_armllm.engine.sampling_params import SamplingParams
 
 
 class Status(Enum):
-    """Where a sequence is in its life."""
+    """State of a sequence."""
 
     WAITING = auto()
-    """Has no blocks."""
+    """Waits for admission, without blocks."""
     RUNNING = auto()
-    """Holds blocks and takes part in steps."""
+    """Admitted: holds blocks and is part of steps."""
     SWAPPED = auto()
-    """Its blocks lie in swap memory."""
+    """Preempted, with its blocks in swap memory."""
     FINISHED = auto()
-    """Holds nothing any more."""
+    """Finished; holds no blocks."""
 
 
 _FINISHED = Status.FINISHED
-"""To ask an enumeration for its members takes longer than what is done with them in every step."""
+"""A module-level name: looking a member up in its enumeration costs more than its use in every step."""
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and how it is to be answered.
+    """A prompt with its sampling parameters, and the sequences that continue it.
 
     Attributes:
-        request_id: unique among those that are not finished.
+        request_id: unique among unfinished requests.
         prompt_token_ids: at least one.
-        params: how tokens are drawn.
-        seed: `params.seed`, or one drawn at submission.
-        priority: lower ones are served first; equal ones in the order in which they came.
-        sequences: the first alone until the prompt is read, then `params.num_sequences`.
+        params: sampling parameters.
+        seed: `params.seed`, or a seed drawn at submission.
+        priority: smaller values are served first; equal ones in order of arrival.
+        sequences: one until the prompt is computed, then `params.num_sequences`.
     """
 
     request_id: str
@@ -56,8 +56,8 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether every sequence has come to its end."""
-        # asked in every step, where a generator would cost more than all else
+        """True if all sequences are finished."""
+        # read in every step, where a generator would cost more than the loop
         for sequence in self.sequences:  # noqa: SIM110
             if sequence.status is not _FINISHED:
                 return False
@@ -66,16 +66,16 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """One of a request's sequences: what the scheduler gives blocks and tokens of steps to.
+    """A prompt with one of its continuations: the unit that the scheduler assigns blocks and tokens to.
 
     Attributes:
-        index: which of the request's `n`.
-        token_ids: the prompt's and the sequence's, all that is known.
+        index: position among the request's sequences.
+        token_ids: prompt tokens, then output tokens.
         blocks: hold its keys and values, in order.
-        computed: positions whose keys and values stand in the blocks.
-        draft: tokens that are guessed to follow `token_ids` and are verified by the next step.
-        logprobs: of the sequence's tokens, where they are asked for.
-        prompt_length: tokens of the prompt.
+        computed: number of positions whose keys and values are in the blocks.
+        draft: draft tokens after `token_ids`, which the next step verifies.
+        logprobs: of the output tokens, if requested.
+        prompt_length: number of prompt tokens.
     """
 
     request: Request
@@ -96,15 +96,15 @@ class Sequence:
 
     @property
     def params(self) -> SamplingParams:
-        """How its tokens are drawn."""
+        """Sampling parameters of the request."""
         return self.request.params
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The tokens of the sequence."""
+        """Tokens after the prompt."""
         return self.token_ids[self.prompt_length :]
 
     @property
     def output_length(self) -> int:
-        """How many tokens the sequence has."""
+        """Number of tokens after the prompt."""
         return len(self.token_ids) - self.prompt_length

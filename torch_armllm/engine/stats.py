@@ -1,4 +1,4 @@
-"""How fast an engine goes: totals since it began, and a line of rates in the log while requests run."""
+"""Engine statistics: totals since the start, and a log line of throughput while requests run."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.step import Step
 
 INTERVAL = 10.0
-"""Seconds between two lines."""
-_PAUSE = 1.0  # seconds without a step in which there was nothing to do: no part of the rates
+"""Seconds between two log lines."""
+_PAUSE = 1.0  # seconds; a longer gap between steps was idle time and does not count in the rates
 
 _logger = logging.getLogger(__name__)
 
 
 class Gauges(NamedTuple):
-    """What an engine holds at a moment."""
+    """Momentary state of an engine."""
 
     running: int
-    """Sequences that take part in steps."""
+    """Running sequences."""
     waiting: int
-    """Sequences that do not, preempted ones included."""
+    """Waiting sequences, preempted ones included."""
     kv_usage: float
-    """Part of the blocks that sequences hold, 0 … 1."""
+    """Fraction of the blocks that sequences hold, 0 … 1."""
     hit_rate: float
-    """Part of the prompts' tokens that the prefix cache held, 0 … 1."""
+    """Fraction of the prompt tokens that the prefix cache held, 0 … 1."""
 
 
 @dataclass
 class Totals:
-    """Counts since the engine began.
+    """Counts since the engine started.
 
     Attributes:
-        steps: that were computed.
-        prompt_tokens: that were computed: those found in the prefix cache are none of them.
-        generation_tokens: that were drawn.
-        draft_rounds: steps of sequences that had guesses.
-        draft_tokens: that were guessed.
-        accepted_tokens: of those, that were right.
-        preemptions: sequences that lost their blocks.
+        steps: computed steps.
+        prompt_tokens: computed prompt tokens; those from the prefix cache do not count.
+        generation_tokens: sampled tokens.
+        draft_rounds: verified drafts.
+        draft_tokens: verified draft tokens.
+        accepted_tokens: accepted draft tokens.
+        preemptions: preempted sequences.
     """
 
     steps: int = 0
@@ -56,17 +56,17 @@ class Totals:
 
 
 class EngineStats:
-    """Counts what steps do, and tells it every few seconds.
+    """Counts the work of steps, and logs throughput every few seconds.
 
     Args:
-        gauges: asked when a line is due.
-        log: whether lines are written.
-        interval: seconds between them.
-        clock: in seconds.
+        gauges: returns the state of the engine.
+        log: writes log lines.
+        interval: seconds between two lines.
+        clock: returns seconds.
 
     Attributes:
-        gauges: what the engine holds now.
-        totals: since the beginning.
+        gauges: returns the state of the engine.
+        totals: counts since the start.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class EngineStats:
         self._log = log
         self._interval = interval
         self._clock = clock
-        self._told = Totals()
+        self._logged = Totals()
         self._since = self._last = clock()
 
     def record(
         self, step: Step, drawn: Mapping[Sequence, GenericSequence[int]], began: float, now: float
     ) -> None:
-        """Counts a step that was computed; called before the scheduler completes it.
+        """Counts a computed step; called before `Scheduler.complete`.
 
         Args:
             step: as it was scheduled.
@@ -100,7 +100,7 @@ class EngineStats:
             self._since += began - self._last
         totals.steps += 1
         totals.preemptions += len(step.preempted)
-        if step.decodes:  # the rest is nothing then
+        if step.decode_only:  # no other count changes
             totals.generation_tokens += len(drawn)
         else:
             self._count(step, drawn)
@@ -108,7 +108,7 @@ class EngineStats:
         if now - self._since >= self._interval:
             if self._log:
                 _logger.info("%s", self.line(now - self._since))
-            self._since, self._told = now, replace(totals)
+            self._since, self._logged = now, replace(totals)
 
     def _count(self, step: Step, drawn: Mapping[Sequence, GenericSequence[int]]) -> None:
         totals = self.totals
@@ -123,10 +123,10 @@ class EngineStats:
                 totals.accepted_tokens += len(drawn[sequence]) - 1
 
     def line(self, seconds: float) -> str:
-        """The rates since the last line, and what the engine holds."""
-        totals, told, gauges = self.totals, self._told, self.gauges()
-        prompt = (totals.prompt_tokens - told.prompt_tokens) / seconds
-        generation = (totals.generation_tokens - told.generation_tokens) / seconds
+        """Returns the log line: rates since the last line, and the state of the engine."""
+        totals, logged, gauges = self.totals, self._logged, self.gauges()
+        prompt = (totals.prompt_tokens - logged.prompt_tokens) / seconds
+        generation = (totals.generation_tokens - logged.generation_tokens) / seconds
         text = (
             f"Avg prompt throughput: {prompt:.1f} tokens/s, "
             f"Avg generation throughput: {generation:.1f} tokens/s, "
@@ -134,9 +134,9 @@ class EngineStats:
             f"KV cache usage: {100 * gauges.kv_usage:.1f}%, "
             f"Prefix cache hit rate: {100 * gauges.hit_rate:.1f}%"
         )
-        if rounds := totals.draft_rounds - told.draft_rounds:
-            drafted = totals.draft_tokens - told.draft_tokens
-            accepted = totals.accepted_tokens - told.accepted_tokens
+        if rounds := totals.draft_rounds - logged.draft_rounds:
+            drafted = totals.draft_tokens - logged.draft_tokens
+            accepted = totals.accepted_tokens - logged.accepted_tokens
             text += (
                 f", Draft acceptance rate: {100 * accepted / drafted:.1f}%, "
                 f"Mean acceptance length: {1 + accepted / rounds:.2f}"

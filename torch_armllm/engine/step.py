@@ -1,4 +1,4 @@
-"""What one step of the engine computes."""
+"""One step of the engine: the tokens that it computes and the block copies before them."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from torch_armllm.engine.request import Sequence
 
 
 class Scheduled(NamedTuple):
-    """The tokens of one sequence that a step computes: positions ``start`` to ``start + count``.
+    """Tokens of one sequence that a step computes: positions ``start`` to ``start + count``.
 
-    They are those of ``(sequence.token_ids + sequence.draft)``, and the sequence has blocks for all of them.
+    The positions index ``sequence.token_ids + sequence.draft``; the sequence has blocks for all of them.
     """
 
     sequence: Sequence
     start: int
-    count: int  # type: ignore[assignment]  # tuple.count is not missed
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
     @property
     def end(self) -> int:
-        """The first position that is not computed."""
+        """Position after the last one."""
         return self.start + self.count
 
     @property
-    def draws(self) -> bool:
-        """Whether the last known token is computed, so that the next can be drawn; a chunk draws none."""
+    def samples(self) -> bool:
+        """True if the last known token is computed, so that the next one is sampled."""
         return self.end >= len(self.sequence.token_ids)
 
     @property
-    def draft_count(self) -> int:
-        """How many of the tokens are guesses: the last ones."""
+    def num_draft(self) -> int:
+        """Number of draft tokens; they are the last ones."""
         if not self.sequence.draft:
             return 0
         return max(0, self.end - len(self.sequence.token_ids))
 
     @property
-    def wanted(self) -> range:
-        """Positions whose logits are needed: those that tokens are drawn behind, or all of a prompt's."""
+    def logit_positions(self) -> range:
+        """Positions whose logits are needed: for sampling, or all for `SamplingParams.prompt_logprobs`."""
         if self.sequence.params.prompt_logprobs is not None and self.start < self.sequence.prompt_length:
             return range(self.start, self.end)
-        return range(self.end - 1 - self.draft_count, self.end) if self.draws else range(0)
+        return range(self.end - 1 - self.num_draft, self.end) if self.samples else range(0)
 
 
 @dataclass
 class Step:
-    """A step: what to move, then what to compute.
+    """Block copies, then tokens to compute.
 
     Attributes:
         scheduled: one entry a sequence.
-        swaps_out: (block, swap block) pairs, to be copied first.
-        swaps_in: (swap block, block) pairs, to be copied second.
-        copies: (block, block) pairs: shared blocks that are about to be written, copied third.
-        preempted: sequences that lost their blocks.
-        prompt_work: what it reads of prompts; see `PrefillBudget`.
-        decodes: says that it is a token for each of some sequences that have begun, and nothing else: the
-            last one they know, without guesses.
+        swaps_out: (block, swap block) pairs, copied first.
+        swaps_in: (swap block, block) pairs, copied second.
+        copies: (block, block) pairs, copied third: copy-on-write of shared blocks.
+        preempted: sequences that were preempted when the step was scheduled.
+        prefill_work: cost of its prompt tokens; see `PrefillBudget.taken`.
+        decode_only: True if each entry is the last known token of a sequence that has output tokens, without
+            draft tokens.
     """
 
     scheduled: list[Scheduled] = field(default_factory=list)
@@ -64,9 +64,9 @@ class Step:
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     prefill_work: float = 0.0
-    decodes: bool = False
+    decode_only: bool = False
 
     @property
     def token_count(self) -> int:
-        """Tokens that the step computes."""
+        """Number of tokens that the step computes."""
         return sum(s.count for s in self.scheduled)

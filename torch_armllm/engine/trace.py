@@ -1,4 +1,4 @@
-"""Where the time of an engine's steps goes, for chrome://tracing and Perfetto."""
+"""Timing of engine steps, for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _END = b"\n]"
 
 
 class Trace:
-    """What a step spends its time on; this one takes no notes.
+    """Records the phases of steps; this base class records nothing.
 
-    A step is `begin`, a `mark` behind each of its phases, and `end`.
+    A step calls `begin`, `mark` after each phase, and `end`.
     """
 
     def begin(self) -> None:
-        """Begins a step."""
+        """Starts a step."""
 
     def mark(self, phase: str) -> None:
-        """Ends a phase, which began with the step or at the last mark."""
+        """Ends a phase that started at `begin` or at the last mark."""
 
     def end(self, **facts: int) -> None:
         """Ends a step.
@@ -37,16 +37,15 @@ NO_TRACE = Trace()
 
 
 class TraceFile:
-    """A file of steps in Chrome's trace format: a JSON array of events, valid after every step.
+    """A file in Chrome's trace format: a JSON array of events, valid after every step.
 
-    Each step is one write that begins over the array's closing bracket, so that a process that dies leaves a
-    file that can be read.
+    Each step is one write that overwrites the closing bracket: the file stays readable if the process dies.
 
     Args:
-        path: of the file, which is overwritten.
+        path: of the file; an existing file is overwritten.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -56,10 +55,10 @@ class TraceFile:
         self._size = os.write(self._file, b"[\n" + json.dumps(name).encode() + _END)
 
     def track(self, name: str) -> Track:
-        """Steps of one engine among several.
+        """Returns a track for the steps of one engine.
 
         Args:
-            name: that they are shown by.
+            name: label of the track.
         """
         return Track(self, name)
 
@@ -104,7 +103,7 @@ class Track(Trace):
         self._file.write([*self._naming(), step, *(_event(*phase) for phase in self._phases)])
 
     def _naming(self) -> list[dict[str, Any]]:
-        """Names the calling thread, where it is another one than before."""
+        """Names the calling thread if it changed since the last step."""
         if self._thread == (thread := threading.get_native_id()):
             return []
         self._thread = thread
@@ -112,18 +111,18 @@ class Track(Trace):
         return [{**name, "args": {"name": self._name}}]
 
 
-def trace_to(place: str | Path | Trace | None) -> Trace:
-    """What takes notes: in a file of its own, in a track of one, or none.
+def trace_to(target: str | Path | Trace | None) -> Trace:
+    """Returns a trace: into a new file, the given track, or none.
 
     Raises:
         OSError: the file cannot be written.
     """
-    if isinstance(place, Trace):
-        return place
-    return TraceFile(place).track("steps") if place else NO_TRACE
+    if isinstance(target, Trace):
+        return target
+    return TraceFile(target).track("steps") if target else NO_TRACE
 
 
 def _event(name: str, begin: int, end: int, facts: dict[str, int] | None = None) -> dict[str, Any]:
-    """A span in Chrome's words; times are in nanoseconds here, in microseconds there."""
-    made = {"name": name, "ph": "X", "ts": begin / 1e3, "dur": (end - begin) / 1e3}
-    return {**made, "pid": os.getpid(), "tid": threading.get_native_id(), "args": facts or {}}
+    """Returns a complete event of Chrome's format, with times in microseconds; arguments are nanoseconds."""
+    event = {"name": name, "ph": "X", "ts": begin / 1e3, "dur": (end - begin) / 1e3}
+    return {**event, "pid": os.getpid(), "tid": threading.get_native_id(), "args": facts or {}}

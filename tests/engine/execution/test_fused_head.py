@@ -40,7 +40,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def decoding(runner: PlanRunner, count: int) -> Step:
     """A step that gives each of some answers one more token."""
-    step = Step(decodes=True)
+    step = Step(decode_only=True)
     for number, prompt in enumerate(prompts(count)):
         (sequence,) = Request(str(number), prompt, SamplingParams(), seed=0).sequences
         sequence.blocks = [number]
@@ -83,7 +83,7 @@ def growing(runner: PlanRunner, compute: Callable[[Step], StepResult]) -> list[t
     for sequence in sequences:
         runner.execute(Step([Scheduled(sequence, 0, len(sequence.token_ids))]))
     for number in range(14):
-        step = Step(decodes=True)
+        step = Step(decode_only=True)
         for sequence in sequences:
             sequence.token_ids.append((7 * number + len(sequence.token_ids)) % 90)
             step.scheduled.append(Scheduled(sequence, len(sequence.token_ids) - 1, 1))
@@ -102,7 +102,7 @@ def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> N
 
     def joined(step: Step) -> StepResult:
         computed = runner.compute(step, best=True)
-        tickets.append(0 if runner._joined is None else runner._joined._binding)
+        tickets.append(0 if runner._fused_head is None else runner._fused_head._binding)
         return computed
 
     found = growing(runner, joined)
@@ -156,7 +156,7 @@ def test_a_step_that_is_timed_has_the_same_bits() -> None:
     step = decoding(runner, 3)
     for _ in range(2):  # the first joins head and body
         expected = runner.compute(step, best=True).logits.clone()
-    joined = runner._joined
+    joined = runner._fused_head
     assert joined is not None and joined._inputs is not None
     computed, times = joined.run_timed(joined._inputs)
     assert torch.equal(computed.logits, expected)
@@ -206,7 +206,7 @@ def test_steps_that_read_prompts_do_not_join() -> None:
 def test_greedy_answers_are_those_drawn_by_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     on = engine()
     joined = answer_ids(on, prompts(4), GREEDY)
-    assert on.runner._joined is not None  # type: ignore[attr-defined]
+    assert on.runner._fused_head is not None  # type: ignore[attr-defined]
     by_logits = engine()
     without = by_logits.runner.compute
     monkeypatch.setattr(by_logits.runner, "compute", lambda step, best=False: without(step))

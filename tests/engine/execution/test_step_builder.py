@@ -39,7 +39,7 @@ def make_room(random: Random, made: Sequence) -> None:
 
 
 def decoding(sequences: list[Sequence]) -> Step:
-    return Step([Scheduled(one, one.computed, 1) for one in sequences], decodes=True)
+    return Step([Scheduled(one, one.computed, 1) for one in sequences], decode_only=True)
 
 
 def tensors(inputs: StepInputs) -> list[Tensor]:

@@ -27,8 +27,8 @@ def seconds(run: Simulation, per_token: float) -> float:
 def paced(per_token: float, most: float | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
     """Times of the steps in which a long prompt is read while two answers are written."""
     run = simulation(2000, max_model_len=4000, max_num_seqs=4, max_num_batched_tokens=512, max_step_time=most)
-    note = run.scheduler.note_time
-    monkeypatch.setattr(run.scheduler, "note_time", lambda step, _: note(step, seconds(run, per_token)))
+    note = run.scheduler.record_time
+    monkeypatch.setattr(run.scheduler, "record_time", lambda step, _: note(step, seconds(run, per_token)))
     for number in range(2):
         run.add(request(str(number), [number] * 40, max_tokens=600))
     for _ in range(5):
@@ -55,13 +55,13 @@ def test_a_slow_machine_reads_prompts_as_long_as_it_writes(monkeypatch: pytest.M
 def test_an_unlucky_step_is_forgotten() -> None:
     chunk_budget = ChunkBudget(0.2)
     assert chunk_budget.work() == float("inf")
-    chunk_budget.note(0, 0.05)
-    chunk_budget.note(100, 0.15)
+    chunk_budget.record(0, 0.05)
+    chunk_budget.record(100, 0.15)
     assert chunk_budget.work() == pytest.approx(150)
-    chunk_budget.note(100, 5.0)
+    chunk_budget.record(100, 5.0)
     assert chunk_budget.work() < 10
     for _ in range(8):
-        chunk_budget.note(32, 0.05 + 0.032)
+        chunk_budget.record(32, 0.05 + 0.032)
     assert chunk_budget.work() == pytest.approx(150, rel=0.2)
 
 

@@ -19,7 +19,7 @@ def test_lower_priorities_are_served_first_and_equal_ones_as_they_came() -> None
 
 def test_a_policy_of_ones_own_decides() -> None:
     class ShortFirst:
-        def rank(self, request: Request) -> float:
+        def sort_key(self, request: Request) -> float:
             return len(request.prompt_token_ids)
 
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=1), BlockManager(8, 4), ShortFirst())

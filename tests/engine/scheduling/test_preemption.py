@@ -116,6 +116,6 @@ def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in(
     assert half.computed == 3 and half.blocks[0] == whole.blocks[0]
     assert not {*half.blocks[1:]} & {*whole.blocks}
     assert [block for _, block in step.swaps_in] == half.blocks[1:2]
-    tables.forget(half)
-    tables.forget(whole)
+    tables.free(half)
+    tables.free(whole)
     assert blocks.free == 16 and blocks.swap.free == 8 and not tables._arriving

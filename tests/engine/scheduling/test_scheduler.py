@@ -158,7 +158,7 @@ def refused(match: str, asked: Request, **limits: object) -> None:
     scheduler = simulation(4, **limits).scheduler
     with pytest.raises(ValueError, match=match):
         scheduler.add(asked)
-    assert not scheduler.has_unfinished and not scheduler._places
+    assert not scheduler.has_unfinished and not scheduler._keys
 
 
 def test_what_can_never_be_served_is_refused() -> None:

@@ -80,7 +80,7 @@ def test_the_runs_meet_all_there_is_to_meet() -> None:
         assert sum(bool(getattr(step, kind)) for step in steps) > 100, kind
     caches = [run.blocks.prefix_cache for run in runs if run.blocks.prefix_cache is not None]
     assert sum(cache.tokens_found for cache in caches) > 1000
-    assert sum(not s.draws for step in steps for s in step.scheduled) > 100
+    assert sum(not s.samples for step in steps for s in step.scheduled) > 100
 
 
 def test_the_same_requests_make_the_same_steps() -> None:

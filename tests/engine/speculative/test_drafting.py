@@ -93,7 +93,7 @@ class FixedLogits:
         self.table = torch.randn(8, 20, generator=torch.Generator().manual_seed(seed)) * 1.5
 
     def execute(self, step: Step) -> Tensor:
-        return torch.cat([self.table[p : p + 1] for s in step.scheduled for p in s.wanted])
+        return torch.cat([self.table[p : p + 1] for s in step.scheduled for p in s.logit_positions])
 
 
 @pytest.mark.parametrize("rejection", [True, False])

@@ -58,7 +58,7 @@ class Loop:
                 a.blocks.append(self.blocks.pop())
             scheduled.append(Scheduled(a, a.computed, end - a.computed))
         logits = self.runner.execute(Step(scheduled))
-        counts = [s.draft_count for s in scheduled]
+        counts = [s.num_draft for s in scheduled]
         if self.speculative_decoder is None:
             drawn = [[d] for d in self.sampler(logits, sequences)]
         else:

@@ -77,7 +77,7 @@ class ModuleRunner:
             if s.start and s.sequence not in self._texts:
                 self._fork(s)
         self._trace.mark("prepare")
-        found = [self._logits(s) for s in step.scheduled if s.wanted]
+        found = [self._logits(s) for s in step.scheduled if s.logit_positions]
         self._trace.mark("modules")
         return torch.cat(found) if found else torch.empty(0, self.vocab_size)
 
@@ -97,7 +97,7 @@ class ModuleRunner:
 
     def _logits(self, s: Scheduled) -> Tensor:
         """Logits of the tokens of one sequence that are wanted."""
-        sequence, wanted = s.sequence, s.wanted
+        sequence, wanted = s.sequence, s.logit_positions
         tokens = torch.tensor([(sequence.token_ids + sequence.draft)[: s.end]])
         text = self._texts.pop(sequence, None)
         begins = text is None or text.length != s.end - 1 or len(wanted) > 1

@@ -1,4 +1,4 @@
-"""Runs the steps of an engine: moves blocks of the cache, then computes tokens."""
+"""Computes the steps of an engine with a plan: block copies, hidden states, logits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch_armllm.plan.servable_model import ServableModel
 
 
 class PlanRunner:
-    """The tensors of an engine, and the plan that works on them.
+    """Owns the KV cache of an engine and runs its plan.
 
-    The system gives memory to a block when it is first written, so that blocks never used cost nothing.
+    The system maps memory at the first write, so unused blocks cost nothing.
 
     Args:
         model: see `ServableModel`.
-        num_blocks: of keys and values.
-        swap_blocks: more of them, for sequences that wait for their turn.
-        trace: takes notes of what a step spends its time on.
-        team: the threads that compute; None: those that torch has.
-        drawable: how many token ids may be drawn; None: all.
+        num_blocks: blocks of the KV cache.
+        swap_blocks: blocks of swap memory.
+        trace: records the phases of steps.
+        team: compute threads; None: torch's own.
+        drawable: number of token ids that may be sampled; None: all.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class PlanRunner:
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
         self._builder = StepBuilder(self.cache, self.block_size, model.first_position)
         self._drawable = model.vocab_size if drawable is None else drawable
-        self._joined: FusedHead | None = None
-        self._may_join = True
+        self._fused_head: FusedHead | None = None
+        self._may_fuse = True
         self._trace = trace
         self._at_work = nullcontext() if team is None else team.at_work()
 
@@ -68,8 +68,8 @@ class PlanRunner:
         """Computes a step.
 
         Returns:
-            Logits ``(R, vocab_size)`` in the model's type: the rows of every `Scheduled.wanted`, in the order
-            of ``step.scheduled``.
+            Logits ``(R, vocab_size)`` in the model's type: the rows of every `Scheduled.logit_positions`, in
+            the order of ``step.scheduled``.
         """
         return self.compute(step).logits
 
@@ -77,45 +77,45 @@ class PlanRunner:
         """Computes a step; see `execute`.
 
         Args:
-            step: what to compute.
-            best: whether the most probable tokens are of use; they are found where that costs little.
+            step: to compute.
+            best: asks for the most probable tokens too; they are returned if they cost little.
         """
         with self._at_work:
             return self._compute(step, best)
 
     def _compute(self, step: Step, best: bool) -> StepResult:
-        self.move(step)
-        if step.decodes and best and self._joined is not None:
+        self.copy_blocks(step)
+        if step.decode_only and best and self._fused_head is not None:
             inputs = self._builder.decode(step)
             self._trace.mark("prepare")
-            computed = self._joined.run(inputs)
+            computed = self._fused_head.run(inputs)
             self._trace.mark("decode")
             return computed
         inputs, rows = self._builder.build(step)
         self._trace.mark("prepare")
-        decodes = len(rows) == inputs.tokens
+        all_logits = len(rows) == inputs.tokens
         with torch.no_grad():
             hidden = self.plan.run(inputs)
-            self._trace.mark("decode" if decodes else "prefill")
-            if not decodes:
+            self._trace.mark("decode" if all_logits else "prefill")
+            if not all_logits:
                 hidden = hidden[torch.tensor(rows, dtype=torch.int64)]
             logits = self.head(hidden) if rows else hidden.new_empty(0, self.vocab_size)
             self._trace.mark("head")
-            if step.decodes and best and self._may_join:
-                self._join(hidden)
+            if step.decode_only and best and self._may_fuse:
+                self._fuse_head(hidden)
         return StepResult(logits)
 
-    def _join(self, hidden: Tensor) -> None:
-        """Joins the head to a native plan, if it is nothing but a product."""
-        self._may_join = False
+    def _fuse_head(self, hidden: Tensor) -> None:
+        """Fuses the head with a native plan, if the head is one matrix product."""
+        self._may_fuse = False
         if not isinstance(self.plan, NativePlan):
             return
         weights = self.head.weights(hidden)
         if weights is not None:
-            self._joined = FusedHead(self.plan, weights, self._drawable)
+            self._fused_head = FusedHead(self.plan, weights, self._drawable)
 
-    def move(self, step: Step) -> None:
-        """Copies the blocks that a step swaps out, swaps in, and makes a sequence's own."""
+    def copy_blocks(self, step: Step) -> None:
+        """Copies the blocks of a step: swaps out, swaps in, and copy-on-write."""
         if step.swaps_out:
             assert self._swap is not None
             _copy(self.cache, self._swap, step.swaps_out)
@@ -128,7 +128,7 @@ class PlanRunner:
 
 def _copy(source: Cache, target: Cache, pairs: Sequence[tuple[int, int]]) -> None:
     """Copies whole blocks of all layers."""
-    origins, places = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+    sources, targets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
     for old, new in zip(source, target, strict=True):
         if old is not None and new is not None:
-            new.index_copy_(1, places, old.index_select(1, origins))
+            new.index_copy_(1, targets, old.index_select(1, sources))

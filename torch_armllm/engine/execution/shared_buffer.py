@@ -1,4 +1,4 @@
-"""Integers that Python and tensors share."""
+"""Integer buffers that Python writes and tensors read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class SharedBuffer:
-    """Integers that Python writes one by one and tensors see.
+    """An array of integers on the same memory as tensors.
 
-    An element of a tensor takes microseconds to set, one of an array tens of nanoseconds; a step of eight
-    sequences sets forty of them.
+    Setting an element of a tensor takes microseconds, of an array tens of nanoseconds; a step of eight
+    sequences sets forty elements.
 
     Args:
-        code: of `array.array`: ``q`` (int64) or ``i`` (int32).
-        size: elements.
+        code: type code of `array.array`: ``q`` (int64) or ``i`` (int32).
+        size: number of elements.
     """
 
     def __init__(self, code: str, size: int) -> None:
@@ -26,7 +26,7 @@ class SharedBuffer:
         assert self.items.itemsize == self.dtype.itemsize
 
     def view(self, *shape: int) -> Tensor:
-        """The first elements, on the same memory."""
+        """Returns the first elements as a tensor on the same memory."""
         count = 1
         for n in shape:
             count *= n

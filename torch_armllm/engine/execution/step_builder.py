@@ -97,7 +97,7 @@ class StepBuilder:
         self._decodes = {}
 
     def decode(self, step: Step) -> StepInputs:
-        """The tensors of a step that `Step.decodes`: the same ones for as many sequences as before.
+        """The tensors of a step that `Step.decode_only`: the same ones for as many sequences as before.
 
         Behind a step of the model no object is in the CPU's caches any more, and to look at each of them once
         is what takes the time: this looks at no more than it has to.
@@ -156,7 +156,7 @@ class StepBuilder:
                 rows.append(at)
             else:
                 self._write_many(at, s)
-                rows.extend([position + at - start for position in s.wanted])
+                rows.extend([position + at - start for position in s.logit_positions])
             if table_rows[number] != blocks:
                 self._table.write(number, blocks)
                 table_rows = self._table.known

@@ -1,4 +1,4 @@
-"""What sequences hold of the KV cache: blocks while they run, swap blocks while they wait."""
+"""Block tables of sequences: KV cache blocks while they run, swap blocks while they are swapped out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch_armllm.kv_cache.block_manager import BlockManager
 
 
 class BlockTables:
-    """Gives sequences the blocks that their next positions need, and takes them back.
+    """Allocates and frees the blocks of sequences.
 
-    A block is written by its only holder, and no more once it can be found: full blocks are shared as they
-    are, the one that sequences to the same prompt have begun in common is copied for all of them but the
-    last.
+    A block is written only while one sequence holds it, and never after the prefix cache knows it. Full
+    blocks are shared. The partial block that forked sequences share is copied on write, for all of them but
+    the last.
 
     Attributes:
-        swapped: the swap blocks of sequences that have some.
+        swapped: swap blocks of the sequences that are swapped out.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -25,98 +25,107 @@ class BlockTables:
         self.swapped: dict[Sequence, list[int]] = {}
         self._arriving: dict[Sequence, int] = {}
 
-    def admit(self, sequence: Sequence, step: Step, reserve: int, most: int) -> bool:
-        """Gives a sequence blocks for all its tokens, filled as far as they were computed once.
+    def admit(self, sequence: Sequence, step: Step, reserve: int, max_uncomputed: int) -> bool:
+        """Allocates blocks for all tokens of a sequence; cached and swapped blocks count as computed.
 
         Args:
             sequence: holds no blocks.
-            step: in which blocks are swapped in.
-            reserve: blocks that are left to others.
-            most: tokens that may remain to be computed.
+            step: copies the blocks that are swapped in.
+            reserve: blocks that must stay free.
+            max_uncomputed: most tokens that may remain to be computed.
 
         Returns:
-            Whether it fits; nothing has happened where it does not.
+            True if the sequence fits. Otherwise nothing is changed.
         """
         blocks = self.blocks
         slots = self.swapped.get(sequence)
-        sought = self._sought(sequence)
-        found = blocks.find(sequence.token_ids, sought)
-        if not self._has_room(sequence, found, reserve, most):
+        cacheable = self._cacheable(sequence)
+        found = blocks.find(sequence.token_ids, cacheable)
+        if not self._has_room(sequence, found, reserve, max_uncomputed):
             return False
-        begun = len(found) * blocks.block_size
+        cached = len(found) * blocks.block_size
         sequence.blocks = blocks.share(found) + blocks.allocate(self._size(sequence) - len(found))
         if slots is None:
-            sequence.computed = begun
-            self._count(sequence, sought)
+            sequence.computed = cached
+            self._count(sequence, cacheable)
         else:
             held = sequence.blocks[: len(slots)]
             step.swaps_in += list(zip(slots, held, strict=True))[len(found) :]
             blocks.swap.deallocate(self.swapped.pop(sequence))
-            self._arriving[sequence] = begun  # cannot be found before the step has filled them
+            self._arriving[sequence] = cached  # cached anew once the step has copied them
         return True
 
-    def fits(self, sequence: Sequence, reserve: int, most: int) -> bool:
-        """Whether `admit` would do what it is asked for."""
+    def fits(self, sequence: Sequence, reserve: int, max_uncomputed: int) -> bool:
+        """True if `admit` would succeed."""
         return self._has_room(
-            sequence, self.blocks.find(sequence.token_ids, self._sought(sequence)), reserve, most
+            sequence, self.blocks.find(sequence.token_ids, self._cacheable(sequence)), reserve, max_uncomputed
         )
 
     def fits_beside(self, sequence: Sequence, others: GenericSequence[Sequence], reserve: int) -> bool:
-        """Whether a sequence fits if these others alone keep what they hold."""
+        """True if a sequence fits while only these other sequences keep their blocks."""
         held = {block for other in others for block in other.blocks}
-        found = self.blocks.find(sequence.token_ids, self._sought(sequence))
+        found = self.blocks.find(sequence.token_ids, self._cacheable(sequence))
         missing = self._size(sequence) - sum(block in held for block in found)
         return missing + reserve + len(held) <= self.blocks.num_blocks
 
-    def _has_room(self, sequence: Sequence, found: GenericSequence[int], reserve: int, most: int) -> bool:
-        computed = sequence.computed if sequence in self.swapped else len(found) * self.blocks.block_size
+    def _has_room(
+        self, sequence: Sequence, found: GenericSequence[int], reserve: int, max_uncomputed: int
+    ) -> bool:
+        swapped = sequence in self.swapped
+        computed = sequence.computed if swapped else len(found) * self.blocks.block_size
         missing = self._size(sequence) - len(found) + self.blocks.count_free(found)
-        return len(sequence.token_ids) - computed <= most and missing + reserve <= self.blocks.free
+        uncomputed = len(sequence.token_ids) - computed
+        return uncomputed <= max_uncomputed and missing + reserve <= self.blocks.free
 
     def _size(self, sequence: Sequence) -> int:
-        """Blocks that all its tokens fill."""
+        """Number of blocks for all its tokens."""
         return -(-len(sequence.token_ids) // self.blocks.block_size)
 
-    def _sought(self, sequence: Sequence) -> int:
-        """How many of a sequence's tokens may come from the prefix cache."""
+    def _cacheable(self, sequence: Sequence) -> int:
+        """Number of tokens that may come from the prefix cache."""
         if sequence in self.swapped:
             return sequence.computed
         if sequence.params.prompt_logprobs is not None:
-            return 0  # the logits of all positions are wanted
-        return len(sequence.token_ids) - 1  # those of the last one are
+            return 0  # the logits of all positions are needed
+        return len(sequence.token_ids) - 1  # the logits of the last position are needed
 
-    def _count(self, sequence: Sequence, sought: int) -> None:
+    def _count(self, sequence: Sequence, cacheable: int) -> None:
         cache, request = self.blocks.prefix_cache, sequence.request
         if cache is not None:
-            cache.tokens_asked += sought
+            cache.tokens_asked += cacheable
             cache.tokens_found += sequence.computed
         if request.metrics.preemptions == 0:
             request.num_cached_tokens = sequence.computed
 
     def extend(self, sequence: Sequence, step: Step) -> bool:
-        """Gives a sequence a block of its own for its next position; False where none is free."""
+        """Makes the block of the next position writable: allocates or copies it. False if none is free."""
         blocks, table, index = self.blocks, sequence.blocks, sequence.computed // self.blocks.block_size
         if index < len(table) and not blocks.is_shared(table[index]):
             return True
         if blocks.free == 0:
             return False
-        (own,) = blocks.allocate(1)
+        (block,) = blocks.allocate(1)
         if index == len(table):
-            table.append(own)
+            table.append(block)
         else:
-            step.copies.append((table[index], own))
+            step.copies.append((table[index], block))
             blocks.deallocate([table[index]])
-            table[index] = own
+            table[index] = block
         return True
 
-    def fit_draft(self, sequence: Sequence, most: int, reserve: int) -> int:
-        """Cuts a draft off behind ``most`` tokens and where only ``reserve`` blocks are left to others.
+    def fit_draft(self, sequence: Sequence, max_tokens: int, reserve: int) -> int:
+        """Shortens a draft to ``max_tokens``, and to the blocks that it may take.
+
+        Args:
+            sequence: has the draft.
+            max_tokens: most tokens of the draft.
+            reserve: blocks that must stay free.
 
         Returns:
-            How many of its tokens remain.
+            The number of tokens that remain.
         """
         blocks, table, known = self.blocks, sequence.blocks, len(sequence.token_ids)
-        count = max(0, min(len(sequence.draft), most))
+        count = max(0, min(len(sequence.draft), max_tokens))
         while len(table) * blocks.block_size < known + count and blocks.free > reserve:
             table += blocks.allocate(1)
         count = min(count, len(table) * blocks.block_size - known)
@@ -124,9 +133,9 @@ class BlockTables:
         return count
 
     def advance(self, sequence: Sequence, start: int, end: int, tokens: GenericSequence[int]) -> None:
-        """Positions ``start`` to ``end`` were computed, and ``tokens`` are known to follow.
+        """Records computed positions ``start`` to ``end`` and appends ``tokens``.
 
-        A draft is rolled back: what remains of it is among the tokens.
+        A draft is dropped, with the blocks that only it needed; its accepted tokens are among ``tokens``.
         """
         size = self.blocks.block_size
         if self._arriving:
@@ -146,7 +155,7 @@ class BlockTables:
             del sequence.blocks[kept:]
 
     def swap_out(self, sequence: Sequence, step: Step) -> bool:
-        """Moves what a sequence has computed to swap memory; False where that has no room."""
+        """Swaps the computed blocks of a sequence out; False if swap memory has no room."""
         used = -(-sequence.computed // self.blocks.block_size)
         if used > self.blocks.swap.free:
             return False
@@ -155,8 +164,8 @@ class BlockTables:
         self._deallocate(sequence)
         return True
 
-    def forget(self, sequence: Sequence) -> None:
-        """Takes everything from a sequence."""
+    def free(self, sequence: Sequence) -> None:
+        """Frees all blocks and swap blocks of a sequence."""
         if sequence in self.swapped:
             self.blocks.swap.deallocate(self.swapped.pop(sequence))
         self._deallocate(sequence)

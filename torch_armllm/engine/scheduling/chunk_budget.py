@@ -1,29 +1,29 @@
-"""How much of a prompt a step may read while others wait for their next token."""
+"""Limits of the prompt tokens in a step, so that running sequences do not wait long for their next token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
 
-_LEAST = 32
-"""Tokens of a prompt that a step reads however long it takes: prompts must come to their end."""
+_MIN_CHUNK = 32
+"""Prompt tokens that a step computes however long it takes: prompts must make progress."""
 _CONTEXT = 2048
-"""Positions behind which a token costs twice as much as at the beginning: a guess that steps correct."""
+"""Position at which a token costs twice as much as at the beginning: an estimate that later steps correct."""
 
 
 def _cost(position: int) -> float:
-    """What a token of a prompt costs beside one at the beginning: it attends to all before it."""
+    """Cost of a prompt token relative to one at the beginning: it attends to all tokens before it."""
     return 1 + position / _CONTEXT
 
 
 @dataclass
 class PrefillBudget:
-    """What a step has left for prompts.
+    """Room for prompt tokens in one step.
 
     Attributes:
-        tokens: of `max_num_batched_tokens`.
-        work: in tokens at the beginning of a prompt.
-        taken: of that work.
+        tokens: left of `max_num_batched_tokens`.
+        work: limit of ``taken``.
+        taken: cost of the tokens taken so far, in units of a token at the beginning of a prompt.
     """
 
     tokens: int
@@ -32,47 +32,48 @@ class PrefillBudget:
 
     @property
     def any(self) -> bool:
-        """Whether there is room for a token."""
+        """True if at least one token fits."""
         return self.tokens > 0 and self.taken < self.work
 
-    def take(self, start: int, wanted: int) -> int:
-        """Takes room for tokens of a prompt from a position on, where there is any; returns for how many."""
+    def take(self, start: int, count: int) -> int:
+        """Takes up to ``count`` tokens of a prompt from position ``start`` on; returns how many."""
         cost = _cost(start)
-        fitting = wanted if self.work == inf else int((self.work - self.taken) / cost)
-        count = min(wanted, self.tokens, max(fitting, 1 if self.taken else _LEAST))
+        fitting = count if self.work == inf else int((self.work - self.taken) / cost)
+        count = min(count, self.tokens, max(fitting, 1 if self.taken else _MIN_CHUNK))
         self.tokens -= count
         self.taken += count * cost
         return count
 
 
 class ChunkBudget:
-    """Learns what steps take, and how much of prompts fits into the time that one may take.
+    """Learns from step times how much prompt work fits into a step.
 
-    The last steps tell what sequences alone take and what a token of a prompt adds: from one chunk of a
-    prompt to the next that changes little.  Results do not depend on where a prompt is cut.
+    Past steps tell how long decoding alone takes and how much time a prompt token adds; both change little
+    from one chunk to the next. Results do not depend on where a prompt is cut into chunks.
 
     Args:
-        most: seconds of a step that writes sequences and reads prompts; where sequences alone take more than
-            half of it, twice what they take.
+        max_step_time: target for steps with decode and prompt tokens, in seconds. If decoding alone takes
+            more than half of it, the target is twice the time of decoding.
     """
 
-    def __init__(self, most: float) -> None:
-        self._most = most
-        self._alone: float | None = None  # seconds
-        self._rate: float | None = None  # seconds for a token at the beginning of a prompt
+    def __init__(self, max_step_time: float) -> None:
+        self._max_step_time = max_step_time
+        self._decode_time: float | None = None  # seconds of a step without prompt tokens
+        self._time_per_token: float | None = None  # seconds for a token at the beginning of a prompt
 
     def work(self) -> float:
-        """What a step with sequences has room for; see `PrefillBudget`."""
-        if self._rate is None:
+        """Returns the prompt work that fits beside decoding; see `PrefillBudget.work`."""
+        if self._time_per_token is None:
             return inf
-        alone = self._alone or 0.0
-        return max(self._most - alone, alone) / self._rate
+        decode_time = self._decode_time or 0.0
+        return max(self._max_step_time - decode_time, decode_time) / self._time_per_token
 
-    def note(self, work: float, seconds: float) -> None:
-        """Takes note of a step that read so much of prompts and took so long."""
+    def record(self, work: float, seconds: float) -> None:
+        """Records a step's prompt work and its duration."""
         if work == 0:
-            self._alone = seconds if self._alone is None else 0.8 * self._alone + 0.2 * seconds
-        elif work >= _LEAST:
-            added = max(seconds - (self._alone or 0.0), seconds / 4)
-            rate = added / work
-            self._rate = rate if self._rate is None else (self._rate + rate) / 2
+            before = self._decode_time
+            self._decode_time = seconds if before is None else 0.8 * before + 0.2 * seconds
+        elif work >= _MIN_CHUNK:
+            added = max(seconds - (self._decode_time or 0.0), seconds / 4)
+            latest, known = added / work, self._time_per_token
+            self._time_per_token = latest if known is None else (known + latest) / 2

@@ -1,4 +1,4 @@
-"""What limits the steps of a scheduler."""
+"""Scheduler settings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of a step; see `EngineConfig`.
+    """Limits of a scheduler's steps; see `EngineConfig`.
 
     Attributes:
-        preemption: what happens to blocks that are taken away: ``recompute`` forgets them, ``swap`` copies
-            them to swap memory where that has room.
+        preemption: ``recompute`` frees the blocks of preempted sequences; ``swap`` copies them to swap memory
+            first, if that has room.
     """
 
     max_num_seqs: int = 64
@@ -26,17 +26,17 @@ class SchedulerConfig:
         if self.max_num_seqs < 1 or self.max_model_len < 2:
             raise ValueError(
                 f"max_num_seqs = {self.max_num_seqs} and max_model_len = {self.max_model_len} leave no room "
-                "for a prompt and an answer: give at least 1 and 2"
+                "for a prompt and an output token: give at least 1 and 2"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "
-                f"{self.max_num_seqs}: every running answer takes a token of each step"
+                f"{self.max_num_seqs}: every running sequence takes a token of each step"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_model_len = "
-                f"{self.max_model_len}: raise it, or let prompts be read in chunks (enable_chunked_prefill)"
+                f"{self.max_model_len}: raise it, or set enable_chunked_prefill"
             )
         if self.max_step_time is not None and not self.max_step_time > 0:
             raise ValueError(

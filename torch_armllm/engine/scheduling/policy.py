@@ -1,4 +1,4 @@
-"""Who is served first."""
+"""Scheduling policies: the order in which requests are served."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch_armllm.engine.request import Request
 
 
 class Policy(Protocol):
-    """Puts requests in an order; those that it ranks alike are served as they came."""
+    """Orders requests; requests with equal keys are served in order of arrival."""
 
-    def rank(self, request: Request) -> float:
-        """Smaller ones are admitted first and lose their blocks last; asked once, at submission."""
+    def sort_key(self, request: Request) -> float:
+        """Requests with a smaller key are admitted first and preempted last; called once, at submission."""
         ...
 
 
 class PriorityPolicy:
-    """By `Request.priority`."""
+    """Orders requests by `Request.priority`."""
 
-    def rank(self, request: Request) -> float:
-        """The priority as it is."""
+    def sort_key(self, request: Request) -> float:
+        """Returns the priority."""
         return request.priority

@@ -1,4 +1,4 @@
-"""What the next step computes: bookkeeping without a tensor."""
+"""Scheduler: chooses the sequences and tokens of every step. It handles numbers only, no tensors."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ __all__ = ["Scheduler", "SchedulerConfig"]
 
 _RUNNING = Status.RUNNING
 
-_Place = tuple[float, int, int]
-"""Rank, arrival and index of a sequence: smaller ones are served first."""
+_SortKey = tuple[float, int, int]
+"""Policy key, arrival number and index of a sequence; the smallest is served first."""
 
 
 class Scheduler:
-    """Fills steps: a token for every sequence that is being written, then prompts into what is left.
+    """Continuous batching: each step decodes all running sequences, then fills up with prompt tokens.
 
-    A prompt is admitted when there are blocks for all of it, and gets them at once; only the tokens of
-    sequences ask for blocks later. When there are none, the last running sequence in the policy's order gives
-    up its own; so do those of a worse rank than one that waits, if that lets it in. Who is scheduled in a
-    step comes before all that may still be preempted in it, and where a sequence's token cost another one its
-    blocks nobody is admitted: so no block that a step moves is moved by it once more.
+    A sequence is admitted when there are blocks for its whole prompt, and gets them at once. Decoding asks
+    for further blocks one at a time. When none is free, the running sequence that is last in the policy's
+    order is preempted. A waiting sequence preempts running ones that come later in the policy's order, if
+    that admits it.
+
+    No block is moved twice in one step: sequences that are scheduled come before all that can still be
+    preempted in the step, and a step in which decoding preempted a sequence admits none.
 
     Attributes:
-        max_length: most tokens of a prompt and its sequence: `max_model_len`, or what all blocks hold.
-        preemptions: how often a sequence lost its blocks.
+        max_length: most tokens of a sequence: `max_model_len`, or the capacity of all blocks.
+        preemptions: number of preemptions so far.
     """
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, policy: Policy | None = None) -> None:
@@ -45,69 +47,71 @@ class Scheduler:
         self.preemptions = 0
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
-        self._places: dict[Sequence, _Place] = {}
-        self._place = self._places.__getitem__
+        self._keys: dict[Sequence, _SortKey] = {}
+        self._key = self._keys.__getitem__
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._forked: list[Sequence] = []
         self._tables = BlockTables(blocks)
-        self._seats = 0
-        self._refused: tuple[Sequence, int, int] | None = None
-        self._hopeless: tuple[Sequence, int] | None = None
-        most = config.max_step_time if config.enable_chunked_prefill else None
-        self._chunk_budget = None if most is None else ChunkBudget(most)
+        self._slots = 0  # of max_num_seqs that are taken
+        self._rejected: tuple[Sequence, int, int] | None = None
+        self._preemption_futile: tuple[Sequence, int] | None = None
+        max_step_time = config.max_step_time if config.enable_chunked_prefill else None
+        self._chunk_budget = None if max_step_time is None else ChunkBudget(max_step_time)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether there is anything to compute."""
+        """True if there is anything to compute."""
         return bool(self._requests)
 
     @property
     def running(self) -> int:
-        """Sequences that hold blocks."""
+        """Number of sequences that hold blocks."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that were not admitted yet, or lost what was computed."""
+        """Number of sequences that were not admitted yet, or were preempted without swapping."""
         return len(self._waiting) - self.swapped
 
     @property
     def swapped(self) -> int:
-        """Sequences whose blocks lie in swap memory."""
+        """Number of sequences whose blocks are in swap memory."""
         return len(self._tables.swapped)
 
     def add(self, request: Request) -> None:
         """Queues a request.
 
         Raises:
-            ValueError: its name is taken, or it can never be served.
+            ValueError: its id is in use, or it can never be served.
         """
-        length, width = len(request.prompt_token_ids), request.params.num_sequences
+        length, num_sequences = len(request.prompt_token_ids), request.params.num_sequences
         if request.request_id in self._requests:
-            raise ValueError(f"request {request.request_id!r} is not finished: give the new one another name")
+            raise ValueError(
+                f"request {request.request_id!r} is not finished: give the new one another request_id"
+            )
         if length == 0:
             raise ValueError(f"request {request.request_id!r} has no prompt: give at least one token")
         if length >= self.max_length:
             limit = "max_model_len" if self.max_length == self.config.max_model_len else "the KV cache"
             raise ValueError(
                 f"the prompt of request {request.request_id!r} has {length} tokens; {limit} allows "
-                f"{self.max_length} with at least one of an answer: shorten it"
+                f"{self.max_length}, at least one output token included: shorten it"
                 + ("" if limit == "max_model_len" else ", or give more kv_cache_memory")
             )
-        if width > self.config.max_num_seqs:
+        if num_sequences > self.config.max_num_seqs:
             raise ValueError(
-                f"request {request.request_id!r} wants {width} answers; max_num_seqs is "
+                f"request {request.request_id!r} wants {num_sequences} sequences; max_num_seqs is "
                 f"{self.config.max_num_seqs}: ask for fewer, or raise it"
             )
         (sequence,) = request.sequences
         self._requests[request.request_id] = request
-        self._places[sequence] = (self.policy.rank(request), self._arrivals, 0)
+        self._keys[sequence] = (self.policy.sort_key(request), self._arrivals, 0)
         self._arrivals += 1
-        insort(self._waiting, sequence, key=self._place)
+        insort(self._waiting, sequence, key=self._key)
 
     def abort(self, request_id: str) -> Request | None:
-        """Ends all sequences of a request; None where there is no such request (any more)."""
+        """Finishes all sequences of a request; returns None if no such request is unfinished."""
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -117,46 +121,45 @@ class Scheduler:
         return request
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Ends a sequence and lets go of all it holds."""
+        """Finishes a sequence and frees all that it holds."""
         assert sequence.status is not Status.FINISHED
         if sequence.status is Status.RUNNING:
-            self._leave(self._running, sequence)
-            self._seats -= self._seats_of(sequence)
+            self._remove(self._running, sequence)
+            self._slots -= self._slots_of(sequence)
         else:
-            self._leave(self._waiting, sequence)
-        self._tables.forget(sequence)
+            self._remove(self._waiting, sequence)
+        self._tables.free(sequence)
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
-        del self._places[sequence]
-        if self._refused is not None and self._refused[0] is sequence:
-            self._refused = None
-        if self._hopeless is not None and self._hopeless[0] is sequence:
-            self._hopeless = None
+        del self._keys[sequence]
+        if self._rejected is not None and self._rejected[0] is sequence:
+            self._rejected = None
+        if self._preemption_futile is not None and self._preemption_futile[0] is sequence:
+            self._preemption_futile = None
         if sequence.request.finished:
             del self._requests[sequence.request.request_id]
 
     def schedule(self) -> Step:
-        """The next step; it has something to compute while there are unfinished requests."""
+        """Returns the next step, which is not empty while there are unfinished requests."""
         step = Step()
         if self._waiting and self._running:
-            self._make_way(step)
-        made_way = len(step.preempted)
-        left, reading = self._schedule_answers(step)
-        if reading or self._waiting:
+            self._preempt_for_waiting(step)
+        preempted = len(step.preempted)
+        left, prefilling = self._schedule_decodes(step)
+        if prefilling or self._waiting:
             budget = PrefillBudget(left)
             if self._chunk_budget is not None and step.scheduled:
                 budget.work = self._chunk_budget.work()
-            self._schedule_prompts(step, reading, budget, admit=len(step.preempted) == made_way)
+            self._schedule_prefills(step, prefilling, budget, admit=len(step.preempted) == preempted)
             step.prefill_work = budget.taken
         assert step.scheduled or not self._requests
         return step
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
-        """The other ones of `n` sequences, to a prompt that the step at hand has read to its end."""
+        """Creates the other sequences of a request when the current step completes its prompt."""
         request = sequence.request
-        assert (
-            sequence.status is Status.RUNNING and len(request.sequences) == 1 and sequence.output_length == 0
-        )
-        rank, arrival, _ = self._places[sequence]
+        assert sequence.status is Status.RUNNING and len(request.sequences) == 1
+        assert sequence.output_length == 0
+        policy_key, arrival, _ = self._keys[sequence]
         siblings = [
             Sequence(
                 request,
@@ -170,103 +173,108 @@ class Scheduler:
         ]
         request.sequences += siblings
         for sibling in siblings:
-            self._places[sibling] = (rank, arrival, sibling.index)
-            insort(self._running, sibling, key=self._place)
+            self._keys[sibling] = (policy_key, arrival, sibling.index)
+            insort(self._running, sibling, key=self._key)
         self._forked += siblings
         return siblings
 
-    def complete(self, step: Step, drawn: Mapping[Sequence, GenericSequence[int]]) -> None:
-        """Enters what a step computed and what was drawn: the tokens that a draft guessed right, and one."""
+    def complete(self, step: Step, sampled: Mapping[Sequence, GenericSequence[int]]) -> None:
+        """Records a computed step.
+
+        Args:
+            step: that was computed.
+            sampled: new tokens of each sequence: its accepted draft tokens, and one more.
+        """
         running, advance = _RUNNING, self._tables.advance
         for sequence, start, count in step.scheduled:
             if sequence.status is running:
-                advance(sequence, start, start + count, drawn.get(sequence, ()))
+                advance(sequence, start, start + count, sampled.get(sequence, ()))
         for sequence in self._forked:
             if sequence.status is running:
-                advance(sequence, sequence.computed, sequence.computed, drawn.get(sequence, ()))
+                advance(sequence, sequence.computed, sequence.computed, sampled.get(sequence, ()))
         self._forked.clear()
 
-    def note_time(self, step: Step, seconds: float) -> None:
-        """Takes note of how long a step took, for the next ones that read prompts beside sequences."""
+    def record_time(self, step: Step, seconds: float) -> None:
+        """Records the duration of a step, from which the budget of later prompt chunks is estimated."""
         if self._chunk_budget is not None:
-            self._chunk_budget.note(step.prefill_work, seconds)
+            self._chunk_budget.record(step.prefill_work, seconds)
 
-    def _schedule_answers(self, step: Step) -> tuple[int, list[Sequence]]:
-        """Takes all sequences that are being written into a step.
+    def _schedule_decodes(self, step: Step) -> tuple[int, list[Sequence]]:
+        """Schedules the next token, and the draft, of all sequences whose prompt is computed.
 
         Returns:
-            How many tokens are left, and those sequences whose prompts are being read.
+            The tokens that are left of `max_num_batched_tokens`, and the sequences that are in prefill.
         """
-        reading = []
-        begun = True
+        prefilling = []
+        decode_only = True
         size, left = self.blocks.block_size, self.config.max_num_batched_tokens
         spare = left - len(self._running)
-        for sequence in self._running:  # whose end is cut off by preemption
+        for sequence in self._running:  # preemption shortens this list at its end
             start = sequence.computed
             if len(sequence.token_ids) - start > 1:
-                reading.append(sequence)
+                prefilling.append(sequence)
                 continue
             ready = start % size and not self.blocks.is_shared(sequence.blocks[-1])
             if not ready and not self._extend(sequence, step):
                 break
             count = 1
             if start < sequence.prompt_length:
-                begun = False
+                decode_only = False
             if sequence.draft:
-                begun = False
-                most = min(spare, self.max_length - start - 1)
-                drafted = self._tables.fit_draft(sequence, most, len(self._running))
-                spare -= drafted
-                count += drafted
+                decode_only = False
+                max_draft = min(spare, self.max_length - start - 1)
+                num_draft = self._tables.fit_draft(sequence, max_draft, len(self._running))
+                spare -= num_draft
+                count += num_draft
             step.scheduled.append(Scheduled(sequence, start, count))
             left -= count
-        step.decodes = begun
-        return left, reading
+        step.decode_only = decode_only
+        return left, prefilling
 
-    def _schedule_prompts(
-        self, step: Step, reading: GenericSequence[Sequence], budget: PrefillBudget, admit: bool
+    def _schedule_prefills(
+        self, step: Step, prefilling: GenericSequence[Sequence], budget: PrefillBudget, admit: bool
     ) -> None:
-        """Goes on with prompts that were admitted before, and admits others, all in their order."""
-        for sequence in reading:
+        """Schedules prompt chunks of running and of newly admitted sequences, in the policy's order."""
+        for sequence in prefilling:
             if admit and self._waiting:
-                self._admit(step, budget, self._places[sequence])
-            self._read(sequence, step, budget)
+                self._admit(step, budget, self._keys[sequence])
+            self._schedule_chunk(sequence, step, budget)
         if admit and self._waiting:
             self._admit(step, budget)
 
     @staticmethod
-    def _read(sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
-        """Takes as much of a prompt into a step as there is room for."""
+    def _schedule_chunk(sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
+        """Schedules as much of a prompt as the budget allows."""
         if budget.any:
-            step.decodes = False
+            step.decode_only = False
             count = budget.take(sequence.computed, len(sequence.token_ids) - sequence.computed)
             step.scheduled.append(Scheduled(sequence, sequence.computed, count))
 
-    def _make_way(self, step: Step) -> None:
-        """Takes seats and blocks from those of a worse rank than one that waits, where that lets it in."""
+    def _preempt_for_waiting(self, step: Step) -> None:
+        """Preempts sequences with a larger policy key than the first waiting one, if that admits it."""
         first = self._waiting[0]
-        rank, _, _ = self._places[first]
-        kept = bisect_right(self._running, rank, key=lambda sequence: self._places[sequence][0])
-        if kept == len(self._running) or self._hopeless == (first, kept):
+        policy_key, _, _ = self._keys[first]
+        num_kept = bisect_right(self._running, policy_key, key=lambda sequence: self._keys[sequence][0])
+        if num_kept == len(self._running) or self._preemption_futile == (first, num_kept):
             return
-        others = self._running[:kept]
-        seats = sum(map(self._seats_of, others))
-        enough = seats + self._seats_of(first) <= self.config.max_num_seqs
-        if not (enough and self._tables.fits_beside(first, others, seats)):
-            self._hopeless = first, kept  # until one of those others has gone
+        kept = self._running[:num_kept]
+        slots = sum(map(self._slots_of, kept))
+        enough_slots = slots + self._slots_of(first) <= self.config.max_num_seqs
+        if not (enough_slots and self._tables.fits_beside(first, kept, slots)):
+            self._preemption_futile = first, num_kept  # until one of the kept sequences is gone
             return
-        while not self._is_welcome(first):
-            assert len(self._running) > kept
+        while not self._can_admit(first):
+            assert len(self._running) > num_kept
             self._preempt(self._running[-1], step)
-        self._refused = None
+        self._rejected = None
 
-    def _is_welcome(self, sequence: Sequence) -> bool:
-        """Whether a sequence that waits could be admitted now."""
-        seats = self._seats + self._seats_of(sequence) <= self.config.max_num_seqs
-        return seats and self._tables.fits(sequence, self._seats, self.max_length)
+    def _can_admit(self, sequence: Sequence) -> bool:
+        """True if a waiting sequence could be admitted now."""
+        enough_slots = self._slots + self._slots_of(sequence) <= self.config.max_num_seqs
+        return enough_slots and self._tables.fits(sequence, self._slots, self.max_length)
 
     def _extend(self, sequence: Sequence, step: Step) -> bool:
-        """Gives a sequence a block for its next position; False where it lost those it had."""
+        """Allocates a block for the next position; False if the sequence itself was preempted."""
         while not self._tables.extend(sequence, step):
             victim = self._running[-1]
             self._preempt(victim, step)
@@ -275,61 +283,63 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
-        """Takes all blocks from a sequence."""
-        self._leave(self._running, sequence)
-        self._seats -= self._seats_of(sequence)
+        """Moves a running sequence back to the waiting ones and frees its blocks."""
+        self._remove(self._running, sequence)
+        self._slots -= self._slots_of(sequence)
         if self.config.preemption == "swap" and self._tables.swap_out(sequence, step):
             sequence.status = Status.SWAPPED
         else:
-            self._tables.forget(sequence)
+            self._tables.free(sequence)
             sequence.status = Status.WAITING
-        insort(self._waiting, sequence, key=self._place)
+        insort(self._waiting, sequence, key=self._key)
         step.preempted.append(sequence)
         sequence.request.metrics.preemptions += 1
         self.preemptions += 1
 
-    def _admit(self, step: Step, budget: PrefillBudget, end: _Place | None = None) -> None:
-        """Gives blocks to those who wait, in order, until one does not fit.
+    def _admit(self, step: Step, budget: PrefillBudget, before: _SortKey | None = None) -> None:
+        """Admits waiting sequences in order, until one does not fit.
 
         Args:
-            step: to compute their first tokens.
+            step: computes their first chunks.
             budget: what the step has left for prompts.
-            end: those behind this place are not admitted.
+            before: stops at sequences after this key.
         """
         while budget.any and self._waiting:
             sequence = self._waiting[0]
-            seats = self._seats_of(sequence)
-            if (end is not None and self._places[sequence] > end) or sequence in step.preempted:
+            slots = self._slots_of(sequence)
+            if (before is not None and self._keys[sequence] > before) or sequence in step.preempted:
                 break
-            if self._seats + seats > self.config.max_num_seqs or not self._has_room(
+            if self._slots + slots > self.config.max_num_seqs or not self._allocate(
                 sequence, step, budget.tokens
             ):
                 break
             del self._waiting[0]
-            insort(self._running, sequence, key=self._place)
-            self._seats += seats
+            insort(self._running, sequence, key=self._key)
+            self._slots += slots
             sequence.status = Status.RUNNING
-            self._read(sequence, step, budget)
+            self._schedule_chunk(sequence, step, budget)
 
-    def _has_room(self, sequence: Sequence, step: Step, left: int) -> bool:
-        """Gives a sequence its blocks; who was refused is asked again when there is more than there was."""
-        most = self.max_length if self.config.enable_chunked_prefill else left
-        budget = self.blocks.free - self._seats
-        if self._refused is not None:
-            refused, room_then, most_then = self._refused
-            if refused is sequence and budget <= room_then and most <= most_then:
+    def _allocate(self, sequence: Sequence, step: Step, tokens_left: int) -> bool:
+        """Allocates the blocks of a waiting sequence.
+
+        A rejected sequence is not tried again before more blocks or tokens are left than at its rejection.
+        """
+        max_uncomputed = self.max_length if self.config.enable_chunked_prefill else tokens_left
+        available = self.blocks.free - self._slots  # each running sequence will want a further block
+        if self._rejected is not None:
+            rejected, available_then, max_uncomputed_then = self._rejected
+            if rejected is sequence and available <= available_then and max_uncomputed <= max_uncomputed_then:
                 return False
-        # Each running sequence will want a further block.
-        admitted = self._tables.admit(sequence, step, self._seats, most)
-        self._refused = None if admitted else (sequence, budget, most)
+        admitted = self._tables.admit(sequence, step, self._slots, max_uncomputed)
+        self._rejected = None if admitted else (sequence, available, max_uncomputed)
         return admitted
 
-    def _seats_of(self, sequence: Sequence) -> int:
-        """How many sequences it will become."""
+    def _slots_of(self, sequence: Sequence) -> int:
+        """Slots of `max_num_seqs` that a sequence takes: one, or all of its request before `fork`."""
         return sequence.params.num_sequences - len(sequence.request.sequences) + 1
 
-    def _leave(self, queue: list[Sequence], sequence: Sequence) -> None:
-        """Takes a sequence out of one of the two queues."""
-        index = bisect_left(queue, self._places[sequence], key=self._place)
+    def _remove(self, queue: list[Sequence], sequence: Sequence) -> None:
+        """Removes a sequence from the waiting or the running ones."""
+        index = bisect_left(queue, self._keys[sequence], key=self._key)
         assert queue[index] is sequence
         del queue[index]

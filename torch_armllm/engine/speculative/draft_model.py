@@ -138,7 +138,7 @@ class DraftModelProposer:
         logits = self._runner.execute(Step([scheduled for _, scheduled in steps]))
         for _, scheduled in steps:
             scheduled.sequence.computed = scheduled.end
-        drawing = [sequence for sequence, scheduled in steps if scheduled.draws]
+        drawing = [sequence for sequence, scheduled in steps if scheduled.samples]
         states = [self._drafts[sequence] for sequence in drawing]
         for state, token in zip(states, self._draw(logits, drawing), strict=True):
             state.shadow.token_ids.append(token)
