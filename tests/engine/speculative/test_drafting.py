@@ -87,7 +87,7 @@ def test_ngram_lookup_agrees_with_a_linear_search(
 class FixedLogits:
     """A model whose logits depend on the position only."""
 
-    block_size, vocabulary = 16, 20
+    block_size, vocab_size = 16, 20
 
     def __init__(self, seed: int) -> None:
         self.table = torch.randn(8, 20, generator=torch.Generator().manual_seed(seed)) * 1.5
