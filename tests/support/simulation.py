@@ -15,7 +15,7 @@ VOCABULARY = 3
 
 
 def next_token(text: list[int], index: int) -> int:
-    """What the model that this stands for draws behind a text, for answer ``index``."""
+    """Stands for the model: returns the token sampled after a context, for output ``index``."""
     return hash((index, len(text), *text[-12:])) // 7 % VOCABULARY
 
 
@@ -132,9 +132,9 @@ class Simulation:
         return self.blocks.prefix_cache is not None and self.blocks.prefix_cache._keys[block] is not None
 
     def number(self, sequence: Sequence) -> list[int]:
-        """For each position of an answer and its draft a number for the text up to there."""
+        """Returns a number for the prefix at each position of a sequence and its draft tokens."""
         known = self.known.setdefault(sequence, [])
-        del known[sequence.computed :]  # behind it stood a draft
+        del known[sequence.computed :]  # after it were draft tokens
         text = sequence.token_ids + sequence.draft
         for token in text[len(known) :]:
             link = (known[-1] if known else 0, token)

@@ -1,4 +1,4 @@
-"""Time of a step of a native plan, instruction by instruction."""
+"""Profile of a native plan's step, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WARM = 3
 
 @dataclass(frozen=True)
 class Part:
-    """Of a step.
+    """Part of a step: all instructions with the same opcode, or the time outside instructions.
 
     Attributes:
-        name: of the instructions, or of what is none.
-        count: of instructions.
-        microseconds: from the first thread that begins to the end, medians added up.
-        working: how much of the threads' time in it was spent computing, 0 … 1; None: it is no instruction.
+        name: opcode of the instructions, or description of the time outside them.
+        count: number of instructions; 0 outside them.
+        microseconds: from the start of the first thread to the end, as a sum of medians.
+        working: fraction of the threads' time spent computing, 0 … 1; None outside instructions.
     """
 
     name: str
@@ -39,14 +39,14 @@ class Part:
 def profile(
     model: PreTrainedModel, batch_size: int = 1, context: int = 128, prompt: int = 0, rounds: int = 20
 ) -> list[Part]:
-    """Runs steps over random tokens and adds up the medians of like instructions.
+    """Runs steps over random tokens and adds up the medians of instructions with the same opcode.
 
     Args:
-        model: patched.
-        batch_size: sequences that decode a token each.
-        context: tokens before.
-        prompt: instead, one prompt of so many tokens.
-        rounds: steps that count.
+        model: a patched model.
+        batch_size: number of sequences that decode one token each.
+        context: length of each sequence before the step, in tokens.
+        prompt: prefill a prompt of this length instead of decoding; 0: decode.
+        rounds: number of measured steps.
 
     Raises:
         ValueError: the model has no native plan.
@@ -63,7 +63,7 @@ def profile(
 
 
 def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[Part]:
-    """Adds up what `NativePlan.profile` gave, ``(rounds, instructions + 2, 3)``; the longest first."""
+    """Adds up `NativePlan.profile` times, ``(rounds, instructions + 2, 3)``; the longest part comes first."""
     middle = times.double().median(0).values / 1e3
     rows: dict[str, list[int]] = {}
     for number, name in enumerate(opcodes):
@@ -79,7 +79,7 @@ def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[Part]:
 
 
 def table(found: Sequence[Part]) -> str:
-    """A line for each part."""
+    """Formats the parts as text, one line for each."""
     total = sum(part.microseconds for part in found)
     lines = [f"{'':22}{'':>6}{'µs':>10}{'share':>8}{'working':>9}"]
     for part in found:
@@ -95,7 +95,7 @@ def table(found: Sequence[Part]) -> str:
 def step_inputs(
     shape: Shape, model: PreTrainedModel, batch_size: int, context: int, prompt: int
 ) -> StepInputs:
-    """A decode step, or a prompt's where ``prompt`` is not 0, over random tokens and an empty cache."""
+    """Builds a decode step, or a prefill step if ``prompt`` > 0, over random tokens and an empty cache."""
     count, new = (1, prompt) if prompt else (batch_size, 1)
     before = 0 if prompt else context
     pool = BlockPool(shape, count * -(-(before + new) // shape.block_size))

@@ -19,7 +19,7 @@ class LatentCache(NamedTuple):
 
 
 class MixedCache(tuple[Tensor | None, ...]):
-    """The tensors of a `KvCache` for each group of layers, one group behind the other."""
+    """The tensors of a `KvCache` for each group of layers, group after group."""
 
     def group(self, number: int) -> KvCache:
         """The tensors of one group's layers."""

@@ -116,7 +116,7 @@ class PatchedForward:
 
     @contextmanager
     def returning(self, hidden: Tensor) -> Iterator[None]:
-        """Gives these hidden states ``(batch, T, hidden)`` in a block, for what lies behind."""
+        """Makes the forward return these hidden states ``(batch, T, hidden)`` in a ``with`` block."""
         self._given = hidden
         try:
             yield

@@ -1,4 +1,4 @@
-"""From hidden states to logits, as the model itself does it."""
+"""Logits of hidden states, as the model itself computes them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DENSE = (torch.float32, torch.bfloat16, torch.float16)
 class LMHead:
     """The logits of rows of hidden states.
 
-    What a model's ``forward`` does behind its body (scales, soft caps, further layers) is part of it, so that
-    ``forward`` is run on the rows.  Most do nothing but the output layer: where rows of very different sizes
-    show no difference, that layer is called alone.
+    A model's ``forward`` may do more after the base model than the output layer: scales, soft caps, further
+    layers.  So ``forward`` itself runs on the rows.  If rows of very different magnitudes show no difference
+    from the output layer, that layer is called alone.
 
     Args:
         model: a patched causal language model.
-        forward: what stands for the forward of its body.
+        forward: the patched forward of its base model.
     """
 
     def __init__(self, model: Any, forward: PatchedForward) -> None:
@@ -44,7 +44,7 @@ class LMHead:
         return self._by_layer(hidden) if self.is_alone(hidden) else self._by_model(hidden)
 
     def is_alone(self, like: Tensor) -> bool:
-        """Whether the model's ``forward`` does nothing but `layer` behind its body.
+        """True if the model's ``forward`` does nothing but `layer` after the base model.
 
         Args:
             like: hidden states of the model, of any values.

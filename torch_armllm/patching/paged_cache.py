@@ -129,7 +129,7 @@ class PagedCache(DynamicCache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Length and offset of the keys that a step of ``query_length`` tokens sees."""
-        # layers are updated in order, so behind the first one this step's tokens count already
+        # layers are updated in order: after the first layer's update this step's tokens count already
         return self.padded_length + query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:

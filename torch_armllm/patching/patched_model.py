@@ -1,4 +1,4 @@
-"""A patched model behind the interface that the engine serves."""
+"""Adapter of a patched model to the interface that the engine serves."""
 
 from __future__ import annotations
 

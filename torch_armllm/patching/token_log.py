@@ -26,5 +26,5 @@ class TokenLog:
         self.ids, self.positions, self.kept = (x[indices] for x in (self.ids, self.positions, self.kept))
 
     def crop(self, length: int) -> None:
-        """Forgets what lies behind a length."""
+        """Drops the tokens past a length."""
         self.ids, self.positions, self.kept = (x[:, :length] for x in (self.ids, self.positions, self.kept))

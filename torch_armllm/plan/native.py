@@ -68,10 +68,10 @@ class NativePlan:
         """Runs a step and times it.
 
         Returns:
-            int64 ``(instructions + 2, 3)``, nanoseconds: what an instruction took, what all threads together
-            computed of it, and the time since the one before it; then rows whose first column has the time
-            before the first instruction and behind the last, and whose second has what the monotonic clock
-            showed at the beginning and at the end.
+            int64 ``(instructions + 2, 3)``, nanoseconds.  A row of an instruction has its duration, the
+            computing time summed over the threads, and the time since the previous instruction.  In the last
+            two rows the first column has the time before the first instruction and after the last.  Their
+            second column has the monotonic clock at the beginning and at the end.
         """
         found: Tensor = torch.ops.armllm.plan_profile(self._handle, _tensors(inputs), inputs.tokens)
         return found

@@ -24,7 +24,7 @@
 //   };
 //
 // An element of C is one chain of operations over depth in order, the same for every tile shape, and columns
-// do not touch: what lies behind the last key or column may be garbage.
+// do not affect each other: memory after the last key or column may hold garbage.
 #pragma once
 
 #include "attention/kernels/kv_split.h"

@@ -108,8 +108,8 @@ def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> N
     found = growing(runner, joined)
     assert [best for _, best in found] == [best for _, best in expected]
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
-    none, first, *_, last = tickets  # the first step joined them
-    assert none == 0 < first < last and len(set(tickets)) == 3  # one more behind a split's end
+    none, first, *_, last = tickets  # the first step fused the head
+    assert none == 0 < first < last and len(set(tickets)) == 3  # a new binding after a split's end
 
 
 def test_another_step_meanwhile_changes_nothing() -> None:

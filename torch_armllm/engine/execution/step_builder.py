@@ -30,7 +30,7 @@ class BlockTable:
             self.write(row, blocks)
 
     def write(self, row: int, blocks: list[int]) -> None:
-        """Makes a row hold these blocks; behind them stands what was there before."""
+        """Writes these blocks to the start of a row; entries after them keep their old values."""
         if len(blocks) > self._width:
             self._reserve(len(self.known), 2 * len(blocks))
         had = self.known[row]

@@ -126,10 +126,10 @@ def apply_threads(chosen: ThreadSettings) -> list[int]:
 
 
 class ThreadTeam:
-    """The chosen threads of whichever thread computes: each that starts an op has workers of its own.
+    """The chosen threads of the computing thread: every thread that starts an op has workers of its own.
 
-    Workers keep their places as long as nobody else wants those: behind a process that takes a core, or a
-    second engine that chose the same ones, the system has to be free to move them.
+    Workers stay pinned to their cores while no other load wants those cores.  Once another process takes a
+    core, or a second engine chose the same cores, the system must be free to move them.
 
     Args:
         chosen: how many there are, and where.

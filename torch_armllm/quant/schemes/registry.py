@@ -1,7 +1,7 @@
-"""Weight formats: how a float matrix becomes small integers, one handler a scheme.
+"""Registry of the weight quantization schemes: one handler for each scheme.
 
-Every handler rounds to nearest, with scales from the peaks or searched by squared error, row chunk by row
-chunk, so that the temporary memory stays at a few megabytes whatever the size of the matrix.
+Every handler rounds to nearest.  Scales come from the absolute maximum or from a search for the least squared
+error.  The caller passes rows in chunks, so temporary memory stays at a few megabytes for any matrix size.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from torch_armllm.quant.schemes.base import GROUP, Quantized, Scheme
 
 
 class G32I(Scheme):
-    """``w = s_row · (m_group · q)``, q in −8…7, m in 1…16: float group scales' accuracy with integer sums.
+    """``w = s_row · (m_group · q)``, q in −8…7, m in 1…16: accuracy of float group scales, integer sums.
 
-    The progressive quantization of QServe (arXiv 2405.04532).  `m·q` fits INT8.  The row scale comes from
-    the row's peak, then from a least-squares fit to the integers found; multipliers are searched at both.
+    This is the progressive quantization of QServe (arXiv 2405.04532); `m·q` fits INT8.  The first row scale
+    comes from the row's absolute maximum, the second from a least-squares fit to the integers.  The group
+    multipliers are searched with either scale.
     """
 
     name = "g32i"
     clipped = 5
-    """Multipliers tried a group: from the one that clips nothing downwards."""
+    """Number of multipliers tried per group, downward from the smallest that clips nothing."""
 
     def bits(self, columns: int) -> float:  # noqa: D102
         return 4 + 4 / GROUP + 32 / columns
@@ -33,7 +34,8 @@ class G32I(Scheme):
     ) -> Quantized:
         peak = weight.abs().amax(dim=2)
         scale = peak.amax(dim=1) / (7.5 * 16)
-        # The heavier tail is best kept on −8, the longer side: a negative row scale puts it there.
+        # The integer range reaches further on the negative side (−8).  A negative row scale maps the heavier
+        # tail there.
         tail = (weight * weight * weight).sum(dim=(1, 2))
         scale = torch.where(tail > 0, -scale, scale)
         widest = torch.ceil(peak * _inverse(scale).abs()[:, None] / 7)
@@ -54,7 +56,7 @@ class G32I(Scheme):
 
 
 class Symmetric(Scheme):
-    """A float scale for every ``span`` columns or a whole row, q in −8…7, as in GPTQ and GGUF files."""
+    """A float scale for every ``span`` columns (0: for a whole row), q in −8…7, as in GPTQ and GGUF files."""
 
     shrink: tuple[float, ...] = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
     shrink_row = tuple(1.0 - 0.07 * step for step in range(10))
@@ -63,7 +65,7 @@ class Symmetric(Scheme):
         self.name, self.span, self.bfloat16 = name, span, bfloat16
 
     def _factors(self, search: bool) -> tuple[float, ...]:
-        """Scales to try, as factors of the scale that clips nothing."""
+        """Returns the scales to try, as factors of the scale that clips nothing."""
         if not search:
             return (1.0,)
         return self.shrink if self.span else self.shrink_row
@@ -113,7 +115,7 @@ class Asymmetric(Symmetric):
 
 
 class Int8(Scheme):
-    """One float scale a row, q in −127…127: for the output head, or for all."""
+    """One float scale per row, q in −127…127: for the output head, or for all layers."""
 
     name = "int8"
 
@@ -214,10 +216,10 @@ DEFAULT = "g32i"
 
 
 def scheme_named(name: str) -> Scheme:
-    """The handler of a scheme; ``int4`` is the default one.
+    """Returns the handler of a scheme; ``int4`` names the default scheme.
 
     Raises:
-        ValueError: there is no such scheme.
+        ValueError: no scheme has this name.
     """
     name = DEFAULT if name == "int4" else name
     if name not in SCHEMES:
@@ -226,7 +228,7 @@ def scheme_named(name: str) -> Scheme:
 
 
 def _regroup(weight: Tensor, importance: Tensor | None, span: int) -> tuple[Tensor, Tensor | None]:
-    """Rows (r, G, 32) and their importance (G, 32) as (r, S, span) and (S, span), padded with zeros."""
+    """Reshapes rows (r, G, 32) and importance (G, 32) to (r, S, span) and (S, span), padded with zeros."""
     flat = weight.flatten(1)
     columns = flat.shape[1]
     span = span or columns
@@ -255,7 +257,7 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _fit(weight: Tensor, q: Tensor, multiplier: Tensor, importance: Tensor | None) -> Tensor:
-    """The row scale with the least squared error for given integers; 0 for a row of zeros."""
+    """Returns the row scale with the least squared error for given integers; 0 for a row of zeros."""
     level = q * multiplier[..., None]
     counted = level if importance is None else level * importance
     moment = (level * counted).sum(dim=(1, 2))
@@ -265,7 +267,7 @@ def _fit(weight: Tensor, q: Tensor, multiplier: Tensor, importance: Tensor | Non
 def _search(value: Tensor, candidates: list[Tensor], importance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Picks, for each (r, G), the scale among `candidates` with the least squared error of `value` (r, G, n).
 
-    Errors count by ``importance`` (G, n), where it is given.
+    Squared errors are weighted by ``importance`` (G, n), unless it is None.
 
     Returns:
         The scales (r, G), and the rounded values in −8…7 as floats (r, G, n).

@@ -98,7 +98,7 @@ struct MmlaBf16 {
     }
   }
 
-  // Quads of values that lie one behind the other.
+  // Contiguous quads of values.
   struct Part {
     const uint16_t* data;
     int64_t quads;

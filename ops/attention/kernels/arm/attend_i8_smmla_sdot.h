@@ -92,7 +92,7 @@ struct DotI8 {
   // Columns of a register tile, in pairs.
   static constexpr int columns(int left) { return left == 1 ? 16 : left == 2 ? 8 : 4; }
 
-  // Queries: [group of rows][octet][pair][2 rows][8], and behind each group its rows' scales.
+  // Queries: [group of rows][octet][pair][2 rows][8], and after each group its rows' scales.
   struct Queries {
     int8_t* data;
     int64_t pairs;
@@ -115,8 +115,7 @@ struct DotI8 {
       for (int64_t i = 0; i < args.head_size; i += 8) vst1_s8(to + 8 + i / 8 * step, vdup_n_s8(0));
   }
 
-  // Weights: [group of rows][octet][row][2 digits][8], and behind each group what its rows' sums are
-  // multiplied by.
+  // Weights: [group of rows][octet][row][2 digits][8], and after each group the factors of its rows' sums.
   struct Weights {
     int8_t* data;
     int64_t rows;
@@ -260,7 +259,7 @@ struct DotI8 {
       weights.factors()[r] = cut(seen[r], scores(r), most[r], at(r, seen[r].all.begin), step);
   }
 
-  // Octets of values that lie one behind the other.
+  // Contiguous octets of values.
   struct Part {
     const int8_t* data;
     int64_t octets;

@@ -1,8 +1,8 @@
 // The grouped product of bfloat16 by TDPBF16PS: tiles of 16 rows × 32 values of depth, and 32 values of depth
 // × 16 columns, which B's quads of depth are sorted into.
 //
-// Blocks of 32 lie where they lie for all rows: what is before A begins and behind its end is multiplied by
-// zeros, so that an element of C is the same chain of operations whatever else is seen.
+// Blocks of 32 have the same boundaries for all rows.  Positions before A's begin and after its end are
+// multiplied by zeros, so that an element of C is the same chain of operations for any visible range.
 #pragma once
 
 #include "attention/kernels/x86/product_bf16_avx512.h"
@@ -111,7 +111,7 @@ void store_sums(float* c, int64_t c_stride) {
   if constexpr (R > 2 && U > 1) ARMLLM_TILE_STORE(5, c + 2 * rows + kUnit, row);
 }
 
-// A, in whole blocks of depth: what is behind its end is either zero or cut off.
+// A, in whole blocks of depth: values after its end are either zero or cut off.
 struct TileRows {
   const char* data;
   int64_t stride;
