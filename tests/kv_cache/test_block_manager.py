@@ -1,4 +1,4 @@
-"""Blocks that are counted, shared, found again and swapped."""
+"""BlockManager: reference counts, shared blocks, prefix cache, swap blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_armllm.kv_cache.block_manager import BlockManager
 
 
 def written(blocks: BlockManager, tokens: list[int]) -> list[int]:
-    """Blocks that hold a text."""
+    """Allocates blocks for the tokens and adds the full ones to the prefix cache."""
     table = blocks.allocate(-(-len(tokens) // blocks.block_size))
     blocks.cache_full_blocks(table, tokens, 0, len(tokens))
     return table
@@ -125,7 +125,7 @@ def test_a_large_pool_is_as_quick_as_a_small_one() -> None:
     def seconds(num_blocks: int) -> float:
         blocks = BlockManager(num_blocks, 1)
         tokens = list(range(num_blocks))
-        blocks.deallocate(written(blocks, tokens))  # all are found in the order of their age now
+        blocks.deallocate(written(blocks, tokens))  # all are now cached and idle: allocate evicts
         return min(timeit.repeat(lambda: blocks.deallocate(blocks.allocate(8)), number=20, repeat=20))
 
     assert seconds(100_000) < 10 * seconds(100)

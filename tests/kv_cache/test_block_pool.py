@@ -1,4 +1,4 @@
-"""The block pool and a sequence's place in it."""
+"""The block pool, and the block table of a sequence in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory keys and values get, and what the system says is free."""
+"""Memory budget of the KV cache, and the free memory that the system reports."""
 
 from __future__ import annotations
 

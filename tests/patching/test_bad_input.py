@@ -1,4 +1,4 @@
-"""Bad models and calls: a clear error, and an unchanged model."""
+"""Invalid models and calls: error messages are clear and the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch_armllm.quant.spill_file import SpillFile
 
 
 def contents(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all that a model holds."""
+    """Returns copies of all parameters and buffers in a model's state dict."""
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
 def assert_untouched(model: Any, before: dict[str, torch.Tensor], logits: torch.Tensor) -> None:
-    """The model holds the bits it held, is not patched, and gives the same logits."""
+    """Asserts that the model has the same bits, is not patched, and returns the same logits."""
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(

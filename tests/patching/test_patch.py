@@ -1,4 +1,4 @@
-"""patch: everything that `generate` does, calls that the plan cannot serve, the report, and clear errors."""
+"""`patch`: `generate` in its variants, calls that the plan cannot serve, the report, error messages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_cache_of_another_type(kv_cache: str) -> None:
         cache = model(ids[:, :9], use_cache=True).past_key_values
         assert cache.pool.cache.k.dtype == getattr(torch, kv_cache)
         parts = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(9, 14)]
-        with warnings.catch_warnings(action="ignore"):  # module by module, on the same cache
+        with warnings.catch_warnings(action="ignore"):  # runs module by module, on the same cache
             parts.append(model(ids[:, 14:], past_key_values=cache, output_hidden_states=True).logits)
     error = (torch.cat(parts, 1) - expected[:, 9:]).norm() / expected[:, 9:].norm()
     assert error < {"int8": 0.02, "bfloat16": 0.01, "float16": 1e-3, "float32": 1e-5}[kv_cache]
@@ -234,7 +234,7 @@ def test_unpatch_without_originals_leaves_rounded_weights() -> None:
         rounded = torch_armllm.unpatch(model)
         assert len(rounded) == 15 and type(model.lm_head) is torch.nn.Linear
         difference = (model(ids).logits - quantized).norm() / quantized.norm()
-    assert difference < 0.05  # activations are not quantized any more; the weights are the same
+    assert difference < 0.05  # same weights, but activations are no longer quantized
     torch_armllm.patch(model, progress=False)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class BlockAllocator:
-    """Hands out blocks by number and counts the references to each.
+    """Allocates blocks by number and counts the references to each.
 
-    Every method takes time in proportion to the blocks that it is given, whatever the total.
+    `allocate`, `share` and `deallocate` take time in proportion to their blocks, not to the total.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -24,7 +24,7 @@ class BlockAllocator:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Takes free blocks; the caller holds one reference to each."""
+        """Allocates free blocks; the caller holds one reference to each."""
         assert count <= len(self._free)
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
@@ -40,7 +40,7 @@ class BlockAllocator:
         return list(blocks)
 
     def deallocate(self, blocks: Sequence[int]) -> None:
-        """Drops a reference to each block, in order; a block without references is free."""
+        """Drops a reference to each block, in order; a block without references becomes free."""
         for block in blocks:
             assert self._references[block] > 0
             self._references[block] -= 1
@@ -52,7 +52,7 @@ class BlockAllocator:
         return self._references[block] > 1
 
     def grow(self, num_blocks: int) -> None:
-        """Adds free blocks up to a total; they are taken last."""
+        """Adds free blocks up to a total of ``num_blocks``; allocated after the other free blocks."""
         before = len(self)
         self._references += [0] * (num_blocks - before)
         self._free = list(range(num_blocks - 1, before - 1, -1)) + self._free

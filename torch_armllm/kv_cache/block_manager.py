@@ -1,4 +1,4 @@
-"""Block numbers of an engine: KV cache, prefix cache and swap memory; the runner owns the tensors."""
+"""Block numbers of an engine: KV cache, prefix cache and swap space.  The runner owns the tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch_armllm.kv_cache.prefix_cache import PrefixCache
 class BlockManager(BlockAllocator):
     """An allocator of a fixed number of blocks, with a prefix cache and an allocator of swap blocks.
 
-    Blocks that the prefix cache can find stay findable without references until they are allocated anew.
+    A cached block that loses its last reference stays findable until it is allocated again.
 
     Attributes:
         num_blocks: number of blocks.
-        block_size: positions a block.
+        block_size: positions per block.
         swap_blocks: number of swap blocks.
-        swap: allocates swap blocks.
+        swap: allocator of the swap blocks.
         prefix_cache: finds blocks by their tokens; None if prefix caching is off.
     """
 
@@ -38,7 +38,7 @@ class BlockManager(BlockAllocator):
 
     @property
     def free(self) -> int:
-        """Number of blocks without references, those that the prefix cache can find included."""
+        """Number of blocks without references, including those that the prefix cache can find."""
         return len(self._free) + (self.prefix_cache.idle if self.prefix_cache is not None else 0)
 
     @property
@@ -48,11 +48,11 @@ class BlockManager(BlockAllocator):
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of the looked-up tokens that the prefix cache held, 0 … 1."""
+        """Fraction of the tokens looked up that the prefix cache held, 0 … 1."""
         return self.prefix_cache.hit_rate if self.prefix_cache is not None else 0.0
 
     def allocate(self, count: int) -> list[int]:
-        """Takes blocks without references; those that the prefix cache can find come last."""
+        """Allocates blocks without references; those that the prefix cache can find are used last."""
         assert count <= self.free
         taken = []
         for _ in range(count):
@@ -67,7 +67,7 @@ class BlockManager(BlockAllocator):
         return taken
 
     def share(self, blocks: Sequence[int]) -> list[int]:
-        """Adds a reference to each block, allocated or found by `find`, and returns them as a new list."""
+        """Adds a reference to each block, allocated or returned by `find`, and returns them as a new list."""
         for block in blocks:
             if self._references[block] == 0:
                 assert self.prefix_cache is not None
@@ -84,7 +84,7 @@ class BlockManager(BlockAllocator):
             self._free.append(block)
 
     def count_free(self, blocks: Sequence[int]) -> int:
-        """Returns how many of these blocks have no references."""
+        """Returns the number of these blocks that have no references."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def find(self, token_ids: Sequence[int], length: int) -> list[int]:
@@ -94,13 +94,13 @@ class BlockManager(BlockAllocator):
     def cache_full_blocks(
         self, blocks: Sequence[int], token_ids: Sequence[int], start: int, end: int
     ) -> None:
-        """Enters the blocks that became full in the prefix cache.
+        """Adds the blocks that a step filled to the prefix cache.
 
         Args:
-            blocks: of a sequence.
-            token_ids: of the sequence.
-            start: first position that was computed.
-            end: position after the last one.
+            blocks: blocks of a sequence.
+            token_ids: tokens of the sequence.
+            start: first position that the step computed.
+            end: position after the last one that it computed.
         """
         if self.prefix_cache is None:
             return

@@ -1,4 +1,4 @@
-"""Blocks of the paged KV cache with their memory."""
+"""Blocks of the paged KV cache, with their memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class BlockPool(BlockAllocator):
     """A block allocator over tensors that grow by doubling.
 
     Attributes:
-        shape: of the cache.
-        cache: the tensors of `Shape.tensors`, layers as first dimension.
+        shape: shape of the cache.
+        cache: tensors made by `Shape.tensors`; layers are their first dimension.
     """
 
     def __init__(self, shape: Shape, blocks: int = 64) -> None:
@@ -22,11 +22,11 @@ class BlockPool(BlockAllocator):
         self.cache = shape.tensors(blocks)
 
     def layer(self, index: int) -> Cache:
-        """The tensors of one layer, as views."""
+        """Returns the tensors of one layer, as views."""
         return self.shape.layer(self.cache, index)
 
     def allocate(self, count: int) -> list[int]:
-        """Takes free blocks; grows the memory if there are too few."""
+        """Allocates free blocks; grows the memory if there are too few."""
         if count > len(self._free):
             self._grow_memory(count - len(self._free))
         return super().allocate(count)
@@ -42,7 +42,7 @@ class BlockPool(BlockAllocator):
         self.grow(after)
 
     def copy(self, block: int) -> int:
-        """Replaces a reference to a shared block by a new block with the same contents."""
+        """Copies a block to a new one, drops one reference to the original and returns the copy."""
         (target,) = self.allocate(1)
         for tensor in self.cache:
             if tensor is not None:

@@ -1,4 +1,4 @@
-"""How much memory an engine's keys and values get."""
+"""Memory budget of an engine's KV cache."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from torch_armllm.system.files import format_bytes
 from torch_armllm.system.host import free_memory
 
 DEFAULT_SHARE = 0.25
-"""Of the free memory, at most: weights are loaded by then, but others live on the machine too."""
+"""Largest default fraction of the free memory.
+
+The weights are loaded by then, but other processes may need memory too.
+"""
 
 
 @dataclass(frozen=True)
 class KvMemory:
-    """The memory of an engine's keys and values.
+    """Size of an engine's KV cache and swap space.
 
     Attributes:
-        num_blocks: of the cache.
-        swap_blocks: of swap memory.
-        block_size: positions a block.
-        block_bytes: bytes of all layers' keys and values of one block.
-        max_model_len: tokens of the longest text that fits and is allowed.
-        dtype: what they are stored as.
+        num_blocks: number of blocks in the cache.
+        swap_blocks: number of blocks in swap space.
+        block_size: positions per block.
+        block_bytes: bytes of all layers' keys and values in one block.
+        max_model_len: maximum sequence length, in tokens, that fits and is allowed.
+        dtype: name of the dtype of the stored keys and values.
     """
 
     num_blocks: int
@@ -38,7 +41,7 @@ class KvMemory:
 
     @property
     def tokens(self) -> int:
-        """Positions that fit."""
+        """Number of positions that fit into the cache."""
         return self.num_blocks * self.block_size
 
     def __str__(self) -> str:
@@ -62,19 +65,22 @@ def size_kv_memory(
     swap_space: int = 0,
     free: int | None = None,
 ) -> KvMemory:
-    """Decides on the number of blocks.
+    """Computes the number of blocks that the memory holds.
 
     Args:
-        shape: what a position takes.
-        max_length: most tokens of a sequence that the model allows.
-        max_model_len: most tokens of a text that were asked for; None: as many as fit, up to ``max_length``.
-        max_num_seqs: texts that are worked on at once; more memory than they can fill is not taken by itself.
-        memory: bytes, a share of the free memory (a float up to 1), or None: `DEFAULT_SHARE` of it at most.
-        swap_space: bytes for blocks of texts that wait.
-        free: bytes that the process may take; measured by default.
+        shape: shape of the cache, from which the bytes per position follow.
+        max_length: maximum sequence length, in tokens, of the model.
+        max_model_len: requested maximum sequence length; None: as many tokens as fit, up to ``max_length``.
+        max_num_seqs: sequences that run at once; unless ``memory`` is set, the cache is not larger than they
+            can fill.
+        memory: bytes, a fraction of the free memory (a float up to 1), or None: at most `DEFAULT_SHARE` of
+            it.
+        swap_space: bytes for the blocks of swapped-out sequences.
+        free: bytes that the process may allocate; measured by default.
 
     Raises:
-        ValueError: a text of ``max_model_len`` does not fit, or more is asked for than is free.
+        ValueError: a sequence of ``max_model_len`` tokens does not fit, more memory is requested than is
+            free, or ``memory`` is neither a number of bytes nor a fraction.
     """
     free = free_memory() if free is None else free
     wanted = max_length if max_model_len is None else max_model_len
@@ -104,11 +110,14 @@ def size_kv_memory(
 
 
 def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:
-    """What a cache of transformers' own takes at most; None where a text's state does not grow with it.
+    """Returns an upper bound for the shape of transformers' own cache, which a model without a plan uses.
+
+    None if the config lacks layers, attention heads or a hidden size: the state of such a model (Mamba) does
+    not grow with the sequence.
 
     Args:
-        config: of a model without a plan.
-        dtype: of its keys and values.
+        config: configuration of a model without a plan.
+        dtype: dtype of its keys and values.
     """
     text = config.get_text_config()
 
@@ -133,7 +142,7 @@ def _remedies(shape: Shape, fitting: int) -> str:
 
 
 def _granted(memory: int | float | None, free: int) -> tuple[int, str]:
-    """Bytes for keys and values, and where the number comes from."""
+    """Returns the bytes for keys and values, and a phrase that explains them in error messages."""
     if memory is None:
         return int(DEFAULT_SHARE * free), f"a quarter of the {format_bytes(free)} that are free"
     if isinstance(memory, float) and 0 < memory <= 1:

@@ -1,4 +1,4 @@
-"""Dtypes that a KV cache may have."""
+"""Dtypes of a KV cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 KvCacheDtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
-"""A setting: ``auto`` is the model's own dtype."""
+"""Values of the setting ``kv_cache_dtype``; ``auto`` is the model's own dtype."""
 
 KV_CACHE_DTYPES = {
     "int8": torch.int8,

@@ -1,4 +1,4 @@
-"""Which blocks hold which text, so that a prompt finds what was computed for another."""
+"""Prefix cache: finds blocks by their tokens, so that sequences share what was computed once."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from itertools import count
 _Key = tuple[int, tuple[int, ...]]
 
 _NOTHING = 0
-"""The content in front of a first block."""
+"""Content number in front of the first block of a sequence."""
 _UNKNOWN = -1
+"""Content number of a block that is not full, or that was freed or evicted."""
 
 
 class PrefixCache:
-    """Full blocks by the text that they end, and the ones among them that nobody holds, longest unused first.
+    """Maps token prefixes to the full blocks that end them; evicts unreferenced blocks in LRU order.
 
-    A text is a chain of blocks. Each link has a number of its own, its content, which is never given twice;
-    it is found by the content in front of it and its own tokens. The dictionary hashes both and compares
-    them, so by induction a block is found by exactly its text, whatever hashes coincide.
+    A prefix is a chain of blocks.  Each cached prefix has a content number, which is never reused.  A block
+    is looked up by the content number of the previous block and by its own tokens.  The dictionary hashes
+    both and compares them, so by induction a block is found for exactly its prefix, even if hashes collide.
 
     Attributes:
-        tokens_asked: tokens that were looked for by those who were admitted.
-        tokens_found: how many of them needed not be computed.
+        tokens_asked: tokens that were looked up for admitted sequences.
+        tokens_found: tokens among them that did not have to be computed.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -40,16 +41,16 @@ class PrefixCache:
 
     @property
     def idle(self) -> int:
-        """Blocks that can be found and that nobody holds."""
+        """Number of cached blocks without references."""
         return len(self._idle)
 
     @property
     def hit_rate(self) -> float:
-        """The part of the tokens asked for that was found, 0 … 1."""
+        """Fraction of the tokens looked up that were found, 0 … 1."""
         return self.tokens_found / self.tokens_asked if self.tokens_asked else 0.0
 
     def find(self, token_ids: Sequence[int], length: int) -> list[int]:
-        """The blocks that hold the longest known beginning of ``token_ids[:length]``."""
+        """Returns the blocks that hold the longest cached prefix of ``token_ids[:length]``."""
         found: list[int] = []
         content, size = _NOTHING, self.block_size
         for end in range(size, length + 1, size):
@@ -61,9 +62,9 @@ class PrefixCache:
         return found
 
     def insert(self, block: int, before: int | None, tokens: Sequence[int]) -> None:
-        """Makes a block findable that is full now; ``before`` is the block in front of it.
+        """Makes a full block findable; ``before`` is the previous block of its sequence.
 
-        Where another block holds the same text, that one stays the one that is found.
+        If another block already holds the same prefix, lookups keep returning that block.
         """
         content = _NOTHING if before is None else self._contents[before]
         assert content != _UNKNOWN and len(tokens) == self.block_size
@@ -77,7 +78,11 @@ class PrefixCache:
             self._contents[block] = self._contents[same]
 
     def retire(self, block: int) -> bool:
-        """Nobody holds a block any more; whether it is worth being kept."""
+        """Handles a block that lost its last reference.
+
+        Returns:
+            True if the block stays cached, False if the caller must free it.
+        """
         if self._keys[block] is None:
             self._contents[block] = _UNKNOWN
             return False
@@ -85,11 +90,11 @@ class PrefixCache:
         return True
 
     def revive(self, block: int) -> None:
-        """Somebody holds an idle block again."""
+        """Removes a block that is referenced again from the idle blocks."""
         del self._idle[block]
 
     def evict(self) -> int:
-        """Takes the block that was idle for longest; its text can no longer be found."""
+        """Returns the block that was idle for longest, and removes it from the cache."""
         block, _ = self._idle.popitem(last=False)
         key = self._keys[block]
         assert key is not None and self._blocks[key] == block

@@ -1,4 +1,4 @@
-"""One sequence's place in the paged cache."""
+"""Block table of one sequence in a block pool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch_armllm.kv_cache.block_pool import BlockPool
 
 
 class SequenceBlocks:
-    """The blocks that hold a sequence's keys and values, and how many positions are filled."""
+    """The blocks that hold a sequence's keys and values, and the number of filled positions."""
 
     __slots__ = ("blocks", "length", "pool")
 
@@ -16,7 +16,10 @@ class SequenceBlocks:
         self.length = 0
 
     def append(self, tokens: int) -> list[int]:
-        """Makes room for further positions and returns their slots."""
+        """Allocates slots for further positions and returns them.
+
+        A partially filled last block is copied first if other sequences share it (copy-on-write).
+        """
         size = self.pool.shape.block_size
         end = self.length + tokens
         partial = self.length % size
@@ -31,12 +34,12 @@ class SequenceBlocks:
         return slots
 
     def slots(self) -> list[int]:
-        """Slots of all filled positions."""
+        """Returns the slots of all filled positions."""
         size = self.pool.shape.block_size
         return [self.blocks[p // size] * size + p % size for p in range(self.length)]
 
     def truncate(self, length: int) -> None:
-        """Forgets the positions from ``length`` on."""
+        """Drops the positions from ``length`` on, and frees the blocks that no longer hold any."""
         assert 0 <= length <= self.length
         keep = -(-length // self.pool.shape.block_size)
         self.pool.deallocate(self.blocks[keep:])
@@ -44,12 +47,12 @@ class SequenceBlocks:
         self.length = length
 
     def fork(self) -> SequenceBlocks:
-        """A sequence that shares all blocks with this one until either of them writes."""
+        """Returns a copy that shares all blocks with this sequence until either of them writes."""
         other = SequenceBlocks(self.pool)
         other.blocks = self.pool.share(self.blocks)
         other.length = self.length
         return other
 
     def release(self) -> None:
-        """Lets all blocks go."""
+        """Drops all positions and blocks."""
         self.truncate(0)

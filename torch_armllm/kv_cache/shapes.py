@@ -1,4 +1,4 @@
-"""What one position of a paged cache looks like: keys and values of heads, or a latent."""
+"""Shapes of the paged cache: keys and values per head, or latents (MLA)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch_armllm.ops.mla import new_latent_cache
 
 
 class LatentCache(NamedTuple):
-    """Latents of one layer ``(blocks, block_size, rank + rope_size)``, or of several with layers in front."""
+    """Latents of one layer ``(blocks, block_size, rank + rope_size)``, or of all, with layers in front."""
 
     latents: Tensor
 
 
 class MixedCache(tuple[Tensor | None, ...]):
-    """The tensors of a `KvCache` for each group of layers, group after group."""
+    """The tensors of a `KvCache` for each group of layers, concatenated group after group."""
 
     def group(self, number: int) -> KvCache:
-        """The tensors of one group's layers."""
+        """Returns the tensors of one group's layers."""
         fields = len(KvCache._fields)
         k, v, *scales = self[fields * number : fields * (number + 1)]
         assert k is not None and v is not None
@@ -30,7 +30,7 @@ class MixedCache(tuple[Tensor | None, ...]):
 
 
 Cache = KvCache | LatentCache | MixedCache
-"""The tensors of a paged cache, layers as first dimension, blocks as second."""
+"""The tensors of a paged cache: layers are the first dimension, blocks the second."""
 
 
 def _layer(cache: KvCache, index: int) -> KvCache:
@@ -40,7 +40,7 @@ def _layer(cache: KvCache, index: int) -> KvCache:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one layer's keys and values look like; the same for all layers."""
+    """Shape of one layer's keys and values; the same for all layers."""
 
     layers: int
     kv_heads: int
@@ -48,31 +48,31 @@ class CacheShape:
     value_size: int
     dtype: torch.dtype
     block_size: int = 32
-    """Positions a block; a multiple of 16 that divides 256."""
+    """Positions per block; a multiple of 16 that divides 256."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of all layers' keys and values of one position."""
+        """Bytes of all layers' keys and values at one position."""
         scales = 2 * torch.float32.itemsize if self.dtype == torch.int8 else 0
         one = (self.head_size + self.value_size) * self.dtype.itemsize + scales
         return self.layers * self.kv_heads * one
 
     def tensors(self, blocks: int) -> Cache:
-        """Empty blocks of all layers."""
+        """Allocates empty blocks of all layers."""
         sizes = (self.kv_heads, self.head_size, self.value_size)
         return new_kv_cache(blocks, *sizes, self.block_size, self.dtype, layers=self.layers)
 
     def at(self, index: int) -> CacheShape:
-        """What writes and reads a layer."""
+        """Returns the shape that writes and reads a layer."""
         return self
 
     def layer(self, cache: Cache, index: int) -> KvCache:
-        """The tensors of one layer, views of all."""
+        """Returns the tensors of one layer, as views."""
         assert isinstance(cache, KvCache)
         return _layer(cache, index)
 
     def write(self, layer: Cache, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Stores keys ``(heads, T, head_size)`` and values of one row in a layer's blocks."""
+        """Stores keys and values ``(heads, T, head_size or value_size)`` of one row in a layer's blocks."""
         assert isinstance(layer, KvCache)
         torch.ops.armllm.kv_write(
             *(x.transpose(0, 1).contiguous() for x in (keys, values)),
@@ -80,7 +80,7 @@ class CacheShape:
         )
 
     def read(self, layer: Cache, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys ``(heads, positions, head_size)`` and values of a row's blocks, as floats."""
+        """Returns keys and values ``(heads, positions, head_size or value_size)`` of blocks, as floats."""
         assert isinstance(layer, KvCache)
         scales = [None if t is None else t[blocks] for t in (layer.k_scales, layer.v_scales)]
         keys = keys_by_token(layer.k[blocks], scales[0])[..., : self.head_size]
@@ -90,51 +90,51 @@ class CacheShape:
 
 @dataclass(frozen=True)
 class MixedShape:
-    """Layers whose keys and values differ in shape, or that read those of other layers."""
+    """Shape of a cache in which layers differ in shape, or read the keys and values of other layers."""
 
     groups: tuple[CacheShape, ...]
-    """layers that are alike, in whatever order they come"""
+    """Groups of layers of equal shape; the layers of a group need not be consecutive."""
     places: tuple[tuple[int, int], ...]
-    """of each layer, its group and its number there; layers that share keys and values share a place"""
+    """Group of each layer, and its index in the group; layers that share keys and values share both."""
 
     @property
     def layers(self) -> int:
-        """Number of layers, those that read others' keys and values included."""
+        """Number of layers, including those that read the keys and values of other layers."""
         return len(self.places)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values."""
+        """Dtype of keys and values."""
         return self.groups[0].dtype
 
     @property
     def block_size(self) -> int:
-        """Positions a block."""
+        """Positions per block."""
         return self.groups[0].block_size
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of all layers' keys and values of one position."""
+        """Bytes of all layers' keys and values at one position."""
         return sum(group.bytes_per_token for group in self.groups)
 
     def tensors(self, blocks: int) -> Cache:
-        """Empty blocks of all layers."""
+        """Allocates empty blocks of all layers."""
         return MixedCache(tensor for group in self.groups for tensor in group.tensors(blocks))
 
     def layer(self, cache: Cache, index: int) -> KvCache:
-        """The tensors of one layer, views of its group's."""
+        """Returns the tensors of one layer, as views of its group's."""
         assert isinstance(cache, MixedCache)
         group, number = self.places[index]
         return _layer(cache.group(group), number)
 
     def at(self, index: int) -> CacheShape:
-        """What writes and reads a layer."""
+        """Returns the shape that writes and reads a layer."""
         return self.groups[self.places[index][0]]
 
 
 @dataclass(frozen=True)
 class LatentShape:
-    """What one layer's latents look like; transformers sees keys of one head, and values."""
+    """Shape of one layer's latents; transformers sees latents as keys of one head, rotated keys as values."""
 
     layers: int
     rank: int
@@ -142,25 +142,25 @@ class LatentShape:
     dtype: torch.dtype
     block_size: int = 32
     expanded: int = 0
-    """Elements that all layers' keys and values of one position would have if they were expanded."""
+    """Elements that all layers' keys and values at one position would have if they were expanded."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of all layers' latents of one position."""
+        """Bytes of all layers' latents and rotated keys at one position."""
         return self.layers * (self.rank + self.rope_size) * self.dtype.itemsize
 
     def tensors(self, blocks: int) -> Cache:
-        """Empty blocks of all layers."""
+        """Allocates empty blocks of all layers."""
         sizes = (self.rank, self.rope_size, self.block_size)
         every = new_latent_cache(self.layers * blocks, *sizes, self.dtype)
         return LatentCache(every.unflatten(0, (self.layers, blocks)))
 
     def at(self, index: int) -> LatentShape:
-        """What writes and reads a layer."""
+        """Returns the shape that writes and reads a layer."""
         return self
 
     def layer(self, cache: Cache, index: int) -> LatentCache:
-        """The tensors of one layer, views of all."""
+        """Returns the tensors of one layer, as views."""
         assert isinstance(cache, LatentCache)
         return LatentCache(cache.latents[index])
 
@@ -170,7 +170,7 @@ class LatentShape:
         torch.ops.armllm.mla_write(keys[0], values[0], layer.latents, slots)
 
     def read(self, layer: Cache, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents ``(1, positions, rank)`` and rotated keys ``(1, positions, rope_size)`` of blocks."""
+        """Returns latents ``(1, positions, rank)`` and rotated keys ``(1, positions, rope_size)``."""
         assert isinstance(layer, LatentCache)
         latents, k_rope = layer.latents[blocks].flatten(0, 1)[None].split([self.rank, self.rope_size], -1)
         return latents, k_rope

@@ -1,4 +1,4 @@
-"""What stands in for the ``forward`` of a patched model."""
+"""``forward`` of a patched model."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _IGNORED = {
     "output_router_logits",
     "output_attentions",
     "output_hidden_states",
-    "logits_to_keep",  # a body that knows it may leave positions out; the head looks what it got
+    "logits_to_keep",  # a base model may drop positions for it; the head goes by what it receives
 }
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
 @dataclass
 class StepOutput(MoeModelOutputWithPast):
-    """A base model's output with every field that some model's head looks for."""
+    """Output of a base model, with every field that a head of some model reads."""
 
     cross_attentions: tuple[Tensor, ...] | None = None
     image_hidden_states: Tensor | None = None
@@ -45,11 +45,11 @@ class StepOutput(MoeModelOutputWithPast):
 
 
 class _Unserved(Exception):
-    """The fast path cannot do this call; the message says why."""
+    """The plan cannot serve this call; the message states the reason."""
 
 
 class PatchedForward:
-    """``forward`` of a base model: the plan on a paged cache, or the modules where it cannot serve a call."""
+    """``forward`` of a base model: the plan on a paged cache, or the modules if it cannot serve a call."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class PatchedForward:
         self.vocab_size = vocab_size
         self.max_length = max_length
         self.apart = apart
-        """Whether modules keep in their cache what the plan does not, so that they begin a text anew."""
+        """True if modules cannot continue from the plan's cache, and compute the sequence from its start."""
         self.first_position = first_position_of(base)
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
@@ -85,7 +85,7 @@ class PatchedForward:
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """See the model's own ``forward``."""
+        """Runs the base model; its own ``forward`` documents the arguments."""
         if self._given is not None:
             given = StepOutput(last_hidden_state=self._given)
             return given.to_tuple() if kwargs.get("return_dict") is False else given
@@ -116,7 +116,10 @@ class PatchedForward:
 
     @contextmanager
     def returning(self, hidden: Tensor) -> Iterator[None]:
-        """Makes the forward return these hidden states ``(batch, T, hidden)`` in a ``with`` block."""
+        """Makes calls return these hidden states ``(batch, T, hidden)`` while the context lasts.
+
+        The model then computes only the part after its base model.
+        """
         self._given = hidden
         try:
             yield
@@ -125,7 +128,7 @@ class PatchedForward:
 
     @contextmanager
     def by_modules(self, reason: str) -> Iterator[None]:
-        """Runs module by module in a block, whatever the call."""
+        """Runs every call module by module while the context lasts."""
         self._modules_only = reason
         try:
             yield
@@ -145,7 +148,7 @@ class PatchedForward:
             wanted = kwargs.get(name)
             if wanted if wanted is not None else getattr(config, name, False):
                 raise _Unserved(f"{name} is asked for")
-        # `generate` gives a model of several modalities the encodings of none
+        # `generate` passes empty encodings to a multimodal model if no other modality is given
         unknown = sorted(k for k, v in kwargs.items() if k not in _IGNORED and not _is_nothing(v))
         if unknown:
             raise _Unserved(f"the fast path does not know {', '.join(unknown)}")
@@ -162,7 +165,7 @@ class PatchedForward:
             raise _Unserved(f"texts of more than {self.max_length} tokens are not attended to as a whole")
 
     def _tell_again(self, cache: PagedCache) -> None:
-        """Gives the modules a cache of their own kind, in place, with what it held."""
+        """Turns a paged cache into the modules' own, in place, and recomputes its tokens with the modules."""
         token_log = cache.token_log
         config: Any = self.base.config
         cache.give_back(config.get_text_config(decoder=True))
@@ -242,7 +245,7 @@ class PatchedForward:
 
 
 def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Callable[..., Any]:
-    """The model's own ``forward``, except that a loss to be differentiated is computed by the modules."""
+    """Wraps the model's own ``forward`` so that the modules compute a loss that is to be differentiated."""
     own = model.forward
 
     @functools.wraps(own)
@@ -265,16 +268,17 @@ def _span(ids: Tensor) -> str:
 
 
 def _is_whole(layer: Any) -> bool:
-    if not layer.is_initialized or layer.keys is None:  # it has none, or reads those of another layer
+    if not layer.is_initialized or layer.keys is None:  # no keys yet, or those of another layer
         return True
     return bool(layer.keys.shape[-2] == layer.get_seq_length())
 
 
 def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int) -> Tensor | None:
-    """Which new tokens the mask keeps, ``(batch, length)``, or None for all.
+    """Returns a mask ``(batch, length)`` of the new tokens that the attention mask keeps; None: all.
 
     Raises:
-        _Unserved: the mask hides tokens that the cache holds, or shows some that it does not.
+        _Unserved: the mask hides tokens that the cache holds, shows tokens that it does not hold, or covers
+            another number of positions; or the cache holds padded rows and there is no mask.
     """
     lengths = [row.length for row in cache.rows]
     if mask is None:

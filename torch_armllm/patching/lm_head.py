@@ -1,4 +1,4 @@
-"""Logits of hidden states, as the model itself computes them."""
+"""Logits of hidden states, computed as the model itself computes them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from torch_armllm.patching.forward import PatchedForward
 
 _SCALES = (0.1, 1.0, 8.0, 64.0)
+"""Standard deviations of the rows that test for scales and soft caps after the output layer."""
 _DENSE = (torch.float32, torch.bfloat16, torch.float16)
-"""What `dense_linear` multiplies; torch's own product rounds otherwise for every number of rows."""
+"""Dtypes that `dense_linear` supports; rounding of torch's own product depends on the number of rows."""
 
 
 class LMHead:
-    """The logits of rows of hidden states.
+    """Computes the logits of rows of hidden states.
 
     A model's ``forward`` may do more after the base model than the output layer: scales, soft caps, further
     layers.  So ``forward`` itself runs on the rows.  If rows of very different magnitudes show no difference
@@ -40,21 +41,21 @@ class LMHead:
         self._alone: bool | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits ``(R, vocabulary)`` of rows ``(R, hidden)``."""
+        """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
         return self._by_layer(hidden) if self.is_alone(hidden) else self._by_model(hidden)
 
     def is_alone(self, like: Tensor) -> bool:
-        """True if the model's ``forward`` does nothing but `layer` after the base model.
+        """True if the model's ``forward`` applies only `layer` after its base model.
 
         Args:
-            like: hidden states of the model, of any values.
+            like: hidden states of the model; their values do not matter.
         """
         if self._alone is None:
             self._alone = self._is_alone(like)
         return self._alone
 
     def weights(self, like: Tensor) -> HeadWeights | None:
-        """See `torch_armllm.plan.servable_model.Head.weights`."""
+        """Returns the weights of a head that is one matrix product; None for any other head."""
         return weights_of(self.layer) if self.is_alone(like) else None
 
     def _by_model(self, hidden: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ class LMHead:
 
 
 def weights_of(layer: nn.Module) -> HeadWeights | None:
-    """A layer that is a product with a weight and nothing else; None: it is of another kind."""
+    """Returns the weights of a layer that is one matrix product; None for any other layer."""
     from torch_armllm.quant.modules.linear import QuantLinear
 
     if type(layer) is QuantLinear and layer.order is None:
@@ -86,7 +87,7 @@ def weights_of(layer: nn.Module) -> HeadWeights | None:
 
 
 def _exact(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A layer's forward whose result for a row has the same bits in every batch."""
+    """Returns a layer's forward whose result for a row has the same bits in every batch."""
     if type(layer) is nn.Linear and layer.weight.dtype in _DENSE:
         return lambda x: dense_linear(x, layer.weight, layer.bias)
     forward: Callable[[Tensor], Tensor] = layer.forward

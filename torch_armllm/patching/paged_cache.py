@@ -17,15 +17,15 @@ from torch_armllm.patching.token_log import TokenLog
 class PagedCache(DynamicCache):
     """A batch of sequences in one block pool.
 
-    A row of the batch stores only the tokens that its attention mask keeps, so left padding takes no memory;
-    the cache's length, as transformers sees it, counts the padding as well.
+    A row stores only the tokens that its attention mask keeps, so left padding needs no memory.  The length
+    of the cache that transformers sees includes the padding.
     """
 
     pool: BlockPool
     rows: list[SequenceBlocks]
     padded_length: int
     token_log: TokenLog | None
-    """the tokens so far, where modules could not go on from this cache"""
+    """Tokens so far, if the modules cannot continue from this cache; else None."""
 
     def __init__(self, pool: BlockPool, batch_size: int = 0) -> None:
         super().__init__()
@@ -39,10 +39,9 @@ class PagedCache(DynamicCache):
 
     @classmethod
     def adopt(cls, cache: DynamicCache, pool: BlockPool, batch_size: int) -> PagedCache:
-        """Turns a caller's dynamic cache into a paged one, in place, with what it holds.
+        """Turns a caller's dynamic cache into a paged cache with the same contents, in place.
 
-        The caller keeps the object over the turns of a conversation, so it must be this very object that
-        grows.
+        The caller keeps one cache object over the turns of a conversation, so this object must grow.
         """
         filled = [
             n for n, layer in enumerate(cache.layers) if layer.is_initialized and layer.keys is not None
@@ -59,21 +58,21 @@ class PagedCache(DynamicCache):
         return cache
 
     def give_back(self, config: Any) -> None:
-        """Turns this cache into an empty one of transformers, in place."""
+        """Turns this cache into an empty `DynamicCache` of transformers, in place."""
         for row in self.rows:
             row.release()
         self.__dict__.clear()
         self.__class__ = DynamicCache  # type: ignore[assignment]
         DynamicCache.__init__(self, config=config)
 
-    # what the paged step needs
+    # the interface to the paged step
 
     @property
     def shape(self) -> Shape:
-        """Sizes of the layers."""
+        """Shape of the paged KV cache."""
         return self.pool.shape
 
-    # the module path
+    # the interface to the modules' own attention
 
     def _write_dense(self, layer: int, keys: Tensor, values: Tensor, new: bool) -> None:
         count = keys.shape[2]
@@ -99,7 +98,7 @@ class PagedCache(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values and returns all of them, dense, for a module's own attention."""
+        """Stores new keys and values; returns all of the layer's, dense, for a module's own attention."""
         first = layer_idx == 0
         if first:
             if not self.rows:
@@ -109,7 +108,7 @@ class PagedCache(DynamicCache):
         keys, values = self._read_dense(layer_idx)
         return keys.to(key_states.dtype), values.to(value_states.dtype)
 
-    # what transformers asks of a cache
+    # the rest of transformers' cache interface
 
     def __repr__(self) -> str:
         return (
@@ -124,52 +123,52 @@ class PagedCache(DynamicCache):
             yield (*self._read_dense(layer), None)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions of the batch, padding included."""
+        """Returns the length of the batch in positions, padding included."""
         return self.padded_length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Length and offset of the keys that a step of ``query_length`` tokens sees."""
-        # layers are updated in order: after the first layer's update this step's tokens count already
+        """Returns length and offset of the keys that a step of ``query_length`` tokens sees."""
+        # holds before layer 0 is updated: from then on padded_length includes this step's tokens
         return self.padded_length + query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No limit."""
+        """Returns -1: there is no limit."""
         return -1
 
     @property
     def is_compileable(self) -> bool:
-        """Never: its length is data of Python."""
+        """Always False: the length is a Python number."""
         return False
 
     @property
     def is_initialized(self) -> bool:
-        """Always: memory is there from the start."""
+        """Always True: memory is allocated from the start."""
         return True
 
     @property
     def is_croppable(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     @property
     def is_sliding(self) -> list[bool]:
-        """No layer forgets positions; windows are applied when attention is computed."""
+        """False for each layer: no layer drops positions, as attention applies sliding windows itself."""
         return [False] * self.shape.layers
 
     @property
     def batch_size(self) -> int:
-        """Rows of the batch, or -1 before the first step."""
+        """Number of rows of the batch, or -1 before the first step."""
         return len(self.rows) or -1
 
     def activate_past_recording(self) -> None:
-        """Nothing to do: no position is forgotten."""
+        """Does nothing: no position is ever dropped."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Always: every position is kept."""
+        """Always True: every position is kept."""
         return True
 
     def reset(self) -> None:
-        """Empties the cache and keeps its memory."""
+        """Removes all positions and keeps the memory."""
         for row in self.rows:
             row.release()
         self.padded_length = 0
@@ -177,7 +176,7 @@ class PagedCache(DynamicCache):
             self.token_log.crop(0)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last ``-tokens_to_remove`` positions of every row."""
+        """Removes the last ``-tokens_to_remove`` positions of every row."""
         if tokens_to_remove > 0:
             raise ValueError(
                 f"crop takes a number of tokens to remove, negative or zero; it got {tokens_to_remove}"
@@ -202,11 +201,11 @@ class PagedCache(DynamicCache):
         self._choose(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeats every row."""
+        """Repeats every row ``repeats`` times; blocks are shared, not copied."""
         self._choose([i for i in range(len(self.rows)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps the rows of these indices."""
+        """Keeps the rows of these indices, or of a boolean mask."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero().flatten()
         self._choose(indices.tolist())

@@ -1,4 +1,4 @@
-"""The one call: quantize a transformers model and run it by fused ops, in place."""
+"""Quantizes a transformers model and rewrites it to fused ops, in place."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _is_adapted(module: nn.Module) -> bool:
-    """True if a module is PEFT's wrapper of a layer."""
+    """True if a module is a layer wrapped by PEFT."""
     return hasattr(module, "base_layer") and hasattr(module, "active_adapters")
 
 
@@ -76,7 +76,10 @@ def _bytes(model: nn.Module) -> int:
 
 
 def _weight_owner(base: nn.Module, captured: CapturedGraph) -> Callable[[str, Tensor], None]:
-    """Points modules at their share of a weight that a pass merged, so that nothing is held twice."""
+    """Returns a function that makes modules use their part of a weight that a pass merged.
+
+    No weight is then stored twice.
+    """
 
     def move(attribute: str, view: Tensor) -> None:
         path, _, name = captured.names[attribute].rpartition(".")
@@ -99,7 +102,7 @@ def _count_ops(module: fx.GraphModule) -> dict[str, int]:
 
 
 def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> PatchedForward | None:
-    """Captures the model and puts a plan in the place of its base model's forward."""
+    """Captures the model and replaces its base model's ``forward`` by a plan; None if capture fails."""
     base = base_model_of(model)
     try:
         indexers, dense = find_indexers(base), max_dense_length(base)
@@ -147,9 +150,9 @@ def patch(
 ) -> Report:
     """Quantizes a transformers causal language model to INT4 and rewrites it to fused ops, in place.
 
-    ``model(...)`` and ``model.generate(...)`` keep working and return what they returned, to rounding and
+    ``model(...)`` and ``model.generate(...)`` keep working and return the same, up to rounding and
     quantization.  Calls that the fused step cannot serve (``output_attentions``, ``inputs_embeds``, …) run
-    module by module, with one warning.  An error leaves the model as it was.
+    module by module, with one warning per reason.  If `patch` raises an error, the model is unchanged.
 
     Args:
         model: a transformers causal language model in evaluation mode, on the CPU, in float32, bfloat16 or
@@ -163,12 +166,13 @@ def patch(
         calibration: token ids ``(sequences, length)`` for the methods that calibrate.
 
     Returns:
-        A report of what each layer became, which layers stayed as they were and why, sizes and errors; it
+        The report: what became of each layer, the layers that were left alone and why, sizes and errors.  It
         prints as a table.
 
     Raises:
-        ValueError: the model is not a causal language model, patched already, in training mode, not on the
-            CPU, or quantized by other means; a weight is not finite; or an option is unknown.
+        ValueError: the model is not a causal language model, is patched already, is in training mode, is not
+            on the CPU, has unmerged adapters, or was quantized by other means; a weight is not finite; or an
+            option is unknown.
     """
     _check_model(model)
     check_kv_cache_dtype(kv_cache_dtype)
@@ -195,15 +199,15 @@ def patch(
 
 
 def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | None) -> Report:
-    """Rewrites a model to fused ops; its weights stay as they are.
+    """Rewrites a model to fused ops; the weights do not change.
 
     Args:
         model: a causal language model, quantized or not.
         kv_cache_dtype: see `patch`.
-        records: records of its layers; None reads them off the model.
+        records: records of its layers; None: determined from the model.
 
     Returns:
-        The report; for a model that cannot be captured, with the reason.
+        The report; if the model cannot be captured, it states the reason.
     """
     cache_dtype = None if kv_cache_dtype is None else KV_CACHE_DTYPES[kv_cache_dtype]
     report = Report(variant=variants.machine().selected)
@@ -214,7 +218,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     try:
         with torch.no_grad():
             state.forward = _install(model, report, cache_dtype)
-    except Exception as error:  # the quantized modules still run, which beats losing the quantized model
+    except Exception as error:  # the quantized modules still run, so keep the quantized model
         report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"
         report.captured = False
     release_free_memory()
@@ -224,10 +228,10 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
 
 
 def unpatch(model: nn.Module) -> list[str]:
-    """Takes `patch` back, in place.
+    """Undoes `patch`, in place.
 
     Returns:
-        Names of the layers whose float weights are rounded ones, because the originals were not kept.
+        Names of the layers whose float weights remain rounded, because the originals were not kept.
 
     Raises:
         ValueError: the model is not patched.

@@ -1,4 +1,4 @@
-"""Block pools that are used again."""
+"""Reuse of block pools."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch_armllm.patching.paged_cache import PagedCache
 
 
 class PoolReuse:
-    """Block pools of caches that nobody holds any more, for the next ones to use.
+    """Gives the block pools of deleted caches to new caches.
 
-    Memory that the system hands out anew has to be zeroed page by page: several per cent of a short prompt.
+    The system zeroes new memory page by page, which takes several percent of the time of a short prompt.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -21,12 +21,12 @@ class PoolReuse:
         self._lent: list[tuple[weakref.ref[PagedCache], BlockPool]] = []
 
     def cache(self, make: Callable[[BlockPool], PagedCache]) -> PagedCache:
-        """A cache that `make` makes on a spare pool, or on a new one."""
+        """Returns a cache that ``make`` builds on a spare pool, or on a new pool if none is spare."""
         spare = [pool for owner, pool in self._lent if owner() is None]
         pool = spare[0] if spare else BlockPool(self.shape)
         pool.reset()
         made = make(pool)
-        # one spare pool is enough: the others are let go
+        # one spare pool is enough: the others are dropped
         self._lent = [(owner, lent) for owner, lent in self._lent if owner() is not None]
         self._lent.append((weakref.ref(made), pool))
         return made

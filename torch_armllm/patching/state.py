@@ -1,4 +1,4 @@
-"""What a patched model carries."""
+"""State that a patched model carries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 STATE = "_armllm"
-"""The attribute."""
+"""Attribute of a patched model that holds its `PatchState`."""
 
 
 @dataclass
 class PatchState:
-    """What `unpatch` must undo."""
+    """Record of what `patch` did, for `unpatch` and for reports."""
 
     base: nn.Module
     forward: PatchedForward | None
@@ -27,12 +27,12 @@ class PatchState:
 
 
 def is_patched(model: nn.Module) -> bool:
-    """Whether `patch` was called on this model."""
+    """True if the model is patched."""
     return STATE in model.__dict__
 
 
 def patched_forward(model: nn.Module) -> PatchedForward | None:
-    """What stands for the forward of a patched model's body; None where the model could not be captured.
+    """Returns the ``forward`` of a patched model's base model; None if the model could not be captured.
 
     Raises:
         ValueError: the model is not patched.
@@ -44,6 +44,6 @@ def patched_forward(model: nn.Module) -> PatchedForward | None:
 
 
 def why_not_captured(model: nn.Module) -> str | None:
-    """Why a patched model runs module by module; None if it does not."""
+    """Returns the reason why a patched model runs module by module; None if it runs a plan."""
     state: PatchState = model.__dict__[STATE]
     return state.report.capture_reason
