@@ -52,7 +52,7 @@ class BlockAllocator:
         return self._references[block] > 1
 
     def grow(self, num_blocks: int) -> None:
-        """Adds free blocks up to a total of ``num_blocks``; allocated after the other free blocks."""
+        """Adds free blocks up to a total of ``num_blocks``; the present free blocks are allocated first."""
         before = len(self)
         self._references += [0] * (num_blocks - before)
         self._free = list(range(num_blocks - 1, before - 1, -1)) + self._free
