@@ -27,7 +27,7 @@ class Latency:
         prefill_tok_s: prompt tokens a second, of all sequences together.
         decode_tok_s: generated tokens a second after the first, of all sequences together.
         weight_bytes: all parameters and buffers.
-        step_bytes: weights that one decode step reads, an estimate for experts: routing taken as uniform.
+        step_bytes: weights that one decode step reads; for experts an estimate that assumes uniform routing.
         weight_gb_s: `step_bytes` times steps a second: the effective weight bandwidth, 10⁹ bytes a second.
         peak_rss_bytes: peak resident memory of the process, loading included.
     """
@@ -44,7 +44,7 @@ class Latency:
     peak_rss_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, rounded for reading."""
+        """Return all fields, rounded for display."""
         return {k: round(v, 2) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
@@ -55,20 +55,20 @@ class Clock(BaseStreamer):
         self.times: list[float] = []
 
     def put(self, value: Tensor) -> None:
-        """Called with the prompt first, then once a step."""
+        """Receive the prompt first, then the new tokens of each step."""
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Called once, at the end."""
+        """Do nothing; `generate` calls this once at the end."""
 
     @property
     def prefill(self) -> float:
-        """Seconds from the prompt to the first token."""
+        """Return the seconds from the prompt to the first token."""
         return self.times[1] - self.times[0]
 
     @property
     def step(self) -> float:
-        """Median seconds from one token to the next."""
+        """Return the median seconds from one token to the next."""
         return statistics.median(b - a for a, b in zip(self.times[1:], self.times[2:], strict=False))
 
 
@@ -163,7 +163,7 @@ def ratios(latency: Latency, baseline: Latency) -> dict[str, float]:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Size of all parameters and buffers, shared ones counted once."""
+    """Return the bytes of all parameters and buffers; shared tensors count once."""
     return sum(tensor.nbytes for tensor in _tensors(model))
 
 

@@ -28,14 +28,14 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Works:
-    """Measurements of each model.
+    """Workloads measured for each model.
 
     Attributes:
         prompts: lengths of single prompts.
-        batches: sequences that decode together.
-        context: prompt tokens of each of them.
+        batches: numbers of sequences that decode together.
+        context: prompt tokens of each of these sequences.
         steps: decode steps of each batch.
-        rounds: repetitions; the median counts.
+        rounds: repetitions; the result is the median.
     """
 
     prompts: Sequence[int] = (512, 2048)
@@ -50,10 +50,10 @@ class Reached:
     """Figures of one measurement.
 
     Attributes:
-        model, layers: what ran.
+        model, layers: name and number of layers of the measured model.
         work: ``prompt 512`` or ``decode, 8``, as `bench.roofline` names them.
         tok_s: tokens a second of all sequences together.
-        weight_gb_s: weights read by decode steps, in 10⁹ bytes a second; routing is taken as uniform.
+        weight_gb_s: weights read by decode steps, in 10⁹ bytes a second; assumes uniform routing.
     """
 
     model: str
@@ -63,12 +63,12 @@ class Reached:
     weight_gb_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, rounded for reading."""
+        """Returns all fields, rounded for display."""
         return {k: round(v, 2) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
 def read_bandwidth() -> float:
-    """Return the memory bandwidth of all threads in bytes a second; as a limit, the best round counts."""
+    """Returns the memory bandwidth of all threads in bytes a second: the best round, since it is a limit."""
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
     times = []
     for _ in range(_ROUNDS):
@@ -79,13 +79,13 @@ def read_bandwidth() -> float:
 
 
 def measure_shape(name: str, folder: Path, works: Works, layers: int | None = None) -> Iterator[Reached]:
-    """Measures a model of random weights.
+    """Measures a model with random weights.
 
     Args:
         name: one of `torch_armllm.benchmark.model_shapes.SHAPES`.
-        folder: where its weights are, or will be written.
-        works: what to measure.
-        layers: number of layers, if not all.
+        folder: folder of its weights; they are written there if missing.
+        works: workloads to measure.
+        layers: number of layers; None: all.
 
     Raises:
         ValueError: the model does not fit into the free memory.
@@ -105,7 +105,7 @@ def measure_shape(name: str, folder: Path, works: Works, layers: int | None = No
         config=EngineConfig(
             max_model_len=longest,
             max_num_seqs=2
-            * max(works.batches),  # the cache is made for so many: there is room for new blocks
+            * max(works.batches),  # sizes the cache for twice the largest batch, so that new blocks fit
             max_num_batched_tokens=max(2048, *works.prompts),
             enable_prefix_caching=False,
             disable_log_stats=True,
@@ -132,7 +132,7 @@ class _Clock:
         self._numbers = itertools.count()
 
     def prompt(self, length: int) -> float:
-        """Seconds from a prompt to its first token."""
+        """Returns the seconds from a prompt to its first token."""
         self._add(length, 1)
         began = time.perf_counter()
         while self._engine.has_unfinished_requests():
@@ -140,7 +140,7 @@ class _Clock:
         return time.perf_counter() - began
 
     def decode(self, batch: int, context: int, steps: int) -> float:
-        """Return the median seconds of a step that decodes one token of every sequence."""
+        """Returns the median seconds of a step that decodes one token of every sequence."""
         for _ in range(batch):
             self._add(context, steps + batch)
         times = []

@@ -100,15 +100,15 @@ SHAPES = tuple(_SHAPES)
 
 
 def shape_of(name: str, layers: int | None = None, vocabulary: int | None = None) -> PreTrainedConfig:
-    """The configuration of a model in bfloat16.
+    """Returns the configuration of a model in bfloat16.
 
     Args:
         name: one of `SHAPES`.
-        layers: instead of all.
-        vocabulary: instead of the model's.
+        layers: number of layers; None: all.
+        vocabulary: vocabulary size; None: the model's own.
 
     Raises:
-        ValueError: there is no such shape, or no layer.
+        ValueError: no shape has this name, or ``layers`` is less than 1.
     """
     if name not in _SHAPES:
         raise ValueError(f"no shape is called {name!r}; there are {', '.join(SHAPES)}")

@@ -1,4 +1,4 @@
-"""Prompts from files, for measurements."""
+"""Prompt files for benchmarks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ Messages: TypeAlias = "list[dict[str, Any]]"
 
 
 def read_prompt_file(file: Path) -> list[str | Messages]:
-    """The prompts of a file: texts, and conversations that want an answer.
+    """Returns the prompts of a file: strings, and conversations as lists of messages.
 
     Args:
-        file: ``.jsonl``, whose lines have ``prompt``, a text, or ``turns``, messages with ``role`` and
-            ``content`` or texts of which the first is asked; or text, whose lines are prompts.
+        file: a ``.jsonl`` file or a text file.  Each JSON line has ``prompt``, a string, or ``turns``.  Turns
+            are messages with ``role`` and ``content``, or strings, of which the first alone is used as the
+            question.  Each line of a text file is a prompt.
 
     Raises:
-        ValueError: there is no prompt, or a line is something else; the message has its number.
+        ValueError: there is no prompt, or a line has another form; the message names the line.
         OSError: the file cannot be read.
     """
     found = list(_entries(file))

@@ -1,4 +1,4 @@
-"""Models of any shape with random packed weights: speed does not depend on what weights hold."""
+"""Models of any shape with random packed weights: speed does not depend on the weights' values."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _PANELS = 64
 def save_random_model(
     config: PreTrainedConfig, folder: Path, scheme: str = "g32i", head: str | None = "int8"
 ) -> None:
-    """Writes a quantized model with random weights, as ``save_pretrained`` would, without its float weights.
+    """Writes a quantized model with random weights in ``save_pretrained`` format; never makes float weights.
 
-    Routers are random as well, so tokens spread evenly over the experts.  A folder that holds such a model of
-    the same configuration already is left as it is.
+    Routers are random too, so tokens spread evenly over the experts.  A folder that already holds such a
+    model of the same configuration is not written again.
 
     Args:
-        config: the shape; bfloat16 where it does not say.
-        folder: where to; it is made.
-        scheme: of linear layers and experts: ``g32i``, or ``row``.
-        head: ``int8``, or None: it stays float.
+        config: configuration of the model; its dtype defaults to bfloat16.
+        folder: output folder; it is created.
+        scheme: scheme of linear layers and experts: ``g32i`` or ``row``.
+        head: scheme of the output head, ``int8``; None: it stays float.
 
     Raises:
-        ValueError: the scheme is another, or a layer cannot be quantized.
+        ValueError: the scheme is not supported, or a layer cannot be quantized.
     """
     if scheme not in ("g32i", "row"):
         raise ValueError(f"random weights are made of the schemes g32i and row, not {scheme!r}")
@@ -60,11 +60,11 @@ def save_random_model(
     folder.mkdir(parents=True, exist_ok=True)
     build_skeleton(model, ArmInt4Config(recipe, modules=modules))
     _save_shards(_tensors(model, torch.Generator().manual_seed(0)), folder)
-    done.write_text(described)  # last: it says that the folder is whole
+    done.write_text(described)  # written last: marks the folder as complete
 
 
 def _packed_modules(model: nn.Module, recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Every layer that would be quantized, with its scheme."""
+    """Returns every layer to quantize, with its scheme."""
     layers, schemes = recipe.assign(find_layers(model, (), loading=True))
     found: dict[str, dict[str, Any]] = {}
     for layer in layers:
@@ -80,7 +80,7 @@ def _packed_modules(model: nn.Module, recipe: Recipe) -> dict[str, dict[str, Any
 
 
 def _tensors(model: nn.Module, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that the folder holds, one after the other."""
+    """Yields every tensor of the checkpoint in turn."""
     pools: dict[tuple[str, int], Tensor] = {}
     for prefix, module in model.named_modules():
         for name, buffer in _packed_buffers(module):
@@ -140,7 +140,7 @@ def _random_values(name: str, tensor: Tensor, generator: torch.Generator) -> Ten
 
 
 def _save_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Files of about a gibibyte, and their index."""
+    """Writes files of about 1 GiB each, and their index."""
     shard: dict[str, Tensor] = {}
     places: dict[str, str] = {}
     count = size = total = 0

@@ -1,4 +1,4 @@
-"""Measuring how many tokens a second an engine handles when many requests wait."""
+"""Offline throughput of an engine: tokens a second while many requests wait."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Throughput:
     """One measurement.
 
     Attributes:
-        num_requests: that were answered.
+        num_requests: completed requests.
         elapsed_s: from the first submission to the last token.
         prompt_tokens, output_tokens: of all requests.
-        requests_s, prompt_tok_s, output_tok_s, total_tok_s: a second.
-        cached_tokens: of the prompts, that the prefix cache held.
-        steps: of the engine.
-        preemptions: sequences that were preempted.
+        requests_s, prompt_tok_s, output_tok_s, total_tok_s: rates per second.
+        cached_tokens: prompt tokens found in the prefix cache.
+        steps: engine steps.
+        preemptions: number of preemptions.
     """
 
     num_requests: int
@@ -43,7 +43,7 @@ class Throughput:
     preemptions: int
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, rounded for reading."""
+        """Return all fields, rounded for display."""
         return {k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
     def __str__(self) -> str:
@@ -56,21 +56,21 @@ class Throughput:
 
 
 def random_prompts(count: int, length: int, vocabulary: int, seed: int = 0) -> list[Prompt]:
-    """Prompts of random tokens, of ``length`` each."""
+    """Return prompts of ``length`` random tokens each."""
     draw = random.Random(seed)
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
 def read_prompts(file: Path, count: int | None, llm: LLM) -> list[Prompt]:
-    """Prompts from a file, from its beginning again where it has fewer than asked for.
+    """Return prompts from a file, repeated from its beginning if it has fewer than ``count``.
 
     Args:
         file: see ``read_prompt_file``.
-        count: how many; None: all.
-        llm: whose chat template makes prompts of turns.
+        count: number of prompts; None: all.
+        llm: engine whose chat template turns conversations into prompts.
 
     Raises:
-        ValueError: it holds none, or something else.
+        ValueError: the file holds no prompt, or a line of another form.
         OSError: the file cannot be read.
     """
     found = [_prompt(entry, llm) for entry in read_prompt_file(file)]
@@ -89,8 +89,8 @@ def measure(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, progres
     Args:
         llm: the engine.
         prompts: at least one.
-        params: for all.
-        progress: shows a bar.
+        params: sampling parameters of all prompts.
+        progress: True to show a progress bar.
     """
     llm.generate([[0]], replace(params, max_tokens=2, ignore_eos=True), use_tqdm=False)
     before = replace(llm.llm_engine.stats.totals)

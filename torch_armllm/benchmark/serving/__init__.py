@@ -1,1 +1,1 @@
-"""Measuring any server that speaks OpenAI's API: how long its clients wait, and how many it serves."""
+"""Latency and throughput benchmark of any server with an OpenAI-compatible API."""

@@ -1,4 +1,4 @@
-"""Requests that come as clients' do: at random times, at a given rate."""
+"""Open-loop load: requests arrive at random times with a given rate."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Run:
 
     Attributes:
         records: in the order of the questions.
-        seconds: from the first request to the end of the last answer.
-        peak: requests that ran at once, at most.
+        seconds: from the first request to the end of the last output.
+        peak: largest number of requests in flight.
     """
 
     records: list[Record]
@@ -29,7 +29,7 @@ class Run:
 
 
 def arrival_times(rate: float, seed: str) -> Iterator[float]:
-    """Seconds of a Poisson process of ``rate`` a second; the first is 0, and all are where it is infinite."""
+    """Returns arrival times in seconds: a Poisson process that starts at 0; all 0 for an infinite rate."""
     source = random.Random(seed)
     now = 0.0
     while True:
@@ -46,16 +46,16 @@ async def run_load(
     seed: str,
     done: Callable[[], object] = lambda: None,
 ) -> Run:
-    """Asks every question at its time.
+    """Sends every request at its arrival time.
 
     Args:
-        ask: sends one and waits for the answer.
+        ask: sends a request and waits for the end of its output.
         questions: at least one.
         rate: requests a second; infinite: all at once.
-        max_concurrency: requests that run at once; the others are sent, and their time
-            begins, when one has ended.
-        seed: of the times.
-        done: called after each answer.
+        max_concurrency: limit of requests in flight.  Further requests are sent once another has ended, and
+            their time starts then.
+        seed: seed of the arrival times.
+        done: called after each completed request.
     """
     running = peak = 0
     seats: AbstractAsyncContextManager[object] = (

@@ -16,21 +16,21 @@ from torch_armllm.benchmark.serving.records import Question, Record
 Endpoint = Literal["chat", "completions"]
 
 _PATHS = {"chat": "chat/completions", "completions": "completions"}
-_SHOWN = 300  # characters of an error
+_SHOWN = 300  # characters of an error body that messages show
 
 
 @dataclass(frozen=True)
 class Target:
-    """Server, model and endpoint that are measured.
+    """The measured server, model and endpoint.
 
     Attributes:
-        base_url: of the server, with or without ``/v1``.
+        base_url: URL of the server, with or without ``/v1``.
         endpoint: chat or completions.
-        model: one of the server's; None: its first.
-        api_key: None: none is sent.
-        ignore_eos: whether outputs go on to their length limit.
-        temperature: of the drawing of tokens; 0: always the most probable one.
-        timeout: seconds for which nothing may come.
+        model: name of a model of the server; None: its first model.
+        api_key: API key; None: none is sent.
+        ignore_eos: True if outputs go on to their length limit.
+        temperature: sampling temperature; 0: greedy.
+        timeout: limit in seconds without any data from the server.
     """
 
     base_url: str
@@ -43,14 +43,14 @@ class Target:
 
 
 class BadAnswerError(Exception):
-    """The server answered, but not with what was asked for."""
+    """The server's response is not of the expected form."""
 
 
 class Client:
-    """Sends requests and times what comes back.
+    """Sends requests and times their responses.
 
     Args:
-        target: where they go.
+        target: server, model and endpoint of the requests.
     """
 
     def __init__(self, target: Target) -> None:
@@ -73,10 +73,10 @@ class Client:
         await self._client.aclose()
 
     async def find_model(self) -> None:
-        """Asks the server for its first model, unless one was named.
+        """Sets the model to the server's first model, unless the target names a model.
 
         Raises:
-            ValueError: the server does not say.
+            ValueError: the server lists no model.
         """
         if self.model:
             return
@@ -148,7 +148,7 @@ async def _listen(response: httpx.Response, record: Record) -> None:
 
 
 def _parsed(reader: EventReader, piece: bytes) -> list[dict[str, Any] | None]:
-    """The events of a piece; None is the last one."""
+    """Parses the events of a chunk; None marks the end of the stream."""
     try:
         found = [None if data == "[DONE]" else json.loads(data) for data in reader.feed(piece)]
     except ValueError as error:

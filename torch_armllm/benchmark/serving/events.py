@@ -1,4 +1,4 @@
-"""Server-sent events from bytes that arrive in pieces of any size."""
+"""Parser of server-sent events from byte chunks of any size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventReader:
-    """Finds the data of events as the HTML standard says, whose other fields mean nothing here."""
+    """Extracts the ``data`` of events by the HTML standard; other fields are ignored."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -18,7 +18,7 @@ class EventReader:
         self._begun = False
 
     def feed(self, piece: bytes) -> Iterator[str]:
-        """The data of every event that a piece completes.
+        """Returns the data of every event that a chunk completes.
 
         Args:
             piece: the next bytes of the stream.

@@ -1,4 +1,4 @@
-"""A server's figures at several request rates."""
+"""Measurement of a server at several request rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Questions(Protocol):
     """Source of requests."""
 
     def draw(self, count: int, seed: str) -> list[Question]:
-        """So many questions."""
+        """Returns ``count`` questions for a seed."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Plan:
     Attributes:
         num_prompts: requests at each rate.
         rates: requests a second; infinite: all at once.
-        max_concurrency: requests that run at once; None: any number.
-        warmup: requests before the first rate, which do not count.
-        seed: of questions and times.
-        progress: shows a bar.
+        max_concurrency: limit of requests in flight; None: no limit.
+        warmup: requests before the first rate, not counted.
+        seed: seed of the questions and arrival times.
+        progress: True to show a progress bar.
     """
 
     num_prompts: int
@@ -44,16 +44,16 @@ class Plan:
 async def measure(
     target: Target, questions: Questions, plan: Plan, tell: Callable[[str, ServingResult], None]
 ) -> None:
-    """Measures one rate after the other, each with questions of its own.
+    """Measures the rates in turn, each with different questions.
 
     Args:
         target: the server.
-        questions: what it is asked.
-        plan: how much and how often.
-        tell: called after each rate with the model's name and what was found.
+        questions: source of the requests.
+        plan: rates and numbers of requests.
+        tell: called after each rate with the model's name and the result.
 
     Raises:
-        ValueError: the server does not answer the first requests.
+        ValueError: the first requests fail.
     """
     async with Client(target) as client:
         await client.find_model()

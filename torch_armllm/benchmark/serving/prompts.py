@@ -26,12 +26,12 @@ _WORDS = re.findall(
 
 
 class RandomQuestions:
-    """Texts of random words.
+    """Prompts of random words.
 
     Args:
-        input_len: tokens of a text: about as many, or as the tokenizer counts them.
-        output_len: most tokens of an answer.
-        tokenizer: a folder or a hub name; None: a word is taken for a token.
+        input_len: tokens of a prompt: as the tokenizer counts them, or approximate without a tokenizer.
+        output_len: max_tokens of each request.
+        tokenizer: a folder or a hub name; None: every word counts as a token.
     """
 
     def __init__(self, input_len: int, output_len: int, tokenizer: str | None = None) -> None:
@@ -40,7 +40,7 @@ class RandomQuestions:
         self._cut = _cutter(tokenizer) if tokenizer else None
 
     def draw(self, count: int, seed: str) -> list[Question]:
-        """Questions that are the same for the same seed."""
+        """Returns random questions; equal seeds return equal questions."""
         source = random.Random(seed)
         return [Question(self._text(source), self._output_len) for _ in range(count)]
 
@@ -50,15 +50,15 @@ class RandomQuestions:
 
 
 class RecordedQuestions:
-    """Prompts of a file, from its beginning again where it has fewer than asked for.
+    """Prompts of a file, repeated from its beginning if it has fewer than requested.
 
     Args:
         file: see ``read_prompt_file``.
-        output_len: most tokens of an answer.
-        texts_only: conversations are refused, unless they are a single question.
+        output_len: max_tokens of each request.
+        texts_only: True to refuse conversations of more than a single question.
 
     Raises:
-        ValueError: it holds none, or something else.
+        ValueError: the file holds no prompt, or a line of another form.
         OSError: the file cannot be read.
     """
 
@@ -78,7 +78,7 @@ class RecordedQuestions:
         return len(self._prompts)
 
     def draw(self, count: int, seed: str) -> list[Question]:
-        """The first prompts; the seed changes nothing."""
+        """Returns the first prompts of the file; the seed has no effect."""
         return [
             Question(self._prompts[index % len(self._prompts)], self._output_len) for index in range(count)
         ]

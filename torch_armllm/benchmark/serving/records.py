@@ -11,8 +11,8 @@ class Question:
     """One request.
 
     Attributes:
-        prompt: a text, or the messages of a conversation.
-        output_len: most tokens of the answer.
+        prompt: a string, or the messages of a conversation.
+        output_len: max_tokens of the request.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -24,7 +24,7 @@ class Record:
     """Times of one request, in seconds of one monotonic clock.
 
     Attributes:
-        started: when it was sent.
+        started: time at which it was sent.
         arrivals: arrival of each chunk with text.
         ended: arrival of the last chunk, with or without text.
         prompt_tokens: the server's count; None if it reports none.
@@ -41,7 +41,7 @@ class Record:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first text; to the end if there was none."""
+        """Seconds to the first text; to the end if the output had no text."""
         return (self.arrivals[0] if self.arrivals else self.ended) - self.started
 
     @property
@@ -51,10 +51,10 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token but the first; None if there was only one."""
+        """Seconds per token after the first; None if there was only one token."""
         return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
     def itl(self) -> list[float]:
-        """Seconds between two chunks with text."""
+        """Seconds between consecutive chunks with text."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]

@@ -1,4 +1,4 @@
-"""Figures of a run, by vLLM's names."""
+"""Figures of a run, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PERCENTILES = (25, 50, 75, 99)
 
 @dataclass(frozen=True)
 class Spread:
-    """Milliseconds of many requests or tokens; all 0 where there are none.
+    """Statistics of times in milliseconds; all 0 without data.
 
     Attributes:
-        mean, median, std: of all; the standard deviation is that of the population.
-        percentiles: P25, P50, P75 and P99, between the two nearest where there is none.
+        mean, median, std: of all times; the standard deviation is that of the population.
+        percentiles: P25, P50, P75 and P99, linearly interpolated.
     """
 
     mean: float
@@ -30,14 +30,14 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Spread:
-        """The spread of times in seconds."""
+        """Returns the statistics of times in seconds."""
         ordered = sorted(1000 * one for one in seconds) or [0.0]
         shares = {percent: percentile(ordered, percent) for percent in PERCENTILES}
         return cls(statistics.fmean(ordered), statistics.median(ordered), statistics.pstdev(ordered), shares)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value below which ``percent`` of the sorted values lie, as numpy interpolates it."""
+    """Returns a percentile of sorted values, interpolated as numpy does."""
     place = (len(ordered) - 1) * percent / 100
     lower = math.floor(place)
     upper = min(lower + 1, len(ordered) - 1)
@@ -49,18 +49,18 @@ class ServingResult:
     """One run; fields as in vLLM's benchmark, rates a second, times in milliseconds.
 
     Attributes:
-        request_rate: as asked for; infinite: all at once.
-        max_concurrency: as asked for; None: any.
+        request_rate: as requested; infinite: all at once.
+        max_concurrency: as requested; None: no limit.
         duration: seconds.
-        completed, failed: requests.
-        errors: how often each one occurred.
-        total_input_tokens, total_output_tokens: of the answered requests.
-        request_throughput, output_throughput, total_token_throughput: of the answered requests.
+        completed, failed: numbers of requests.
+        errors: number of occurrences of each message.
+        total_input_tokens, total_output_tokens: of the completed requests.
+        request_throughput, output_throughput, total_token_throughput: of the completed requests.
         max_output_tokens_per_s: chunks of text in the best second.
-        max_concurrent_requests: most requests in flight.
+        max_concurrent_requests: largest number of requests in flight.
         ttft: time to the first text.
-        tpot: time for each token after the first, one value a request.
-        itl: time between two chunks of text, over all requests.
+        tpot: time per token after the first, one value per request.
+        itl: time between consecutive chunks of text, over all requests.
         e2el: time to the end.
     """
 
@@ -83,7 +83,7 @@ class ServingResult:
     e2el: Spread
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures in vLLM's layout; an infinite rate is the text ``inf``."""
+        """Returns all figures in vLLM's layout; an infinite rate is the string ``inf``."""
         found = {k: v for k, v in asdict(self).items() if k not in ("ttft", "tpot", "itl", "e2el")}
         if math.isinf(self.request_rate):
             found["request_rate"] = "inf"
@@ -97,12 +97,12 @@ class ServingResult:
 
 
 def summarize(run: Run, rate: float, max_concurrency: int | None) -> ServingResult:
-    """The figures of a run.
+    """Returns the figures of a run.
 
     Args:
-        run: what was seen.
-        rate: that was asked for.
-        max_concurrency: that was asked for.
+        run: the records of the run.
+        rate: requested rate.
+        max_concurrency: requested limit.
     """
     good = [record for record in run.records if record.error is None]
     read = sum(record.prompt_tokens or 0 for record in good)

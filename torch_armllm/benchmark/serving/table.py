@@ -1,4 +1,4 @@
-"""A run's figures in the layout of vLLM's benchmark, which scripts and people read."""
+"""Text table of a run in the layout of vLLM's benchmark, for people and scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDTH = 50
 
 
 def table(result: ServingResult) -> str:
-    """All lines of a run."""
+    """Formats the table of a run."""
     return "\n".join(_lines(result))
 
 
