@@ -1,4 +1,4 @@
-"""How an engine is put together for a model."""
+"""Builds an engine for a model."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 def build_engine(
     model: Any, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
 ) -> LLMEngine:
-    """An engine for a patched model.
+    """Builds the engine of a patched model.
 
     Args:
         model: a causal language model that `torch_armllm.patch` was called on.
-        tokenizer: its tokenizer; None: prompts and sequences are tokens.
+        tokenizer: its tokenizer; None: prompts and outputs are token ids.
         config: see `EngineConfig`.
 
     Raises:
@@ -126,7 +126,10 @@ def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
 def _counted_only(
     model: Any, config: EngineConfig, max_model_len: int, block_size: int, memory: KvMemory | None
 ) -> BlockManager:
-    """For a model without a plan: its caches grow as they must, and blocks only count how much they take."""
+    """Block manager of a model without a plan.
+
+    The model's own caches hold its state; the blocks only count how many positions are in use.
+    """
     logger.warning(
         "%s has no plan (%s): its texts run one after the other, by its own forward, without prefix caching, "
         "swapping and guesses",
@@ -139,5 +142,5 @@ def _counted_only(
 
 
 def _drawable(known: int, tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """Token ids that may be drawn: those that the model knows, ``known`` ones, and its tokenizer as well."""
+    """Returns the number of token ids that may be sampled: those that model and tokenizer both know."""
     return known if tokenizer is None else min(known, max(tokenizer.get_vocab().values()) + 1)

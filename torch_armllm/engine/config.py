@@ -15,23 +15,23 @@ class EngineConfig:
     """Settings of an engine; names are vLLM's where it has them.
 
     Attributes:
-        max_model_len: most tokens of a prompt and its output together; None: the model's limit.
-        max_num_seqs: most sequences in a step.
-        max_num_batched_tokens: most tokens in a step.
+        max_model_len: maximum number of tokens of a prompt and its output together; None: the model's limit.
+        max_num_seqs: maximum number of sequences in a step.
+        max_num_batched_tokens: maximum number of tokens in a step.
         max_step_time: target time in seconds of a step that prefills while other sequences decode: prompts
             are cut into smaller chunks to keep it. If decoding alone takes more than half of it, the target
             is twice the time of decoding. None: no limit.
         enable_chunked_prefill: allows prompts to be computed in chunks over several steps.
-        enable_prefix_caching: keeps freed blocks findable by their tokens.
+        enable_prefix_caching: lets a prompt reuse blocks of other sequences that begin with the same tokens.
         kv_cache_memory: bytes, or a fraction of the free memory (0.0 … 1.0); None: at most a quarter of it,
             and no more than `max_num_seqs` sequences of `max_model_len` need.
         kv_cache_dtype: ``auto`` is the model's dtype.
         swap_space: bytes of ordinary memory for the blocks of preempted sequences; if it is 0 or full, they
             are recomputed.
-        promised_memory: bytes that other parts of this process were promised and may not have written yet;
-            they count as taken, though the system reports them as free.
+        promised_memory: bytes that are reserved for other parts of this process and may not be written yet;
+            they count as used, though the system reports them as free.
         scheduling_policy: order of requests; None: by priority, then by arrival.
-        seed: source of the seeds of requests without one; None: different in every process.
+        seed: seeds the requests that have no seed of their own; None: different in every process.
         speculative_config: settings of speculative decoding: ``{"method": "ngram" | "draft_model", …}``.
         disable_log_stats: turns off the log line of throughput while requests run.
         trace: file for the timing of every step, in Chrome's trace format; or a track of a file that several

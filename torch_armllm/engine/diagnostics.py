@@ -1,4 +1,4 @@
-"""What this machine and this process offer: the doctor."""
+"""Describes the machine and the process, and what makes models slow on them (``torch-armllm env``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDENT = 16
 
 
 def describe() -> dict[str, Any]:
-    """Everything that matters for speed, as plain JSON types."""
+    """Returns everything that matters for speed, as plain JSON types."""
     machine = variants.machine()
     return {
         "torch_armllm": __version__,
@@ -49,7 +49,7 @@ def describe() -> dict[str, Any]:
 
 
 def warnings(found: dict[str, Any]) -> list[str]:
-    """What in `describe`'s sequence makes models slow, and what to do about it."""
+    """Returns the settings in the result of `describe` that make models slow, each with its remedy."""
     told = []
     if len(found["openmp"]) > 1:
         told.append(
@@ -74,7 +74,7 @@ def warnings(found: dict[str, Any]) -> list[str]:
 
 
 def render(found: dict[str, Any]) -> str:
-    """`describe`'s sequence for people."""
+    """Formats the result of `describe` for people, warnings included."""
     lines = []
     for name, value in found.items():
         if name == "kernels":

@@ -1,4 +1,4 @@
-"""The engine: requests come in, steps run, outputs come out."""
+"""The engine: accepts requests, computes steps and returns outputs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LLMEngine:
 
         Args:
             request_id: unique among unfinished requests.
-            prompt: a text or tokens; see `Prompt`.
+            prompt: a string or token ids; see `Prompt`.
             params: sampling parameters; default: `SamplingParams()`.
             priority: smaller values are served first.
 
@@ -249,7 +249,7 @@ class LLMEngine:
             found += self.sampler.prompt_logprobs(rows, prompt[new.start : new.stop], count)
 
     def _append_tokens(self, sequence: Sequence, drawn: GenericSequence[SampledToken]) -> list[int]:
-        """Appends tokens to a sequence's text up to its end; returns those that belong to it."""
+        """Appends tokens up to the end of a sequence; returns the appended ones."""
         kept = []
         for one in drawn:
             kept.append(one.token_id)
@@ -261,7 +261,7 @@ class LLMEngine:
         return kept
 
     def _append_token(self, sequence: Sequence, token_id: int) -> bool:
-        """Appends a token to a sequence's text; True if it ends the sequence."""
+        """Appends a token to a sequence and its text; True if it ends the sequence."""
         text = self._texts.get(sequence) or self._texts.setdefault(sequence, self._begin_text(sequence))
         finish = text.append(token_id)
         if finish is None:

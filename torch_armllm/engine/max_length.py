@@ -1,4 +1,4 @@
-"""The longest sequence that an engine accepts."""
+"""Maximum length of the sequences that an engine accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 def resolve_max_model_len(
     requested: int | None, position_limit: int | None, stated_positions: int, max_length: int | None
 ) -> int:
-    """Returns the most tokens of a prompt and its output together.
+    """Returns the maximum number of tokens of a prompt and its output together.
 
     Args:
         requested: the user's ``max_model_len``, or None.

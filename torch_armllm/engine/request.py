@@ -23,7 +23,7 @@ class Status(Enum):
 
 
 _FINISHED = Status.FINISHED
-"""A module-level name: looking a member up in its enumeration costs more than its use in every step."""
+"""A module-level name: it is read in every step, and looking a member up in its enumeration costs more."""
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Request:
 
     Attributes:
         request_id: unique among unfinished requests.
-        prompt_token_ids: at least one.
+        prompt_token_ids: at least one token.
         params: sampling parameters.
         seed: `params.seed`, or a seed drawn at submission.
         priority: smaller values are served first; equal ones in order of arrival.

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Gauges(NamedTuple):
-    """Momentary state of an engine."""
+    """Current state of an engine."""
 
     running: int
     """Running sequences."""
@@ -91,9 +91,9 @@ class EngineStats:
 
         Args:
             step: as it was scheduled.
-            drawn: the tokens of every sequence that it brought forward.
-            began: when it was scheduled, by the clock.
-            now: by the clock.
+            drawn: the new tokens of every sequence that sampled some.
+            began: time at which it was scheduled, by the same clock as ``now``.
+            now: time at which it was computed.
         """
         totals = self.totals
         if began - self._last > _PAUSE:

@@ -48,7 +48,7 @@ class Step:
     """Block copies, then tokens to compute.
 
     Attributes:
-        scheduled: one entry a sequence.
+        scheduled: one entry per sequence.
         swaps_out: (block, swap block) pairs, copied first.
         swaps_in: (swap block, block) pairs, copied second.
         copies: (block, block) pairs, copied third: copy-on-write of shared blocks.

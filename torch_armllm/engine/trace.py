@@ -42,7 +42,7 @@ class TraceFile:
     Each step is one write that overwrites the closing bracket: the file stays readable if the process dies.
 
     Args:
-        path: of the file; an existing file is overwritten.
+        path: the file to write; an existing one is overwritten.
 
     Raises:
         OSError: the file cannot be written.
@@ -112,7 +112,7 @@ class Track(Trace):
 
 
 def trace_to(target: str | Path | Trace | None) -> Trace:
-    """Returns a trace: into a new file, the given track, or none.
+    """Returns a trace: into a new file for a path, the given trace itself, or `NO_TRACE` for None.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""A step that runs in C++, and what it is given."""
+"""Plans that run in C++."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_armllm.plan.step import StepInputs
 
 
 class NativePlan:
-    """A step that runs in C++ from its first instruction to its last."""
+    """A plan that C++ runs as a whole, from the first instruction of a step to the last."""
 
     def __init__(self, program: Encoded) -> None:
         self.program = program
@@ -37,8 +37,8 @@ class NativePlan:
 
         Args:
             following: the other plan.
-            inputs: of the step.
-            results: where those of the other plan go.
+            inputs: inputs of the step.
+            results: tensors that the other plan's results are written to.
 
         Returns:
             A binding id for `replay`.
@@ -49,18 +49,18 @@ class NativePlan:
         return binding
 
     def replay(self, following: NativePlan) -> Callable[[int, int | None], bool]:
-        """Returns a function that repeats a `run_then` on the same memory with new values in it.
+        """Returns a function that replays a `run_then` on the same memory with new values in it.
 
-        Both plans, and the tensors of that call, must still be there whenever it is called.
+        Both plans, and the tensors of that call, must be alive whenever it is called.
 
         Args:
             following: the other plan.
 
         Returns:
-            A function of the binding id that `run_then` returned, and of None or the address of a table for
-            the times of both plans' instructions, as `profile` returns it.  It returns False and does nothing
-            if either plan has run another step meanwhile, or if the values or torch's threads need another
-            binding.
+            A function of two arguments: the binding id that `run_then` returned, and the address of a table
+            for the times of both plans' instructions, laid out as in `profile`, or None. It returns False and
+            does nothing if either plan has run another step since, or if the values or torch's threads need
+            another binding.
         """
         return functools.partial(_entry(), self._handle, following._handle)
 
@@ -85,5 +85,5 @@ def _entry() -> Callable[[int, int, int, int | None], bool]:
 
 
 def _tensors(i: StepInputs) -> list[Tensor]:
-    """Inputs in the order of a program's."""
+    """Returns the inputs in the order in which programs number them."""
     return [i.input_ids, i.position_ids, i.slots, i.block_table, i.query_start, i.seq_lens, *i.caches]

@@ -1,4 +1,4 @@
-"""A model restored from the plan cache: its plan, its output layer and a few numbers, without modules."""
+"""A model restored from the plan cache: its plan, its output layer and its sizes, without modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HeadWeights:
         return [t for t in (self.weight, self.bias) if t is not None]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
+        """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
         if self.scheme is None:
             return dense_linear(hidden, self.weight, self.bias)
         if self.scheme == "int8":

@@ -70,23 +70,23 @@ class StepInputs:
             query_start=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
             max_seq_len=max(lengths, default=0),
-            cache=pool.cache,  # read last: appending may have moved it to larger tensors
+            cache=pool.cache,  # read last: `append` may have moved it to larger tensors
         )
 
     @property
     def caches(self) -> list[Tensor]:
-        """The tensors of the cache that are not None."""
+        """Tensors of the cache that are not None."""
         return [t for t in self.cache if t is not None]
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """Number of tokens T."""
         return self.input_ids.shape[1]
 
 
 class Plan(Protocol):
-    """A computation of a model's steps."""
+    """Computes the hidden states of a model's steps."""
 
     def run(self, inputs: StepInputs) -> Tensor:
-        """The last hidden state of every token, ``(T, hidden)``."""
+        """Returns the last hidden state of every token, ``(T, hidden)``."""
         ...

@@ -1,4 +1,4 @@
-"""Logits of a step."""
+"""The result of a step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class StepResult(NamedTuple):
-    """What a step has computed."""
+    """Logits of a step, with the most probable tokens if they were computed."""
 
     logits: Tensor
-    """``(R, vocabulary)``, in the model's type"""
+    """``(R, vocab_size)``, in the model's dtype"""
     best: array[int] | None = None
-    """R of them, by `torch_armllm.ops.sample.best_tokens`; None: they were not looked for"""
+    """R most probable tokens, as by `torch_armllm.ops.sample.best_tokens`; None: not computed"""

@@ -1,4 +1,4 @@
-"""The output layer as a plan that follows the body's, and tells the most probable tokens besides."""
+"""The output layer as a plan that runs after the base model's and also computes the most probable tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch_armllm.plan.step import StepInputs
 
 
 class FusedHead:
-    """From a step's inputs to logits and the most probable tokens, by one call and one start of the threads.
+    """Computes logits and the most probable tokens of a step in one call that starts the threads once.
 
-    Results stay where they are: those of one step hold until the next.
+    Results are written to the same memory in every step: they are valid until the next one.
 
     Args:
-        body: gives hidden states of all tokens.
-        head: from there to logits.
-        drawable: token ids from there on are never the most probable ones.
+        body: plan of the base model; computes the hidden states of all tokens.
+        head: weights of the output layer.
+        drawable: number of token ids that may be sampled; higher ids are never the most probable ones.
     """
 
     def __init__(self, body: NativePlan, head: HeadWeights, drawable: int) -> None:
@@ -35,16 +35,17 @@ class FusedHead:
         self._reserve(1)
 
     def run(self, inputs: StepInputs) -> StepResult:
-        """A step all of whose tokens need logits."""
+        """Computes a step in which every token needs logits."""
         if inputs is not self._inputs or not self._replay(self._binding, None):
             self._begin(inputs)
         return self._computed
 
     def run_timed(self, inputs: StepInputs) -> tuple[StepResult, Tensor | None]:
-        """As `run`; with it come the times of a step that does what the last one did with other values.
+        """Computes a step like `run`, and times it if it replays the last one with new values.
 
         Returns:
-            What is computed, and `NativePlan.profile`'s table, of body and head.
+            The result, and a table as of `NativePlan.profile` for base model and head; None if the step was
+            not a replay.
         """
         if inputs is self._inputs and self._replay(self._binding, self._times.data_ptr()):
             return self._computed, self._times

@@ -1,4 +1,4 @@
-"""Runs the steps of an engine for models without a plan: text by text, by the model's own forward."""
+"""Computes the steps of models without a plan: one sequence after another, by the model's own forward."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torch_armllm.engine.step import Scheduled, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 
 _STATES = ("past_key_values", "cache_params", "state", "mems")
-"""What models call that which they keep of a text."""
+"""Names of forward's arguments that carry a model's state from one call to the next."""
 
 
 class Text:
-    """What a model keeps of the first ``length`` tokens of a text, in the words of its own forward."""
+    """State of a model after the first ``length`` tokens of a sequence, as arguments of its own forward."""
 
     def __init__(self, arguments: dict[str, Any], length: int) -> None:
         self.arguments = arguments
@@ -32,22 +32,22 @@ class Text:
 
 
 class ModuleRunner:
-    """The same as `PlanRunner` for models whose state is not keys and values of attention alone.
+    """Counterpart of `PlanRunner` for models without a plan, such as those with a recurrent state.
 
-    Every sequence keeps the cache that the model makes.  A prompt is read in one piece, when its last token
-    is
-    scheduled: a recurrent state does not go on from the middle in every model.  Blocks are only counted, so
-    that nothing is shared between requests; sequences to one prompt begin with copies of its cache.
+    Each sequence has the cache that the model itself creates. A prompt is prefilled in one piece, when its
+    last token is scheduled: not every model can continue a recurrent state in the middle of a prompt. Blocks
+    are only counted, so requests share nothing; sequences of the same request start from copies of the
+    prompt's cache.
 
     Args:
         model: a causal language model.
-        block_size: positions a block, as the scheduler counts.
-        trace: takes notes of what a step spends its time on.
-        team: the threads that compute; None: those that torch has.
+        block_size: positions per block, as the scheduler counts them.
+        trace: records the phases of steps.
+        team: compute threads; None: torch's own.
     """
 
     kv_bytes: int = 0
-    """The model's own caches are not counted."""
+    """Always 0: the model's own caches are not counted."""
 
     def __init__(
         self, model: Any, block_size: int = 32, trace: Trace = NO_TRACE, team: ThreadTeam | None = None
@@ -61,7 +61,7 @@ class ModuleRunner:
         self._texts: MutableMapping[Sequence, Text] = WeakKeyDictionary()
 
     def compute(self, step: Step, best: bool = False) -> StepResult:
-        """See `PlanRunner.compute`; never tells which tokens are best."""
+        """See `PlanRunner.compute`; never returns the most probable tokens."""
         return StepResult(self.execute(step))
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class ModuleRunner:
             self._texts.pop(sequence, None)
 
     def _fork(self, s: Scheduled) -> None:
-        """Begins a sequence with what another one to the same prompt stands at, before that one goes on."""
+        """Copies the state of another sequence of the request, before that sequence is computed further."""
         for other in s.sequence.request.sequences:
             text = self._texts.get(other)
             if text is not None and text.length == s.start:
@@ -96,14 +96,14 @@ class ModuleRunner:
                 return
 
     def _logits(self, s: Scheduled) -> Tensor:
-        """Logits of the tokens of one sequence that are wanted."""
+        """Returns the logits of a sequence's `Scheduled.logit_positions`."""
         sequence, wanted = s.sequence, s.logit_positions
         tokens = torch.tensor([(sequence.token_ids + sequence.draft)[: s.end]])
         text = self._texts.pop(sequence, None)
         begins = text is None or text.length != s.end - 1 or len(wanted) > 1
         if text is None or begins:
             text = Text(self._first_arguments(s.end), 0)
-        # Others make logits of a whole prompt, which can take more memory than the model.
+        # Without it a model computes logits of the whole prompt, which can take more memory than its weights.
         last_only = {"logits_to_keep": 1} if len(wanted) == 1 and "logits_to_keep" in self._takes else {}
         inputs = self.model.prepare_inputs_for_generation(
             tokens,
@@ -120,7 +120,7 @@ class ModuleRunner:
         return logits
 
     def _first_arguments(self, length: int) -> dict[str, Any]:
-        """What `generate` gives a model beside the tokens of a new text."""
+        """Returns the arguments that `generate` passes to a model with the tokens of a new prompt."""
         made: dict[str, Any] = {"use_cache": True}
         if "attention_mask" in self._takes:
             made["attention_mask"] = torch.ones(1, length, dtype=torch.int64)

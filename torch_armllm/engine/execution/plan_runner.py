@@ -68,7 +68,7 @@ class PlanRunner:
         """Computes a step.
 
         Returns:
-            Logits ``(R, vocab_size)`` in the model's type: the rows of every `Scheduled.logit_positions`, in
+            Logits ``(R, vocab_size)`` in the model's dtype: the rows of every `Scheduled.logit_positions`, in
             the order of ``step.scheduled``.
         """
         return self.compute(step).logits

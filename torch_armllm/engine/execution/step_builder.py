@@ -1,4 +1,4 @@
-"""A step as tensors: what `Plan.run` takes."""
+"""Builds the input tensors of a step for `Plan.run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_armllm.plan.step import StepInputs
 
 
 class BlockTable:
-    """The blocks of the sequences of a step, a row each; what a row holds already is not written again."""
+    """Block table of a step, one row per sequence; only blocks that changed are written."""
 
     def __init__(self) -> None:
         self.known: list[list[int]] = []
@@ -40,12 +40,12 @@ class BlockTable:
         self.known[row] = list(blocks)
 
     def reserve_rows(self, rows: int) -> None:
-        """Makes room for so many sequences."""
+        """Grows the table to at least ``rows`` rows."""
         if rows > len(self.known):
             self._reserve(2 * rows, self._width)
 
     def view(self, rows: int) -> Tensor:
-        """int32 ``(rows, width)``."""
+        """Returns the first rows, int32 ``(rows, width)``."""
         found = self._views.get(rows)
         if found is None:
             found = self._views[rows] = self._buffer.view(rows, self._width)
@@ -53,7 +53,7 @@ class BlockTable:
 
 
 class _Views:
-    """Views of buffers by how much of them is used: a running batch asks for the same ones in every step."""
+    """Caches views of buffers by size: a running batch needs the same ones in every step."""
 
     def __init__(self, capacity: int, make: Callable[[int], tuple[Tensor, ...]]) -> None:
         self.capacity = capacity
@@ -68,12 +68,12 @@ class _Views:
 
 
 class StepBuilder:
-    """Writes steps into memory that stays, so that the tensors of one hold until the next is built.
+    """Writes the inputs of steps into buffers that it reuses: they are valid until the next step is built.
 
     Args:
-        cache: keys and values that steps work on.
-        block_size: positions a block.
-        first_position: of a text's first token, as the model counts.
+        cache: KV cache that the steps read and write.
+        block_size: positions per block.
+        first_position: position id of a sequence's first token.
     """
 
     def __init__(self, cache: Cache, block_size: int, first_position: int = 0) -> None:
@@ -97,10 +97,10 @@ class StepBuilder:
         self._decodes = {}
 
     def decode(self, step: Step) -> StepInputs:
-        """The tensors of a step that `Step.decode_only`: the same ones for as many sequences as before.
+        """Returns the inputs of a `Step.decode_only` step: the same object for the same number of sequences.
 
-        Behind a step of the model no object is in the CPU's caches any more, and to look at each of them once
-        is what takes the time: this looks at no more than it has to.
+        After a model step the CPU caches hold weights only, so each Python object touched is a cache miss.
+        This loop touches as few as possible.
         """
         scheduled = step.scheduled
         count = len(scheduled)
@@ -132,9 +132,9 @@ class StepBuilder:
         return StepInputs(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache)
 
     def build(self, step: Step) -> tuple[StepInputs, list[int]]:
-        """The tensors of a step, which must compute something, and which of its tokens need logits.
+        """Returns the inputs of a step, which must not be empty, and the rows of its tokens that need logits.
 
-        All in one loop, the common case first, as in `decode`.
+        One loop writes everything, with the common case first, for the same reason as in `decode`.
         """
         scheduled = step.scheduled
         tokens = step.token_count

@@ -1,4 +1,4 @@
-"""How many threads compute, and on which cores."""
+"""Chooses the number of compute threads and the cores they run on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch_armllm.system.exclusive import PROCESS_LOCK, SharedExclusiveLock
 from torch_armllm.system.host import cpu_limit, physical_cores
 
 _PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Settings by which users place OpenMP's threads themselves."""
+"""Environment variables that place OpenMP's threads on cores."""
 _COUNTED_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _LOOK = 0.5
-"""Seconds between two looks at how long workers wait."""
+"""Seconds between two checks of how long workers waited for a core."""
 _DISPLACED = 1 / 8
-"""Share of that time from which a worker counts as displaced; next to one busy process it waits half of it.
+"""Fraction of that time above which a worker counts as displaced; next to a busy process it waits half of it.
 
 The same policy as ``kDisplaced`` of ops/runtime/worker_governor.h, which acts within milliseconds.
 """
@@ -32,18 +32,18 @@ The same policy as ``kDisplaced`` of ops/runtime/worker_governor.h, which acts w
 _logger = logging.getLogger(__name__)
 
 Core = tuple[int, ...]
-"""The CPUs of a core that this process may use: one, or some that share it."""
+"""CPUs of one core that this process may use; several if the core runs several hardware threads."""
 
 
 @dataclass(frozen=True)
 class ThreadSettings:
-    """The threads that compute.
+    """Number and placement of the compute threads.
 
     Attributes:
-        count: of them, the calling thread included.
-        why: where the number comes from.
-        places: the core of each, or nothing where the system places them.
-        why_there: why they are placed, or not.
+        count: number of threads, the calling thread included.
+        why: source of the number, for messages.
+        places: the core of each thread; empty if the system places them.
+        why_there: reason for the placement; for pinned threads, their CPUs.
     """
 
     count: int
@@ -65,23 +65,24 @@ def choose_threads(
     current: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> ThreadSettings:
-    """Decides how many threads compute and where.
+    """Chooses the number of compute threads and their cores.
 
-    What a user has set counts: ``count``, OpenMP's environment variables, `torch.set_num_threads`, the CPUs
-    that ``taskset`` leaves.  Otherwise there is a thread for each physical core, as two on one core only take
-    its caches from each other, and no more than the control group grants time for.  Threads are pinned only
-    where they fill all cores that the process may use: of a part of them, others would choose the same.
+    The user's settings come first: ``count``, OpenMP's environment variables, `torch.set_num_threads`, and
+    the CPUs that ``taskset`` allows. The default is one thread per physical core, as two threads on one core
+    compete for its caches, but no more than the control group grants CPU time for. By default, threads are
+    pinned only if they fill all cores that the process may use: other processes would choose the same cores
+    of a part.
 
     Args:
-        count: of threads; None: see above.
-        pin: whether to; None: see above.
-        cores: that the process may use; asked of the system by default.
-        limit: CPUs' worth of time that the control group grants; asked of the system if ``cores`` are.
-        current: what torch uses now; asked of it by default.
-        environment: where OpenMP's settings are.
+        count: number of threads; None: see above.
+        pin: True to pin threads, False not to; None: see above.
+        cores: cores that the process may use; None: asks the system.
+        limit: CPU time that the control group grants, in CPUs; read from the system if ``cores`` is None.
+        current: torch's number of threads; None: asks torch.
+        environment: environment variables, for OpenMP's settings.
 
     Raises:
-        ValueError: there are fewer than one thread, or fewer cores than threads that are to be pinned.
+        ValueError: ``count`` is less than 1, or more threads are to be pinned than there are cores.
     """
     if cores is None:
         cores, limit = physical_cores(), cpu_limit()
@@ -107,13 +108,13 @@ def choose_threads(
 
 
 def apply_threads(chosen: ThreadSettings) -> list[int]:
-    """Makes torch use the chosen threads, for what the calling thread starts from now on.
+    """Makes torch use the chosen threads for all later ops of the calling thread.
 
-    The calling thread itself goes where it likes: whatever it starts later would inherit its place.  The
-    system finds it the core that the others leave.
+    The calling thread itself is not pinned, as threads and processes that it starts would inherit its
+    affinity. The system places it on the core that the workers leave free.
 
     Returns:
-        The system's ids of the threads that have places.
+        System ids of the pinned threads.
     """
     if torch.get_num_threads() != chosen.count:
         torch.set_num_threads(chosen.count)
@@ -144,7 +145,7 @@ class ThreadTeam:
         self._looked = 0.0
 
     def at_work(self) -> ThreadTeam:
-        """A block in which the calling thread computes by the chosen threads, while no model is traced."""
+        """Returns a context manager: inside, the chosen threads compute, and no model is traced."""
         return self
 
     def __enter__(self) -> None:
@@ -159,7 +160,7 @@ class ThreadTeam:
         self._lock.release(exclusive=False)
 
     def settle(self) -> None:
-        """Makes the calling thread compute by the chosen threads; costs nothing where it did last."""
+        """Applies the chosen threads to the calling thread; nearly free if the same thread called it last."""
         caller, now = threading.get_ident(), time.monotonic()
         if caller != self._caller:
             self._caller = caller
@@ -169,20 +170,20 @@ class ThreadTeam:
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """Frees the workers if one of them has been waiting for its core."""
+        """Unpins the workers if one of them has waited too long for its core."""
         before, most = self._waited, _DISPLACED * (now - self._looked) * 1e9
         self._waited = {worker: waited(worker) for worker in before}
         self._looked = now
         if any(after - before[worker] > most for worker, after in self._waited.items()):
             for worker in before:
-                with contextlib.suppress(ProcessLookupError):  # OpenMP ends those that it does not need
+                with contextlib.suppress(ProcessLookupError):  # OpenMP ends workers that it does not need
                     os.sched_setaffinity(worker, os.sched_getaffinity(0))
             self._waited.clear()
             _logger.info("threads are not pinned any more: other processes want their cores")
 
 
 def waited(thread: int) -> int:
-    """Nanoseconds that a thread of this process has been ready to run without a core; 0 where nobody says."""
+    """Returns the nanoseconds that a thread was ready to run without a core; 0 if that is unknown."""
     try:
         return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
     except (OSError, IndexError):
@@ -192,7 +193,7 @@ def waited(thread: int) -> int:
 def _count(
     count: int | None, cores: list[Core], limit: float | None, current: int, environment: Mapping[str, str]
 ) -> tuple[int, str]:
-    """How many threads, and why."""
+    """Returns the number of threads, and its source."""
     if count is not None:
         if count < 1:
             raise ValueError(f"there must be one thread at least, not {count}")
@@ -210,7 +211,7 @@ def _count(
 
 
 def _listed(cores: list[Core]) -> str:
-    """The CPUs of cores, as in ``0-3, 8``."""
+    """Formats the CPUs of cores, as in ``CPUs 0-3, 8``."""
     cpus = sorted(cpu for core in cores for cpu in core)
     runs: list[list[int]] = []
     for cpu in cpus:
