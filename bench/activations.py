@@ -1,11 +1,11 @@
-"""Error of each layer from rounding its activations to INT8 with one scale a token.
+"""Error of each layer from rounding its activations to INT8 with one scale per token.
 
     python -m bench.activations --text FILE [--model smollm2] [--tokens 256] [--worst 6]
 
-Runs the float model once on the beginning of a text.  For every linear layer it measures the peak of a
+Runs the float model once on the first tokens of a text.  For every linear layer it measures the peak of a
 token's inputs over their root mean square.  It also measures the relative error of the outputs with exact
-weights, ‖(x̂ − x) Wᵀ‖ / ‖x Wᵀ‖ over all tokens, for one scale a token and for one scale a group of 64
-inputs.  Prints the median over the model for each kind of layer, and the worst layers.
+weights, ‖(x̂ − x) Wᵀ‖ / ‖x Wᵀ‖ over all tokens, with one scale per token and with one scale per group of
+64 inputs.  Prints the median over the model for each kind of layer, and the worst layers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Cost(NamedTuple):
 
 
 def rounded(x: Tensor, group: int | None = None) -> Tensor:
-    """Rows (T, K) rounded to INT8, with a scale a row or for every ``group`` columns of it."""
+    """Returns rows (T, K) rounded to INT8, with one scale per row or per ``group`` columns of a row."""
     parts = x.unflatten(1, (-1, group)) if group and x.shape[1] % group == 0 else x[:, None]
     scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
     return (torch.round(parts / scale) * scale).view_as(x)
 
 
 def cost(x: Tensor, weight: Tensor) -> Cost:
-    """Measures inputs (T, K) of a weight (N, K)."""
+    """Returns the figures of inputs (T, K) to a weight (N, K)."""
     peaks = x.abs().amax(1) / x.square().mean(1).sqrt().clamp(min=1e-30)
     size = float((x @ weight.t()).norm())
     errors = [float(((rounded(x, group) - x) @ weight.t()).norm()) / size for group in (None, 64)]
@@ -51,7 +51,7 @@ def cost(x: Tensor, weight: Tensor) -> Cost:
 
 @torch.no_grad()
 def measure(model: Any, ids: Tensor) -> dict[str, Cost]:
-    """Costs of all linear layers of a model on tokens ``(1, T)``, by name; the head is left out."""
+    """Returns the figures of all linear layers but the head on tokens ``(1, T)``, by layer name."""
     found: dict[str, Cost] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

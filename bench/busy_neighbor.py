@@ -2,7 +2,7 @@
 
     python -m bench.busy_neighbor [--model smollm2] [--seconds 4] [--threads N]
 
-Decodes one sequence alone, then next to a busy loop, in turn.  Prints the medians of both rates and their
+Decodes one sequence in turn alone and next to a busy loop.  Prints the medians of both rates and their
 ratio.
 """
 
@@ -22,7 +22,7 @@ _BUSY = [sys.executable, "-c", "while True: pass"]
 
 
 def main() -> None:
-    """Measures both in turn and prints a line."""
+    """Measures both rates in turn and prints a line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")

@@ -2,7 +2,7 @@
 
     python -m bench.engine_churn [--model smollm2] [--requests 10000] [--preemption recompute]
 
-Runs a tenth of the requests first, so that caches and buffers reach their size, then all of them.  Prompts
+Runs a tenth of the requests as a warm-up, so that caches and buffers reach their size, then all.  Prompts
 have 1 to 24 tokens, and half of them share a prefix.  Outputs have 1 to 12 tokens, one in ten 60 to 100.
 One request in eight asks for two outputs.  Requests are greedy or sampled, have three priorities, and share
 a KV cache that is too small for all of them.  Every tenth request is aborted at a random step.  Prints JSON

@@ -2,8 +2,8 @@
 
     python -m bench.engine_conversation [--model smollm2] [--turns 30] [--answer 40] [--threads N]
 
-Holds the same conversation twice, with the prefix cache and without.  Prints a line a turn: prompt tokens,
-cached prompt tokens, and the TTFT of both in milliseconds.
+Holds the same conversation twice, with the prefix cache and without.  Prints for each turn
+its prompt tokens, its cached prompt tokens, and the TTFT of both conversations in milliseconds.
 """
 
 from __future__ import annotations

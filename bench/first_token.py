@@ -1,14 +1,16 @@
-"""From the start of a process to the first token of a saved model of one billion parameters.
+"""Time from the start of a process to the first token of a saved model of one billion parameters.
 
     python -m bench.first_token [--folder DIR] [--layers 16] [--by llm] [--profile]
 
-Makes a model of Llama 3.2 1B's shape with random weights, quantizes and saves it to DIR (a temporary folder,
-or one that holds such a model already), then starts processes that load it and read eight tokens: by
-``LLM(folder)``, whose plan the first of them keeps for the others, with ``--by transformers`` by
-``from_pretrained``, or with ``--by server`` by ``torch-armllm serve`` (of a folder with a tokenizer).
-Prints one JSON line for each: seconds of the imports, of loading, of the first token, of both without the
-imports on the clock and of the processor, and of the whole process on both; for a server, until it listens
-and until it has answered.
+Builds a model of Llama 3.2 1B's shape with random weights, quantizes it and saves it to DIR.  DIR defaults
+to a temporary folder; a model that DIR already holds is used as it is.  Then starts processes that load the
+model and prefill eight tokens.  They use ``LLM(folder)``, where the first process writes the plan cache for
+the others; with ``--by transformers`` they use ``from_pretrained``.  With ``--by server`` they run
+``torch-armllm serve``, which needs a folder with a tokenizer.
+
+Prints one JSON line per process: seconds of the imports, of loading and of the first token; wall and CPU time
+without the imports; wall and CPU time of the whole process.  For a server: seconds until it listens and until
+it has responded.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def save(folder: Path, layers: int) -> None:
 
 
 def answer_by_llm(folder: str) -> None:
-    """Loads the model as most users do and reads a prompt, in a process of its own."""
+    """Loads the model by `LLM`, as most users do, and prefills a prompt; runs in its own process."""
     start = time.perf_counter()
     from torch_armllm import LLM, SamplingParams
 
@@ -63,12 +65,12 @@ def answer_by_llm(folder: str) -> None:
 
 
 def answer(folder: str, profile: bool) -> None:
-    """Loads the model by transformers and reads a prompt, in a process of its own."""
+    """Loads the model by transformers and prefills a prompt; runs in its own process."""
     start = time.perf_counter()
     import torch
     import torch.export
     from transformers import AutoModelForCausalLM
-    from transformers.models.llama import modeling_llama  # noqa: F401  # of the imports, not of the load
+    from transformers.models.llama import modeling_llama  # noqa: F401  # counts as import, not as loading
 
     import torch_armllm.checkpoint.layer_loader  # noqa: F401
 
@@ -98,7 +100,7 @@ def answer(folder: str, profile: bool) -> None:
 
 
 def answer_by_server(folder: str) -> None:
-    """Starts a server and asks it for a token."""
+    """Starts a server and requests one token."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "torch_armllm.cli", "serve", folder, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -18,19 +18,19 @@ Array = Any
 
 
 class RandomTensors:
-    """Random tensors with the types that llama.cpp's own quantizer chooses for a ``Q4_0`` file."""
+    """Writer of random tensors with the types that llama.cpp's own quantizer chooses for ``Q4_0`` files."""
 
     def __init__(self, path: Path, architecture: str) -> None:
         self.file = gguf.GGUFWriter(path, architecture)
         self.random = np.random.default_rng(0)
 
     def floats(self, name: str, *shape: int) -> None:
-        """Add a float32 tensor, as of a router."""
+        """Add a float32 tensor, such as a router's."""
         values = self.random.normal(0, DEVIATION, shape).astype(np.float32)
         self.file.add_tensor(f"{name}.weight", values)
 
     def ones(self, name: str, size: int) -> None:
-        """Add a float32 vector of ones, as of a norm."""
+        """Add a float32 vector of ones, such as a norm's."""
         self.file.add_tensor(f"{name}.weight", np.ones(size, np.float32))
 
     def blocks(self, name: str, *shape: int, head: bool = False) -> None:

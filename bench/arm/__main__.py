@@ -2,8 +2,8 @@
 
     make bench-arm ARGS="--variant i8mm,dotprod --only 'int4_linear.*m=1$' --regions 5"
 
-``make`` builds the driver and runs this.  ``--regions`` prints where the instructions and the cycles are.
-``JSON=path`` in the environment gets the records.
+``make`` builds the driver and runs this.  ``--regions`` prints the regions with most instructions
+and cycles.  ``JSON=path`` in the environment names the file for the records.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def print_regions(found: Measured, most: int) -> None:
 
 
 def print_tables(results: Sequence[Result]) -> None:
-    """Of what has multiply-accumulates, and of what has elements."""
+    """Print a table of the ops with multiply-accumulates, and a table of the ops with elements."""
     cores = list(dict.fromkeys(core for _, machine, _ in results for core in machine.cores))
     names = [core.removeprefix("neoverse-").upper() for core in cores]
     header = ["op", "shape", "type", "variant", "counted on"]
@@ -114,7 +114,7 @@ def print_tables(results: Sequence[Result]) -> None:
 
 
 def print_failures(results: Sequence[Result]) -> None:
-    """Print the cases that could not be counted, a line a reason."""
+    """Print the cases that could not be counted, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for case, machine, found in results:
         if isinstance(found, str):
@@ -125,7 +125,7 @@ def print_failures(results: Sequence[Result]) -> None:
 
 
 def main() -> None:
-    """Runs what is asked for."""
+    """Run the requested cases."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -19,7 +19,7 @@ class Machine:
 
 V2, V1, N2, N1 = "neoverse-v2", "neoverse-v1", "neoverse-n2", "neoverse-n1"
 
-# SVE code is counted at the length that a model's core has; of SME2 there is no model.
+# SVE code is counted at the vector length of the modeled core; no model covers SME2.
 MACHINES = (
     Machine("i8mm", "i8mm", (V2, V1, N2)),
     Machine("dotprod", "neoverse-n1", (V2, N1)),
@@ -108,5 +108,5 @@ def _rows() -> Iterator[Case]:
 
 
 def cases() -> list[Case]:
-    """All of them."""
+    """Return all cases."""
     return [*_linears(), *_attention(), *_rows()]

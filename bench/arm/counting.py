@@ -12,7 +12,7 @@ from pathlib import Path
 
 START, STOP = 0xD5032E1F, 0xD5032E3F  # hint #112, hint #113: no-ops on every Arm CPU
 
-# The machine of each emulated run: QEMU's -cpu, and the bits of a scalable vector.
+# The machine of each emulated run: QEMU's -cpu, and the length of a scalable vector in bits.
 CPUS = {
     "cortex-a72": ("cortex-a72", 128),
     "neoverse-n1": ("neoverse-n1", 128),
@@ -26,7 +26,7 @@ CPUS = {
 
 @dataclass
 class Counts:
-    """Executions of every instruction: by address, with its opcode."""
+    """Number of executions and opcode of every instruction, by address."""
 
     executions: dict[int, int] = field(default_factory=dict)
     opcodes: dict[int, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Counts:
 
 
 def parse_blocks(lines: Iterable[str]) -> Counts:
-    """Reads what ``tbcount.c`` writes: ``T address executions opcode…``; blocks may overlap."""
+    """Parses the output of ``tbcount.c``: ``T address executions opcode…``; blocks may overlap."""
     counts = Counts()
     for line in lines:
         kind, address, times, *opcodes = line.split()
@@ -57,7 +57,7 @@ _INSTRUCTION = re.compile(r"0x([0-9a-f]+):\s+([0-9a-f]{8})\b")
 
 
 def parse_log(lines: Iterable[str]) -> Counts:
-    """Reads ``qemu -d in_asm,exec,nochain``: slower than the plugin, but every QEMU can write it."""
+    """Parses a ``qemu -d in_asm,exec,nochain`` log: slower than the plugin, but every QEMU writes it."""
     blocks: dict[int, list[int]] = {}
     times: dict[int, int] = {}
     new: list[int] = []
@@ -83,13 +83,13 @@ def parse_log(lines: Iterable[str]) -> Counts:
 
 
 class Emulator:
-    """Runs programs under QEMU and counts: by the plugin where QEMU can load it, else from the log."""
+    """Runs programs under QEMU and counts: by the plugin if QEMU can load it, else from the log."""
 
     def __init__(self, qemu: str, plugin: Path | None) -> None:
         self.qemu, self.plugin = qemu, plugin
 
     def count(self, cpu: str, command: list[str]) -> tuple[Counts, dict[str, float]]:
-        """Counts and what the program printed as ``name=number``; raises RuntimeError if it fails."""
+        """Returns the counts and the program's ``name=number`` output; raises RuntimeError if it fails."""
         start = [self.qemu, "-cpu", CPUS[cpu][0]]
         with tempfile.TemporaryDirectory() as folder:
             blocks = Path(folder, "blocks")
@@ -136,7 +136,7 @@ def has_plugins(qemu: str) -> bool:
 
 
 def symbols(program: Path, environment: Mapping[str, str] = os.environ) -> list[tuple[int, str]]:
-    """Start and demangled name of every function of a static program, ascending."""
+    """Returns the start and demangled name of every function of a static program, by address."""
     nm = environment.get("NM", "aarch64-linux-gnu-nm")
     listing = subprocess.run(
         [nm, "-n", "-C", "--defined-only", str(program)], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Opcodes as text, what kind of instruction each is, and where its branch goes."""
+"""Disassembly of opcodes, with the kind and the branch target of each instruction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tool(name: str) -> str:
     """Return the name under which an LLVM tool of a version that knows all the cores is installed.
 
     Raises:
-        RuntimeError: there is none, or only an older one.
+        RuntimeError: the tool is missing, or only an older version is installed.
     """
     versions = [PREFERRED, *(v for v in range(NEWEST, OLDEST - 1, -1) if v != PREFERRED)]
     too_old = []
@@ -41,7 +41,7 @@ def tool(name: str) -> str:
 
 
 def disassemble(opcodes: Iterable[int]) -> dict[int, str]:
-    """``opcode -> text``; what LLVM does not know becomes ``.inst``."""
+    """Return the text of each opcode; opcodes that LLVM does not know become ``.inst``."""
     words = sorted(set(opcodes))
     source = "".join("".join(f"0x{b:02x} " for b in w.to_bytes(4, "little")) + "\n" for w in words)
     run = subprocess.run(
@@ -60,7 +60,7 @@ _BRANCH = re.compile(r"(b\.\w+|b|cbn?z|tbn?z)\s+(?:.*,\s*)?#(-?\d+)$")
 
 
 def branch_target(text: str, address: int) -> int | None:
-    """Of a direct branch that is no call."""
+    """Return the target of a direct branch that is no call; None for other instructions."""
     match = _BRANCH.match(text)
     return address + int(match[2]) if match else None
 
@@ -84,7 +84,7 @@ _KINDS = (
 
 
 def kind(text: str) -> str:
-    """A coarse class: what one looks for first in a profile."""
+    """Return the coarse class of an instruction, for a first look at a profile."""
     for name, pattern in _KINDS:
         if re.match(pattern, text):
             return name
@@ -92,7 +92,7 @@ def kind(text: str) -> str:
 
 
 def neutral(text: str) -> str:
-    """The same instruction for llvm-mca: no branch goes anywhere, and calls, 100 cycles there, are jumps."""
+    """Rewrite an instruction for llvm-mca: branches have no target; calls (100 cycles there) become jumps."""
     if re.match(r"(b|bl|ret)\b(?!\.)", text):
         return "b ."
     if text.startswith("blr"):

@@ -1,9 +1,9 @@
 """Cycles of counted code by llvm-mca's models of Arm cores.
 
-A model, not silicon: all loads hit the L1 cache, branches are predicted, loads never wait for stores, and
-fetching code takes no time.  Loops are rebuilt from the counts.  A loop is modeled whole, iteration after
-iteration, if its body is short enough with inner loops repeated as often as they were; a longer one is the
-sum of its inner loops and of what is left of its own body.  A function counts as a loop over its calls.
+This is a model, not silicon: all loads hit the L1 cache, all branches are predicted, loads never wait for
+stores, and instruction fetch takes no time.  Loops are rebuilt from the counts.  A loop is modeled as a whole
+if its body, with inner loops unrolled by their counted iterations, is short enough.  A longer loop is the sum
+of its inner loops and of the rest of its own body.  A function counts as a loop over its calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bench.arm.counting import Counts
 from bench.arm.disassembly import branch_target, disassemble, is_conditional, kind, neutral, tool
 
 LONGEST = 3000  # instructions that are modeled as one body
-ENOUGH = 6000  # instructions of a model's run: its start and end weigh little then
-SMALL = 0.005  # share of the instructions below which a region runs at the average speed of the others
+ENOUGH = 6000  # instructions of a run of llvm-mca: long enough that its start and end hardly count
+SMALL = 0.005  # regions below this share of the instructions run at the average speed of the others
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Model:
         return total, shares
 
     def _own(self, region: Region) -> list[int]:
-        """Addresses of the region outside its children."""
+        """Return the addresses of the region outside its children."""
         found = []
         for at in self._span(region.low, region.high):
             if not any(child.low <= at <= child.high for child in region.children):
@@ -141,21 +141,21 @@ class Model:
                 continue
             times = self.counts.executions[at]
             passed = self.counts.executions.get(at + 4, 0) if is_conditional(self.text[at]) else 0
-            if passed <= 0.67 * times:  # else it repeats less than half of the time
+            if passed <= 0.67 * times:  # otherwise the branch is taken in less than a third of its executions
                 heads[target] = max(at, heads.get(target, at))
         stack = [function]
         for low, high in sorted(heads.items(), key=lambda loop: (loop[0], -loop[1])):
             while stack[-1].high < low:
                 stack.pop()
             if high > stack[-1].high:
-                continue  # neither inside nor outside: its instructions stay with the loop around it
+                continue  # overlaps the loop around it: its instructions stay there
             loop = Region(low, high, self.counts.executions[low], f"{function.name} loop {low:x}")
             stack[-1].children.append(loop)
             stack.append(loop)
         return function
 
     def _expanded(self, region: Region) -> list[int] | None:
-        """Addresses of one iteration with inner loops repeated; None if they are too many."""
+        """Return the addresses of an iteration with inner loops unrolled; None if they are too many."""
         body: list[int] = []
         children = iter(sorted(region.children, key=lambda child: child.low))
         child = next(children, None)
@@ -188,7 +188,7 @@ class Model:
         own = self._own(region)
         if not own:
             return
-        # Its instructions ran different numbers of times: the model's loop is one of the typical number.
+        # The instructions have different counts: the modeled loop runs the median number of iterations.
         times = sorted(self.counts.executions[at] for at in own)[len(own) // 2]
         rest = Region(region.low, region.high, max(1, times), f"{region.name} rest")
         body = [at for at in own if self.counts.executions[at] >= 0.5 * rest.iterations]

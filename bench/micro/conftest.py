@@ -1,4 +1,4 @@
-"""Fixture that times an op and reports bytes read and operations done a second."""
+"""Fixture that times an op and reports bytes read and operations per second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Measure = Callable[..., Any]
 
 @pytest.fixture
 def measure(benchmark: Any, request: pytest.FixtureRequest) -> Measure:
-    """``measure(function, read=bytes, operations=count)`` times it; an addition counts too."""
+    """Times a function: ``measure(function, read=bytes, operations=count)``; operations include additions."""
 
     def run(function: Callable[[], Any], read: float = 0, operations: float = 0) -> Any:
         result = benchmark(function)

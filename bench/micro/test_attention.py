@@ -17,7 +17,7 @@ BLOCK = 16
 def sequences(
     count: int, new: int, length: int, heads: tuple[int, int, int], cache: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """q, caches, table, query_start and seq_lens of ``count`` sequences, blocks in random order."""
+    """Returns q, caches, table, query_start and seq_lens of ``count`` sequences, blocks in random order."""
     q_heads, kv_heads, size = heads
     blocks = -(-length // BLOCK)
     made = attention.new_kv_cache(count * blocks, kv_heads, size, size, BLOCK, cache)

@@ -47,7 +47,7 @@ def test_square(measure: Callable[..., Any], scheme: str, tokens: int) -> None:
     size = 2048
     x, multiply = torch.randn(tokens, size, dtype=torch.bfloat16), product(scheme, size)
     first = packed(size, size, scheme)
-    # One token's time is that of reading the weight: every round reads another copy.
+    # For one token the time is that of reading the weight, so every round reads another copy.
     weights = cycle(
         [first] + [first.clone() for _ in range(COLD_BYTES // first.numel() if tokens <= 8 else 0)]
     )

@@ -14,7 +14,7 @@ HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 2048, 768, 128, 8
 
 
 def random_panels(rows: int, columns: int) -> Tensor:
-    """Any nibbles and multipliers are valid; only the scales must be numbers."""
+    """Returns random panels: any nibbles and multipliers are valid, only the scales must be finite."""
     layout = linear.panel_layout("g32i", columns)
     shape = (EXPERTS, linear.panel_count(rows), layout.bytes)
     panels = torch.randint(0, 256, shape, dtype=torch.uint8)
@@ -34,7 +34,7 @@ def experts() -> tuple[Tensor, Tensor]:
 def test_int4_moe(measure: Any, experts: tuple[Tensor, Tensor], tokens: int, routing: str) -> None:
     gate_up, down = experts
     x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16)
-    # A new choice each call, so that one token's experts come from memory and not from a cache.
+    # Every call chooses other experts, so that a token's experts come from memory and not from a cache.
     choices = [torch.rand(tokens, EXPERTS).argsort(-1)[:, :TOP_K] for _ in range(16)]
     if routing == "one":
         choices = [torch.arange(TOP_K).expand(tokens, TOP_K) + 8 * i for i in range(16)]

@@ -1,4 +1,4 @@
-"""Norms, rotary embeddings, gated activations, routing and small dense layers: ops that walk over rows."""
+"""Row-wise ops: norms, rotary embeddings, gated activations, routing and small dense layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_norm(measure: Any, tokens: int, fused: str) -> None:
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_norm_and_linear(measure: Any, tokens: int, quantized: bool) -> None:
-    """A norm and the layer that reads it, through rows of the model's type or of INT8."""
+    """A norm and the linear layer after it, with rows of the model's dtype or of INT8 in between."""
     size = 2048
     x, norm_weight = torch.randn(tokens, size).bfloat16(), torch.rand(size).bfloat16()
     q = torch.randint(-8, 8, (size, size), dtype=torch.int8)
@@ -95,7 +95,7 @@ VOCABULARY = 151_936  # Qwen3's
 
 
 def torch_sample(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """The peer: the same by torch's own ops."""
+    """Samples by torch's own ops, as the peer."""
     if top_k == 1:
         return logits.argmax(-1)
     logits = logits.float()

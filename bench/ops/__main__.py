@@ -2,8 +2,8 @@
 
     make bench ARGS="--only linear,moe"
 
-All sides of a comparison run in turn, round after round, in one process; figures are medians.
-``JSON=path`` in the environment gets the records.
+The sides of a comparison run in turn, round after round, in one process; figures are medians.
+``JSON=path`` in the environment names the file for the records.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SECTIONS = {
 
 
 def cpu_name() -> str:
-    """As the system calls it."""
+    """Returns the CPU's name as the system reports it."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
     return found[1].strip() if found else platform.machine()
 
 
 def print_limits(variant: str, cpu: str) -> list[Record]:
-    """Of one core and of all."""
+    """Prints the limits of one core and of all cores."""
     found, lines = [], []
     for threads in sorted({1, torch.get_num_threads()}):
         read = limits.bandwidth(threads) / 1e9
@@ -55,7 +55,7 @@ def print_limits(variant: str, cpu: str) -> list[Record]:
 
 
 def main() -> None:
-    """Runs what is asked for."""
+    """Runs the requested measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

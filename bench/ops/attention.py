@@ -1,4 +1,4 @@
-"""paged_attention: on prompts compared with scaled_dot_product_attention, on decode with a plain read."""
+"""paged_attention compared: prompts with scaled_dot_product_attention, decode steps with a plain read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK, ROPE = 512, 64
 
 
 def filled_cache(blocks: int, kv_heads: int, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Keys, values and the scales of int8, of one layer, with random values in them."""
+    """Returns keys, values and the scales of int8 for one layer, filled with random values."""
     caches = [t for t in attention.new_kv_cache(blocks, kv_heads, size, size, BLOCK, dtype) if t is not None]
     for cache in caches:
         cache.copy_(
@@ -35,14 +35,14 @@ Sequence: TypeAlias = tuple[Tensor, Tensor, Tensor, int]
 
 
 def one_sequence(queries: int, length: int) -> Sequence:
-    """Block table, starts, lengths and the longest of one sequence, its blocks in random order."""
+    """Returns block table, starts, lengths and maximum length of one sequence, blocks in random order."""
     blocks = torch.randperm(-(-length // BLOCK)).to(torch.int32)[None]
     start = torch.tensor([0, queries], dtype=torch.int32)
     return blocks, start, torch.tensor([length], dtype=torch.int32), length
 
 
 def call(q: Tensor, caches: Callable[[], tuple[Tensor, ...]], length: int) -> Callable[[], Tensor]:
-    """``q`` are the last tokens of one sequence."""
+    """Returns a call of the op with ``q`` as the last tokens of one sequence."""
     sequence, scale = one_sequence(q.shape[0], length), q.shape[-1] ** -0.5
 
     def run() -> Tensor:
@@ -147,5 +147,5 @@ def _latent(variant: str, cpu: str) -> list[Record]:
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Prints its tables."""
+    """Measures and prints the tables."""
     return _prompts(variant, cpu) + _decode(variant, cpu) + _latent(variant, cpu)

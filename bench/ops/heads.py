@@ -1,4 +1,4 @@
-"""Linear layers with one weight a head, and PyTorch's batched product, all cores."""
+"""Linear layers with one weight per head, and PyTorch's batched product, on all cores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _batched(x: Tensor, first: Tensor) -> Callable[[], Tensor]:
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Prints its table."""
+    """Measures and prints the table."""
     found, rows = [], []
     for heads in HEADS:
         q = torch.randint(-127, 128, (heads, OUTPUTS, INPUTS), dtype=torch.int8)

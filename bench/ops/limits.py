@@ -1,4 +1,4 @@
-"""The physical limits of this machine: read bandwidth, and multiplications a second."""
+"""The physical limits of this machine: read bandwidth and multiplications per second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ_BYTES = 512 << 20
 
 @cache
 def library() -> ctypes.CDLL:
-    """``limits.cpp``, compiled for this very machine."""
+    """Returns ``limits.cpp``, compiled for this machine's CPU."""
     source, built = HERE / "limits.cpp", BUILD / "limits.so"
     if not built.exists() or built.stat().st_mtime < source.stat().st_mtime:
         compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
@@ -54,7 +54,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 class Reader:
-    """Reads memory that no cache holds, further on at every call, by as many threads as torch uses now."""
+    """Reads memory that no cache holds, on torch's current threads; each call continues further on."""
 
     def __init__(self, size: int = READ_BYTES // 4) -> None:
         self.threads = torch.get_num_threads()
@@ -79,7 +79,7 @@ class Reader:
 
 
 def _rate(work: Callable[[], float], threads: int) -> float:
-    """Units of work a second, on all threads together; the best round, since it is a limit."""
+    """Returns units of work per second over all threads: the best round, since it is a limit."""
     rates = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -89,7 +89,7 @@ def _rate(work: Callable[[], float], threads: int) -> float:
 
 
 def bandwidth(threads: int) -> float:
-    """Bytes a second that a plain loop reads."""
+    """Returns the bytes per second that a plain loop reads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     reader = Reader(READ_BYTES)
@@ -103,10 +103,10 @@ def bandwidth(threads: int) -> float:
 
 
 def int8_peak(threads: int) -> float:
-    """INT8 multiply-accumulates a second from registers; 0 if the compiler has no instruction for them."""
+    """Returns INT8 multiply-accumulates per second from registers; 0 without a compiler intrinsic."""
     return _rate(lambda: float(library().multiply_int8(1_000_000)), threads)
 
 
 def bf16_peak(threads: int) -> float:
-    """The same of bfloat16."""
+    """Returns the same for bfloat16."""
     return _rate(lambda: float(library().multiply_bf16(1_000_000)), threads)

@@ -1,4 +1,4 @@
-"""INT4 and INT8 linear layers and PyTorch's own, one thread, N = K = 2048."""
+"""INT4 and INT8 linear layers compared with PyTorch's, one thread, N = K = 2048."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = ("oneDNN u8s8", "_int_mm", "_weight_int4pack_mm", "linear bf16")
 
 
 def packed(rows: int, columns: int, scheme: str) -> Tensor:
-    """A random weight."""
+    """Returns a random packed weight."""
     if scheme == "i8":
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8)
         return linear.pack_int8(q, torch.rand(rows))
@@ -41,12 +41,12 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
 
 
 def weights(first: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Always the same, or for few tokens another copy at every call, as a model's layers are."""
+    """Returns a source of weights: for few tokens another copy at each call, as in a model; else the same."""
     return cold(lambda: on_huge_pages(first), first.nbytes) if tokens <= GEMV else lambda: first
 
 
 def ours(scheme: str, x: Tensor, tokens: int) -> tuple[Callable[[], Tensor], int]:
-    """The call, and the bytes of weight that it reads."""
+    """Returns our call, and the bytes of weight that it reads."""
     first = packed(SIZE, SIZE, scheme)
     weight = weights(first, tokens)
     if scheme == "i8":
@@ -67,7 +67,7 @@ def _onednn(x: Tensor, source: Callable[[Tensor], Callable[[], Tensor]]) -> Call
 
 
 def peer(name: str, x: Tensor, tokens: int) -> Callable[[], Tensor] | None:
-    """The call; None where this build of torch or this CPU does not have it."""
+    """Returns PyTorch's call; None if this build of torch or this CPU lacks it."""
 
     def source(weight: Tensor) -> Callable[[], Tensor]:
         if weight.is_mkldnn:
@@ -98,7 +98,7 @@ def peer(name: str, x: Tensor, tokens: int) -> Callable[[], Tensor] | None:
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Prints its tables."""
+    """Measures and prints the tables."""
     found: list[Record] = []
     rates: list[list[Any]] = []
     bandwidths: list[list[Any]] = []

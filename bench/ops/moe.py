@@ -22,12 +22,12 @@ CHOICES = 16  # sets of expert ids that calls go through, so that no expert stay
 
 
 def experts(rows: int, columns: int) -> Tensor:
-    """All of them with the same random weights."""
+    """Returns experts that all have the same random weights."""
     return on_huge_pages(packed(rows, columns, SCHEME).expand(EXPERTS, -1, -1))
 
 
 def routings(tokens: int) -> dict[str, list[Tensor]]:
-    """Expert ids ``(tokens, top_k)``, several sets of each kind."""
+    """Returns expert ids ``(tokens, top_k)``, several sets of each kind."""
 
     def spread(among: int) -> list[Tensor]:
         return [torch.rand(tokens, among).argsort(-1)[:, :TOP_K] for _ in range(CHOICES)]
@@ -41,12 +41,12 @@ def routings(tokens: int) -> dict[str, list[Tensor]]:
 
 
 def call(x: Tensor, ids: Iterator[Tensor], weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """The op, with the next set of expert ids."""
+    """Calls the op with the next set of expert ids."""
     return moe.int4_moe(x, next(ids), weights, gate_up, down, INNER)
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Prints its tables."""
+    """Measures and prints the tables."""
     found: list[Record] = []
     rows: list[list[Any]] = []
     gate_up, down = experts(2 * INNER, HIDDEN), experts(HIDDEN, INNER)

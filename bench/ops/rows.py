@@ -1,4 +1,4 @@
-"""Ops that work on rows, and the same in PyTorch."""
+"""Row-wise ops compared with the same ops in PyTorch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _drawn(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def sides() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, int]]:
-    """Ours, PyTorch's, the shape, and the bytes that have to be read and written."""
+    """Yields our call, PyTorch's, the shape, and the bytes that must be read and written."""
     x, y = torch.randn(2, TOKENS, WIDTH).bfloat16().unbind()
     weight, bias = torch.rand(2, WIDTH).bfloat16().unbind()
     q, k = torch.randn(TOKENS, 32, 128).bfloat16(), torch.randn(TOKENS, 8, 128).bfloat16()
@@ -101,7 +101,7 @@ def sides() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, int]]:
 
 
 def run(variant: str, cpu: str) -> list[Record]:
-    """Prints its table."""
+    """Measures and prints the table."""
     found, rows = [], []
     for name, (ours, theirs, shape, moved) in sides().items():
         seconds = in_turn({"ours": ours, "torch": theirs})

@@ -1,4 +1,4 @@
-"""Times several sides of a comparison in turn, so that what the machine does meanwhile meets all."""
+"""Timing of the sides of a comparison in turn, so that noise on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median seconds of one call of each side; every round runs each of them once, for a few milliseconds."""
+    """Returns the median seconds per call of each side; a round runs each side for a few milliseconds."""
     calls = {}
     for name, side in sides.items():
         side()
@@ -41,7 +41,7 @@ def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dic
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Lets torch use so many."""
+    """Sets the number of torch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -51,7 +51,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
-    """A copy where walks through page tables are rare; on ordinary pages where the system has no others."""
+    """Copies a tensor to huge pages, where TLB misses are rare; to ordinary pages if there are no others."""
     page = 1 << 21
     memory = mmap.mmap(-1, tensor.nbytes + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):
@@ -63,6 +63,6 @@ def on_huge_pages(tensor: Tensor) -> Tensor:
 
 
 def cold(make: Callable[[], T], size: int) -> Callable[[], T]:
-    """A source of equal things, a new one at each call, that together fit no cache; ``size`` bytes each."""
+    """Returns a source of copies of ``size`` bytes, another at each call, that exceed the cache together."""
     copies = cycle([make() for _ in range(max(1, COLD_BYTES // size))])
     return lambda: next(copies)

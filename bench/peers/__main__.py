@@ -3,10 +3,10 @@
     python -m bench.peers --llama-python PATH --vllm-python PATH [--models 1b,moe] [--work decode-1,chats-8]
         [--engines ours,llama.cpp] [--rounds 3] [--json FILE] [--plot FILE]
 
-Every engine is a process of its own, which loads a model, waits, and computes when it is told to while the
-others are stopped.  A round has each piece of work done by each engine in turn; figures are medians over
-rounds.  Where an engine has several settings, the first round tries all of them and the others take the best.
-All are driven by their Python interfaces, a step at a time, with prompts and answers of tokens.
+Every engine is a process of its own, which loads a model and waits.  While one engine computes, the others
+are stopped.  A round runs each workload on each engine in turn; figures are medians over rounds.  If an engine
+has several settings, the first round tries all of them and later rounds use the best.  All engines are driven
+through their Python interfaces, step by step, with token ids in and out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.peers.work import ALL, Work
 Measured = dict[tuple[str, str, str], dict[str, list[dict[str, float]]]]
 """Figures of every round, by model, work, engine and way."""
 
-SETTLE = 1.0  # seconds that a foreign process runs before
+SETTLE = 1.0  # seconds that the busy process runs before a measurement
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -74,7 +74,7 @@ def measure(
     found: dict[str, dict[str, list[dict[str, float]]]],
     seconds: float,
 ) -> None:
-    """Run one round of some work on each engine; add the figures to ``found``, by engine and way."""
+    """Run one round of a workload on each engine; add the figures to ``found``, by engine and setting."""
     for name, engine in engines.items():
         known = found[name]
         try:
@@ -92,7 +92,7 @@ def measure(
 
 
 def interpreters(options: argparse.Namespace) -> dict[str, str]:
-    """Those of the engines that can be measured; says which are left out, and how to have them."""
+    """Return the engines that can be measured; print the others and their install commands."""
     own = {"llama.cpp": options.llama_python, "vllm": options.vllm_python, "vllm-int4": options.vllm_python}
     found = {engine: own.get(engine, sys.executable) for engine in options.engines}
     for engine, python in list(found.items()):
@@ -113,9 +113,9 @@ def limits(threads: int) -> list[Record]:
 
 
 def main() -> None:
-    """Runs what is asked for; what an interrupted run has measured is reported as well."""
+    """Run the requested work; an interrupted run reports its finished measurements too."""
     options = parsed()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or stopped engines would outlive it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # otherwise stopped engines would outlive it
     pythons = interpreters(options)
     measured: Measured = {}
     try:
@@ -128,7 +128,7 @@ def main() -> None:
 def measure_model(
     options: argparse.Namespace, model: str, pythons: dict[str, str], measured: Measured
 ) -> None:
-    """All rounds of one model; ``measured`` takes what they give."""
+    """Run all rounds of one model; add the figures to ``measured``."""
     with ExitStack() as stack:
         engines: dict[str, EngineProcess] = {}
         for name, python in pythons.items():
@@ -147,7 +147,7 @@ def measure_model(
 
 
 def report(options: argparse.Namespace, found: list[Record]) -> None:
-    """Prints the tables and writes what is to be kept."""
+    """Print the tables and write the requested files."""
     bounds = limits(options.threads)
     read, int8 = bounds[0]["gb_s"], bounds[1]["gops"]
     print(f"{options.threads} threads; reads {read:.1f} GB/s, multiplies INT8 at {int8:.0f} GOP/s\n")

@@ -23,12 +23,12 @@ ERROR = 4  # the level of its messages
 
 @dataclass
 class Sequence:
-    """A place in the cache.
+    """A slot of the KV cache.
 
     Attributes:
-        held: tokens that the cache has.
-        pending: tokens that it does not have yet.
-        request: whose it is; None: nobody's, and what it holds may be found again.
+        held: tokens in the cache.
+        pending: tokens that are not in the cache yet.
+        request: id of the request in the slot; None: the slot is free, and its tokens can be reused.
     """
 
     held: list[int] = field(default_factory=list)
@@ -44,12 +44,12 @@ class Context:
     """Sequences that are computed together.
 
     Args:
-        model: as llama.cpp knows it.
-        sequences: most at once.
-        length: most tokens of each.
-        flash: whether attention is the fused one.
-        unified: whether sequences share one cache.
-        threads: that compute.
+        model: llama.cpp's handle of the model.
+        sequences: maximum number of sequences.
+        length: maximum tokens of a sequence.
+        flash: True for fused attention.
+        unified: True if sequences share one cache.
+        threads: number of computing threads.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Context:
         self.places = [Sequence() for _ in range(sequences)]
 
     def start(self, request: str, prompt: list[int]) -> None:
-        """Takes the free place that holds most of the prompt's beginning."""
+        """Assign the free slot that shares the longest prefix with the prompt."""
         free = [i for i, place in enumerate(self.places) if place.request is None]
         chosen = max(free, key=lambda i: _common(self.places[i].held, prompt))
         kept = min(_common(self.places[chosen].held, prompt), len(prompt) - 1)
@@ -79,7 +79,7 @@ class Context:
         self.places[chosen] = Sequence(prompt[:kept], prompt[kept:], request)
 
     def stop(self, request: str) -> None:
-        """Frees a place; what it holds stays."""
+        """Free a slot; its tokens stay in the cache."""
         for place in self.places:
             if place.request == request:
                 place.request, place.pending = None, []
@@ -116,7 +116,7 @@ class Context:
 
 
 class Llama:
-    """See `work.Engine`.  A context for each work and way, the last few of which are kept."""
+    """See `work.Engine`.  Keeps the last few contexts, one for each workload and setting."""
 
     KEPT = 3
 
@@ -169,7 +169,7 @@ def _errors(level: int, text: bytes, data: ctypes.c_void_p) -> None:
 
 
 def load(engine: str, shape: Shape, threads: int, cache: Path) -> Llama:
-    """The engine, ready to compute."""
+    """Load the engine."""
     path = cache / shape.name / "q4_0.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ CHUNK = 512
 
 
 def quantized(shape: Shape, cache: Path) -> Path:
-    """The folder of the quantized model; made at the first call."""
+    """Return the folder of the quantized model; the first call writes it."""
     folder = cache / shape.name / "armllm"
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
@@ -71,5 +71,5 @@ class Ours:
 
 
 def load(engine: str, shape: Shape, threads: int, cache: Path) -> Ours:
-    """The engine, ready to compute."""
+    """Load the engine."""
     return Ours(quantized(shape, cache), threads)

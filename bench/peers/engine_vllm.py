@@ -1,4 +1,4 @@
-"""vLLM on the CPU, in this process; its weights are made at loading."""
+"""vLLM on the CPU, in this process, with weights made at loading."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Vllm:
 
 
 def load(engine: str, shape: Shape, threads: int, cache: Path) -> Vllm:
-    """The engine, ready to compute."""
+    """Load the engine."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1",

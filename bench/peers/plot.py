@@ -1,4 +1,4 @@
-"""A picture of the table."""
+"""Bar chart of the results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.peers.shapes import SHAPES
 
 
 def plot(found: Sequence[Record], path: Path) -> None:
-    """Bars of each engine's rates relative to ours, a panel a model.
+    """Draw bars of each engine's rates relative to ours, one panel per model.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""An engine's process, from outside: it is asked over a pipe, and stopped while others compute."""
+"""Control of an engine's process: requests over a pipe, and a stop while other engines compute."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def missing(engine: str, python: str) -> str | None:
 
 
 class EngineProcess:
-    """Asked for one thing after the other.
+    """Process of one engine, which serves one request at a time.
 
     Args:
         engine: its name.
         model: the shape's name.
         python: the interpreter.
-        threads: that compute.
+        threads: number of computing threads.
         cache: the folder of models.
-        log: what the engine prints.
+        log: file for the engine's output.
 
     Raises:
-        RuntimeError: it could not be loaded, or what it was asked for failed.
+        RuntimeError: the engine could not be loaded, or a request failed.
     """
 
     def __init__(self, engine: str, model: str, python: str, threads: int, cache: Path, log: Path) -> None:
@@ -80,11 +80,11 @@ class EngineProcess:
         self._signal(signal.SIGSTOP)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer; the process is stopped the rest of the time."""
+        """Send a request and wait for its reply; the process is stopped at all other times."""
         assert self.process.stdin is not None
         self._signal(signal.SIGCONT)
         try:
-            with suppress(BrokenPipeError):  # it has ended, as its answer will say
+            with suppress(BrokenPipeError):  # the process has ended; reading its reply will report that
                 self.process.stdin.write(json.dumps(request) + "\n")
                 self.process.stdin.flush()
             return self._answer()
@@ -92,7 +92,7 @@ class EngineProcess:
             self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """Ends it and all that it has started."""
+        """End the process and its children."""
         self._signal(signal.SIGKILL)
         self.process.wait()
 
@@ -111,7 +111,7 @@ class EngineProcess:
 
 @contextmanager
 def busy_process() -> Iterator[None]:
-    """Beside a loop that never sleeps."""
+    """Run a busy loop in another process during the block."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield

@@ -1,4 +1,4 @@
-"""Medians and ratios of what was measured, as records and as a table."""
+"""Medians and ratios of the measurements, as records and as a table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Rounds = Mapping[tuple[str, str, str], Mapping[str, Sequence[Mapping[str, float]
 
 
 def best(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """The way with the highest median rate among those measured most often."""
+    """Return the setting with the highest median rate among those measured most often."""
     most = max(map(len, ways.values()))
     full = {way: rounds for way, rounds in ways.items() if len(rounds) == most}
     return max(full, key=lambda way: median(each["tok_s"] for each in full[way]))
 
 
 def records(measured: Rounds) -> list[Record]:
-    """One for each engine, model and work."""
+    """Return a record for each engine, model and workload."""
     found: list[Record] = []
     for (model, work, engine), ways in measured.items():
         way = best(ways)
@@ -40,7 +40,7 @@ def records(measured: Rounds) -> list[Record]:
 
 
 def shown(found: Iterable[Record]) -> str:
-    """A line for each model and work: every engine's median rate, and how many times a peer's ours is."""
+    """Return a table: for each model and workload the median rates, and our rate over each peer's."""
     rows = [r for r in found if "work" in r]
     engines = sorted({r["engine"] for r in rows}, key=lambda e: (e != OURS, e))
     peers = [engine for engine in engines if engine != OURS]
@@ -57,7 +57,7 @@ def shown(found: Iterable[Record]) -> str:
 
 
 def waits(found: Iterable[Record]) -> str:
-    """Of chats: a line for each model and engine."""
+    """Return the table of chats' latencies: a line for each model and engine."""
     rows = [
         [
             SHAPES[r["model"]].title,

@@ -1,4 +1,4 @@
-"""The models that are compared: shapes of real ones, with random weights, on which speed does not depend."""
+"""Compared models: shapes of real models with random weights, on whose values speed does not depend."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Shape:
     """A model.
 
     Attributes:
-        name: as it is asked for.
-        title: as it is shown.
+        name: name on the command line.
+        title: name in tables.
         config: transformers' ``config.json``.
     """
 

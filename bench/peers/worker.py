@@ -1,9 +1,9 @@
-"""A process with one engine and one model: does a piece of work for every line that it is sent.
+"""A process with one engine and one model that runs a workload for every line of its input.
 
     python -m bench.peers.worker ENGINE MODEL --threads 2 --cache build/bench/models
 
 Reads lines of JSON, ``{"work": "decode-8", "way": "flash", "seconds": 1}`` or ``{"ways": "decode-8"}``, and
-answers each with a line; what libraries print goes to the error stream.
+replies to each with a line.  The libraries' own output goes to the error stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Loads, says that it is ready, and serves."""
+    """Load the engine, report that it is ready, and serve requests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", choices=list(ENGINES))
     parser.add_argument("model", choices=list(SHAPES))
