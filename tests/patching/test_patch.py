@@ -66,7 +66,7 @@ def test_a_cache_of_another_type(kv_cache: str) -> None:
 
 
 def test_an_unknown_cache_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv_cache must be one of int8"):
+    with pytest.raises(ValueError, match="kv_cache_dtype must be one of int8"):
         torch_armllm.patch(tiny("llama"), kv_cache_dtype="int4")
 
 
