@@ -52,5 +52,5 @@ def test_invalid_best_of_is_rejected(settings: dict[str, float], match: str) -> 
 
 
 def test_all_generated_sequences_need_slots() -> None:
-    with pytest.raises(ValueError, match="wants 4 answers; max_num_seqs is 3"):
+    with pytest.raises(ValueError, match="wants 4 sequences; max_num_seqs is 3"):
         engine(max_num_seqs=3).add_request("a", [5], SamplingParams(n=1, best_of=4))

@@ -115,8 +115,8 @@ def test_preempted_and_computed_again_or_swapped(
 ) -> None:
     on = tight(family, 6, swap_blocks, max_model_len=LONGEST, max_num_seqs=8, enable_prefix_caching=False)
     steps: list[Step] = []
-    move = on.runner.move  # type: ignore[attr-defined]
-    monkeypatch.setattr(on.runner, "move", lambda step: steps.append(step) or move(step))
+    move = on.runner.copy_blocks  # type: ignore[attr-defined]
+    monkeypatch.setattr(on.runner, "copy_blocks", lambda step: steps.append(step) or move(step))
     assert run(on, MIXED) == [alone(family, one) for one in MIXED]
     assert on.stats.totals.preemptions > 1
     assert any(step.swaps_in for step in steps) == (swap_blocks > 0)

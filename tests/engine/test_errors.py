@@ -57,7 +57,9 @@ def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
     return done, ended
 
 
-@pytest.mark.parametrize("part", ["runner.compute", "_verify", "_append", "scheduler.complete", "_outputs"])
+@pytest.mark.parametrize(
+    "part", ["runner.compute", "_verify", "_append_tokens", "scheduler.complete", "_outputs"]
+)
 def test_others_go_on_as_if_nothing_had_been(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY]
     on = engine(**SMALL)

@@ -212,7 +212,7 @@ class Simulation:
         seats = sum(a.params.n - len(a.request.sequences) + 1 for a in scheduler._running)
         assert seats == scheduler._slots <= scheduler.config.max_num_seqs
         for queue in (scheduler._running, scheduler._waiting):
-            assert [*queue] == sorted(queue, key=scheduler._place)
+            assert [*queue] == sorted(queue, key=scheduler._key)
         for sequence in sequences:
             if sequence.status is not Status.RUNNING:
                 assert not sequence.blocks and not sequence.draft

@@ -242,7 +242,7 @@ def test_a_row_without_a_number_ends_its_answer_alone(monkeypatch: pytest.Monkey
         return computed
 
     monkeypatch.setattr(on.runner, "compute", spoilt)
-    with pytest.warns(UserWarning, match="hold no number: its answer ends"):
+    with pytest.warns(UserWarning, match="hold no number; its sequence ends"):
         assert answer_ids(on, prompts(2), GREEDY)[1] == expected[1]
 
 

@@ -107,12 +107,12 @@ def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in(
     tables, step = BlockTables(blocks), Step()
     text = [1, 2, 3, 4, 5, 6, 7]
     (half,), (whole,) = request("half", text).sequences, request("whole", text).sequences
-    assert tables.admit(half, step, reserve=0, most=7)
+    assert tables.admit(half, step, reserve=0, max_uncomputed=7)
     half.computed = 3
     assert tables.swap_out(half, step) and len(step.swaps_out) == 2
-    assert tables.admit(whole, step, reserve=0, most=7)
+    assert tables.admit(whole, step, reserve=0, max_uncomputed=7)
     tables.advance(whole, 0, 7, [8])
-    assert tables.admit(half, step, reserve=0, most=7)
+    assert tables.admit(half, step, reserve=0, max_uncomputed=7)
     assert half.computed == 3 and half.blocks[0] == whole.blocks[0]
     assert not {*half.blocks[1:]} & {*whole.blocks}
     assert [block for _, block in step.swaps_in] == half.blocks[1:2]

@@ -165,7 +165,7 @@ def test_what_can_never_be_served_is_refused() -> None:
     refused("has no prompt", request("a", []))
     refused("has 16 tokens; the KV cache allows 16", request("a", [1] * 16))
     refused("has 8 tokens; max_model_len allows 8", request("a", [1] * 8), max_model_len=8)
-    refused("wants 3 answers; max_num_seqs is 2", request("a", [1], n=3), max_num_seqs=2)
+    refused("wants 3 sequences; max_num_seqs is 2", request("a", [1], n=3), max_num_seqs=2)
     scheduler = simulation().scheduler
     scheduler.add(request("a", [1]))
     with pytest.raises(ValueError, match="'a' is not finished"):
