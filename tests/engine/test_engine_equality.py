@@ -1,4 +1,4 @@
-"""An answer has the same tokens and log-probabilities, bit for bit, whatever else the engine does."""
+"""Outputs have the same tokens and log-probabilities, bit for bit, whatever else the engine computes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch_armllm.engine.step import Step
 
 LONGEST = 160
 TEXT: list[int] = token_ids(1, LONGEST, seed=0)[0].tolist()
-"""Prompts begin with it, so that they share blocks."""
+"""Common prefix of prompts, so that they share blocks."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt that begins as others do and ends on its own, and how it is answered."""
+    """A prompt of a shared prefix and tokens of its own, with its sampling parameters."""
 
     shared: int
     own: int
@@ -53,12 +53,12 @@ class Asked:
 
 
 def sequences(output: RequestOutput) -> list[Any]:
-    """Tokens and the exact log-probabilities that they were drawn with."""
+    """Returns tokens and their exact log-probabilities."""
     return [(sequence.token_ids, sequence.logprobs) for sequence in output.outputs]
 
 
 def run(on: LLMEngine, asked: list[Asked], every: int = 0) -> list[Any]:
-    """Answers to requests that come ``every`` so many steps; 0: all at once."""
+    """Runs requests that arrive ``every`` so many steps (0: all at once); returns their outputs."""
     waiting = list(enumerate(asked))
     done: dict[int, Any] = {}
     steps = 0
@@ -77,7 +77,7 @@ def run(on: LLMEngine, asked: list[Asked], every: int = 0) -> list[Any]:
 
 @functools.cache
 def alone(family: str, asked: Asked) -> list[Any]:
-    """The same request in an engine of its own that does nothing else."""
+    """Returns the output of a request that runs alone in an engine of its own."""
     on = engine(family, max_model_len=LONGEST, max_num_batched_tokens=256, enable_prefix_caching=False)
     return run(on, [asked])[0]
 

@@ -1,4 +1,4 @@
-"""A step that fails ends those who took part in it, and nobody else."""
+"""A failed step ends the requests that were part of it, and no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {"max_num_seqs": 3, "kv_cache_memory": 1 << 20}
 
 
 class Failing:
-    """A part of an engine that fails in its n-th call."""
+    """Wraps a function of an engine; the n-th call fails."""
 
     def __init__(self, work: Callable[..., Any], at: int, first: bool) -> None:
         self.work, self.left, self.first = work, at, first
@@ -44,7 +44,7 @@ def nothing_is_held(on: LLMEngine) -> bool:
 
 
 def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
-    """Answers of the requests that were finished, and the names of those that a failure ended."""
+    """Returns outputs of the finished requests, and the ids of the requests that failed steps ended."""
     done: dict[str, list[list[int]]] = {}
     ended: set[str] = set()
     while on.has_unfinished_requests():

@@ -1,4 +1,4 @@
-"""The engine end to end on tiny models: what it gives back, and what it refuses."""
+"""The engine end to end on tiny models: its outputs, and the requests and settings it refuses."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_guesses_change_nothing_and_some_are_right(method: str) -> None:
     expected = answer_ids(engine(), prompts(), params)
     guessing = {"method": method, "num_speculative_tokens": 3}
     if method == "draft_model":
-        guessing["model"] = patched("llama")  # guesses all of them rightly
+        guessing["model"] = patched("llama")  # drafts every token correctly
     on = engine(speculative_config=guessing)
     assert answer_ids(on, prompts(), params) == expected
     assert on.speculative_decoder is not None and on.speculative_decoder.acceptance.accepted > 0

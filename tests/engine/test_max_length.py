@@ -1,4 +1,4 @@
-"""How long texts may be: what the model was made for, and what its plan attends to."""
+"""The maximum length of sequences: limits of the model and of its plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts and rates of steps, by a clock that the test moves."""
+"""Counts and rates of steps, with a clock that the test controls."""
 
 from __future__ import annotations
 

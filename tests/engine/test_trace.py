@@ -1,4 +1,4 @@
-"""The timing of steps: a file that can be read at any moment, with the phases inside their steps."""
+"""Step traces: the file is valid at any moment, and phases lie inside their steps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_engines_steps_and_phases(tmp_path: Path) -> None:
 
 
 def test_several_engines_share_a_file(tmp_path: Path) -> None:
-    """Each step is whole, on the track of its thread, and both have their names."""
+    """Steps are not interleaved; each is on the track of its thread, and tracks and threads are named."""
     file = tmp_path / "steps.json"
     shared = TraceFile(file)
 

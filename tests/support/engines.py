@@ -1,4 +1,4 @@
-"""Engines over tiny patched models, and how to run requests through them."""
+"""Engines over tiny patched models, and helpers that run requests through them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MEMORY = 4 << 20
 
 
 def engine(family: str = "llama", **settings: Any) -> LLMEngine:
-    """An engine whose prompts and answers are tokens."""
+    """Builds an engine without a tokenizer: prompts and outputs are token ids."""
     settings = {"kv_cache_memory": MEMORY, "max_num_batched_tokens": 64, **settings}
     return build_engine(patched(family), None, EngineConfig(**settings))
 
 
 def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLMEngine:
-    """An engine of so many blocks."""
+    """Builds an engine with exactly ``blocks`` KV cache blocks and ``swap_blocks`` swap blocks."""
     forward = patched_forward(patched(family))
     assert forward is not None
     block = forward.shape.block_size * forward.shape.bytes_per_token
@@ -35,21 +35,21 @@ def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLME
 
 
 def plan_runner(model: Any, num_blocks: int, **settings: Any) -> PlanRunner:
-    """A runner of a patched model with so many blocks."""
+    """Builds the runner of a patched model, with ``num_blocks`` blocks."""
     servable = servable_model(model)
     assert servable is not None
     return PlanRunner(servable, num_blocks, **settings)
 
 
 def submit(on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> None:
-    """Adds prompts, named by their numbers."""
+    """Adds requests whose ids are the numbers of their prompts."""
     every = params if isinstance(params, list) else [params] * len(prompts)
     for number, (prompt, own) in enumerate(zip(prompts, every, strict=True)):
         on.add_request(str(number), prompt, own)
 
 
 def drain(on: LLMEngine) -> list[RequestOutput]:
-    """Last outputs of all requests, by number."""
+    """Runs the engine until it is idle; returns the last output of each request, in order of submission."""
     last: dict[str, RequestOutput] = {}
     while on.has_unfinished_requests():
         for output in on.step():
@@ -61,6 +61,6 @@ def drain(on: LLMEngine) -> list[RequestOutput]:
 def answer_ids(
     on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
 ) -> list[list[list[int]]]:
-    """Tokens of all answers to all prompts."""
+    """Runs prompts; returns the output tokens of all their sequences."""
     submit(on, prompts, params)
     return [[completion.token_ids for completion in output.outputs] for output in drain(on)]

@@ -1,4 +1,4 @@
-"""An engine without a model: executes steps on a memory that remembers which text every position holds."""
+"""An engine without a model: executes steps on a memory that records the context of every position."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request(
 
 
 class Simulation:
-    """A scheduler, the memory it rules, and what an engine does around it."""
+    """A scheduler with a simulated KV cache, stepped as the engine does; checks invariants in every step."""
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
         self.blocks = blocks
@@ -58,7 +58,7 @@ class Simulation:
         draft: Callable[[Sequence], list[int]] = lambda sequence: [],
         abort: str | None = None,
     ) -> Step:
-        """One step; ``abort`` names a request that goes while the step is computed."""
+        """Runs a step; ``abort`` names a request that is aborted while the step is computed."""
         self.check()
         before = {a: a.computed for r in self.live for a in r.sequences if a.status is Status.RUNNING}
         step = self.scheduler.schedule()
@@ -89,7 +89,7 @@ class Simulation:
         return step
 
     def draw(self, sequence: Sequence, drafted: int) -> list[int]:
-        """The accepted beginning of a draft and one token more."""
+        """Returns the accepted draft tokens and one token more."""
         known, drawn = list(sequence.token_ids), []
         for guess in [*sequence.draft[:drafted], None]:
             token = next_token(known, sequence.index)
@@ -113,7 +113,7 @@ class Simulation:
             swap[slot] = list(memory[block])
         for slot, block in step.swaps_in:
             memory[block] = list(swap[slot])
-        # One after the other or all at once: both must give the same.
+        # copying one block after another or all at once must have the same result
         at_once = [(to, list(memory[block])) for block, to in step.copies]
         for block, to in step.copies:
             memory[to] = list(memory[block])
@@ -142,7 +142,7 @@ class Simulation:
         return known
 
     def check_memory(self, sequence: Sequence, end: int) -> None:
-        """Every position that an answer attends to holds exactly its own text."""
+        """Checks that every position a sequence attends to holds exactly its own context."""
         held = [place for block in sequence.blocks for place in self.memory[block]]
         assert held[:end] == self.number(sequence)[:end]
 
@@ -155,11 +155,11 @@ class Simulation:
         assert 0 < step.token_count <= config.max_num_batched_tokens or not self.scheduler.has_unfinished
         sequences = [s.sequence for s in step.scheduled]
         assert len(set(sequences)) == len(sequences) <= config.max_num_seqs
-        # Whoever is being written takes part in every step, unless it lost its blocks.
+        # a decoding sequence is part of every step, unless it was preempted
         for sequence in before:
             writing = len(sequence.token_ids) - before[sequence] == 1
             assert not writing or sequence in sequences or sequence in step.preempted
-        # Where nobody was let in for it, nobody comes in who would move the blocks once more.
+        # a step that preempts admits only sequences of higher priority than all preempted ones: no thrashing
         rank = {a: scheduler._keys[a][0] for a in [*sequences, *step.preempted]}
         for sequence in set(sequences) - before.keys():
             assert all(rank[sequence] < rank[other] for other in step.preempted)
@@ -174,7 +174,7 @@ class Simulation:
             assert whole or config.enable_chunked_prefill
 
     def overlooked(self, step: Step) -> Sequence | None:
-        """Who waits although worse ranked ones hold all that it lacks: for a step at most."""
+        """Returns a sequence that waits while lower priorities hold all it lacks: for one step at most."""
         scheduler, blocks = self.scheduler, self.blocks
         full = step.token_count == scheduler.config.max_num_batched_tokens
         limited = scheduler.config.max_step_time is not None or not scheduler.config.enable_chunked_prefill
@@ -190,7 +190,7 @@ class Simulation:
         return first if fits and len(better) < len(scheduler._running) else None
 
     def check(self) -> None:
-        """Every block is free, findable or held by exactly those that have it in their tables."""
+        """Checks that every block is free, cached, or referenced by exactly the tables that contain it."""
         blocks, scheduler = self.blocks, self.scheduler
         self.live = [request for request in self.live if not request.finished]
         sequences = [a for r in self.live for a in r.sequences]
@@ -225,13 +225,13 @@ class Simulation:
             self.check_cache()
 
     def check_cache(self) -> None:
-        """Whoever is found holds exactly the text that it is found by."""
+        """Checks that every cached block holds exactly the tokens of its key."""
         cache = self.blocks.prefix_cache
         assert cache is not None and 0 <= cache.tokens_found <= cache.tokens_asked
         numbers = {0: 0}
         for (content, tokens), block in sorted(cache._blocks.items(), key=lambda kv: cache._contents[kv[1]]):
             assert cache._keys[block] == (content, tokens)
-            if content in numbers:  # the block in front may have been given to another text
+            if content in numbers:  # the block before it may have been evicted and reused
                 number = numbers[content]
                 for token, held in zip(tokens, self.memory[block], strict=True):
                     number = self.texts[number, token]
@@ -239,7 +239,7 @@ class Simulation:
                 numbers[cache._contents[block]] = number
 
     def check_end(self) -> None:
-        """Everything is let go, and every answer is what it is alone."""
+        """Checks that all blocks are free and every output equals that of a sequence that runs alone."""
         assert not self.scheduler.has_unfinished and not self.scheduler._keys
         assert self.blocks.free == self.blocks.num_blocks
         assert self.blocks.swap.free == self.blocks.swap_blocks

@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of what is around one."""
+"""An engine without a model, for tests of the layers above the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParam
 
 
 class StandIn:
-    """Answers each prompt with its own tokens, over and over, a token a step up to ``max_tokens``."""
+    """Outputs the tokens of each prompt in a loop, one token per step, up to ``max_tokens``."""
 
     def __init__(self, seats: int = 1000, seconds: float = 0.0) -> None:
         self.requests: dict[str, tuple[str | None, list[int], SamplingParams]] = {}

@@ -1,4 +1,4 @@
-"""The first op of a process: threads that have never run one must cut it as the others do."""
+"""The first op of a process: threads that have not run any op must partition its work like the others."""
 
 from __future__ import annotations
 

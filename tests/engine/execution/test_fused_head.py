@@ -1,4 +1,4 @@
-"""The head joined to the plan: the bits of the head alone, and the best of the tokens that may be drawn."""
+"""The fused head: the same bits as the separate head, and the most probable tokens that may be sampled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def decoding(runner: PlanRunner, count: int) -> Step:
-    """A step that gives each of some answers one more token."""
+    """Returns a step that computes one more token of each sequence."""
     step = Step(decode_only=True)
     for number, prompt in enumerate(prompts(count)):
         (sequence,) = Request(str(number), prompt, SamplingParams(), seed=0).sequences
@@ -58,7 +58,7 @@ def test_joined_and_alone_give_the_same_bits(head: str | None, dtype: torch.dtyp
     runner = plan_runner(model, 8, drawable=drawable)
     step = decoding(runner, count)
     alone = runner.execute(step)
-    assert runner.compute(step, best=True).best is None  # the first such step joins them
+    assert runner.compute(step, best=True).best is None  # the first such step fuses the head
     joined = runner.compute(step, best=True)
     assert torch.equal(joined.logits, alone) and joined.logits.dtype == alone.dtype
     assert joined.best is not None
@@ -67,7 +67,7 @@ def test_joined_and_alone_give_the_same_bits(head: str | None, dtype: torch.dtyp
 
 
 def long_texts(size: int) -> list[Sequence]:
-    """Answers that are longer than attention's splits after a few more tokens."""
+    """Returns sequences that outgrow a split of split-KV attention after a few more tokens."""
     made = []
     for number, length in enumerate((250, 41)):
         prompt = tiny_ids(1, length, seed=number)[0].tolist()
@@ -78,7 +78,7 @@ def long_texts(size: int) -> list[Sequence]:
 
 
 def growing(runner: PlanRunner, compute: Callable[[Step], StepResult]) -> list[tuple[Tensor, list[int]]]:
-    """Copies of what steps compute that give each of `long_texts` a token."""
+    """Decodes `long_texts` for some steps; returns copies of the logits and most probable tokens of each."""
     sequences, found = long_texts(runner.block_size), []
     for sequence in sequences:
         runner.execute(Step([Scheduled(sequence, 0, len(sequence.token_ids))]))
@@ -145,7 +145,7 @@ def test_other_kernels_take_over_between_steps() -> None:
     for name in variants.machine().runnable:
         with variants.use(name):
             expected = runner.execute(step)
-        runner.compute(step, best=True)  # by the usual ones
+        runner.compute(step, best=True)  # by the default kernels
         with variants.use(name):
             for _ in range(2):
                 assert torch.equal(runner.compute(step, best=True).logits, expected)
@@ -154,7 +154,7 @@ def test_other_kernels_take_over_between_steps() -> None:
 def test_a_step_that_is_timed_has_the_same_bits() -> None:
     runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 3)
-    for _ in range(2):  # the first joins head and body
+    for _ in range(2):  # the first step fuses the head
         expected = runner.compute(step, best=True).logits.clone()
     joined = runner._fused_head
     assert joined is not None and joined._inputs is not None
@@ -223,7 +223,7 @@ def test_those_who_want_more_than_the_best_token_are_drawn_for_by_logits() -> No
         answer_ids(engine(), [prompt], params)[0] for prompt, params in zip(prompts(3), others, strict=True)
     ]
     on = engine()
-    first = answer_ids(on, prompts(4), GREEDY)  # so that the next steps come with best tokens
+    first = answer_ids(on, prompts(4), GREEDY)  # fuses the head, so that the next steps return best tokens
     together = answer_ids(on, [*prompts(3), prompts(4)[3]], [*others, GREEDY])
     assert together == [*alone, first[3]]
 

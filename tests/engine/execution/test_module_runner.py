@@ -1,4 +1,4 @@
-"""The runner of models without a plan: against `generate`, with forks, chunks and preemption."""
+"""The runner of models without a plan, compared with `generate`: forks, chunks and preemption."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def engine_of(model: Any, **settings: Any) -> LLMEngine:
 
 
 def rest(sequence: Sequence) -> Scheduled:
-    """Everything of an answer that is not computed."""
+    """Schedules all tokens of a sequence that are not computed."""
     return Scheduled(sequence, sequence.computed, len(sequence.token_ids) - sequence.computed)
 
 
 def advance(runner: ModuleRunner, *sequences: Sequence) -> None:
-    """A greedy step."""
+    """Computes a step and appends the most probable tokens."""
     logits = runner.execute(Step([rest(sequence) for sequence in sequences]))
     for sequence, row in zip(sequences, logits, strict=True):
         sequence.computed = len(sequence.token_ids)
@@ -82,14 +82,16 @@ def test_a_fork_goes_on_from_a_copy() -> None:
     others = [Sequence(first.request, i, [*first.token_ids[:9], i + 20], computed=9) for i in (1, 2)]
     first.request.sequences += others
     advance(runner, first, others[0])
-    advance(runner, others[1], first)  # whose first answer has gone on by now: read anew
+    advance(
+        runner, others[1], first
+    )  # the first sequence has advanced by now, so the prompt is prefilled again
     for sequence in others:
         (expected,) = runner.execute(Step([Scheduled(answer_like(sequence), 0, 10)]))
         assert sequence.token_ids[10] == int(expected.argmax())
 
 
 def answer_like(sequence: Sequence) -> Sequence:
-    """The same tokens as a prompt of their own, but for the last."""
+    """Returns a new request whose prompt is the first 10 tokens of a sequence."""
     return Request("other", sequence.token_ids[:10], SamplingParams(), seed=0).sequences[0]
 
 

@@ -1,4 +1,4 @@
-"""The runner: packed steps against the model's own forward, blocks that move, and rows that are wanted."""
+"""The plan runner: packed steps compared with the model's own forward, block copies, and rows of logits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def patched(family: str, quantize: str | None = "int4", dtype: torch.dtype = tor
 
 
 def sequences(lengths: list[int], blocks: list[int], size: int, every_row: bool = True) -> list[Sequence]:
-    """Answers with random prompts and blocks taken from the end of a list."""
+    """Returns sequences with random prompts; their blocks are taken from the end of a list."""
     params = SamplingParams(prompt_logprobs=0 if every_row else None)
     made = []
     for number, length in enumerate(lengths):
@@ -42,7 +42,7 @@ def sequences(lengths: list[int], blocks: list[int], size: int, every_row: bool 
 
 
 def alone(model: Any, sequence: Sequence) -> Tensor:
-    """Logits of all of an answer's tokens by the model itself."""
+    """Returns the logits of all tokens of a sequence, by the model's own forward."""
     with torch.no_grad():
         logits: Tensor = model(torch.tensor([sequence.token_ids])).logits[0]
     return logits

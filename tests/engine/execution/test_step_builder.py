@@ -1,4 +1,4 @@
-"""Steps of answers alone: the tensors that any step would be given, written over those of the step before."""
+"""Decode-only steps: reused buffers hold the same values as the inputs of a step that is built anew."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache() -> Cache:
 
 
 def sequence(random: Random, length: int) -> Sequence:
-    """An answer of which all tokens but the last are computed, with blocks in any order."""
+    """Returns a sequence with all tokens but the last computed, and its blocks in random order."""
     prompt = [random.randrange(1000) for _ in range(length)]
     (made,) = Request("r", prompt, SamplingParams(), seed=0).sequences
     made.token_ids.append(random.randrange(1000))
@@ -66,11 +66,11 @@ def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
             running.insert(random.randrange(len(running) + 1), sequence(random, random.randrange(1, 2000)))
         elif event < 0.1:
             del running[random.randrange(len(running))]
-        elif event < 0.15:  # preempted, and back with other blocks
+        elif event < 0.15:  # preempted, and resumed with other blocks
             one = running[random.randrange(len(running))]
             one.blocks = []
             make_room(random, one)
-        elif event < 0.2:  # a prompt is read meanwhile
+        elif event < 0.2:  # a step that also prefills a prompt
             reading = sequence(random, random.randrange(1, 700))
             builder.build(Step([*decoding(running).scheduled, Scheduled(reading, 0, reading.computed)]))
         if not running:

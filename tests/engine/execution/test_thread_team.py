@@ -1,4 +1,4 @@
-"""How many threads compute, and on which cores."""
+"""Number and placement of the compute threads."""
 
 from __future__ import annotations
 
@@ -155,12 +155,12 @@ def test_workers_leave_places_that_others_want(monkeypatch: pytest.MonkeyPatch) 
     team.settle()
     for step in range(8):
         clock[0] += 0.3
-        stood[11] += 10_000_000  # a thirtieth
+        stood[11] += 10_000_000  # a thirtieth of the time since the last check
         team.settle()
         assert not placed, step
     stood[12] += 400_000_000
     team.settle()
-    assert not placed  # it has just looked
+    assert not placed  # the last check was just before
     clock[0] += 0.5
     team.settle()
     assert set(placed) == {11, 12} and placed[12] == os.sched_getaffinity(0)

@@ -59,7 +59,7 @@ def likely(counts: Tensor, probabilities: Tensor) -> bool:
     if counts[~possible].sum() != 0:
         return False
     expected, found = probabilities[possible] * counts.sum(), counts[possible].double()
-    rare = expected < 5  # taken together: the statistic is none of chi-square's with less
+    rare = expected < 5  # pooled: the chi-square approximation needs larger expected counts
     if rare.any():
         expected, found = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (expected, found))
     statistic = float(((found - expected) ** 2 / expected).sum())
@@ -151,7 +151,7 @@ def test_samples_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     draw = sampler()
     order = list(range(len(MIXED)))
     for step in range(steps):
-        order = order[1:] + order[:1] if step % 3 == 2 else order  # sometimes the batch stays as it was
+        order = order[1:] + order[:1] if step % 3 == 2 else order  # in other steps the batch is unchanged
         logits = some_logits(len(MIXED), seed=step).to(dtype)
         for row, drawn in zip(order, draw(logits[order], [sequences[i] for i in order]), strict=True):
             sequences[row].token_ids.append(drawn.token_id)

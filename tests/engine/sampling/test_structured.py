@@ -146,7 +146,7 @@ def test_eos_is_forbidden_until_the_output_is_complete() -> None:
         if token in (END, OTHER_END):
             break
     assert text(made) == "yes" and made.token_ids[-1] == END
-    # other processors give way where nothing else is left
+    # other processors yield where they would leave no token
     ended = sequence(0, {"regex": "no"}, min_tokens=50)
     ended.token_ids += tokenizer().encode("no")
     assert sampler()(logits(0), [ended])[0].token_id == END

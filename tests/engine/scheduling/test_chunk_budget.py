@@ -1,4 +1,4 @@
-"""How much of a prompt is read while others wait for their next token."""
+"""The chunk budget: prompt tokens per step while other sequences decode."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
 
 ALONE = 0.04
-"""Seconds of a step of answers, in the machine that these tests make up."""
+"""Seconds of a decode-only step on the simulated machine."""
 
 
 def seconds(run: Simulation, per_token: float) -> float:
-    """What the last step takes: tokens of prompts take longer the more they attend to."""
+    """Returns the simulated duration of the last step; a prompt token costs more the more it attends to."""
     added = 0.0
     for sequence, start, count in run.steps[-1].scheduled:
         if start < sequence.prompt_length:
@@ -25,7 +25,7 @@ def seconds(run: Simulation, per_token: float) -> float:
 
 
 def paced(per_token: float, most: float | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """Times of the steps in which a long prompt is read while two answers are written."""
+    """Yields the durations of the steps that prefill a long prompt while two sequences decode."""
     run = simulation(2000, max_model_len=4000, max_num_seqs=4, max_num_batched_tokens=512, max_step_time=most)
     note = run.scheduler.record_time
     monkeypatch.setattr(run.scheduler, "record_time", lambda step, _: note(step, seconds(run, per_token)))
@@ -41,7 +41,7 @@ def paced(per_token: float, most: float | None, monkeypatch: pytest.MonkeyPatch)
 
 def test_steps_stay_within_their_time_as_a_prompt_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = list(paced(0.001, 0.2, monkeypatch))
-    assert max(limited[1:]) < 0.23  # the first one is measured on prompts alone
+    assert max(limited[1:]) < 0.23  # the first chunk is sized by steps of prompts alone
     assert all(taken > 0.15 for taken in limited[2:-1])
     assert max(paced(0.001, None, monkeypatch)) > 2
 

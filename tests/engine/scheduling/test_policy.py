@@ -1,4 +1,4 @@
-"""Who is served first, and who has to make way."""
+"""Scheduling policies: order of admission and of preemption."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_that_waits_takes_the_seat_of_a_worse_ranked_one() -> None:
     assert [a.request.request_id for a in run.step().preempted] == ["worse"]
     run.add(request("late", [2], priority=1, max_tokens=3))
     while not run.requests[2].finished:
-        assert not run.step().preempted  # its like do not give way to it
+        assert not run.step().preempted  # an equal priority preempts nobody
     run.run()
     run.check_end()
 

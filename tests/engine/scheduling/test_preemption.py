@@ -1,4 +1,4 @@
-"""Answers that lose their blocks, and what becomes of those."""
+"""Preemption: sequences lose their blocks, which are swapped or recomputed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
     (sequence,) = young.sequences
     while not run.step().preempted:
         pass
-    run.blocks.deallocate(run.blocks.allocate(run.blocks.free))  # whatever can be found is overwritten
+    run.blocks.deallocate(run.blocks.allocate(run.blocks.free))  # evicts every cached block
     while sequence.status is Status.SWAPPED:
         before = list(sequence.token_ids)
         step = run.scheduler.schedule()

@@ -1,4 +1,4 @@
-"""What the scheduler does, case by case."""
+"""The scheduler, case by case."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from torch_armllm.kv_cache.block_manager import BlockManager
 
 tokens = st.integers(0, VOCABULARY - 1)
 shared = [next_token([i], 0) for i in range(24)]
-"""A text that prompts begin with, so that they share blocks."""
+"""Common prefix of the prompts, so that they share blocks."""
 
 
 class Machine(RuleBasedStateMachine):
-    """Any sequence of additions, steps and aborts."""
+    """Random sequences of additions, steps and aborts."""
 
     @initialize(data=st.data())
     def set_up(self, data: st.DataObject) -> None:
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
 
     @staticmethod
     def draft(data: st.DataObject, sequence: Sequence) -> list[int]:
-        """Guesses, of which the first are right."""
+        """Draft tokens, of which the first ones are correct."""
         right = data.draw(st.integers(0, 5), "right")
         text = list(sequence.token_ids)
         for _ in range(right):

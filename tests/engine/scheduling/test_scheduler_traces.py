@@ -1,4 +1,4 @@
-"""Long random runs of the scheduler on memories that are too small for what is asked."""
+"""Long random runs of the scheduler with fewer blocks than the requests need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARED = [next_token([i], 0) for i in range(30)]
 
 @cache
 def trace(seed: int) -> Simulation:
-    """Requests that come and go for 150 steps, until none is left."""
+    """Requests arrive and are aborted for 150 steps; then the run continues until none is left."""
     random = Random(seed)
     block_size = random.choice([1, 2, 4])
     positions = random.choice([24, 40, 64])
@@ -73,7 +73,7 @@ def test_every_request_ends_with_its_own_text(seed: int) -> None:
 
 
 def test_the_runs_meet_all_there_is_to_meet() -> None:
-    """So that the test above cannot become an easy one."""
+    """Guards the test above: the runs must keep covering the hard cases."""
     runs = [trace(seed) for seed in range(40)]
     steps = [step for run in runs for step in run.steps]
     for kind in ("swaps_out", "swaps_in", "copies", "preempted"):

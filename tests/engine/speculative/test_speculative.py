@@ -134,7 +134,7 @@ def test_outputs_equal_those_without_drafts(method: str, params: dict[str, Any])
     assert loop.speculative_decoder is not None
     counts = loop.speculative_decoder.acceptance
     assert counts.drafted > 0
-    if method == "itself":  # the same numbers, so the same draws
+    if method == "itself":  # the same logits and random numbers, so the same tokens
         assert counts.rate == 1.0 and loop.steps < plain.steps / 2
     elif method == "oracle":
         assert 0.3 < counts.rate < 1.0

@@ -136,7 +136,7 @@ def test_a_character_is_output_once_complete(tokenizer: PreTrainedTokenizerBase)
     assert increments(tokenizer, ids) == ["", "", "", "𝔘", "", "", "", "𝔘", "a", ""]
     *parts, last = increments(tokenizer, ids[:6])
     assert parts == ["", "", "", "𝔘", "", ""]
-    assert set(last) == {"\ufffd"}  # cut off: flushed as what it is
+    assert set(last) == {"\ufffd"}  # incomplete at the end: flushed as U+FFFD
 
 
 def test_tokens_of_whole_characters_are_decoded_once() -> None:
@@ -149,7 +149,7 @@ def test_tokens_of_whole_characters_are_decoded_once() -> None:
     pieces = TokenPieces(tokenizer, True)
     word, half = tokenizer.convert_tokens_to_ids(["a", "ð"])
     made = Detokenizer(tokenizer, [], True, pieces)
-    pieces[word] = "b"  # as it would never be: to see that it is looked up
+    pieces[word] = "b"  # a wrong value, to see that it is looked up
     assert [made.append(token) for token in (word, half, word, word)] == ["b", "", "\ufffda", "b"]
     assert pieces[half] is None and pieces[tokenizer.convert_tokens_to_ids("</s>")] == ""
 

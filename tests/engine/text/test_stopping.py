@@ -173,6 +173,6 @@ def test_streams_never_output_what_is_cut_off_later(words: list[str], stops: lis
         assert shown[-1].endswith(stop) or not keep
         begun = len(shown[-1]) - len(stop) * keep
         come = len(str(TOKENIZER.decode(tokens[: len(shown)])))
-        for other in stops:  # none begins before it, of those that are complete by then
+        for other in stops:  # no other complete stop string begins before it
             place = whole.find(other)
             assert place < 0 or place >= begun or place + len(other) > come

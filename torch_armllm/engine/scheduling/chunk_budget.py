@@ -62,7 +62,7 @@ class ChunkBudget:
         self._time_per_token: float | None = None  # seconds for a token at the beginning of a prompt
 
     def work(self) -> float:
-        """Returns the prompt work that fits beside decoding; see `PrefillBudget.work`."""
+        """Returns the prompt work that fits into a step together with decoding; see `PrefillBudget.work`."""
         if self._time_per_token is None:
             return inf
         decode_time = self._decode_time or 0.0
