@@ -3,8 +3,8 @@
     python -m bench.perplexity --text FILE [--model smollm2] [--tokens 3072] [--quantization g32i,g32,row]
         [--no-importance] [--kv-cache-dtype int8]
 
-Prints one line a scheme: perplexity, its ratio to BF16, and the mean relative round-trip error of the linear
-layers.  The text is cut into windows of 1024 tokens.
+Prints one line per scheme: perplexity, its ratio to BF16, and the mean relative round-trip error of the
+linear layers.  The text is cut into windows of 1024 tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOW = 1024
 
 @torch.no_grad()
 def perplexity(model: Any, ids: torch.Tensor) -> float:
-    """Of the tokens ``(n,)``, window by window."""
+    """Returns the perplexity of tokens ``(n,)``, window by window."""
     windows = [w for w in ids.split(WINDOW) if len(w) > 1]
     losses = [float(model(w[None], labels=w[None]).loss) * (len(w) - 1) for w in windows]
     return math.exp(sum(losses) / sum(len(w) - 1 for w in windows))

@@ -48,7 +48,7 @@ class Comparison:
         self.wanted = list(_logits(model, tokens))
 
     def line(self, name: str, bits: float | None, size: int | None, logits: Iterable[Tensor]) -> None:
-        """Prints how far logits are from the float model's."""
+        """Prints the divergence of logits from the float model's."""
         found = Divergence()
         for wanted, got, row in zip(self.wanted, logits, self.tokens, strict=True):
             found.add(wanted, got, row)
@@ -63,7 +63,7 @@ class Comparison:
         print("| " + " | ".join(cells) + " |", flush=True)
 
     def ours(self, scheme: str, method: str) -> None:
-        """Quantizes a copy and measures it, with INT8 activations and with floats."""
+        """Quantizes a copy and measures it with INT8 and with float activations."""
         model = type(self.model)(self.model.config).eval()
         model.load_state_dict(self.model.state_dict())
         calibrated = {"calibration": self.calibration} if method in ("gptq", "awq") else {}
@@ -80,7 +80,7 @@ class Comparison:
         self.line(f"{scheme}, {method}, floats", None, None, _logits(model, self.tokens))
 
     def theirs(self, peer: Peer) -> None:
-        """Has llama.cpp quantize the model and measures that."""
+        """Quantizes the model by llama.cpp and measures the result."""
         plain, wide = peer.folder / "plain.gguf", peer.folder / "wide.gguf"
         write_float(plain, self.model)
         write_float(wide, padded(self.model))

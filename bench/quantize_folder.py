@@ -5,8 +5,8 @@
 
 Without a source, a model of Llama 3.2 1B's shape with random BF16 weights is written to a temporary folder
 first, by a process of its own.  Methods that calibrate take texts of 512 random tokens.  Prints one JSON
-line; sizes are in bytes, the peak is that of the memory that is not mapped from files, above what the imports
-take.
+line; sizes are in bytes, the peak counts memory that is not mapped from files, above the level after the
+imports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_model(folder: str, vocabulary: int, layers: int) -> None:
 
 
 def anonymous() -> int:
-    """Bytes of this process's memory that belong to no file."""
+    """Returns the bytes of this process's memory that no file backs."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -46,7 +46,7 @@ def anonymous() -> int:
 
 
 class Peak(threading.Thread):
-    """Watches the memory of this process."""
+    """Thread that samples the peak memory of this process."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -54,14 +54,14 @@ class Peak(threading.Thread):
         self.done = False
 
     def run(self) -> None:
-        """Looks a hundred times a second."""
+        """Samples a hundred times a second."""
         while not self.done:
             self.bytes = max(self.bytes, anonymous())
             time.sleep(0.01)
 
 
 def measure(source: Path, out: Path, recipe: Recipe, calibration: Tensor | None = None) -> dict[str, Any]:
-    """Quantizes a folder, and says what that took."""
+    """Quantizes a folder and returns the time and memory that took."""
     peak = Peak()
     peak.start()
     start = time.perf_counter()
@@ -84,7 +84,7 @@ def measure(source: Path, out: Path, recipe: Recipe, calibration: Tensor | None 
 
 
 def random_texts(count: int, vocabulary: int, length: int = LENGTH) -> Tensor:
-    """Token ids (count, length)."""
+    """Returns random token ids (count, length)."""
     return torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(0))
 
 

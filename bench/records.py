@@ -1,6 +1,6 @@
 """Records of all benchmarks, printed as tables and written as JSON.
 
-A record has the ``KEYS`` and those of ``FIGURES`` that apply.
+A record has all ``KEYS`` and the applicable ``FIGURES``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIGURES = (
 def record(
     op: str, shape: str, dtype: str, variant: str, cpu: str, group_size: int = 0, **found: Any
 ) -> Record:
-    """One measurement.  ``group_size`` 0: a whole row shares a scale, or the op has no groups."""
+    """Returns the record of a measurement; ``group_size`` 0: one scale per row, or an op without groups."""
     unknown = found.keys() - set(FIGURES)
     assert not unknown, f"no such figure: {sorted(unknown)}"
     keys = dict(zip(KEYS, (op, shape, dtype, group_size, variant, cpu), strict=True))
@@ -37,14 +37,14 @@ def record(
 
 
 def shown(value: Any) -> str:
-    """Numbers with three or four digits that matter."""
+    """Formats a number with three or four significant digits."""
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; columns of numbers are aligned to the right."""
+    """Formats a Markdown table; columns of numbers are right-aligned."""
     body = list(rows)
     numbers = [any(isinstance(row[i], (int, float)) for row in body) for i in range(len(header))]
     cells = [list(header), *([shown(value) for value in row] for row in body)]
@@ -59,7 +59,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def write_json(records: list[Record], path: str | None = None) -> None:
-    """To ``path``, or to what the environment's ``JSON`` names; without either nothing is written."""
+    """Writes to ``path``, or to the file that the environment's ``JSON`` names; else does nothing."""
     target = path or os.environ.get("JSON")
     if target:
         Path(target).parent.mkdir(parents=True, exist_ok=True)

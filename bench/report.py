@@ -26,7 +26,7 @@ SVE_BITS = {"neoverse-v1": 256, "neoverse-v2": 128, "neoverse-n2": 128, "a64fx":
 
 
 def targets(wanted: Iterable[Target], records: Sequence[Record]) -> str:
-    """Every target with what was reached."""
+    """Return the table of targets and reached values."""
     return table(ROW_HEADER, (target.row(records) for target in wanted))
 
 
@@ -35,13 +35,13 @@ def _unique(values: Iterable[Any]) -> list[Any]:
 
 
 def _variant(record: Record) -> str:
-    """SVE's with the vector length at which it was counted, which is the core's."""
+    """Return the variant's name; for SVE with the counted vector length, which is the core's."""
     name: str = record["variant"]
     return f"{name}, {SVE_BITS[record['cpu']]} bits" if name.startswith("sve") else name
 
 
 def modeled(records: Sequence[Record], per: str, rate: str, unit: str) -> str:
-    """Instructions and the model's rate: a line for each op, shape, type and variant; a column a core."""
+    """Return instructions and modeled rates: a line per op, shape, dtype and variant; a column per core."""
     chosen = [r for r in records if per in r]
     cores = _unique(r["cpu"] for r in chosen if rate in r)
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -74,7 +74,7 @@ def linear(records: Sequence[Record]) -> str:
 
 
 def beside(records: Sequence[Record], ops: Sequence[str], figure: str, unit: str) -> str:
-    """Return the table of a figure of some ops and of the peer."""
+    """Return a table that compares a figure of some ops with the peer's."""
     rows = []
     for r in records:
         if r["op"] in ops and figure in r and "peer" in r:
@@ -89,7 +89,7 @@ ATTENTION = ("paged_attention", "mla_attention")
 
 
 def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callable[[], str]]:
-    """Every table of the document."""
+    """Return every table of the document."""
     return {
         "arm-targets": lambda: targets(MODELLED, arm),
         "arm-products": lambda: modeled(arm, "insn_per_mac", "mac_per_cycle", "MAC"),
@@ -108,7 +108,7 @@ def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callab
 
 
 def rendered(text: str, arm: Sequence[Record] | None, silicon: Sequence[Record] | None) -> str:
-    """The document with new tables; those without records stay as they are."""
+    """Return the document with new tables; tables without records do not change."""
     made = tables(arm or (), silicon or ())
 
     def replace(match: re.Match[str]) -> str:

@@ -1,15 +1,15 @@
-"""Clients that come, go away and break off at random: what a server holds before and after.
+"""Leak check: a server's resources before and after clients that disconnect at random.
 
     python -m bench.server_storm [--model smollm2] [--requests 2000] [--at-once 24]
 
-Serves the model from this process; clients are processes of their own.  All requests come twice: once so that
-caches and buffers have their size, then again, other ones: conversations and texts, streamed and not, with
-one answer or two, of 1 to 40 tokens.  The tokenizer, which keeps the first 10,000 words that it meets, meets
-them before.  A third of the clients stays to the end, a third closes the connection
-after a few events, the rest leaves at any moment, some in the middle of the request.  Prints JSON lines:
-``before`` and ``after`` with what is held (blocks, answers, requests that hold the model, tasks, sockets,
-objects of Python, threads, bytes that C and C++ have allocated, resident bytes), and what happened in
-between.  A client that stays and does not get its tokens, each once, is counted under ``wrong``.
+Serves the model from this process; the clients run in another process.  A first round of requests warms up
+caches and buffers; a second round of different requests is measured.  Requests are chat and text
+completions, streamed or not, with one or two outputs of 1 to 40 tokens.  The tokenizer, which caches the
+first 10,000 words that it sees, sees them before.  Clients at random wait for the end, close the connection
+after a few events, or leave at any moment, some in the middle of the request.  Prints JSON lines:
+``before`` and ``after`` with everything held (blocks, sequences, requests that hold the model, tasks,
+sockets, Python objects, threads, bytes allocated by C and C++, resident bytes), and the counts in between. 
+A client that waits and does not get each of its tokens once is counted under ``wrong``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], events
 
 
 async def break_off(port: int, path: str, body: dict[str, Any], draw: Random) -> None:
-    """Sends a part of a request, or all of it, and closes the connection."""
+    """Send part or all of a request and close the connection."""
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
@@ -95,7 +95,7 @@ async def break_off(port: int, path: str, body: dict[str, Any], draw: Random) ->
 
 
 async def one(client: httpx.AsyncClient, port: int, draw: Random, number: int) -> str:
-    """One client's fate."""
+    """Run a client; return how it ended."""
     path, body = request(draw, number)
     fate = draw.choice(["stays", "closes", "leaves", "leaves", "breaks off", "stays"])
     if fate == "stays":
@@ -114,7 +114,7 @@ async def one(client: httpx.AsyncClient, port: int, draw: Random, number: int) -
 
 
 async def storm(port: int, requests: int, at_once: int, seed: int) -> None:
-    """All clients; prints how many had which fate."""
+    """Run all clients; print the number of clients by how they ended."""
     draw = Random(seed)
     seats = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once // 2)
@@ -132,7 +132,7 @@ async def storm(port: int, requests: int, at_once: int, seed: int) -> None:
 
 
 def sockets() -> int:
-    """Sockets that this process has open."""
+    """Return the number of open sockets of this process."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -143,7 +143,7 @@ def sockets() -> int:
 
 
 def allocated() -> int:
-    """Bytes that ``malloc`` has given out; 0 where it does not tell."""
+    """Return the bytes allocated by ``malloc``; 0 if the C library does not report them."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except AttributeError:
@@ -177,7 +177,7 @@ def held(registry: Any) -> dict[str, int]:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Serves, has two storms come, and prints what is held after each."""
+    """Serve, run two rounds of clients, and print everything held after each."""
     from torch_armllm.server.app import build_app
     from torch_armllm.server.model_registry import ModelRegistry
     from torch_armllm.server.run import listen, make_server
@@ -215,7 +215,7 @@ async def serve(options: argparse.Namespace) -> None:
             if await clients.wait():
                 raise SystemExit("the clients failed")
             seconds = round(time.perf_counter() - began, 1)
-            await asyncio.sleep(1)  # what clients left behind is noticed
+            await asyncio.sleep(1)  # the server notices the disconnects
             print(
                 json.dumps({name: held(registry), "requests": options.requests, "seconds": seconds}),
                 flush=True,

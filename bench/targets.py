@@ -12,7 +12,7 @@ from bench.records import Record
 
 @dataclass(frozen=True)
 class Target:
-    """One figure: of the records that match, and how large it should be."""
+    """Target for one figure of the records that match."""
 
     what: str
     op: str
@@ -22,7 +22,7 @@ class Target:
     variant: str
     cpu: str
     figure: str
-    """A name in records.FIGURES; ``ratio``: what was reached over ``peer_value``."""
+    """A name in records.FIGURES; ``ratio``: the measured rate over ``peer_value``."""
     least: float | None = None
     most: float | None = None
     beside: str = ""
@@ -30,7 +30,7 @@ class Target:
     peer: str = ""
 
     def values(self, records: Sequence[Record]) -> list[float]:
-        """Of every record that matches."""
+        """Return the figure of every record that matches."""
         found = []
         for r in records:
             same = r["op"] == self.op and r["dtype"] == self.dtype and re.search(self.shape, r["shape"])

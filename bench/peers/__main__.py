@@ -4,9 +4,9 @@
         [--engines ours,llama.cpp] [--rounds 3] [--json FILE] [--plot FILE]
 
 Every engine is a process of its own, which loads a model and waits.  While one engine computes, the others
-are stopped.  A round runs each workload on each engine in turn; figures are medians over rounds.  If an engine
-has several settings, the first round tries all of them and later rounds use the best.  All engines are driven
-through their Python interfaces, step by step, with token ids in and out.
+are stopped.  A round runs each workload on each engine in turn; figures are medians over rounds.  If an
+engine has several settings, the first round tries all of them and later rounds use the best.  All engines
+are driven through their Python interfaces, step by step, with token ids in and out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Work that the engines are compared on, and how an engine runs it.
+"""Workloads of the comparison, and the interface through which engines run them.
 
-Peers run this too: it imports only Python's own.
+Peers' processes import this module too, so it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Work:
         kind: ``prefill``, ``decode`` or ``chats``.
         size: tokens of the prompt, or sequences at once.
         context: tokens before the first decode step.
-        busy: whether a process that never sleeps runs beside it.
+        busy: True if a busy loop runs in another process meanwhile.
     """
 
     kind: str
@@ -44,13 +44,13 @@ class Work:
 
     @property
     def name(self) -> str:
-        """As it is asked for: ``prefill-512``, ``decode-1@4096``, ``decode-1+busy``, ``chats-8``."""
+        """Name on the command line: ``prefill-512``, ``decode-1@4096``, ``decode-1+busy``, ``chats-8``."""
         at = f"@{self.context}" if self.context != AFTER else ""
         return f"{self.kind}-{self.size}{at}{'+busy' if self.busy else ''}"
 
     @property
     def length(self) -> int:
-        """Most tokens of a sequence."""
+        """Maximum tokens of a sequence."""
         if self.kind == "prefill":
             return self.size + 1
         if self.kind == "decode":
@@ -59,12 +59,12 @@ class Work:
 
     @property
     def sequences(self) -> int:
-        """At once."""
+        """Number of sequences at once."""
         return 1 if self.kind == "prefill" else self.size
 
     @staticmethod
     def named(name: str) -> Work:
-        """The work of a name.
+        """Return the workload of a name.
 
         Raises:
             ValueError: there is none of that name.
@@ -87,14 +87,14 @@ ALL = (
 
 
 class Engine(Protocol):
-    """Continuous batching with greedy drawing, a step at a time."""
+    """Continuous batching with greedy sampling, step by step."""
 
     def ways(self, work: Work) -> list[str]:
-        """Names of the settings that might be the best for some work."""
+        """Return the names of the settings that may be the best for a workload."""
         ...
 
     def prepare(self, work: Work, way: str) -> None:
-        """Makes room for the work's sequences, with a setting."""
+        """Allocate the KV cache for the workload's sequences, with a setting."""
         ...
 
     def start(self, name: str, prompt: list[int], new_tokens: int) -> None:
@@ -102,11 +102,11 @@ class Engine(Protocol):
         ...
 
     def step(self) -> dict[str, list[int]]:
-        """Computes a step; new tokens by request."""
+        """Compute a step; return the new tokens by request."""
         ...
 
     def stop(self, name: str) -> None:
-        """Ends a request."""
+        """End a request."""
         ...
 
 
@@ -133,7 +133,7 @@ def _random(seed: object, tokens: int) -> list[int]:
 
 
 def prefill(engine: Engine, tokens: int, least: float) -> dict[str, float]:
-    """Prompt tokens a second, up to the first token of the answer; every prompt is new."""
+    """Return prompt tokens a second, up to the first output token; every prompt is new."""
     done, spent = 0, 0.0
     while spent < least:
         prompt = _random(f"prefill {time.time_ns()} {next(_seeds)}", tokens)
@@ -163,10 +163,10 @@ def decode(engine: Engine, batch: int, context: int, least: float) -> dict[str, 
 
 
 def chats(engine: Engine, number: int) -> dict[str, float]:
-    """So many at once, each with questions that follow its answers at once.
+    """Run ``size`` conversations at once; each question immediately follows the answer before it.
 
     Returns:
-        ``ttft_ms`` and ``tpot_ms``, means over questions, and ``tok_s``, written tokens a second.
+        ``ttft_ms`` and ``tpot_ms``, means over questions, and ``tok_s``, generated tokens a second.
     """
     texts = [_random(f"chat {i} {time.time_ns()}", QUESTION) for i in range(number)]
     turns = [0] * number
@@ -208,7 +208,7 @@ def chats(engine: Engine, number: int) -> dict[str, float]:
 
 
 def do(engine: Engine, work: Work, least: float) -> dict[str, float]:
-    """Figures of some work, of so many seconds at least."""
+    """Run a workload for at least ``seconds`` and return its figures."""
     if work.kind == "prefill":
         return prefill(engine, work.size, least)
     if work.kind == "decode":

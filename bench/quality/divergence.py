@@ -1,4 +1,4 @@
-"""Divergence of logits from those of the float model, token by token."""
+"""Divergence of logits from the float model's, token by token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class Divergence:
-    """Sums over tokens.
+    """Sums of divergence figures over tokens.
 
     Attributes:
         nats: of KL(float ‖ quantized).
@@ -36,12 +36,12 @@ class Divergence:
 
     @property
     def kl(self) -> float:
-        """Mean nats a token."""
+        """Mean KL divergence in nats per token."""
         return self.nats / self.positions
 
     @property
     def perplexity(self) -> float:
-        """Of the text."""
+        """Perplexity of the text."""
         return math.exp(self.loss / self.followed)
 
     @property

@@ -3,8 +3,8 @@
     python bench/quality/llama_side.py quantize FLOAT.gguf OUT.gguf q4_0|q4_k_m
     python bench/quality/llama_side.py logits MODEL.gguf TOKENS.npy FOLDER
 
-Logits are float32 (length, vocabulary), a file ``<n>.npy`` a row of TOKENS; each is written when the file
-before it is gone, so that one at a time lies on the disk.
+Logits are float32 (length, vocabulary), one file ``<n>.npy`` per row of TOKENS.  Each file is written
+after the reader has removed the file before it, so that the disk holds one at a time.
 """
 
 from __future__ import annotations

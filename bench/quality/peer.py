@@ -1,4 +1,4 @@
-"""Driving llama.cpp: files by its own quantizer, logits by its own kernels, in processes of its own."""
+"""llama.cpp in separate processes: files from its own quantizer, logits from its own kernels."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Peer:
 
     Attributes:
         python: the interpreter.
-        folder: for files.
+        folder: folder for its files.
     """
 
     python: str
     folder: Path
 
     def quantize(self, source: Path, kind: str) -> Path:
-        """Makes a file of ``q4_0`` or ``q4_k_m`` from one of floats."""
+        """Quantizes a float file to ``q4_0`` or ``q4_k_m``."""
         target = self.folder / f"{source.stem}-{kind}.gguf"
         with (self.folder / "quantize.log").open("w") as log:
             command = [self.python, str(_SIDE), "quantize", str(source), str(target), kind]
@@ -37,7 +37,7 @@ class Peer:
         return target
 
     def logits(self, model: Path, tokens: Tensor) -> Iterator[Tensor]:
-        """Float32 logits (length, vocabulary) of each row of tokens.
+        """Yields float32 logits (length, vocabulary) of each row of tokens.
 
         Raises:
             RuntimeError: llama.cpp cannot run the file.
@@ -65,6 +65,6 @@ class Peer:
 
 
 def stored_bits(file: Path) -> float:
-    """Bits a weight in the linear layers of a file, zeros that were appended to rows included."""
+    """Returns bits per weight of the linear layers of a file, appended zeros included."""
     layers = [t for t in gguf.GGUFReader(file).tensors if t.name.startswith("blk.") and len(t.shape) == 2]
     return 8 * sum(int(t.n_bytes) for t in layers) / sum(int(t.n_elements) for t in layers)

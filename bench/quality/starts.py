@@ -1,4 +1,4 @@
-"""Float models to quantize from: the one that was published in full precision, and one moved off its grid."""
+"""Float models to quantize: one published in full precision, and one moved off its quantization grid."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def stories(package: Path) -> LlamaForCausalLM:
 
 
 def off_grid(source: str, seed: int = 0) -> Any:
-    """A checkpoint in float32 whose linear weights are moved by uniform noise of one INT4 step.
+    """Writes a float32 checkpoint whose linear weights are moved by uniform noise of one INT4 step.
 
     A model that was dequantized from 4 bits lies on the grid of its file's format, which would favor that
     format over all others.  The step is that of 32 weights whose largest lies on 7.
@@ -90,7 +90,7 @@ def off_grid(source: str, seed: int = 0) -> Any:
 
 @torch.no_grad()
 def sampled(model: Any, count: int, length: int, seed: int) -> Tensor:
-    """Texts (count, length) that the model writes itself, at temperature 1."""
+    """Returns token ids (count, length) that the model itself samples at temperature 1."""
     torch.manual_seed(seed)
     start = torch.full((count, 1), model.config.bos_token_id)
     return model.generate(
@@ -99,9 +99,9 @@ def sampled(model: Any, count: int, length: int, seed: int) -> Tensor:
 
 
 def padded(model: Any, multiple: int = 256) -> Any:
-    """The same function with zeros appended, so that rows are whole blocks of llama.cpp's K formats.
+    """Returns an equivalent model with zeros appended, so that rows are whole blocks of K formats.
 
-    Rows of 576 are no multiple of their 256 values, and llama.cpp then takes 5 and 8 bits instead.  Appended
+    Rows of 576 values are no multiple of 256, and llama.cpp then uses 5 and 8 bits instead.  Appended
     channels and heads are zeros; the norms' weights make up for the larger number of channels.
     """
     old = model.config
@@ -136,7 +136,7 @@ def padded(model: Any, multiple: int = 256) -> Any:
 
 
 def _halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows (L, N, K) of rotary pairs side by side, as llama2.c has them, to transformers' two halves."""
+    """Reorders rows (L, N, K) from llama2.c's adjacent rotary pairs to transformers' two halves."""
     layers, rows, columns = weight.shape
     pairs = weight.view(layers, heads, rows // heads // 2, 2, columns)
     return pairs.transpose(2, 3).reshape(layers, rows, columns)

@@ -33,7 +33,7 @@ WORKS = {
 
 
 def records(models: Iterable[Model], machines: Iterable[Machine], figures: Figures) -> list[dict[str, Any]]:
-    """A prediction for each model, machine and work."""
+    """Return a prediction for each model, machine and workload."""
     found = []
     for model in models:
         for machine in machines:
@@ -56,7 +56,7 @@ def records(models: Iterable[Model], machines: Iterable[Machine], figures: Figur
 
 
 def rates(found: list[dict[str, Any]]) -> str:
-    """Tokens a second, a row for each model and machine."""
+    """Return a table of tokens a second, one row per model and machine."""
     rows: dict[tuple[str, str, int], dict[str, float]] = {}
     for r in found:
         rows.setdefault((r["model"], r["machine"], r["cores"]), {})[r["work"]] = r["tok_s"]
@@ -65,7 +65,7 @@ def rates(found: list[dict[str, Any]]) -> str:
 
 
 def beside_published(figures: Figures) -> str:
-    """Predictions at the threads of published figures; of prompts at 512 tokens, of decoding at 128."""
+    """Return a table of predictions and published figures: prompts at 512 tokens, decode steps at 128."""
     body = []
     for one in PUBLISHED:
         machine, model = machine_named(one.machine), model_named(one.model)
@@ -82,7 +82,7 @@ def beside_published(figures: Figures) -> str:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

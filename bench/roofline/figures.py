@@ -1,4 +1,4 @@
-"""Counted and modeled figures of the Arm kernels: multiply-accumulates a cycle."""
+"""Counted and modeled figures of the Arm kernels: multiply-accumulates per cycle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Figures:
         self._records = [r for r in records if "mac_per_cycle" in r]
 
     def product(self, core: str, variant: str, rows: float, int8: bool = False) -> float:
-        """Of a linear layer for that many tokens: between the counted ones, by the logarithm.
+        """Return the rate of a linear layer for a number of tokens, interpolated over its logarithm.
 
         Raises:
             ValueError: nothing was counted for this core and variant.
@@ -48,7 +48,7 @@ class Figures:
         return found[below] ** (1 - part) * found[above] ** part
 
     def attention(self, core: str, variant: str, latent: bool, decode: bool) -> float:
-        """Of attention over a bfloat16 cache.
+        """Return the rate of attention over a bfloat16 cache.
 
         Raises:
             ValueError: nothing was counted for this core and variant.
@@ -67,14 +67,14 @@ class Figures:
 
 
 def read_records(paths: Sequence[Path]) -> Figures:
-    """Records that ``make bench-arm`` wrote; without any, those that docs/performance/tables.md shows."""
+    """Return the records of ``make bench-arm``; without any, those in docs/performance/tables.md."""
     if paths:
         return Figures([record for path in paths for record in json.loads(path.read_text())])
     return Figures(list(shown_records(DOCUMENT.read_text())))
 
 
 def shown_records(text: str) -> Iterator[Record]:
-    """The records in the table of products, a core each."""
+    """Return the records in the table of products, one per core."""
     match = re.search(r"<!-- table: arm-products -->\n(.*?)<!-- end -->", text, flags=re.S)
     assert match, "docs/performance/tables.md has no table of products"
     lines = [

@@ -1,4 +1,4 @@
-"""Arm servers that predictions are made for."""
+"""Arm servers of the predictions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class Machine:
     """One socket.
 
     Attributes:
-        name: as it is sold.
-        core: as the counted figures name it.
+        name: product name.
+        core: name of the core in the counted figures.
         variant: of the kernels that it runs.
         cores, ghz: of the socket, all of them busy.
         gb_s: 10⁹ bytes a second of its memory by the data sheet: channels × transfers × 8 bytes.
-        core_gb_s: what one core can ask for; assumed, from the cache lines that it can wait for at once and
-            a latency of about 110 ns.
-        assumed: what of this the maker does not say.
+        core_gb_s: bandwidth of one core; assumed, from its outstanding cache-line misses and a latency of
+            about 110 ns.
+        assumed: values that the maker does not publish.
     """
 
     name: str
@@ -45,10 +45,10 @@ MACHINES = (
 
 
 def machine_named(name: str) -> Machine:
-    """The machine of that name.
+    """Return the machine with a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no machine has this name.
     """
     for machine in MACHINES:
         if machine.name.lower().startswith(name.lower()):

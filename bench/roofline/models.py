@@ -1,4 +1,4 @@
-"""Language models as what a step has to read and to multiply."""
+"""Language models as the bytes and multiplications of a step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Product:
 
     @property
     def bytes(self) -> float:
-        """Packed."""
+        """Size of the packed weights."""
         return self.rows * (4 + self.columns * (8 if self.int8 else INT4_BITS) / 8)
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Of one layer: each token takes ``top_k``; gate, up and down."""
+    """Experts of one layer: gate, up and down; each token uses ``top_k`` of them."""
 
     count: int
     top_k: int
@@ -35,12 +35,12 @@ class Experts:
 
     @property
     def matrices(self) -> tuple[Product, ...]:
-        """Of one expert."""
+        """Matrices of one expert."""
         inner, outer = self.intermediate, self.hidden
         return Product(2 * inner, outer), Product(outer, inner)
 
     def touched(self, tokens: int) -> float:
-        """Experts that a step of so many tokens reads, if routing is even."""
+        """Return the number of experts that a step reads under uniform routing."""
         return self.count * (1 - (1 - self.top_k / self.count) ** tokens)
 
 
@@ -57,7 +57,7 @@ class Attention:
 
     @property
     def bytes_a_token(self) -> int:
-        """Values that the KV cache holds for a token."""
+        """KV cache bytes per token."""
         return 2 * self.key if self.latent else 2 * self.kv_heads * (self.key + self.value)
 
 
@@ -70,7 +70,7 @@ class Model:
     head: Product
 
     def parts(self) -> Iterator[tuple[int, Product | Experts | Attention]]:
-        """Every part with how often it comes in a step."""
+        """Yield every part with its number of occurrences in a step."""
         for count, parts in self.layers:
             for part in parts:
                 yield count, part
@@ -78,11 +78,11 @@ class Model:
 
     @property
     def depth(self) -> int:
-        """Layers."""
+        """Number of layers."""
         return sum(count for count, _ in self.layers)
 
     def weight_bytes(self) -> float:
-        """Packed weights, embeddings left out."""
+        """Return the bytes of packed weights without embeddings."""
         total = 0.0
         for count, part in self.parts():
             if isinstance(part, Product):
@@ -110,7 +110,7 @@ def _grouped(
 def _latent(
     hidden: int, heads: int, rank: int, rope: int, nope: int, value: int
 ) -> tuple[Product | Attention, ...]:
-    """Without a low rank of the queries; both up-projections are INT8, a matrix a head."""
+    """Return MLA's parts without low-rank queries; both up-projections are INT8, one matrix per head."""
     return (
         Product(heads * (nope + rope), hidden),
         Product(rank + rope, hidden),
@@ -166,10 +166,10 @@ MODELS = (
 
 
 def model_named(name: str) -> Model:
-    """The model of that name.
+    """Return the model with a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no model has this name.
     """
     for model in MODELS:
         if model.name.lower().startswith(name.lower()):

@@ -1,4 +1,4 @@
-"""The roofline: each part of a step takes as long as its bytes or its cycles, whichever is more."""
+"""The roofline: each part of a step takes the longer of its memory time and its compute time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return self.memory_s + self.compute_s + self.barriers_s
 
     @property
@@ -57,7 +57,7 @@ _ROW_PHASES = 3
 def predict(
     model: Model, machine: Machine, work: Work, figures: Figures, threads: int | None = None
 ) -> Prediction:
-    """Seconds of one step on so many cores of a machine, all of them by default.
+    """Predict the seconds of a step on a number of cores of a machine, by default all.
 
     Instructions of row ops (norms, rotations, the activation) are left out: under 3 % of a step's cycles.
     """
@@ -81,7 +81,7 @@ def predict(
 def _cost(
     part: Product | Experts | Attention, work: Work, figures: Figures, machine: Machine
 ) -> tuple[float, float]:
-    """Bytes read and cycles of one core."""
+    """Return the bytes read and the cycles of one core."""
     core = (machine.core, machine.variant)
     if isinstance(part, Attention):
         return _attention(part, work, figures, machine)

@@ -1,4 +1,4 @@
-"""Rates that others published for Arm servers, to hold predictions against."""
+"""Published rates of other engines on Arm servers, to compare with predictions."""
 
 from __future__ import annotations
 
