@@ -82,9 +82,7 @@ def test_a_fork_goes_on_from_a_copy() -> None:
     others = [Sequence(first.request, i, [*first.token_ids[:9], i + 20], computed=9) for i in (1, 2)]
     first.request.sequences += others
     advance(runner, first, others[0])
-    advance(
-        runner, others[1], first
-    )  # the first sequence has advanced by now, so the prompt is prefilled again
+    advance(runner, others[1], first)  # the first one has advanced: the prompt is prefilled again
     for sequence in others:
         (expected,) = runner.execute(Step([Scheduled(answer_like(sequence), 0, 10)]))
         assert sequence.token_ids[10] == int(expected.argmax())

@@ -325,7 +325,7 @@ class Scheduler:
         A rejected sequence is not tried again before more blocks or tokens are left than at its rejection.
         """
         max_uncomputed = self.max_length if self.config.enable_chunked_prefill else tokens_left
-        available = self.blocks.free - self._slots  # each running sequence will want a further block
+        available = self.blocks.free - self._slots  # each running sequence will need another block
         if self._rejected is not None:
             rejected, available_then, max_uncomputed_then = self._rejected
             if rejected is sequence and available <= available_then and max_uncomputed <= max_uncomputed_then:
@@ -339,7 +339,7 @@ class Scheduler:
         return sequence.params.num_sequences - len(sequence.request.sequences) + 1
 
     def _remove(self, queue: list[Sequence], sequence: Sequence) -> None:
-        """Removes a sequence from the waiting or the running ones."""
+        """Removes a sequence from a sorted queue: waiting or running."""
         index = bisect_left(queue, self._keys[sequence], key=self._key)
         assert queue[index] is sequence
         del queue[index]
