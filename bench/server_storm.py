@@ -8,7 +8,7 @@ completions, streamed or not, with one or two outputs of 1 to 40 tokens.  The to
 first 10,000 words that it sees, sees them before.  Clients at random wait for the end, close the connection
 after a few events, or leave at any moment, some in the middle of the request.  Prints JSON lines:
 ``before`` and ``after`` with everything held (blocks, sequences, requests that hold the model, tasks,
-sockets, Python objects, threads, bytes allocated by C and C++, resident bytes), and the counts in between. 
+sockets, Python objects, threads, bytes allocated by C and C++, resident bytes), and the counts in between.
 A client that waits and does not get each of its tokens once is counted under ``wrong``.
 """
 

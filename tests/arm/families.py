@@ -1,4 +1,4 @@
-"""Families of different structures, step by step on this machine's kernels, beside the models they were.
+"""Families of different structures, step by step on this machine's kernels, compared with the originals.
 
 For runs that name this file: `tests/model_survey` has these and all others.
 """

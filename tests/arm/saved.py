@@ -1,4 +1,4 @@
-"""A quantized checkpoint that another processor wrote, and what it answered there.
+"""A quantized checkpoint written on another processor, with the logits computed there.
 
 python tests/arm/saved.py DIR     writes both, on whatever processor this is
 """
@@ -22,7 +22,7 @@ FAMILIES = ["llama", "mixtral"]
 
 @torch.no_grad()
 def answers(model: Any) -> dict[str, Tensor]:
-    """Logits of a prompt and of two steps after it; in float32, whose bits agree between processors."""
+    """Returns logits of a prompt and of two more steps, in float32, whose bits agree between processors."""
     out = model(token_ids(1, 21), use_cache=True)
     found = {"prompt": out.logits}
     for step in range(2):
@@ -32,7 +32,7 @@ def answers(model: Any) -> dict[str, Tensor]:
 
 
 def save(folder: Path) -> None:
-    """Writes checkpoints and answers."""
+    """Writes the checkpoints and the logits."""
     for family in FAMILIES:
         model = tiny(family)
         report = torch_armllm.patch(model, Recipe(importance=False), progress=False)
@@ -42,7 +42,7 @@ def save(folder: Path) -> None:
 
 
 def expected(folder: Path, family: str) -> dict[str, Tensor]:
-    """The answers that were written."""
+    """Returns the saved logits."""
     return load_file(folder / f"{family}.answers")
 
 

@@ -1,4 +1,4 @@
-"""The engine on this machine's kernels: two requests at once, from prompts to ended answers."""
+"""The engine on this machine's kernels: two requests at once, from prompt to finished output."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_int4_model_agrees_with_plain_pytorch(family: str) -> None:
     report = torch_armllm.patch(model, None, progress=False)
     assert report.captured
     assert not report.notes
-    # One activation that rounds the other way moves a logit by about this much; a wrong weight by far more.
+    # One activation that rounds the other way changes a logit by about this much; a wrong weight by far more.
     close(logits(model, ids), expected, 1e-2)
 
 

@@ -1,4 +1,4 @@
-"""The kernel variant that a process starts with: the best that the CPU runs, or what ARMLLM_ISA names."""
+"""The kernel variant of a process: the best that the CPU supports, or the one that ARMLLM_ISA names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_env_names_the_right_variants() -> None:
         assert "svei8mm not preferred: 128-bit vectors" in text
     if linear == "dotprod":
         assert "i8mm needs fhm, i8mm, bf16" in text
-    # Without BF16 instructions nothing that computes in floats may want them.
+    # Without BF16 instructions no float kernel may require them.
     if "bf16" not in machine.features:
         for family in ("attention", "dense"):
             assert kernels[family]["variant"] in ("dotprod", "neon", "scalar")

@@ -14,7 +14,7 @@ from tests.arm import saved
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the building machine wrote, or one that this machine writes."""
+    """Returns the folder that the build machine wrote, or a folder that this machine writes."""
     given = os.environ.get("ARMLLM_SAVED")
     made = Path(given) if given else tmp_path_factory.mktemp("saved")
     if not given:

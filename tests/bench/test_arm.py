@@ -1,4 +1,4 @@
-"""The counter of `make bench-arm`: formats, loops, and a tiny real count where the tools are there."""
+"""The counter of `make bench-arm`: formats, loops, and a tiny real count if the tools are installed."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def fake_tool(folder: Path, name: str, version: str) -> None:
 
 @pytest.fixture
 def only_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that is all of PATH."""
+    """Sets PATH to a single folder."""
     monkeypatch.setenv("PATH", str(tmp_path))
     tool.cache_clear()
     yield tmp_path

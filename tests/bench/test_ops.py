@@ -1,4 +1,4 @@
-"""The parts of `make bench` that figures rest on: timing in turn, cold copies, and the machine's limits."""
+"""Foundations of `make bench`: timing in turn, cold copies, and the machine's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench.peers`: the arithmetic of its records, what it leaves out, our side on a tiny model."""
+"""`python -m bench.peers`: the arithmetic of its records, skipped engines, our side on a tiny model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 class Clockwork:
-    """An engine whose steps take 10 ms; one reads all prompts."""
+    """An engine whose steps take 10 ms; a single step prefills all prompts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The comparison of what quantization costs: the models it begins from, and its measure."""
+"""The comparison of quantization's accuracy cost: its start models and its divergence measure."""
 
 from __future__ import annotations
 

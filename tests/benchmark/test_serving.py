@@ -1,4 +1,4 @@
-"""The serving benchmark on a server whose times are known, and its reports of failures."""
+"""The serving benchmark on a stand-in server with known times, and its reports of failures."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_times_of_one_request(peer: StandIn, endpoint: Any) -> None:
     record = ask(peer, "hello", 4, endpoint=endpoint)
     assert record.error is None
     assert (record.prompt_tokens, record.output_tokens) == (INPUT_TOKENS, 4)
-    assert FIRST <= record.ttft < FIRST + SLACK  # not when the role came, which is at once
+    assert FIRST <= record.ttft < FIRST + SLACK  # not the arrival of the role, which is immediate
     assert len(record.itl) == 3
-    assert 0 < sum(record.itl) <= record.latency - record.ttft + 1e-6  # a busy client sees the first one late
+    assert 0 < sum(record.itl) <= record.latency - record.ttft + 1e-6  # a busy client sees the first late
     assert FIRST + 2.9 * GAP < record.latency < FIRST + 3 * GAP + SLACK
     assert record.tpot == pytest.approx((record.latency - record.ttft) / 3)
 

@@ -1,4 +1,4 @@
-"""Prompts for the measurement of throughput, and the command on a tiny checkpoint."""
+"""Prompts of the throughput benchmark, and the command on a tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_bench_throughput(checkpoint: Path, capsys: pytest.CaptureFixture[str]) 
     assert (found["num_requests"], found["prompt_tokens"], found["output_tokens"]) == (5, 45, 40)
     assert (found["max_num_seqs"], found["dtype"]) == (2, "auto")
     assert found["total_tok_s"] == pytest.approx(found["prompt_tok_s"] + found["output_tok_s"], abs=0.01)
-    assert found["steps"] >= 20  # two answers at once
+    assert found["steps"] >= 20  # two sequences at once
     assert main(command) == 0
     told = capsys.readouterr()
     assert "5 requests in " in told.out

@@ -1,4 +1,4 @@
-"""Layers that rounding hurts more than it should stop the run, before anything is changed."""
+"""Layers with too large a rounding error stop the run before any module changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(name: str, error: float, scheme: str = "g32i") -> LayerRecord:
 
 
 def hurt() -> Any:
-    """A model with a layer of which all but a few weights of each group are lost in the rounding."""
+    """Returns a model with a layer in which rounding loses all but a few weights of each group."""
     model = tiny("llama")
     with torch.no_grad():
         weight = model.get_submodule(HURT).weight

@@ -1,4 +1,4 @@
-"""Quantizing models in place, what stays as it was, and the way back."""
+"""Quantizing models in place, untouched parts, and dequantization."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_ops_compute_what_plain_torch_does(family: str) -> None:
 @pytest.mark.parametrize("tokens", [3, 40])
 def test_the_other_schemes_compute_what_plain_torch_does(scheme: str, tolerance: float, tokens: int) -> None:
     # Layer by layer: in a whole model, a rounding error that changes a router's choice changes everything.
-    # Long inputs fold the float scales of g32 into the integers: it is only close.
+    # For long inputs g32's float scales are folded into the integers: results are close, not equal.
     model = tiny("gpt_oss")
     run(model, scheme)
     twin = emulate(model)

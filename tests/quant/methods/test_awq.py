@@ -1,4 +1,4 @@
-"""Channels scaled where rounding costs most, in a model that stays what it is."""
+"""AWQ scales the channels where rounding costs most, and the float model's function does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrated rounding: second moments of inputs, rounding that makes up for itself, and stages of a model."""
+"""GPTQ: Hessians of inputs, rounding with error compensation, and calibration stage by stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_armllm.quant.schemes.search import Search
 
 
 def correlated(columns: int, count: int = 2048, seed: int = 0) -> Tensor:
-    """Inputs (count, columns) as layers see them: some channels louder, all mixed."""
+    """Returns inputs (count, columns) as in real layers: some channels louder, all correlated."""
     generator = torch.Generator().manual_seed(seed)
     mix = torch.randn(columns, columns, generator=generator) / columns**0.5
     mix += torch.eye(columns)
@@ -86,7 +86,7 @@ def test_columns_that_carry_most_are_rounded_first() -> None:
     found = GptqRounding(moments(x).damped(), 32, sweeps=0).rows(weight, scheme)
     step = found.scales[:, None]
     moved = (scheme.dequantize(found) - weight).abs() / step.abs()
-    assert float(moved[:, 5].max()) <= 0.501  # nothing before it that it would have to make up for
+    assert float(moved[:, 5].max()) <= 0.501  # no earlier column's error to compensate
 
 
 def test_columns_that_nothing_reached_are_rounded_to_nearest() -> None:

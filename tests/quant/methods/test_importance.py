@@ -1,4 +1,4 @@
-"""Weighting the search of scales by what reaches a layer."""
+"""The scale search, weighted by the layer's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding to integers: ranges, errors, odd shapes, and the quality that real weights get."""
+"""Rounding to integers: ranges, errors, odd shapes, and accuracy on real weights."""
 
 from __future__ import annotations
 
