@@ -91,7 +91,7 @@ def test_installed_package_works(installed: Path, tmp_path: Path, start: str) ->
         "import sys; sys.path[:0] = {paths!r}\n"
         "import torch, torch_armllm, torch_armllm.ops as ops\n"
         "print(torch_armllm.__file__); print(ops.__file__); print(ops.LIBRARY_PATH)\n"
-        "print(ops.isa.machine().selected)\n"
+        "print(ops.variants.machine().selected)\n"
     )
     checkout = start == "checkout"
     paths = ([str(ROOT)] if checkout else []) + [str(installed)]

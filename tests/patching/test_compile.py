@@ -17,7 +17,7 @@ from torch_armllm.quant.packing import quantize_matrices
 from torch_armllm.quant.schemes.registry import scheme_named
 
 _PLAN = {"plan_create", "plan_run", "plan_run_then", "plan_profile", "plan_free"}
-NOT_COMPUTED = {"isa_select", "isa_list", "team_threads", *_PLAN}
+NOT_COMPUTED = {"isa_select", "isa_list", "plan_tables", "team_threads", *_PLAN}
 """Ops that manage the library; they have no tensor arguments or results that a graph could hold."""
 
 

@@ -246,7 +246,7 @@ def test_other_expansion_is_not_absorbed() -> None:
         expected = model(ids).logits
         report = torch_armllm.patch(model, None, progress=False)
         assert report.capture_reason is not None
-        assert "expanded in a way that is not known" in report.capture_reason
+        assert "expands its latents in an unknown way" in report.capture_reason
         torch.testing.assert_close(model(ids).logits, expected)
 
 

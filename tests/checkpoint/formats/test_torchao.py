@@ -91,7 +91,7 @@ def test_unknown_pickled_classes_are_refused(tmp_path: Path, monkeypatch: pytest
     file = tmp_path / "quantized" / "pytorch_model.bin"
     state = torch.load(file, weights_only=True)
     torch.save({name: Renamed(weight) for name, weight in state.items()}, file)
-    with pytest.raises(ValueError, match="of classes that the torchao here does not have"):
+    with pytest.raises(ValueError, match="of classes that the installed torchao does not have"):
         load_model(str(tmp_path / "quantized"))
 
 
