@@ -20,7 +20,7 @@ from torch_armllm.cli.main import main
 # Steps that take their time, in a process of its own.
 SLOW = """
 import sys, time
-from torch_armllm.engine.runner import PlanRunner
+from torch_armllm.engine.execution.plan_runner import PlanRunner
 compute = PlanRunner.compute
 def slow(self, step, best=False):
     time.sleep(float(sys.argv[1]))
