@@ -31,15 +31,17 @@ _LANGUAGES = {
 }
 
 
-def on_config(config: Any) -> Any:
-    """Copy the package's Python files as they are installed: `ops` and `passes` inside it."""
+def on_startup(command: str, dirty: bool) -> None:
+    """Copy the package's Python files as they are installed: `ops` and `passes` inside it.
+
+    This comes before plugins read their configuration: mkdocstrings drops search paths that do not exist yet.
+    """
     shutil.rmtree(PACKAGE.parent, ignore_errors=True)
     for source, target in (("torch_armllm", ""), ("ops", "ops"), ("passes", "passes")):
         for path in (ROOT / source).rglob("*.py"):
             copy = PACKAGE / target / path.relative_to(ROOT / source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
