@@ -96,11 +96,7 @@ lint: $(READY)
 	$(BIN)/ruff check $(wildcard $(PYTHONS))
 	$(BIN)/ruff format --check $(wildcard $(PYTHONS))
 	$(BIN)/clang-format --dry-run --Werror $(CODE)
-	rm -rf build/layers
-	mkdir -p build/layers
-	cp -r torch_armllm build/layers/
-	cp -r ops passes build/layers/torch_armllm/
-	cd build/layers && $(abspath $(BIN))/lint-imports --config ../../pyproject.toml --no-cache
+	$(PY) .ci/lint/layers.py
 	$(PY) .ci/lint/imports.py
 	$(PY) .ci/lint/prose.py
 
