@@ -98,6 +98,7 @@ lint: $(READY)
 	$(BIN)/clang-format --dry-run --Werror $(CODE)
 	$(PY) .ci/lint/layers.py
 	$(PY) .ci/lint/imports.py
+	$(PY) .ci/lint/includes.py
 	$(PY) .ci/lint/prose.py
 
 format: $(READY)

@@ -1,4 +1,4 @@
-"""The project's own lint: layers, circles, imports inside functions, docstring openers, line lengths."""
+"""The project's own lint: order of imports and of C++ includes, docstring openers, line lengths."""
 
 from __future__ import annotations
 
@@ -55,8 +55,34 @@ def test_a_circle_within_a_layer_is_reported(checkout: Path, capsys: pytest.Capt
     assert "circle of 2: torch_armllm.quant.layers, torch_armllm.quant.recipe" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("header", "include", "complaint"),
+    [
+        ("moe/moe.h", "linear/linear.h", None),
+        ("moe/moe.h", "group.h", None),
+        (
+            "moe/moe.h",
+            "attention/attention.h",
+            "ops/moe/moe.h includes attention/attention.h: attention is not",
+        ),
+        ("linear/linear.h", "moe/moe.h", "ops/linear/linear.h includes moe/moe.h: moe is not below linear"),
+        ("moe/group.h", "moe/group.h", "circle: moe/group.h -> moe/group.h"),
+        ("quilt/a.h", "a.h", "the folder 'quilt' has no row"),
+    ],
+)
+def test_includes_against_the_order_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, include: str, complaint: str | None
+) -> None:
+    for name in ("moe/moe.h", "moe/group.h", "linear/linear.h", "attention/attention.h", header):
+        (tmp_path / "ops" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ops" / name).write_text(f'#include "{include}"\n' if name == header else "")
+    assert script("includes").main([str(tmp_path)]) == (complaint is not None)
+    assert (complaint or "1 includes: 0 against the order") in capsys.readouterr().out
+
+
 def test_this_checkout_keeps_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert script("imports").main([]) == 0, capsys.readouterr().out
+    assert script("includes").main([]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
