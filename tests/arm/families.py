@@ -14,10 +14,10 @@ FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "deepseek_v2"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unquantized_steps_are_the_models_own(family: str) -> None:
+def test_unquantized_steps_equal_the_models(family: str) -> None:
     check_unquantized(family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_quantized_steps_are_those_of_the_emulation(family: str) -> None:
+def test_quantized_steps_match_the_emulation(family: str) -> None:
     assert check_quantized(family).captured

@@ -18,7 +18,7 @@ PARAMS = [
 ]
 
 
-def test_two_requests_give_what_each_gives_alone() -> None:
+def test_two_requests_equal_single_runs() -> None:
     model = tiny("mixtral", torch.bfloat16)
     report = patch(model, progress=False)
     assert report.captured

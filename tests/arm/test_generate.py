@@ -27,7 +27,7 @@ def logits(model: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unquantized_model_gives_what_it_gave(family: str) -> None:
+def test_unquantized_generation_equals_the_original(family: str) -> None:
     ids = token_ids(1, 19)
     model = tiny(family)
     expected = logits(model, ids), model.generate(ids, max_new_tokens=8, do_sample=False)
@@ -50,7 +50,7 @@ def test_int4_model_agrees_with_plain_pytorch(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_int4_generation_repeats_its_bits(family: str) -> None:
+def test_int4_generation_is_deterministic(family: str) -> None:
     model = tiny(family)
     torch_armllm.patch(model, progress=False)
     ids = token_ids(2, 11)

@@ -63,6 +63,6 @@ def test_env_names_the_right_variants() -> None:
             assert kernels[family]["variant"] in ("dotprod", "neon", "scalar")
 
 
-def test_unknown_variant_is_refused() -> None:
+def test_unknown_variant_is_rejected() -> None:
     with pytest.raises(RuntimeError, match="unknown kernel variant 'abacus'; there are: .*scalar"):
         variants.select("abacus")

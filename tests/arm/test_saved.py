@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", saved.FAMILIES)
-def test_a_saved_model_gives_the_same_bits_on_every_processor(folder: Path, family: str) -> None:
+def test_saved_model_is_bit_identical_on_every_processor(folder: Path, family: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / family)
     assert model.hf_quantizer.report.captured
     found, expected = saved.answers(model), saved.expected(folder, family)

@@ -70,14 +70,14 @@ def llvm(*names: str) -> pytest.MarkDecorator:
     return needs(*(f"{name}-19" for name in names))
 
 
-def test_blocks_add_up() -> None:
+def test_overlapping_blocks_are_summed() -> None:
     counts = parse_blocks(BLOCKS.splitlines())
     assert counts.executions == {0x400000: 1, 0x400004: 100, 0x400008: 100}
     assert counts.opcodes == {0x400000: NOP, 0x400004: SUBS, 0x400008: B_NE}
     assert counts.total == 201
 
 
-def test_other_lines_are_refused() -> None:
+def test_unknown_lines_raise() -> None:
     with pytest.raises(ValueError, match="not a line of tbcount"):
         parse_blocks(["X 400000 1 d503201f"])
 
@@ -104,11 +104,11 @@ def test_log_counts_between_the_marks() -> None:
         ("add\tv0.4s, v1.4s, v2.4s", "vector"),
     ],
 )
-def test_kinds(text: str, expected: str) -> None:
+def test_instruction_kinds(text: str, expected: str) -> None:
     assert kind(text) == expected
 
 
-def test_branches() -> None:
+def test_branch_targets() -> None:
     assert branch_target("b.ne\t#-4", 100) == 96
     assert branch_target("tbz\tw0, #3, #8", 100) == 108
     assert branch_target("bl\t#-4", 100) is None
@@ -134,19 +134,19 @@ def only_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     tool.cache_clear()
 
 
-def test_tools_without_models_of_all_cores_are_refused(only_these: Path) -> None:
+def test_tools_without_models_of_all_cores_raise(only_these: Path) -> None:
     fake_tool(only_these, "llvm-mca", "14.0.6")
     with pytest.raises(RuntimeError, match="LLVM 17 or later .*llvm-mca is version 14.*setup.sh"):
         tool("llvm-mca")
 
 
-def test_a_newer_tool_is_preferred_to_an_older_one_of_the_plain_name(only_these: Path) -> None:
+def test_newer_tool_is_preferred_to_an_older_unversioned_tool(only_these: Path) -> None:
     fake_tool(only_these, "llvm-mca", "14.0.6")
     fake_tool(only_these, "llvm-mca-17", "17.0.6")
     assert tool("llvm-mca") == "llvm-mca-17"
 
 
-def test_a_missing_tool_names_the_remedy(only_these: Path) -> None:
+def test_missing_tool_raises_with_the_remedy(only_these: Path) -> None:
     with pytest.raises(RuntimeError, match=r"no llvm-mc of LLVM 17 or later; run bench/arm/setup.sh"):
         tool("llvm-mc")
 
@@ -160,7 +160,7 @@ def test_disassembly_of_known_and_unknown_opcodes() -> None:
 
 
 @llvm("llvm-mc", "llvm-mca")
-def test_a_loop_costs_its_dependency(tmp_path: Path) -> None:
+def test_loop_cycles_equal_its_dependency_chain(tmp_path: Path) -> None:
     counts = Counts()
     counts.add(0x400000, 1, [NOP])
     counts.add(0x400004, 1000, [SUBS, B_NE])
@@ -177,7 +177,7 @@ def test_a_loop_costs_its_dependency(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_plugin", [True, False], ids=["plugin", "log"])
 @needs("qemu-aarch64", "aarch64-linux-gnu-gcc", "cc")
 @llvm("llvm-mc", "llvm-mca")
-def test_a_real_count(tmp_path: Path, by_plugin: bool) -> None:
+def test_real_program_is_counted(tmp_path: Path, by_plugin: bool) -> None:
     source, program, plugin = tmp_path / "p.s", tmp_path / "p", tmp_path / "tbcount.so"
     source.write_text(PROGRAM)
     subprocess.run(["aarch64-linux-gnu-gcc", "-nostdlib", "-static", "-o", program, source], check=True)

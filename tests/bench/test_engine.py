@@ -14,7 +14,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_requests_that_come_and_go_leave_nothing(swap: bool) -> None:
+def test_finished_and_aborted_requests_free_all_blocks(swap: bool) -> None:
     engine = build("tiny", 8, swap)
     churn = Churn(engine, engine.sampler.vocab_size, seed=1)
     churn.run(80, at_once=24)
@@ -45,7 +45,7 @@ def test_phases_are_those_of_full_decode_steps() -> None:
     assert phases(events, 2) == {"step": [10.0], **expected}
 
 
-def test_every_other_step_is_begun_anew_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebinding_every_other_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
     expected = answer_ids(engine(), prompts, params)
@@ -55,7 +55,7 @@ def test_every_other_step_is_begun_anew_and_gives_the_same(monkeypatch: pytest.M
     assert len(again) == len(anew) + 1 == 5  # the first two steps prefill the prompt and fuse the head
 
 
-def test_every_fifth_step_is_timed_within_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_every_fifth_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
     expected = answer_ids(engine(), prompts, params)
@@ -67,7 +67,7 @@ def test_every_fifth_step_is_timed_within_and_gives_the_same(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_decode_steps_are_timed_and_leave_nothing(batch: int) -> None:
+def test_decode_step_timing_frees_all_blocks(batch: int) -> None:
     made = engine(max_model_len=161)
     assert 0 < step_seconds(made, batch) < 60
     assert not made.has_unfinished_requests() and held(made)["blocks"] == 0

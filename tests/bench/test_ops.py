@@ -11,12 +11,12 @@ import torch
 from bench.ops import limits, timing
 
 
-def test_sides_run_in_turn_and_give_medians() -> None:
+def test_alternating_timing_returns_medians() -> None:
     seconds = timing.in_turn({"quick": lambda: None, "slow": lambda: time.sleep(0.002)}, rounds=3)
     assert seconds["quick"] < 0.001 < seconds["slow"] < 0.1
 
 
-def test_cold_copies_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cold_copies_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "COLD_BYTES", 3000)
     source = timing.cold(lambda: object(), 1000)
     first = [source() for _ in range(3)]
@@ -24,7 +24,7 @@ def test_cold_copies_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source() is first[0]
 
 
-def test_huge_pages_hold_the_same_values() -> None:
+def test_huge_page_copy_is_equal_and_aligned() -> None:
     tensor = torch.randn(300, 7).bfloat16()
     copy = timing.on_huge_pages(tensor)
     assert torch.equal(copy, tensor)

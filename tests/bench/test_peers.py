@@ -26,7 +26,7 @@ MEASURED = {
 }
 
 
-def test_work_has_names() -> None:
+def test_workload_names_round_trip() -> None:
     for each in ALL:
         assert Work.named(each.name) == each
     assert Work.named("decode-1@4096") == Work("decode", 1, context=4096)
@@ -45,25 +45,25 @@ def test_records_hold_every_round_and_compare_medians() -> None:
     assert found["decode-8", "vllm"]["ratio_to_ours"] is None
 
 
-def test_best_way_is_of_those_measured_most() -> None:
+def test_best_configuration_has_the_most_rounds() -> None:
     assert results.best({"a": rounds(1, 9), "b": rounds(4)}) == "a"
     assert results.best({"a": rounds(3), "b": rounds(4)}) == "b"
 
 
-def test_table_says_how_many_times_a_peer_ours_is() -> None:
+def test_table_contains_ratios_to_peers() -> None:
     lines = results.shown(results.records(MEASURED)).splitlines()
     assert lines[0].split("|")[3].strip() == "ours, tok/s"
     cells = [cell.strip() for cell in lines[2].split("|")[1:-1]]
     assert cells == ["Llama-3.2-1B", "decode-1", "80.0", "40.0", "", "2", ""]
 
 
-def test_waits_are_of_chats_alone() -> None:
+def test_latency_table_contains_chats_only() -> None:
     assert results.waits(results.records(MEASURED)) == ""
     chat = {("1b", "chats-8", "ours"): {"INT4": [{"ttft_ms": 30.0, "tpot_ms": 4.0, "tok_s": 100.0}]}}
     assert "30.0" in results.waits(results.records(chat))
 
 
-def test_what_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engine_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.missing("ours", sys.executable) is None
     monkeypatch.setitem(process.NEEDED, "vllm", ("no_such_module", "PYTHON -m pip install it"))
     found = process.missing("vllm", sys.executable)
@@ -71,7 +71,7 @@ def test_what_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch)
     assert f"{sys.executable} -m pip install it" in found
 
 
-def test_engines_that_are_missing_are_left_out(
+def test_missing_engines_are_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -82,7 +82,7 @@ def test_engines_that_are_missing_are_left_out(
     assert "llama is left out" in capsys.readouterr().err
 
 
-def test_an_engine_that_has_ended_is_told_of(tmp_path: Path) -> None:
+def test_ended_engine_process_raises(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho '{\"ready\": true}'\n")
     python.chmod(0o755)
@@ -93,7 +93,7 @@ def test_an_engine_that_has_ended_is_told_of(tmp_path: Path) -> None:
         engine.ask({"ways": "decode-1"})
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_models_raise() -> None:
     with pytest.raises(ValueError, match="--models: there is no '7b'"):
         peers.parsed(["--models", "7b"])
 
@@ -126,7 +126,7 @@ class Clockwork:
         self.running.pop(name, None)
 
 
-def test_rates_are_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Clockwork(monkeypatch)
     assert prefill(engine, 100, 0.05)["tok_s"] == pytest.approx(10_000)
     assert len({tuple(prompt) for prompt in engine.prompts}) == len(engine.prompts) > 3
@@ -134,7 +134,7 @@ def test_rates_are_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None
     assert not engine.running
 
 
-def test_chats_go_on_with_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chats_continue_with_their_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Clockwork(monkeypatch)
     found = chats(engine, 2)
     assert found["ttft_ms"] == pytest.approx(10)
@@ -145,7 +145,7 @@ def test_chats_go_on_with_their_answers(monkeypatch: pytest.MonkeyPatch) -> None
     assert second[len(first)] == 7
 
 
-def test_our_engine_does_all_kinds_of_work(tmp_path: Path) -> None:
+def test_own_engine_runs_every_workload(tmp_path: Path) -> None:
     from bench.peers.engine_ours import load
     from bench.peers.shapes import SHAPES
 

@@ -16,7 +16,7 @@ from tests.support.models import tiny, token_ids
 from torch_armllm.checkpoint.load import load_model
 
 
-def test_zeros_that_are_appended_change_nothing() -> None:
+def test_zero_padding_does_not_change_logits() -> None:
     model, ids = tiny("llama"), token_ids(2, 24)
     model.tie_weights()
     wide = padded(model)
@@ -26,7 +26,7 @@ def test_zeros_that_are_appended_change_nothing() -> None:
         torch.testing.assert_close(wide(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_float_gguf_file_reads_back_as_the_model(tmp_path: Path) -> None:
+def test_float_gguf_file_round_trips(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="needs the extra gguf")
     model = tiny("llama", tie_word_embeddings=True)
     write_float(tmp_path / "model.gguf", model)
@@ -41,7 +41,7 @@ def test_rotary_pairs_become_halves() -> None:
     assert _halves(rows, 2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_divergence_is_what_its_name_says() -> None:
+def test_divergence_perplexity_and_agreement() -> None:
     tokens = torch.tensor([0, 1, 1])
     wanted = torch.tensor([[0.0, 0.0]]).expand(3, 2)
     found = Divergence()

@@ -15,7 +15,7 @@ from torch_armllm.quant.recipe import Recipe
 
 
 @pytest.mark.parametrize("method", ["mse", "gptq"])
-def test_what_quantizing_a_folder_takes(method: str, tmp_path: Path) -> None:
+def test_time_and_memory_of_quantizing_a_folder_are_measured(method: str, tmp_path: Path) -> None:
     model = tiny("llama")
     model.save_pretrained(tmp_path / "float")
     texts = random_texts(4, model.config.vocab_size, 24) if method == "gptq" else None
@@ -35,14 +35,14 @@ def test_random_texts_are_the_same_each_time() -> None:
     assert torch.equal(texts, random_texts(3, 50, 8))
 
 
-def test_rounding_by_groups_follows_their_peaks() -> None:
+def test_group_rounding_uses_the_peak_of_each_group() -> None:
     x = torch.cat([torch.full((1, 64), 0.3), torch.full((1, 64), 127.0)], dim=1)
     assert torch.equal(activations.rounded(x)[:, :64], torch.zeros(1, 64))
     torch.testing.assert_close(activations.rounded(x, 64), x)
     assert torch.equal(activations.rounded(x, 100), activations.rounded(x))  # no whole groups
 
 
-def test_the_cost_of_a_layer() -> None:
+def test_layer_cost_is_measured() -> None:
     x = torch.zeros(2, 128)
     x[0, 0], x[1] = 8.0, 1.0
     found = activations.cost(x, torch.eye(128))

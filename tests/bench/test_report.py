@@ -9,7 +9,7 @@ from bench.report import DOCUMENT, rendered
 from bench.targets import MODELLED, TIMED
 
 
-def test_a_target_takes_the_worst_of_what_matches() -> None:
+def test_target_selects_matching_records() -> None:
     target = MODELLED[0]
     records = [
         record("int4_linear", "M=128 N=K=2048", "g32i", "i8mm", "neoverse-v2", 32, mac_per_cycle=110.0),
@@ -21,7 +21,7 @@ def test_a_target_takes_the_worst_of_what_matches() -> None:
     assert target.row([])[3] == "not measured"
 
 
-def test_a_ratio_is_to_the_peer_named() -> None:
+def test_ratio_uses_the_named_peer() -> None:
     target = TIMED[0]
     shape = ("int4_linear", "M=512 N=K=2048", "g32i", "avx512", "EPYC", 32)
     records = [
@@ -32,7 +32,7 @@ def test_a_ratio_is_to_the_peer_named() -> None:
     assert target.row(records)[4] == "no"
 
 
-def test_tables_are_replaced_and_others_stay() -> None:
+def test_tables_with_records_are_replaced() -> None:
     text = "".join(
         f"<!-- table: {name} -->\nbefore\n<!-- end -->\n" for name in ("arm-targets", "silicon-limits")
     )
@@ -43,6 +43,6 @@ def test_tables_are_replaced_and_others_stay() -> None:
         rendered("<!-- table: other -->\n<!-- end -->", [], [])
 
 
-def test_the_document_has_only_tables_that_exist() -> None:
+def test_document_contains_only_known_tables() -> None:
     assert rendered(DOCUMENT.read_text(), None, None) == DOCUMENT.read_text()
     rendered(DOCUMENT.read_text(), [], [])

@@ -29,7 +29,7 @@ def figures(rate: float = 50.0) -> Figures:
     return Figures(made)
 
 
-def test_rates_lie_between_the_counted_ones() -> None:
+def test_rates_are_interpolated() -> None:
     found = figures()
     assert found.product("V2", "i8mm", 0.5) == 50
     assert found.product("V2", "i8mm", 16) == 200
@@ -39,7 +39,7 @@ def test_rates_lie_between_the_counted_ones() -> None:
         found.product("N1", "dotprod", 1)
 
 
-def test_a_step_is_bound_by_bytes_or_by_cycles() -> None:
+def test_step_is_bound_by_bytes_or_by_cycles() -> None:
     model = Model("one", ((1, (Product(1 << 20, 4096),)),), Product(16, 32, int8=True))
     read = predict(model, MACHINE, Work(1, 0, 1), figures())
     assert read.memory_s == pytest.approx(model.weight_bytes() / (SHARE * 100e9), rel=1e-3)
@@ -59,7 +59,7 @@ def test_experts_that_are_read_grow_with_the_tokens() -> None:
     assert 2 < experts.touched(2) < 4
 
 
-def test_windows_bound_what_attention_reads() -> None:
+def test_sliding_window_limits_attention_reads() -> None:
     head = Product(16, 32, int8=True)
     whole = Model("whole", ((1, (Attention(8, 8, 64, 64),)),), head)
     window = Model("window", ((1, (Attention(8, 8, 64, 64, window=128),)),), head)
@@ -70,7 +70,7 @@ def test_windows_bound_what_attention_reads() -> None:
     assert 90 < ratio < 100
 
 
-def test_models_have_the_sizes_that_their_names_say() -> None:
+def test_models_have_their_published_sizes() -> None:
     sizes = {"Llama": 8.0e9, "Qwen3": 30.5e9, "gpt-oss": 20.9e9, "DeepSeek": 15.7e9, "Qwen2.5": 1.54e9}
     for name, parameters in sizes.items():
         weights = 0.0
@@ -86,7 +86,7 @@ def test_models_have_the_sizes_that_their_names_say() -> None:
         model_named("Mistral")
 
 
-def test_the_documents_tables_serve_every_model_and_machine() -> None:
+def test_document_tables_cover_every_model_and_machine() -> None:
     from bench.roofline.machines import MACHINES
     from bench.roofline.models import MODELS
 
@@ -99,7 +99,7 @@ def test_the_documents_tables_serve_every_model_and_machine() -> None:
     assert rates(found) in document and beside_published(shown) in document  # as `python -m bench.roofline`
 
 
-def test_cells_that_are_empty_are_no_records() -> None:
+def test_empty_cells_are_skipped() -> None:
     text = (
         "<!-- table: arm-products -->\n| op | shape | type | variant | instructions/MAC | V2 | N1 |\n"
         "|---|---|---|---|---|---|---|\n"

@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_report, "READ_BYTES", 1 << 20)
 
 
-def test_every_work_gets_a_figure(tmp_path: Path, small: None) -> None:
+def test_every_workload_is_measured(tmp_path: Path, small: None) -> None:
     works = Works(prompts=(5, 20), batches=(1, 3), context=8, steps=4, rounds=1)
     found = list(measure_shape("llama-3.2-1b", tmp_path / "one", works, layers=1))
     assert [r.work for r in found] == ["prompt 5", "prompt 20", "decode, 1", "decode, 3"]
@@ -36,7 +36,7 @@ def test_every_work_gets_a_figure(tmp_path: Path, small: None) -> None:
     assert [r.weight_gb_s is None for r in found] == [True, True, False, False]
 
 
-def test_a_model_that_does_not_fit_is_refused(
+def test_model_larger_than_memory_raises(
     tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_report, "free_memory", lambda: 1000)
@@ -44,7 +44,7 @@ def test_a_model_that_does_not_fit_is_refused(
         next(measure_shape("llama-3.2-1b", tmp_path, Works()))
 
 
-def test_the_command_writes_the_machine_and_the_figures(
+def test_command_writes_the_machine_and_results(
     tmp_path: Path, small: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.json"
@@ -67,7 +67,7 @@ def test_the_command_writes_the_machine_and_the_figures(
     assert found["read_gb_s"] > 0 and "features" in found["machine"] and found["left_out"] == {}
 
 
-def test_names_and_numbers_are_checked_before_anything_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_fail_before_a_model_is_built(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "report", "--shapes", "gpt-5"]) == 2
     assert "gpt-5" in capsys.readouterr().err
     assert main(["bench", "report", "--rounds", "0"]) == 2

@@ -32,7 +32,7 @@ def logits(model: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_dense_model_loads_packed_and_computes(tmp_path: Path, tied: bool) -> None:
+def test_dense_model_loads_packed_and_computes(tmp_path: Path, tied: bool) -> None:
     save_random_model(LlamaConfig(**SIZES, tie_word_embeddings=tied), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     linears = [m for m in model.modules() if isinstance(m, (nn.Linear, QuantLinear))]
@@ -53,7 +53,7 @@ def test_tokens_spread_over_the_experts(tmp_path: Path) -> None:
     assert bool(logits(model).isfinite().all())
 
 
-def test_a_folder_that_is_whole_is_kept_and_another_shape_replaces_it(tmp_path: Path) -> None:
+def test_complete_folder_is_reused_and_replaced_for_another_shape(tmp_path: Path) -> None:
     def config(layers: int) -> PreTrainedConfig:
         return LlamaConfig(**{**SIZES, "num_hidden_layers": layers})
 
@@ -65,6 +65,6 @@ def test_a_folder_that_is_whole_is_kept_and_another_shape_replaces_it(tmp_path: 
     assert (tmp_path / "model-00001.safetensors").stat().st_mtime_ns != written
 
 
-def test_schemes_without_a_generator_are_refused(tmp_path: Path) -> None:
+def test_schemes_without_a_generator_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="g32z"):
         save_random_model(LlamaConfig(**SIZES), tmp_path, scheme="g32z")

@@ -72,7 +72,7 @@ def test_times_of_one_request(peer: StandIn, endpoint: Any) -> None:
     assert record.tpot == pytest.approx((record.latency - record.ttft) / 3)
 
 
-def test_what_is_asked(peer: StandIn) -> None:
+def test_request_body_and_headers(peer: StandIn) -> None:
     ask(peer, "hello", 2, ignore_eos=True, api_key="secret")
     assert peer.keys[-1] == "Bearer secret"
     assert peer.bodies[-1] == {
@@ -89,7 +89,7 @@ def test_what_is_asked(peer: StandIn) -> None:
     assert peer.keys[-1] == ""
 
 
-def test_pieces_are_counted_where_the_server_counts_nothing(peer: StandIn) -> None:
+def test_chunks_are_counted_without_server_usage(peer: StandIn) -> None:
     record = ask(peer, "uncounted")
     assert (record.prompt_tokens, record.output_tokens, record.error) == (None, 3, None)
 
@@ -104,13 +104,13 @@ def test_pieces_are_counted_where_the_server_counts_nothing(peer: StandIn) -> No
         ("odd", "another shape"),
     ],
 )
-def test_failures_are_told(peer: StandIn, prompt: str, message: str) -> None:
+def test_failures_are_recorded(peer: StandIn, prompt: str, message: str) -> None:
     record = ask(peer, prompt)
     assert record.error is not None
     assert re.search(message, record.error)
 
 
-def test_nobody_listens() -> None:
+def test_connection_error_is_recorded() -> None:
     record = ask(StandInAt("http://127.0.0.1:9"), "hello")
     assert record.error
 
@@ -135,7 +135,7 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 @pytest.mark.parametrize(("most", "peak"), [(None, 6), (2, 2)])
-def test_no_more_run_at_once_than_may(most: int | None, peak: int) -> None:
+def test_concurrency_is_limited(most: int | None, peak: int) -> None:
     async def answer(question: Question) -> Record:
         await asyncio.sleep(0.05)
         return Record(0.0, output_tokens=question.output_len)
@@ -149,7 +149,7 @@ def test_no_more_run_at_once_than_may(most: int | None, peak: int) -> None:
     assert run.seconds >= 0.05 * 6 / peak - 0.01
 
 
-def test_figures_of_known_records() -> None:
+def test_metrics_of_known_records() -> None:
     records = [
         Record(10.0, [10.1, 10.2, 10.4], 10.5, prompt_tokens=5, output_tokens=5),
         Record(10.0, [10.3], 10.3, prompt_tokens=2, output_tokens=1),
@@ -174,7 +174,7 @@ def test_figures_of_known_records() -> None:
     assert (nothing.completed, nothing.ttft, nothing.to_dict()["request_rate"]) == (0, Spread.of([]), "inf")
 
 
-def test_percentiles_are_numpys() -> None:
+def test_percentiles_equal_numpy() -> None:
     numpy = pytest.importorskip("numpy")
     values = sorted(random.Random(0).random() for _ in range(37))
     for percent in (0, 1, 25, 50, 75, 99, 100):
@@ -182,7 +182,7 @@ def test_percentiles_are_numpys() -> None:
     assert percentile([3.0], 99) == 3.0
 
 
-def test_the_table_is_laid_out_as_vllms() -> None:
+def test_table_has_the_layout_of_vllm() -> None:
     records = [Record(0.0, [0.1, 0.2], 0.2, prompt_tokens=5, output_tokens=2)]
     lines = table(summarize(Run(records, 2.0, peak=1), 1.5, 8)).splitlines()
     assert lines[:13] == [
@@ -217,7 +217,7 @@ def test_the_table_is_laid_out_as_vllms() -> None:
     assert lines[-1] == "=" * 50
 
 
-def test_random_questions_have_their_length() -> None:
+def test_random_prompts_have_the_requested_length() -> None:
     questions = RandomQuestions(12, 5)
     drawn = questions.draw(3, "0")
     assert drawn == questions.draw(3, "0") != questions.draw(3, "1")
@@ -225,7 +225,7 @@ def test_random_questions_have_their_length() -> None:
     assert all(len(str(q.prompt).split()) == 12 and q.output_len == 5 for q in drawn)
 
 
-def test_a_tokenizer_makes_questions_exactly_as_long(tmp_path: Path) -> None:
+def test_random_prompts_have_exact_token_counts(tmp_path: Path) -> None:
     from tests.support.tiny_server import tokenizer
 
     tokenizer().save_pretrained(tmp_path)
@@ -233,7 +233,7 @@ def test_a_tokenizer_makes_questions_exactly_as_long(tmp_path: Path) -> None:
     assert len(str(question.prompt)) == 9  # that tokenizer's tokens are bytes
 
 
-def test_recorded_questions(tmp_path: Path) -> None:
+def test_recorded_prompts(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n')
     asked = [{"role": "user", "content": "two"}]
@@ -268,7 +268,7 @@ def test_several_rates_in_one_run(
     assert "TTFT" in (tmp_path / "a.svg").read_text() or (tmp_path / "a.svg").stat().st_size > 5000
 
 
-def test_failures_are_counted_and_shown(
+def test_failures_are_counted_and_printed(
     peer: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "a.jsonl"
@@ -291,14 +291,14 @@ def test_failures_are_counted_and_shown(
         (["--base-url", "http://127.0.0.1:9", "--model", "a"], "does not answer"),
     ],
 )
-def test_what_cannot_be_measured(
+def test_invalid_options_fail(
     peer: StandIn, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(peer, *options) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_plot_without_matplotlib_fails_before_anything_is_asked(
+def test_plot_without_matplotlib_fails_before_any_request(
     peer: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

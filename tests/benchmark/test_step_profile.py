@@ -10,7 +10,7 @@ from tests.support.models import tiny
 from torch_armllm.benchmark.step_profile import Part, parts, profile, table
 
 
-def test_like_instructions_are_added_up() -> None:
+def test_times_of_equal_instructions_are_summed() -> None:
     rounds = torch.tensor(
         [
             [[1000, 1500, 0], [4000, 8000, 100], [3000, 3000, 200], [500, 0, 0], [600, 0, 0]],

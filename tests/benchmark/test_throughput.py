@@ -91,7 +91,7 @@ def test_bench_throughput(checkpoint: Path, capsys: pytest.CaptureFixture[str]) 
         (["--temperature", "-1"], "temperature"),
     ],
 )
-def test_mistakes_of_bench_throughput(
+def test_invalid_options_of_bench_throughput(
     llm: LLM, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "throughput", "--model", "none", *arguments]) == 2

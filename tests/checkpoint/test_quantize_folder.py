@@ -40,9 +40,7 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ("family", "options"),
     [("llama", {}), ("llama", TIED), ("gpt2", {}), ("mixtral", {}), ("qwen3_moe", TIED), ("gpt_oss", {})],
 )
-def test_the_folder_equals_that_of_save_pretrained(
-    family: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_folder_equals_that_of_save_pretrained(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     recipe = Recipe("g64", overrides={"attention": "int8", "*.1.*.o_proj": None} if family != "gpt2" else {})
     model = tiny(family, **options)
     model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
@@ -63,7 +61,7 @@ def test_the_folder_equals_that_of_save_pretrained(
 
 
 @pytest.mark.usefixtures("in_blocks")
-def test_an_interrupted_run_resumes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_resumes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = quantize_folder(source, tmp_path / "whole", progress=False)
     read: list[str] = []
     load = BlockReader.load
@@ -93,7 +91,7 @@ def test_an_interrupted_run_resumes(source: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("in_blocks")
-def test_a_changed_source_or_recipe_is_refused(
+def test_changed_source_or_recipe_is_rejected(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> None:
@@ -119,7 +117,7 @@ def test_a_changed_source_or_recipe_is_refused(
         quantize_folder(source, tmp_path / "out", restart=True, progress=False)
 
 
-def test_unsuitable_sources_are_refused(source: Path, tmp_path: Path) -> None:
+def test_unsuitable_sources_are_rejected(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     state = load_file(source / "model.safetensors")
 
@@ -150,7 +148,7 @@ def test_unsuitable_sources_are_refused(source: Path, tmp_path: Path) -> None:
         quantize_folder(source, out, progress=False)
 
 
-def test_the_quantize_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantize_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     arguments = ["quantize", str(source), out, "--override", "attention=g64", "--head", "none"]
     assert main.main([*arguments, "--override", "*.1.mlp.*=none", "--ignore", "*.0.mlp.up_proj"]) == 0

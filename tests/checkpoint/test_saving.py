@@ -86,7 +86,7 @@ def test_loading_quantizes_as_patch_does_and_saving_keeps_every_bit(family: str,
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_head_that_is_tied_to_the_embedding(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_head_that_is_tied_to_the_embedding(dtype: torch.dtype, tmp_path: Path) -> None:
     tiny("llama", dtype, tie_word_embeddings=True).save_pretrained(tmp_path / "float")
     model = load(tmp_path / "float", quantization_config=ArmInt4Config())
     shared = dtype == torch.bfloat16
@@ -167,7 +167,7 @@ class Hub:
         return "committed"
 
 
-def test_a_model_pushed_to_the_hub_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_pushed_to_the_hub_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("mixtral")
     torch_armllm.patch(model, progress=False)
     hub = Hub(tmp_path / "hub")
@@ -219,7 +219,7 @@ def test_importing_the_package_is_light_and_registers_in_any_order(saved: Path) 
         ({"modules": {"lm_head": {"scheme": "g31"}}}, "unknown quantization scheme 'g31'"),
     ],
 )
-def test_a_wrong_configuration_is_refused(options: dict[str, Any], message: str, saved: Path) -> None:
+def test_wrong_configuration_is_rejected(options: dict[str, Any], message: str, saved: Path) -> None:
     with pytest.raises(ValueError, match=message):
         ArmInt4Config(**options)
     config = json.loads((saved / "config.json").read_text())
@@ -229,7 +229,7 @@ def test_a_wrong_configuration_is_refused(options: dict[str, Any], message: str,
         load(saved)
 
 
-def test_a_configuration_of_another_model_is_refused(saved: Path) -> None:
+def test_configuration_of_another_model_is_rejected(saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())
     for modules, message in (
         ({"model.layers.7.mlp.up_proj": {"scheme": "g32i"}}, "does not have: config.json belongs to another"),
@@ -277,7 +277,7 @@ def test_damaged_files_are_named(packed: bool, saved: Path, tmp_path: Path) -> N
     assert logits(load(folder, **options)).isfinite().all()
 
 
-def test_other_devices_are_refused(saved: Path) -> None:
+def test_other_devices_are_rejected(saved: Path) -> None:
     with pytest.raises(ValueError, match="runs on the CPU; device_map asks for cuda:0"):
         load(saved, device_map={"": "cuda:0"})
     assert torch_armllm.is_patched(load(saved, device_map="auto"))

@@ -47,7 +47,7 @@ def test_streamed_calibration_equals_calibration_in_memory(
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_an_interrupted_calibration_resumes(
+def test_interrupted_calibration_resumes(
     method: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, recipe = tmp_path / "out", Recipe(method=method)
@@ -75,7 +75,7 @@ def test_an_interrupted_calibration_resumes(
     assert all(torch.equal(whole[name], found[name]) for name in whole)
 
 
-def test_a_model_that_cannot_be_calibrated_layer_by_layer_is_refused(
+def test_model_that_cannot_be_calibrated_layer_by_layer_is_rejected(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="needs calibration texts"):
@@ -106,7 +106,7 @@ def _writing(inner: Any) -> Any:
     return forward
 
 
-def test_the_command_calibrates_with_generated_tokens(
+def test_command_calibrates_with_generated_tokens(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibration_text, "SEQUENCES", 3)

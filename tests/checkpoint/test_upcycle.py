@@ -33,6 +33,6 @@ def test_experts_differ_and_the_rest_is_shared() -> None:
     assert torch.equal(moe(ids).logits, again(ids).logits)
 
 
-def test_models_other_than_llama_without_biases_are_refused() -> None:
+def test_models_other_than_llama_without_biases_are_rejected() -> None:
     with pytest.raises(ValueError, match="'qwen3'"):
         upcycle(tiny("qwen3"))

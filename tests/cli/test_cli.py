@@ -136,7 +136,7 @@ def test_env_describes_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert variants.machine().families["linear"].why in linear
 
 
-def test_every_kernel_family_gives_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kernel_family_has_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with variants.use("scalar"):
         families = variants.machine().families
     for choice in families.values():
@@ -187,7 +187,7 @@ def test_warnings_name_two_openmp_runtimes() -> None:
     assert "OMP_NUM_THREADS=2" in " ".join(diagnostics.warnings(found))
 
 
-def test_step_bytes_count_what_a_step_reads() -> None:
+def test_step_bytes_equal_the_bytes_read_per_step() -> None:
     model = tiny("llama")
     embeddings = model.get_input_embeddings().weight
     assert step_bytes(model, 1) == weight_bytes(model) - embeddings.nbytes

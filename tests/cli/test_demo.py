@@ -36,7 +36,7 @@ def test_columns_print_the_rest_of_a_longer_left_side(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.model
-def test_the_bundled_model_uses_its_chat_template(smollm2_dir: Path) -> None:
+def test_bundled_model_uses_its_chat_template(smollm2_dir: Path) -> None:
     tokenizer = load.load_tokenizer("smollm2")
     message = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
@@ -49,7 +49,7 @@ def test_the_bundled_model_uses_its_chat_template(smollm2_dir: Path) -> None:
 
 
 @pytest.mark.model
-def test_the_demo_shows_both_precisions(smollm2_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_shows_both_precisions(smollm2_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "What is the capital of France?"
     assert main(["demo", "--model", "smollm2", "--prompt", prompt, "--max-new-tokens", "12"]) == 0
     out = capsys.readouterr().out

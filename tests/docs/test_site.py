@@ -95,7 +95,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_builds(tmp_path: Path) -> None:
+def test_site_builds(tmp_path: Path) -> None:
     for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(module)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -94,14 +94,14 @@ MIXED = [
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_batched_and_in_chunks(family: str) -> None:
+def test_batching_and_chunking_do_not_change_outputs(family: str) -> None:
     on = engine(family, max_model_len=LONGEST, max_num_seqs=8, max_num_batched_tokens=11)
     assert run(on, MIXED) == [alone(family, one) for one in MIXED]
     assert on.stats.totals.steps > 30 and on.stats.totals.preemptions == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_from_the_prefix_cache(family: str) -> None:
+def test_prefix_cache_does_not_change_outputs(family: str) -> None:
     on = engine(family, max_model_len=LONGEST)
     again = [*MIXED, *MIXED]
     assert run(on, again, every=8) == [alone(family, one) for one in again]
@@ -110,7 +110,7 @@ def test_from_the_prefix_cache(family: str) -> None:
 
 @pytest.mark.parametrize("swap_blocks", [0, 4, 20])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_preempted_and_computed_again_or_swapped(
+def test_preemption_does_not_change_outputs(
     family: str, swap_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on = tight(family, 6, swap_blocks, max_model_len=LONGEST, max_num_seqs=8, enable_prefix_caching=False)
@@ -122,7 +122,7 @@ def test_preempted_and_computed_again_or_swapped(
     assert any(step.swaps_in for step in steps) == (swap_blocks > 0)
 
 
-def test_a_policy_of_ones_own_decides_who_is_served_first() -> None:
+def test_custom_scheduling_policy_sets_the_order() -> None:
     class LastFirst:
         def sort_key(self, request: Request) -> float:
             return -float(request.request_id)
@@ -133,7 +133,7 @@ def test_a_policy_of_ones_own_decides_who_is_served_first() -> None:
     assert [on.step()[0].request_id for _ in range(3)] == ["2", "1", "0"]
 
 
-def test_with_guesses_and_preemption() -> None:
+def test_drafts_and_preemption_do_not_change_outputs() -> None:
     on = tight("llama", 7, 5, max_model_len=LONGEST, speculative_config=NGRAM)
     assert run(on, MIXED) == [alone("llama", one) for one in MIXED]
     assert on.stats.totals.accepted_tokens > 0 and on.stats.totals.preemptions > 0
@@ -162,7 +162,7 @@ requests = st.builds(
     caching=st.booleans(),
     chunked=st.booleans(),
 )
-def test_any_requests(
+def test_random_requests_equal_single_runs(
     asked: list[Asked],
     every: int,
     blocks: int,

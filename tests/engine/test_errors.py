@@ -60,7 +60,7 @@ def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
 @pytest.mark.parametrize(
     "part", ["runner.compute", "_verify", "_append_tokens", "scheduler.complete", "_outputs"]
 )
-def test_others_go_on_as_if_nothing_had_been(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_step_does_not_affect_other_requests(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY]
     on = engine(**SMALL)
     expected = answer_ids(on, PROMPTS, params)
@@ -77,7 +77,7 @@ def test_others_go_on_as_if_nothing_had_been(part: str, monkeypatch: pytest.Monk
     assert answer_ids(on, PROMPTS, params) == expected
 
 
-def test_what_was_to_be_swapped_is_lost_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_step_ends_the_sequences_being_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     on = tight("llama", 6, 20, max_model_len=128, max_num_seqs=4)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     expected = answer_ids(on, PROMPTS, params)
@@ -98,7 +98,7 @@ def test_what_was_to_be_swapped_is_lost_as_well(monkeypatch: pytest.MonkeyPatch)
     assert nothing_is_held(on)
 
 
-def test_a_call_raises_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_works_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(patched("llama"), skip_tokenizer_init=True, **SMALL)
     expected = [o.outputs[0].token_ids for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
     runner = llm.llm_engine.runner
@@ -111,7 +111,7 @@ def test_a_call_raises_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatc
     assert [o.outputs[0].token_ids for o in again] == expected
 
 
-def test_who_waits_hears_of_it_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_engine_continues_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = AsyncLLM(patched("llama"), skip_tokenizer_init=True, disable_log_stats=True, **SMALL)
     runner = llm.llm_engine.runner
 

@@ -25,7 +25,7 @@ def at_rest(on: LLMEngine) -> bool:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_answers_are_those_of_generate(family: str) -> None:
+def test_outputs_equal_generate(family: str) -> None:
     model = patched(family)
     on = engine(family)
     for prompt, (completion,) in zip(prompts(), answer_ids(on, prompts(), GREEDY), strict=True):
@@ -35,14 +35,14 @@ def test_answers_are_those_of_generate(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_answers_are_those_of_every_prompt_alone(family: str) -> None:
+def test_batched_outputs_equal_single_runs(family: str) -> None:
     params = [GREEDY, *(SamplingParams(temperature=0.9, top_p=0.95, seed=s, max_tokens=12) for s in range(4))]
     together = answer_ids(engine(family), prompts(), params)
     alone = [answer_ids(engine(family), [p], q)[0] for p, q in zip(prompts(), params, strict=True)]
     assert together == alone
 
 
-def test_several_answers_share_their_prompt_and_differ() -> None:
+def test_parallel_samples_share_their_prompt_and_differ() -> None:
     on = engine()
     params = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
     (completions,) = answer_ids(on, [prompts()[3]], params)
@@ -53,7 +53,7 @@ def test_several_answers_share_their_prompt_and_differ() -> None:
     assert one[0][0] == completions[0]
 
 
-def test_the_prefix_cache_is_found_and_changes_nothing() -> None:
+def test_prefix_cache_hit_does_not_change_outputs() -> None:
     on = engine()
     first = answer_ids(on, [prompts()[3]], GREEDY)
     submit(on, [prompts()[3]], GREEDY)
@@ -62,7 +62,7 @@ def test_the_prefix_cache_is_found_and_changes_nothing() -> None:
     assert [[a.token_ids for a in output.outputs]] == first
 
 
-def test_logprobs_are_those_of_the_model() -> None:
+def test_logprobs_equal_the_models() -> None:
     model, prompt = patched("llama"), prompts()[1]
     on = engine()
     submit(on, [prompt], SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1))
@@ -87,13 +87,13 @@ def test_logprobs_are_those_of_the_model() -> None:
     assert completion.cumulative_logprob == pytest.approx(total)
 
 
-def test_all_answers_draw_behind_the_last_token_of_a_prompt_whose_logprobs_are_wanted() -> None:
+def test_prompt_logprobs_do_not_change_parallel_samples() -> None:
     sampled = SamplingParams(n=2, seed=1, temperature=0.01, max_tokens=4)
     watched = SamplingParams(n=2, seed=1, temperature=0.01, max_tokens=4, prompt_logprobs=0)
     assert answer_ids(engine(), [[5, 9]], watched) == answer_ids(engine(), [[5, 9]], sampled)
 
 
-def test_outputs_of_all_kinds_say_the_same() -> None:
+def test_output_kinds_contain_the_same_tokens() -> None:
     found = {}
     for kind in RequestOutputKind:
         on = engine()
@@ -113,7 +113,7 @@ def test_outputs_of_all_kinds_say_the_same() -> None:
     assert len({str(tokens) for tokens in found.values()}) == 1
 
 
-def test_what_is_aborted_frees_everything_and_disturbs_nobody() -> None:
+def test_abort_frees_blocks_and_keeps_other_outputs() -> None:
     expected = answer_ids(engine(), prompts(), GREEDY)
     on = engine()
     submit(on, prompts(), GREEDY)
@@ -127,7 +127,7 @@ def test_what_is_aborted_frees_everything_and_disturbs_nobody() -> None:
     assert at_rest(on)
 
 
-def test_times_are_noted_in_order() -> None:
+def test_request_times_are_in_order() -> None:
     on = engine()
     submit(on, prompts()[:1], GREEDY)
     metrics = drain(on)[0].metrics
@@ -146,14 +146,14 @@ def test_times_are_noted_in_order() -> None:
         ([1], SamplingParams(stop_token_ids=[1000]), "1000"),
     ],
 )
-def test_what_can_never_be_served_is_refused_at_submission(prompt, params, message) -> None:  # type: ignore[no-untyped-def]
+def test_unservable_requests_raise_at_submission(prompt, params, message) -> None:  # type: ignore[no-untyped-def]
     on = engine()
     with pytest.raises(ValueError, match=message):
         on.add_request("a", prompt, params)
     assert not on.has_unfinished_requests() and at_rest(on)
 
 
-def test_a_name_is_taken_until_its_request_ends() -> None:
+def test_request_id_is_reserved_until_its_request_ends() -> None:
     on = engine()
     on.add_request("a", [1], GREEDY)
     with pytest.raises(ValueError, match="'a'"):
@@ -177,13 +177,13 @@ def drain_all(on: LLMEngine) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings, message) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_settings_raise(settings, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         engine(**settings)
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_guesses_change_nothing_and_some_are_right(method: str) -> None:
+def test_drafts_do_not_change_outputs_and_are_accepted(method: str) -> None:
     sampled = SamplingParams(temperature=0.7, seed=5, max_tokens=20, ignore_eos=True)
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     params = [greedy, sampled, greedy, sampled, greedy]

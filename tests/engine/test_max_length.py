@@ -9,7 +9,7 @@ from torch_armllm.engine.max_length import resolve_max_model_len
 from torch_armllm.patching.patched_model import positions_of
 
 
-def test_the_shorter_limit_counts() -> None:
+def test_smallest_limit_applies() -> None:
     model = tiny("llama")
     made_for = model.config.max_position_embeddings
     positions = positions_of(model)
@@ -21,6 +21,6 @@ def test_the_shorter_limit_counts() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"), [(65, "64 at most"), (1, "at least 2"), (10**6, "ask for less")]
 )
-def test_more_is_refused_with_what_is_possible(wanted: int, message: str) -> None:
+def test_invalid_max_model_len_raises(wanted: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         resolve_max_model_len(wanted, *positions_of(tiny("llama")), 64)

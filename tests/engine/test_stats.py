@@ -43,7 +43,7 @@ def run(stats: EngineStats, clock: Clock, seconds: float, *entries: tuple[Schedu
     stats.record(Step([scheduled for scheduled, _ in entries]), drawn, began, clock.now)
 
 
-def test_prompts_answers_and_guesses_are_told_apart(stats: EngineStats, clock: Clock) -> None:
+def test_prompt_output_and_draft_tokens_are_counted_separately(stats: EngineStats, clock: Clock) -> None:
     reading, last, decoding, guessing = sequence(100), sequence(10), sequence(5, 3), sequence(4, 2, draft=3)
     run(
         stats,
@@ -59,7 +59,9 @@ def test_prompts_answers_and_guesses_are_told_apart(stats: EngineStats, clock: C
     assert (totals.draft_rounds, totals.draft_tokens, totals.accepted_tokens) == (1, 3, 1)
 
 
-def test_a_line_every_ten_seconds(stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_rates_are_logged_every_ten_seconds(
+    stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     some = Scheduled(sequence(5, 3), 7, 1)
     for _ in range(25):
@@ -71,13 +73,15 @@ def test_a_line_every_ten_seconds(stats: EngineStats, clock: Clock, caplog: pyte
     assert caplog.messages == [rates, rates]
 
 
-def test_guesses_are_in_the_line(stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_contains_draft_acceptance(
+    stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     run(stats, clock, 10, (Scheduled(sequence(4, 2, draft=4), 5, 5), [1, 2, 3, 4]))
     assert caplog.messages[0].endswith(", Draft acceptance rate: 75.0%, Mean acceptance length: 4.00")
 
 
-def test_pauses_are_no_part_of_the_rates_but_long_steps_are(
+def test_rates_exclude_idle_time_and_include_long_steps(
     stats: EngineStats, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -91,7 +95,7 @@ def test_pauses_are_no_part_of_the_rates_but_long_steps_are(
     assert "generation throughput: 0.1 tokens/s" in caplog.messages[0]  # 3 tokens in 20 s
 
 
-def test_no_lines_where_none_are_wanted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_log_prints_nothing(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     stats = EngineStats(lambda: Gauges(0, 0, 0.0, 0.0), log=False, clock=clock)
     run(stats, clock, 30, (Scheduled(sequence(5), 0, 5), [1]))

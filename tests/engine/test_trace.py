@@ -24,7 +24,7 @@ def spans(file: Path) -> list[dict[str, Any]]:
     return [event for event in json.loads(file.read_text()) if event["ph"] == "X"]
 
 
-def test_the_file_is_whole_after_every_step(tmp_path: Path) -> None:
+def test_trace_file_is_valid_after_every_step(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     trace = TraceFile(file).track("engine")
     assert spans(file) == []
@@ -42,7 +42,7 @@ def test_the_file_is_whole_after_every_step(tmp_path: Path) -> None:
     assert step["dur"] == pytest.approx(one["dur"] + two["dur"])
 
 
-def test_a_process_that_dies_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_killed_process_leaves_a_valid_trace_file(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     program = (
         "import os, signal, sys; from torch_armllm.engine.trace import TraceFile\n"
@@ -54,7 +54,7 @@ def test_a_process_that_dies_leaves_a_whole_file(tmp_path: Path) -> None:
     assert [event["name"] for event in spans(file)] == ["step", "one"] * 5
 
 
-def test_an_engines_steps_and_phases(tmp_path: Path) -> None:
+def test_engine_steps_and_phases_are_traced(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     on = engine(trace=str(file))
     prompts = [token_ids(1, n, seed=n)[0].tolist() for n in (9, 30)]
@@ -69,7 +69,7 @@ def test_an_engines_steps_and_phases(tmp_path: Path) -> None:
     assert last["ts"] + last["dur"] == pytest.approx(steps[-1]["ts"] + steps[-1]["dur"])
 
 
-def test_several_engines_share_a_file(tmp_path: Path) -> None:
+def test_several_engines_share_a_trace_file(tmp_path: Path) -> None:
     """Steps are not interleaved; each is on the track of its thread, and tracks and threads are named."""
     file = tmp_path / "steps.json"
     shared = TraceFile(file)
@@ -95,7 +95,7 @@ def test_several_engines_share_a_file(tmp_path: Path) -> None:
         assert [event["args"]["number"] for event in own[::2]] == list(range(1, 201))
 
 
-def test_nothing_is_noted_without_a_file() -> None:
+def test_null_trace_records_nothing() -> None:
     NO_TRACE.begin()
     NO_TRACE.mark("one")
     NO_TRACE.end(tokens=1)

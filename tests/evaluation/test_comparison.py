@@ -89,7 +89,7 @@ def test_scores_are_shown_without_a_baseline() -> None:
     assert (line.scheme, line.score, line.change) == ("int4", 0.5, None)
 
 
-def test_the_table_shows_failures_and_changes() -> None:
+def test_table_shows_failures_and_changes() -> None:
     base, other = _choices([(1, [-1, -2]), (0, [-1, -2])]), _choices([(0, [-2, -1]), (0, [-1, -2])])
     schemes = {
         "bf16": VariantResult(16.0, 2_000_000, {"t": base}),

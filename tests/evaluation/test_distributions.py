@@ -39,7 +39,7 @@ def test_divergence_and_agreement(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_agrees_with_itself(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_model_agrees_with_itself(tmp_path: Path, dtype: torch.dtype) -> None:
     logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     found = _compare(tmp_path / "x", logits, logits)
     assert (found["tokens"], found["agreement"]) == (9, 1.0)

@@ -25,7 +25,7 @@ def _eval(folder: Path, tasks: Path, *more: str, names: str = "own_choice,own_le
     )
 
 
-def test_the_command_writes_table_page_file_and_plot(
+def test_command_writes_table_page_file_and_plot(
     tiny_folder: Path,
     own_tasks: Path,
     tmp_path: Path,
@@ -50,7 +50,7 @@ def test_the_command_writes_table_page_file_and_plot(
     assert not Path("out.logits").exists()
 
 
-def test_an_interrupted_run_resumes(
+def test_interrupted_run_resumes(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = f"--json={tmp_path / 'out.json'}"
@@ -75,7 +75,7 @@ def test_an_interrupted_run_resumes(
     assert json.loads((tmp_path / "out.json").read_text())["table"] == whole
 
 
-def test_results_of_other_settings_are_refused(
+def test_results_of_other_settings_are_rejected(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = f"--json={tmp_path / 'out.json'}"
@@ -98,7 +98,7 @@ def test_methods_calibrate_with_generated_tokens_by_default(
     assert 0 < kl["int4-g32i+gptq"] != kl["int4-g32i+rtn"]
 
 
-def test_a_failed_variant_does_not_stop_the_others(
+def test_failed_variant_does_not_stop_the_others(
     tiny_folder: Path,
     own_tasks: Path,
     capsys: pytest.CaptureFixture[str],
@@ -145,7 +145,7 @@ def test_invalid_arguments_are_named(
     assert wanted in capsys.readouterr().err
 
 
-def test_a_quantized_checkpoint_is_evaluated_unchanged(
+def test_quantized_checkpoint_is_evaluated_unchanged(
     tiny_folder: Path, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = load_variant(str(tiny_folder), Variant.parse("int4-g32i"), "float32")[0]
@@ -165,7 +165,7 @@ def test_tags_and_patterns_name_tasks(own_tasks: Path) -> None:
     assert sorted(load_tasks(["own_*"], [own_tasks])) == ["own_choice", "own_letters", "own_text"]
 
 
-def test_a_missing_extra_is_named(
+def test_missing_extra_is_named(
     own_tasks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)

@@ -36,7 +36,7 @@ def _answers(harness: ArmLM) -> list[tuple[float, bool]]:
 
 
 @pytest.mark.parametrize("scheme", ["int4-g32i", "int4-row"])
-def test_the_plan_scorer_equals_lm_eval_bitwise(tiny_folder: Path, scheme: str) -> None:
+def test_plan_scorer_equals_lm_eval_bitwise(tiny_folder: Path, scheme: str) -> None:
     packed = _harness(tiny_folder, scheme)
     assert isinstance(packed._scorer, PlanScorer)
     plain = ArmLM(packed.model, tokenizer=packed.tokenizer, max_length=128, batch_size=3, plain=True)
@@ -61,7 +61,7 @@ def test_small_steps_do_not_change_the_results(tiny_folder: Path) -> None:
     assert harness._scorer._pool.free == len(harness._scorer._pool)
 
 
-def test_the_module_scorer_equals_lm_eval_to_rounding(tiny_folder: Path) -> None:
+def test_module_scorer_equals_lm_eval_to_rounding(tiny_folder: Path) -> None:
     shared = _harness(tiny_folder, "f32")
     assert isinstance(shared._scorer, ModuleScorer)
     plain = ArmLM(shared.model, tokenizer=shared.tokenizer, max_length=128, batch_size=3, plain=True)

@@ -14,7 +14,7 @@ def test_mean_and_its_error() -> None:
     assert mean([1, 1, 1, 0, 0]) == pytest.approx((0.6, math.sqrt(0.06)))
 
 
-def test_the_error_of_one_value_is_unknown() -> None:
+def test_error_of_one_value_is_unknown() -> None:
     assert mean([3.0]).value == 3.0
     assert math.isnan(mean([3.0]).stderr)
 
@@ -29,7 +29,7 @@ def test_equal_runs_have_no_difference() -> None:
     assert difference([1, 0, 1], [1, 0, 1]) == (0.0, 0.0)
 
 
-def test_a_ratio_of_sums() -> None:
+def test_ratio_of_sums() -> None:
     # ratio 6 / 12; residuals 1 − 2 · 0.5 = 0, 2 − 0.5 · 6 = −1, 3 − 0.5 · 4 = 1; √(2 · 3 / 2) / 12
     assert weighted([(1, 2), (2, 6), (3, 4)]) == pytest.approx((0.5, math.sqrt(3) / 12))
 

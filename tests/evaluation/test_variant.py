@@ -7,7 +7,7 @@ import pytest
 from torch_armllm.evaluation.variant import Variant, parse_variants
 
 
-def test_floats_run_by_transformers() -> None:
+def test_float_variants_run_by_transformers() -> None:
     assert Variant.parse("bf16") == Variant("bf16", "bfloat16", patched=False)
     assert Variant.parse("f32") == Variant("f32", "float32", patched=False)
     assert Variant.parse("bf16-fused") == Variant("bf16-fused", "bfloat16")
@@ -23,11 +23,11 @@ def test_floats_run_by_transformers() -> None:
         ("int8", "int8", None),
     ],
 )
-def test_integers(text: str, scheme: str, method: str | None) -> None:
+def test_integer_variants(text: str, scheme: str, method: str | None) -> None:
     assert Variant.parse(text) == Variant(text, quantization=scheme, method=method)
 
 
-def test_the_default_method_is_for_names_without_one() -> None:
+def test_default_method_is_for_names_without_one() -> None:
     first, second, third = parse_variants("bf16,int4-g32,int4-g32+mse", "rtn")
     assert (first.method, second.method, third.method) == (None, "rtn", "mse")
 

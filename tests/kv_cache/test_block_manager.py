@@ -16,7 +16,7 @@ def written(blocks: BlockManager, tokens: list[int]) -> list[int]:
     return table
 
 
-def test_blocks_are_handed_out_once_and_come_back() -> None:
+def test_blocks_are_allocated_once_and_freed() -> None:
     blocks = BlockManager(4, 2)
     taken = blocks.allocate(3)
     assert len(set(taken)) == 3 and blocks.free == 1 and blocks.usage == 0.75
@@ -28,7 +28,7 @@ def test_blocks_are_handed_out_once_and_come_back() -> None:
     assert blocks.free == 4 and blocks.usage == 0
 
 
-def test_what_nobody_holds_can_be_neither_taken_nor_let_go() -> None:
+def test_double_free_and_overallocation_raise() -> None:
     blocks = BlockManager(2, 2)
     table = blocks.allocate(1)
     blocks.deallocate(table)
@@ -40,7 +40,7 @@ def test_what_nobody_holds_can_be_neither_taken_nor_let_go() -> None:
         blocks.swap.allocate(1)
 
 
-def test_full_blocks_are_found_by_their_text() -> None:
+def test_full_blocks_are_found_by_their_prefix() -> None:
     blocks = BlockManager(8, 2)
     table = written(blocks, [1, 2, 3, 4, 5])
     assert blocks.find([1, 2, 3, 4, 5, 6], 6) == table[:2]
@@ -53,7 +53,7 @@ def test_full_blocks_are_found_by_their_text() -> None:
     assert blocks.free == 6 and blocks.count_free(table[:2]) == 0
 
 
-def test_tokens_with_equal_hashes_are_told_apart() -> None:
+def test_hash_collisions_are_distinguished() -> None:
     other = 2**61 - 1  # hash(other) == hash(0)
     assert hash((1, other)) == hash((1, 0))
     blocks = BlockManager(8, 2)
@@ -62,14 +62,14 @@ def test_tokens_with_equal_hashes_are_told_apart() -> None:
     assert blocks.find([1, other, 5, 6], 4) == second
 
 
-def test_the_same_block_behind_another_text_is_another_one() -> None:
+def test_equal_blocks_after_different_prefixes_are_distinct() -> None:
     blocks = BlockManager(8, 2)
     first, second = written(blocks, [1, 1, 7, 7]), written(blocks, [2, 2, 7, 7])
     assert blocks.find([1, 1, 7, 7], 4) == first
     assert blocks.find([2, 2, 7, 7], 4) == second
 
 
-def test_a_text_that_is_written_twice_goes_on_from_either() -> None:
+def test_duplicate_prefixes_extend_one_cached_chain() -> None:
     blocks = BlockManager(8, 2)
     first, second = written(blocks, [1, 2]), written(blocks, [1, 2])
     assert blocks.find([1, 2], 2) == first
@@ -82,7 +82,7 @@ def test_a_text_that_is_written_twice_goes_on_from_either() -> None:
     assert blocks.free == 8
 
 
-def test_what_was_not_used_for_longest_goes_first_and_ends_before_beginnings() -> None:
+def test_eviction_is_least_recently_used_and_suffix_first() -> None:
     blocks = BlockManager(4, 1)
     old, young = written(blocks, [1, 2]), written(blocks, [3, 4])
     blocks.deallocate(old)
@@ -92,7 +92,7 @@ def test_what_was_not_used_for_longest_goes_first_and_ends_before_beginnings() -
     assert blocks.find([1, 2], 2) == old[:1] and blocks.find([3], 1) == []
 
 
-def test_blocks_without_text_go_before_those_with_one() -> None:
+def test_uncached_blocks_are_allocated_before_cached_blocks() -> None:
     blocks = BlockManager(3, 1)
     table = written(blocks, [1, 2])
     blocks.deallocate(table)
@@ -100,7 +100,7 @@ def test_blocks_without_text_go_before_those_with_one() -> None:
     assert blocks.find([1, 2], 2) == table
 
 
-def test_without_caching_nothing_is_found() -> None:
+def test_disabled_prefix_cache_finds_nothing() -> None:
     blocks = BlockManager(4, 1, enable_prefix_caching=False)
     table = written(blocks, [1, 2])
     assert blocks.find([1, 2], 2) == [] and blocks.hit_rate == 0
@@ -116,12 +116,12 @@ def test_swap_blocks_are_counted() -> None:
     assert blocks.swap.free == 3
 
 
-def test_a_cache_of_no_blocks_is_refused() -> None:
+def test_zero_blocks_raise() -> None:
     with pytest.raises(ValueError, match="0 blocks of 4 positions"):
         BlockManager(0, 4)
 
 
-def test_a_large_pool_is_as_quick_as_a_small_one() -> None:
+def test_allocation_time_is_independent_of_pool_size() -> None:
     def seconds(num_blocks: int) -> float:
         blocks = BlockManager(num_blocks, 1)
         tokens = list(range(num_blocks))

@@ -13,7 +13,7 @@ from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 SHAPE = CacheShape(layers=2, kv_heads=1, head_size=4, value_size=3, dtype=torch.float32, block_size=16)
 
 
-def test_blocks_are_handed_out_once_and_come_back() -> None:
+def test_blocks_are_allocated_once_and_freed() -> None:
     pool = BlockPool(SHAPE, blocks=4)
     taken = pool.allocate(3)
     assert len(set(taken)) == 3 and pool.free == 1
@@ -24,7 +24,7 @@ def test_blocks_are_handed_out_once_and_come_back() -> None:
     assert pool.free == 4
 
 
-def test_clearing_frees_every_block() -> None:
+def test_reset_frees_every_block() -> None:
     pool = BlockPool(SHAPE, blocks=4)
     pool.share(pool.allocate(3))
     pool.reset()
@@ -32,7 +32,7 @@ def test_clearing_frees_every_block() -> None:
     assert not pool.is_shared(0)
 
 
-def test_letting_go_twice_is_caught() -> None:
+def test_double_free_raises() -> None:
     pool = BlockPool(SHAPE, blocks=2)
     blocks = pool.allocate(1)
     pool.deallocate(blocks)
@@ -40,7 +40,7 @@ def test_letting_go_twice_is_caught() -> None:
         pool.deallocate(blocks)
 
 
-def test_growth_keeps_what_is_stored() -> None:
+def test_growth_preserves_contents() -> None:
     pool = BlockPool(SHAPE, blocks=1)
     (first,) = pool.allocate(1)
     pool.cache.k[:, first] = 7.0
@@ -49,7 +49,7 @@ def test_growth_keeps_what_is_stored() -> None:
     assert bool((pool.cache.k[:, first] == 7.0).all()) and pool.cache.v.shape[1] == len(pool)
 
 
-def test_a_shared_block_is_copied_before_it_is_written() -> None:
+def test_shared_block_is_copied_on_write() -> None:
     pool = BlockPool(SHAPE)
     sequence = SequenceBlocks(pool)
     sequence.append(20)
@@ -64,7 +64,7 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
     assert sequence.blocks[1] != other.blocks[1]
 
 
-def test_a_full_shared_block_needs_no_copy() -> None:
+def test_full_shared_block_is_not_copied() -> None:
     pool = BlockPool(SHAPE)
     sequence = SequenceBlocks(pool)
     sequence.append(16)
@@ -75,7 +75,7 @@ def test_a_full_shared_block_needs_no_copy() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("aftr"), st.integers(0, 40)), max_size=25))
-def test_no_block_is_lost_or_owned_twice(actions: list[tuple[str, int]]) -> None:
+def test_random_operations_leak_no_blocks(actions: list[tuple[str, int]]) -> None:
     pool = BlockPool(SHAPE, blocks=2)
     sequences = [SequenceBlocks(pool)]
     for action, number in actions:

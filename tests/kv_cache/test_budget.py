@@ -19,7 +19,7 @@ GB = 10**9
 
 
 @pytest.mark.parametrize("memory", [None, 0.5, 1.0, 3 * GB, 2e9])
-def test_memory_is_never_more_than_was_granted(memory: Any) -> None:
+def test_kv_memory_stays_within_the_budget(memory: Any) -> None:
     found = size_kv_memory(SHAPE, 2048, memory=memory, max_num_seqs=10**6, free=8 * GB)
     most = {None: 2 * GB, 0.5: 4 * GB, 1.0: 8 * GB}.get(memory, memory)
     used = found.num_blocks * found.block_bytes
@@ -28,14 +28,14 @@ def test_memory_is_never_more_than_was_granted(memory: Any) -> None:
     assert found.max_model_len == 2048
 
 
-def test_no_more_is_taken_than_the_texts_can_fill() -> None:
+def test_default_memory_is_limited_by_max_num_seqs() -> None:
     found = size_kv_memory(SHAPE, 1000, max_num_seqs=4, free=80 * GB)
     assert found.num_blocks == 4 * 32
     asked = size_kv_memory(SHAPE, 1000, max_num_seqs=4, memory=0.5, free=80 * GB)
     assert asked.num_blocks > 1000
 
 
-def test_the_longest_text_is_what_fits_unless_it_was_asked_for() -> None:
+def test_max_model_len_is_limited_by_memory() -> None:
     free = 4 * 3000 * TOKEN
     found = size_kv_memory(SHAPE, 10**6, free=free)
     assert found.max_model_len == found.tokens == 3000 // 32 * 32
@@ -48,7 +48,7 @@ def test_the_longest_text_is_what_fits_unless_it_was_asked_for() -> None:
         size_kv_memory(SHAPE, 10**6, free=4 * TOKEN)
 
 
-def test_what_is_not_free_is_refused() -> None:
+def test_memory_beyond_free_memory_raises() -> None:
     with pytest.raises(ValueError, match=r"kv_cache_memory = 9.00 GB .* 8.00 GB that are free"):
         size_kv_memory(SHAPE, 2048, memory=9 * GB, free=8 * GB)
     with pytest.raises(ValueError, match=r"swap_space = 7.00 GB"):
@@ -58,7 +58,7 @@ def test_what_is_not_free_is_refused() -> None:
             size_kv_memory(SHAPE, 2048, memory=wrong, free=8 * GB)
 
 
-def test_the_report_names_what_was_decided() -> None:
+def test_budget_is_printed() -> None:
     latents = LatentShape(layers=10, rank=512, rope_size=64, dtype=torch.float16)
     found = size_kv_memory(latents, 4096, max_num_seqs=2, swap_space=GB, free=40 * GB)
     assert found.swap_blocks == GB // (32 * 11520)
@@ -68,7 +68,7 @@ def test_the_report_names_what_was_decided() -> None:
     )
 
 
-def test_a_cache_of_transformers_own_is_counted_where_it_grows() -> None:
+def test_growing_transformers_caches_are_sized_by_config() -> None:
     assert shape_by_config(tiny_config("bloom"), torch.float32).bytes_per_token == 2 * 2 * 64 * 4
     assert shape_by_config(tiny_config("mamba"), torch.float32) is None
 
@@ -79,7 +79,7 @@ def write(folder: Path, **files: object) -> None:
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def test_free_memory_is_within_every_group(tmp_path: Path) -> None:
+def test_free_memory_respects_every_cgroup_limit(tmp_path: Path) -> None:
     write(tmp_path, meminfo="MemTotal: 9000 kB\nMemAvailable:    8000 kB")
     meminfo, v2, v1 = tmp_path / "meminfo", tmp_path / "v2", tmp_path / "v1"
     assert host.free_memory(v2, "0::/a/b\n", meminfo) == 8_192_000
@@ -96,6 +96,6 @@ def test_free_memory_is_within_every_group(tmp_path: Path) -> None:
     assert host.free_memory(v1, "5:cpu:/x\n", meminfo) == 8_192_000
 
 
-def test_memory_of_this_machine() -> None:
+def test_free_memory_of_this_machine_is_plausible() -> None:
     assert 0 < host.free_memory() < 2**50
     assert host.free_memory(meminfo=Path("/nowhere")) > 0

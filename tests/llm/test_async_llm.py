@@ -61,7 +61,7 @@ def test_outputs_grow_until_finished(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
-def test_a_slow_reader_skips_cumulative_outputs_only(make: Make, kind: RequestOutputKind) -> None:
+def test_slow_reader_skips_cumulative_outputs_only(make: Make, kind: RequestOutputKind) -> None:
     llm = make()
 
     async def slowly() -> list[str]:
@@ -123,7 +123,7 @@ def test_closing_a_generator_aborts_its_request(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_an_abort_returns_the_output_so_far(make: Make) -> None:
+def test_abort_returns_the_output_so_far(make: Make) -> None:
     llm = make(seconds=0.001)
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def test_an_abort_returns_the_output_so_far(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_a_late_abort_spares_a_new_request_with_the_same_id(make: Make) -> None:
+def test_late_abort_spares_a_new_request_with_the_same_id(make: Make) -> None:
     llm = make(seconds=0.02)
 
     async def main() -> None:
@@ -153,7 +153,7 @@ def test_a_late_abort_spares_a_new_request_with_the_same_id(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_an_engine_error_reaches_all_requests(make: Make) -> None:
+def test_engine_error_reaches_all_requests(make: Make) -> None:
     llm = make(seconds=0.001)
     llm.llm_engine.fail_at = 5
 
@@ -172,7 +172,7 @@ def test_an_engine_error_reaches_all_requests(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_a_failed_step_ends_only_its_requests(make: Make) -> None:
+def test_failed_step_ends_only_its_requests(make: Make) -> None:
     llm = make(seconds=0.01, seats=3)
     llm.llm_engine.fail_once_at = 5
 
@@ -237,7 +237,7 @@ def test_requests_of_a_closed_event_loop_are_dropped(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_the_engine_thread_sleeps_while_idle(make: Make) -> None:
+def test_engine_thread_sleeps_while_idle(make: Make) -> None:
     llm = make()
     asyncio.run(read(llm, "ab", params(2)))
     before = time.process_time()

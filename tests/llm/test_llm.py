@@ -73,7 +73,7 @@ def test_kinds_of_prompts(make: Callable[..., LLM]) -> None:
         assert texts(outputs) == ["aba"] * count
 
 
-def test_an_invalid_prompt_is_named_and_all_requests_are_aborted(make: Callable[..., LLM]) -> None:
+def test_invalid_prompt_is_named_and_all_requests_are_aborted(make: Callable[..., LLM]) -> None:
     llm = make()
     with pytest.raises(ValueError, match="prompt 2: the prompt holds no token"):
         llm.generate(["ab", "cd", [], "ef"], use_tqdm=False)
@@ -89,7 +89,7 @@ def test_an_invalid_prompt_is_named_and_all_requests_are_aborted(make: Callable[
     assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
 
 
-def test_a_failed_step_aborts_all_requests(make: Callable[..., LLM]) -> None:
+def test_failed_step_aborts_all_requests(make: Callable[..., LLM]) -> None:
     llm = make()
     llm.llm_engine.fail_at = 3
     with pytest.raises(RuntimeError, match="out of order"):
@@ -122,7 +122,7 @@ def test_ctrl_c_takes_effect_between_steps(make: Callable[..., LLM], monkeypatch
     assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
 
 
-def test_a_thread_may_generate(make: Callable[..., LLM]) -> None:
+def test_thread_may_generate(make: Callable[..., LLM]) -> None:
     llm, found = make(), []
     thread = threading.Thread(
         target=lambda: found.extend(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False))
@@ -132,7 +132,7 @@ def test_a_thread_may_generate(make: Callable[..., LLM]) -> None:
     assert texts(found) == ["ab"]
 
 
-def test_the_bar_counts_prompts_and_shows_rates(
+def test_bar_counts_prompts_and_shows_rates(
     make: Callable[..., LLM], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(seconds=0.01).generate(["ab", "cd"], SamplingParams(max_tokens=3), use_tqdm=tqdm)
@@ -146,7 +146,7 @@ def test_the_bar_counts_prompts_and_shows_rates(
         assert not capsys.readouterr().err
 
 
-def test_a_stream_yields_every_step_and_aborts_when_closed(make: Callable[..., LLM]) -> None:
+def test_stream_yields_every_step_and_aborts_when_closed(make: Callable[..., LLM]) -> None:
     llm = make()
     assert texts(list(llm.stream("ab", SamplingParams(max_tokens=3)))) == ["a", "ab", "aba"]
     stream = llm.stream("ab", SamplingParams(max_tokens=10**9))

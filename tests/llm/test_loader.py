@@ -77,7 +77,7 @@ def test_async_llm_yields_the_same_tokens(folder: Path) -> None:
     assert llm.llm_engine.scheduler.blocks.usage == 0.0
 
 
-def test_tokenizers(model: PreTrainedModel, folder: Path) -> None:
+def test_tokenizer_options(model: PreTrainedModel, folder: Path) -> None:
     assert load_engine(str(folder), skip_tokenizer_init=True).tokenizer is None
     assert load_engine(model, str(folder)).tokenizer is not None
     own = tokenizer()

@@ -58,7 +58,7 @@ FAMILIES = ("llama", "qwen3_moe", "gpt_oss", "gemma3_text", "phi3", "gpt2")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_cached_plan_yields_the_same_tokens_without_a_model(family: str, tmp_path: Path) -> None:
+def test_cached_plan_yields_the_same_tokens_without_a_model(family: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path / "model")
     first = load(folder)
     expected = tokens(first)
@@ -109,7 +109,7 @@ def test_changed_weights_invalidate_the_plan(tmp_path: Path) -> None:
     assert tokens(again) == tokens(changed)
 
 
-def test_a_damaged_entry_is_reported_and_rewritten(
+def test_damaged_entry_is_reported_and_rewritten(
     plans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = saved("llama", tmp_path / "model")
@@ -161,7 +161,7 @@ def test_weights_are_compared_a_few_at_a_time(
     assert is_stored(load(folder))
 
 
-def test_the_cache_can_be_disabled(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_can_be_disabled(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved("llama", tmp_path / "model")
     monkeypatch.setenv("ARMLLM_PLAN_CACHE", "0")
     assert not is_stored(load(folder))
@@ -169,7 +169,7 @@ def test_the_cache_can_be_disabled(plans: Path, tmp_path: Path, monkeypatch: pyt
     assert not plans.exists()
 
 
-def test_an_unwritable_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved("llama", tmp_path / "model")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -190,7 +190,7 @@ def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:
         return stored[0], text, stored[1], vector, llm.has_model
 
 
-def test_a_server_loads_the_model_on_demand(tmp_path: Path) -> None:
+def test_server_loads_the_model_on_demand(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model")
     first, again = served(folder), served(folder)
     assert first[0] and not again[0]
@@ -209,7 +209,7 @@ print(sorted({"torch._dynamo", "torch.distributed.tensor", "transformers.modelin
 """
 
 
-def test_a_cached_plan_needs_no_import_of_transformers(tmp_path: Path) -> None:
+def test_cached_plan_needs_no_import_of_transformers(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model")
     load(folder)
     shown = subprocess.run(

@@ -33,17 +33,17 @@ def runs_on_page(family: str) -> str:
     return ROWS[family].split("|")[2].strip()
 
 
-def test_the_page_lists_every_family() -> None:
+def test_page_lists_every_family() -> None:
     assert list(ROWS) == families(), "run make models"
 
 
 @pytest.mark.parametrize("family", CAPTURED)
-def test_unquantized_steps_are_the_models_own(family: str) -> None:
+def test_unquantized_steps_equal_the_models(family: str) -> None:
     check_unquantized(family)
 
 
 @pytest.mark.parametrize("family", families())
-def test_quantized_steps_are_those_of_the_emulation(family: str) -> None:
+def test_quantized_steps_match_the_emulation(family: str) -> None:
     skip_what_cannot_run(family)
     now = describe(family, check_quantized(family))
     assert BEST.index(now.runs) <= BEST.index(runs_on_page(family)), f"{now}; run make models"

@@ -36,7 +36,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
     kind=st.sampled_from(activation.ACTIVATIONS),
     dtype=st.sampled_from(FLOATS),
 )
-def test_agrees_with_reference(rows: int, width: int, kind: str, dtype: torch.dtype) -> None:
+def test_matches_reference(rows: int, width: int, kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(width)
     gate, up = ((torch.randn(rows, width) * 4).to(dtype) for _ in range(2))
     found = []
@@ -48,7 +48,7 @@ def test_agrees_with_reference(rows: int, width: int, kind: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("kind", sorted(EXACT))
-def test_accuracy_in_float32(kind: str) -> None:
+def test_float32_error_is_bounded(kind: str) -> None:
     x = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-1e-3, 1e-3, 501)))
     exact = EXACT[kind](x.double())
     for name in RUNNABLE:
@@ -65,7 +65,7 @@ EXTREME = (math.nan, math.inf, 3e38, 200.0, 90.0, 0.0, -0.0, 1e-42, -90.0, -200.
 
 @pytest.mark.parametrize("kind", sorted(EXACT))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_extreme_gates(kind: str, dtype: torch.dtype) -> None:
+def test_extreme_gates_match_exact_values(kind: str, dtype: torch.dtype) -> None:
     gate = torch.tensor(EXTREME).to(dtype)
     exact = (EXACT[kind](gate.double()) / 2).to(dtype)
     for name in RUNNABLE:
@@ -73,7 +73,7 @@ def test_extreme_gates(kind: str, dtype: torch.dtype) -> None:
             close(activation.gated_act(gate, torch.full_like(gate, 0.5), kind), exact)
 
 
-def test_extreme_gates_clamped() -> None:
+def test_extreme_gates_are_clamped() -> None:
     gate = torch.tensor(EXTREME)
     for name in RUNNABLE:
         with variants.use(name):
@@ -95,7 +95,7 @@ def test_results_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
             assert torch.equal(activation.gated_act(gate, up, "relu"), expected)
 
 
-def test_halves_of_a_merged_projection_and_wide_rows() -> None:
+def test_strided_and_wide_rows_equal_contiguous_rows() -> None:
     torch.manual_seed(0)
     for rows, width in ((3, 20), (2, 4096), (1, 4097), (2, 9000), (300, 17)):
         gate, up = torch.randn(rows, 2 * width).split(width, dim=-1)
@@ -119,7 +119,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.gated_act.default, (torch.randn(2, 8), torch.randn(2, 8), "silu"))
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     x = torch.randn(2, 8)
     with pytest.raises(RuntimeError, match="unknown activation 'swish'; there are: silu"):
         activation.gated_act(x, x, "swish")

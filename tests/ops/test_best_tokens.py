@@ -22,7 +22,7 @@ RUNNABLE = variants.machine().runnable
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
     seed=st.integers(0, 100),
 )
-def test_agrees_with_the_reference_and_with_sample(
+def test_matches_reference_and_greedy_sample(
     rows: int, vocabulary: int, dtype: torch.dtype, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -39,7 +39,7 @@ def test_agrees_with_the_reference_and_with_sample(
                 assert torch.equal(found, sample(logits, zeros, none, ones, zeros, none, none)[0])
 
 
-def test_rows_without_a_number_have_no_token() -> None:
+def test_rows_without_a_value_above_minus_infinity_return_minus_one() -> None:
     logits = torch.full((4, 9000), -math.inf)
     logits[1] = math.nan
     logits[2, 8999] = -3e38
@@ -47,7 +47,7 @@ def test_rows_without_a_number_have_no_token() -> None:
     assert best_tokens(logits).tolist() == [-1, -1, 8999, 20]
 
 
-def test_opcheck_and_errors() -> None:
+def test_opcheck_and_invalid_arguments() -> None:
     torch.library.opcheck(torch.ops.armllm.best_tokens.default, (torch.randn(2, 30),))
     with pytest.raises(RuntimeError, match=r"shape \(rows, vocabulary\)"):
         best_tokens(torch.randn(30))

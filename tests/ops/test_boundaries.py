@@ -137,12 +137,12 @@ CALLS: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_invalid_arguments_are_rejected(name: str) -> None:
+def test_invalid_arguments_raise(name: str) -> None:
     call, message = CALLS[name]
     with pytest.raises(RuntimeError, match=message):
         call()
 
 
-def test_unchanged_calls_are_valid() -> None:
+def test_unmodified_calls_succeed() -> None:
     experts()()
     write(47)()

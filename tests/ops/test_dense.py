@@ -35,7 +35,7 @@ def outputs_of_variants(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     weight_dtype=st.sampled_from(FLOATS),
     with_bias=st.booleans(),
 )
-def test_dense_linear_agrees_with_reference(
+def test_dense_linear_matches_reference(
     tokens: int, outputs: int, inputs: int, dtype: torch.dtype, weight_dtype: torch.dtype, with_bias: bool
 ) -> None:
     torch.manual_seed(tokens + inputs)
@@ -53,7 +53,7 @@ def test_dense_linear_agrees_with_reference(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_wide_results_are_not_rounded(dtype: torch.dtype, tokens: int) -> None:
+def test_wide_output_is_float32(dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(tokens, 70).to(dtype), torch.randn(21, 70).to(dtype)
     for name in RUNNABLE:
@@ -76,7 +76,7 @@ def test_result_is_independent_of_batch_and_outputs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_non_finite_values_stay_in_their_row(dtype: torch.dtype) -> None:
+def test_non_finite_values_affect_their_row_only(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(7, 45).to(dtype), (torch.rand(5, 45) + 0.1).to(dtype)
     x[2, 39], x[5, 0] = float("nan"), float("inf")
@@ -86,7 +86,7 @@ def test_non_finite_values_stay_in_their_row(dtype: torch.dtype) -> None:
         assert output[[0, 1, 3, 4, 6]].isfinite().all()
 
 
-def test_strides_and_shapes() -> None:
+def test_strided_and_multidimensional_inputs_equal_contiguous_inputs() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(2, 3, 40), torch.randn(9, 60)
     expected = linear.dense_linear(x[..., 8:28].contiguous(), weight[:, 30:50].contiguous())
@@ -104,7 +104,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.dense_linear.default, args)
 
 
-def test_errors_name_the_invalid_argument() -> None:
+def test_invalid_arguments_raise() -> None:
     x = torch.randn(3, 20)
     with pytest.raises(RuntimeError, match=r"weight must have shape \(out_features, 20\)"):
         linear.dense_linear(x, torch.randn(5, 21))

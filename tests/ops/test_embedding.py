@@ -22,7 +22,9 @@ def table(vocabulary: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torc
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("vocabulary", "width"), [(16, 32), (37, 70), (5, 3)])
-def test_rows_come_back(variant: str, dtype: torch.dtype, vocabulary: int, width: int) -> None:
+def test_embedding_matches_reference_and_weight(
+    variant: str, dtype: torch.dtype, vocabulary: int, width: int
+) -> None:
     torch.manual_seed(0)
     weight, packed, rest = table(vocabulary, width)
     ids = torch.randint(0, vocabulary, (2, 19))
@@ -33,7 +35,7 @@ def test_rows_come_back(variant: str, dtype: torch.dtype, vocabulary: int, width
     assert bool(((got.float() - weight[ids].float()).abs() <= bound[ids]).all())
 
 
-def test_large_values_come_back_exactly() -> None:
+def test_large_values_are_exact() -> None:
     torch.manual_seed(0)
     weight, packed, rest = table(64, 96)
     got = embedding.split_embedding(torch.arange(64), packed, rest, torch.bfloat16)
@@ -41,7 +43,7 @@ def test_large_values_come_back_exactly() -> None:
     assert torch.equal(got[large], weight[large])
 
 
-def test_no_tokens_and_mistakes() -> None:
+def test_empty_ids_return_empty_and_invalid_arguments_raise() -> None:
     _, packed, rest = table(20, 32)
     none = torch.empty(1, 0, dtype=torch.int64)
     assert embedding.split_embedding(none, packed, rest, torch.bfloat16).shape == (1, 0, 32)

@@ -25,7 +25,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("scheme", linear.EXACT)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "swiglu_clamped"])
-def test_gated_linear(scheme: str, activation: str) -> None:
+def test_gated_linear_matches_reference(scheme: str, activation: str) -> None:
     torch.manual_seed(0)
     rows, columns = 70, 100
     both = linear.interleave_panels(packed(rows, columns, scheme), packed(rows, columns, scheme))

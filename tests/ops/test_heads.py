@@ -33,7 +33,7 @@ def wide(tokens: int, heads: int, columns: int, dtype: torch.dtype = torch.float
     columns=st.sampled_from((1, 16, 33, 128)),
     dtype=st.sampled_from(FLOATS),
 )
-def test_int8_heads_are_bit_identical_to_the_reference(
+def test_int8_heads_match_reference_bitwise(
     tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(tokens + rows)
@@ -55,7 +55,7 @@ def test_int8_heads_are_bit_identical_to_the_reference(
     dtype=st.sampled_from(FLOATS),
     weight_dtype=st.sampled_from(FLOATS),
 )
-def test_dense_heads_agree_with_the_reference(
+def test_dense_heads_match_reference(
     tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype, weight_dtype: torch.dtype
 ) -> None:
     torch.manual_seed(tokens + rows)
@@ -86,7 +86,7 @@ def test_result_is_independent_of_batch_and_threads() -> None:
                 torch.set_num_threads(before)
 
 
-def test_non_finite_values_stay_in_their_head() -> None:
+def test_non_finite_values_affect_their_head_only() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 4, 32)
     x[1, 2, 5], x[2, 0, 0] = float("nan"), float("inf")
@@ -104,7 +104,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.dense_heads_linear.default, (x, torch.randn(2, 24, 40)))
 
 
-def test_rejects_mismatched_arguments() -> None:
+def test_mismatched_arguments_raise() -> None:
     x, weight = torch.randn(3, 2, 40), packed(2, 24, 40)
     with pytest.raises(RuntimeError, match=r"not \(3, 80\)"):
         linear.int8_heads_linear(x.flatten(1), weight, 24)

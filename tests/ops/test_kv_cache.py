@@ -16,7 +16,7 @@ RUNNABLE = variants.machine().distinct("attention")
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("cache", [*FLOATS, torch.int8])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_kv_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
+def test_kv_write_matches_reference(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
     wide = torch.randn(19, 200).to(dtype)
     wide[2, 7] = math.nan
     wide[3, 90] = math.inf
@@ -34,7 +34,7 @@ def test_kv_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
         torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_large_cache_is_zero_and_lives_as_long_as_its_views() -> None:
+def test_large_cache_is_zeroed_and_outlives_its_first_tensor() -> None:
     keys, values, *_ = attention.new_kv_cache(40, 2, 256, 128, 64, torch.float16)
     assert keys.nbytes > attention.HUGE_PAGE
     assert keys.shape == (40, 2, 256, 64)

@@ -51,7 +51,7 @@ def exact_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 32), (50, 100), (113, 224)])
-def test_exact_schemes_match_the_reference_bits(variant: str, scheme: str, rows: int, columns: int) -> None:
+def test_exact_schemes_match_reference_bitwise(variant: str, scheme: str, rows: int, columns: int) -> None:
     with variants.use(variant):
         for options, expected in exact_cases(scheme, rows, columns):
             assert same_bits(quant_linear(*options), expected)
@@ -66,7 +66,9 @@ def test_exact_schemes_match_the_reference_bits(variant: str, scheme: str, rows:
     st.sampled_from(DTYPES),
     st.integers(0, 2**31),
 )
-def test_any_shape(tokens: int, rows: int, columns: int, scheme: str, dtype: torch.dtype, seed: int) -> None:
+def test_random_shapes_match_reference_bitwise(
+    tokens: int, rows: int, columns: int, scheme: str, dtype: torch.dtype, seed: int
+) -> None:
     torch.manual_seed(seed)
     weight = packed(rows, columns, scheme)
     x = (torch.randn(tokens, columns) * 10 ** torch.empty(tokens, 1).uniform_(-4, 4)).to(dtype)
@@ -79,7 +81,7 @@ def test_any_shape(tokens: int, rows: int, columns: int, scheme: str, dtype: tor
 
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize("tokens", [1, 8, 9])
-def test_extreme_values_stay_exact(scheme: str, tokens: int) -> None:
+def test_extreme_values_do_not_saturate(scheme: str, tokens: int) -> None:
     """Nothing saturates at the largest partial sums of either sign."""
     columns = 320
     for low in (True, False):
@@ -125,7 +127,9 @@ def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", FLOAT)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (17, 33), (50, 300)])
-def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> None:
+def test_float_groups_match_exact_and_folded_reference(
+    variant: str, scheme: str, rows: int, columns: int
+) -> None:
     """Few tokens are close to the exact sum; many have the folded weight's bits and are near it."""
     with variants.use(variant):
         for options, exact, folded in float_cases(scheme, rows, columns):
@@ -141,7 +145,7 @@ def test_float_groups(variant: str, scheme: str, rows: int, columns: int) -> Non
                 assert same_bits(got, folded)
 
 
-def test_relative_error_of_folding() -> None:
+def test_relative_error_of_folding_is_bounded() -> None:
     """Relative output error against float weights: stated in docs/reference/schemes.md."""
     torch.manual_seed(0)
     w, x = torch.randn(256, 1024), torch.randn(64, 1024)
@@ -155,7 +159,7 @@ def test_relative_error_of_folding() -> None:
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
-def test_variants_agree(scheme: str) -> None:
+def test_variants_are_bit_identical(scheme: str) -> None:
     """Bit-identical even with float group scales, because groups are added in the same order."""
     torch.manual_seed(0)
     weight = packed(50, 300, scheme)
@@ -170,7 +174,7 @@ def test_variants_agree(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8g32", "int8g64m"])
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_extreme_int8_groups(scheme: str, tokens: int) -> None:
+def test_extreme_int8_groups_are_exact(scheme: str, tokens: int) -> None:
     """Largest partial sums of either sign, and groups that cancel each other."""
     columns, span = 256, linear.group_span(scheme)
     q = torch.full((16, columns), -128, dtype=torch.int8)
@@ -208,7 +212,7 @@ def test_result_is_independent_of_batch(variant: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("tokens", [6, 20])
-def test_non_finite_rows(variant: str, tokens: int) -> None:
+def test_non_finite_values_affect_their_row_only(variant: str, tokens: int) -> None:
     """A NaN or an infinity affects its own row only; zeros and denormals return the bias."""
     torch.manual_seed(0)
     weight, bias = packed(20, 40, "g32i"), torch.randn(20)
@@ -226,7 +230,7 @@ def test_non_finite_rows(variant: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 @pytest.mark.parametrize("tokens", [2, 20])
-def test_strided_panels(scheme: str, tokens: int) -> None:
+def test_strided_panels_equal_contiguous_panels(scheme: str, tokens: int) -> None:
     """Slices of a merged weight, and every other panel of an interleaved one."""
     torch.manual_seed(0)
     weight, other = packed(70, 64, scheme), packed(70, 64, scheme)
@@ -241,7 +245,7 @@ def test_strided_panels(scheme: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [4, 12])
-def test_strided_and_many_dimensional_inputs(tokens: int) -> None:
+def test_strided_and_multidimensional_inputs_match_reference(tokens: int) -> None:
     torch.manual_seed(0)
     weight = packed(24, 40, "g32i")
     wide, residual = torch.randn(tokens, 100), torch.randn(24, tokens)
@@ -272,7 +276,7 @@ def test_ops_are_well_formed(tokens: int) -> None:
     torch.library.opcheck(ops.int4_gated_linear, (x, both, 20, "g32i", "silu", bias, bias), test_utils=tests)
 
 
-def test_rejects_mismatched_arguments() -> None:
+def test_mismatched_arguments_raise() -> None:
     x, weight = torch.randn(3, 40), packed(20, 40, "g32i")
     with pytest.raises(RuntimeError, match="has 2 panels of 16 rows; out_features = 40 needs 3"):
         linear.int4_linear(x, weight, 40)

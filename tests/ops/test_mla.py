@@ -117,13 +117,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_against_reference(name: str) -> None:
+def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
 @pytest.mark.parametrize("cache", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
+def test_every_dtype_matches_reference(cache: torch.dtype, dtype: torch.dtype) -> None:
     check(make_batch((30, 20), (22, 1), heads=2, cache=cache, dtype=dtype))
 
 
@@ -136,7 +136,7 @@ def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
     cache=st.sampled_from(FLOATS),
     seed=st.integers(0, 99),
 )
-def test_any_shape(
+def test_random_shapes_match_reference(
     sequences: list[tuple[int, int]],
     heads: int,
     sizes: tuple[int, int],
@@ -150,7 +150,7 @@ def test_any_shape(
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-def test_it_is_attention_of_expanded_heads(variant: str) -> None:
+def test_equals_attention_of_expanded_heads(variant: str) -> None:
     """Keys and values projected up from the latents, as DeepSeek-V2 defines its attention."""
     random = torch.Generator().manual_seed(3)
     heads, rank, rope, nope, value, length = 4, 32, 8, 12, 20, 45
@@ -179,7 +179,7 @@ def test_it_is_attention_of_expanded_heads(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("cache", FLOATS)
-def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, cache: torch.dtype) -> None:
+def test_batch_and_chunking_do_not_change_bits(variant: str, cache: torch.dtype) -> None:
     new = (60, 40, 1, 2)
     batch = make_batch((290, 40, 540, 5), new, heads=5, cache=cache, dtype=torch.bfloat16)
     with variants.use(variant):
@@ -194,7 +194,7 @@ def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, cache: torch.dt
 @pytest.mark.parametrize(
     ("lengths", "new", "heads"), [((900, 300) + (17,) * 20, (1, 50) + (1,) * 20, 4), ((129,), (1,), 21)]
 )
-def test_same_bits_for_any_number_of_threads(
+def test_thread_count_does_not_change_bits(
     cache: torch.dtype, lengths: tuple[int, ...], new: tuple[int, ...], heads: int
 ) -> None:
     batch = make_batch(lengths, new, heads=heads, cache=cache)
@@ -209,7 +209,7 @@ def test_same_bits_for_any_number_of_threads(
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-def test_nan_and_infinite_rows_stay_alone(variant: str) -> None:
+def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
     batch = make_batch((20,), (20,), heads=2)
     q = batch.q_latent.clone()
     q[3, 0, 5] = math.nan
@@ -224,12 +224,12 @@ def test_nan_and_infinite_rows_stay_alone(variant: str) -> None:
     assert torch.equal(result[untouched], expected[untouched])
 
 
-def test_large_scores() -> None:
+def test_large_scores_match_reference() -> None:
     batch = make_batch((300,), (2,))
     check(replace(batch, q_latent=batch.q_latent * 1e4))
 
 
-def test_nothing_to_do() -> None:
+def test_empty_batch_returns_empty() -> None:
     assert make_batch((), ()).run().shape == (0, 3, 32)
     assert make_batch((5, 0), (0, 0)).run().shape == (0, 3, 32)
 
@@ -237,7 +237,7 @@ def test_nothing_to_do() -> None:
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("cache", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_mla_write(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
+def test_mla_write_matches_reference(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
     wide = torch.randn(19, 70).to(dtype)
     wide[2, 7] = math.nan
     wide[3, 60] = math.inf
@@ -260,7 +260,7 @@ def test_opcheck() -> None:
     )
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_invalid_arguments_raise() -> None:
     batch = make_batch((30, 20), (4, 1))
     with pytest.raises(ValueError, match="block size 24"):
         mla.new_latent_cache(1, 8, 8, 24, torch.float32)

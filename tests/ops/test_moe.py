@@ -25,7 +25,7 @@ FLOAT = tuple(name for name in linear.SCHEMES if name not in EXACT)
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize("bias", [None, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3, 40])
-def test_exact_schemes_equal_the_reference(scheme: str, bias: torch.dtype | None, tokens: int) -> None:
+def test_exact_schemes_match_reference(scheme: str, bias: torch.dtype | None, tokens: int) -> None:
     # relu needs no polynomial, so only float32 rounding of the weighted sum is left.
     layer = make_layer(scheme=scheme, activation="relu", bias=bias)
     inputs = make_input(layer, tokens, 2)
@@ -33,14 +33,14 @@ def test_exact_schemes_equal_the_reference(scheme: str, bias: torch.dtype | None
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_clamped", "silu_clamped"])
-def test_activations(activation: str) -> None:
+def test_activations_match_reference(activation: str) -> None:
     layer = make_layer(activation=activation, bias=torch.float32)
     inputs = make_input(layer, 20, 2)
     assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-2)
 
 
 @pytest.mark.parametrize("activation", ["swiglu_clamped", "silu_clamped"])
-def test_clamp_limit(activation: str) -> None:
+def test_clamp_limit_is_applied(activation: str) -> None:
     layer = make_layer(activation=activation)
     x, ids, weights = make_input(layer, 6, 2)
     options = layer.options() | {"limit": 0.5}
@@ -52,7 +52,7 @@ def test_clamp_limit(activation: str) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5, 60])
 @pytest.mark.parametrize("intermediate", [16, 72, 280])
-def test_experts_without_a_gate(tokens: int, intermediate: int, bias: bool) -> None:
+def test_ungated_experts_match_reference(tokens: int, intermediate: int, bias: bool) -> None:
     random = torch.Generator().manual_seed(0)
     up = packed(4, intermediate, 64, "g32i", random)
     down = packed(4, 64, intermediate, "g32i", random)
@@ -71,7 +71,7 @@ def test_experts_without_a_gate(tokens: int, intermediate: int, bias: bool) -> N
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 60])
-def test_weights_of_what_goes_in(tokens: int) -> None:
+def test_weigh_input_scales_the_expert_inputs(tokens: int) -> None:
     layer = make_layer(bias=torch.float32, activation="relu")
     layer.weigh_input = True
     x, ids, weights = make_input(layer, tokens, 2)
@@ -88,7 +88,7 @@ def test_weights_of_what_goes_in(tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ids_dtype", [torch.int64, torch.int32])
-def test_dtypes(dtype: torch.dtype, ids_dtype: torch.dtype) -> None:
+def test_every_dtype_matches_reference(dtype: torch.dtype, ids_dtype: torch.dtype) -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, 5, 2, dtype)
     found = on_every_variant(layer, x, ids.to(ids_dtype), weights.to(dtype))
@@ -97,7 +97,7 @@ def test_dtypes(dtype: torch.dtype, ids_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scheme", FLOAT)
-def test_float_group_scales(scheme: str) -> None:
+def test_float_group_scales_match_reference_within_tolerance(scheme: str) -> None:
     """Their scales are folded where an expert has many rows, so they are held to a tolerance only."""
     layer = make_layer(scheme=scheme, hidden=150, intermediate=72, bias=torch.bfloat16)
     for tokens in (2, 40):
@@ -117,7 +117,9 @@ def test_float_group_scales(scheme: str) -> None:
     top_k=st.integers(1, 9),
     seed=st.integers(0, 99),
 )
-def test_any_shape(experts: int, hidden: int, intermediate: int, tokens: int, top_k: int, seed: int) -> None:
+def test_random_shapes_match_reference(
+    experts: int, hidden: int, intermediate: int, tokens: int, top_k: int, seed: int
+) -> None:
     layer = make_layer(experts, hidden, intermediate, activation="relu", seed=seed)
     inputs = make_input(layer, tokens, min(top_k, experts), seed=seed)
     found = on_every_variant(layer, *inputs)
@@ -156,7 +158,7 @@ def test_opcheck() -> None:
         ({"expert_weights": torch.zeros(5, 1)}, "expert_weights has 1 columns, expert_ids 2"),
     ],
 )
-def test_errors_say_what_is_wrong(change: dict[str, object], message: str) -> None:
+def test_invalid_arguments_raise(change: dict[str, object], message: str) -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, 5, 2)
     options = {"x": x, "expert_ids": ids, "expert_weights": weights} | layer.options() | change

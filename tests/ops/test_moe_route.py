@@ -38,7 +38,7 @@ def check(logits: Tensor, *args: Any, **options: Any) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_agrees_with_reference(data: st.DataObject) -> None:
+def test_matches_reference(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     groups = data.draw(st.sampled_from((1, 1, 2, 4)))
     size = data.draw(st.integers(1, 70))
@@ -74,7 +74,7 @@ def test_agrees_with_reference(data: st.DataObject) -> None:
     ],
     ids=["mixtral", "qwen3", "olmoe", "gpt-oss", "deepseek-v3", "deepseek-v2"],
 )
-def test_the_models_routers(experts: int, top_k: int, options: dict[str, Any]) -> None:
+def test_routers_of_real_models_match_reference(experts: int, top_k: int, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     logits = torch.randn(20, experts) * 2
     if options["scoring"] == "sigmoid":
@@ -86,7 +86,7 @@ def test_the_models_routers(experts: int, top_k: int, options: dict[str, Any]) -
     assert torch.equal(torch.stack([a[1] for a in alone]), together[1])
 
 
-def test_of_equal_scores_the_lower_index_wins() -> None:
+def test_equal_scores_select_the_lower_index() -> None:
     logits = torch.zeros(2, 40)
     logits[1, 33] = 1.0
     for scoring in moe.SCORINGS:
@@ -96,7 +96,7 @@ def test_of_equal_scores_the_lower_index_wins() -> None:
 
 @pytest.mark.parametrize("scoring", moe.SCORINGS)
 @pytest.mark.parametrize("groups", [1, 4])
-def test_whatever_the_logits_ids_are_distinct_and_in_range(scoring: str, groups: int) -> None:
+def test_non_finite_logits_return_distinct_ids_in_range(scoring: str, groups: int) -> None:
     nan, inf = math.nan, math.inf
     logits = torch.randn(6, 16)
     logits[0] = nan
@@ -112,7 +112,7 @@ def test_whatever_the_logits_ids_are_distinct_and_in_range(scoring: str, groups:
             assert ids[1].tolist() == torch.argsort(logits[1].nan_to_num(-99.0), descending=True)[:6].tolist()
 
 
-def test_layouts_and_leading_dimensions() -> None:
+def test_strided_and_multidimensional_logits_equal_contiguous_logits() -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 24)
     weights, ids = moe.moe_route(logits, 4, "softmax", True)
@@ -132,7 +132,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.moe_route.default, args)
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     logits = torch.randn(3, 16)
     with pytest.raises(RuntimeError, match="top_k = 17 must lie in 1 to 16"):
         moe.moe_route(logits, 17, "softmax", True)

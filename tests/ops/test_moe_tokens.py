@@ -17,7 +17,7 @@ from torch_armllm.ops import variants
 
 
 @pytest.mark.parametrize("tokens", [2, 9, 70])
-def test_a_token_has_the_same_bits_alone_and_in_a_batch(tokens: int) -> None:
+def test_token_result_is_independent_of_batch(tokens: int) -> None:
     layer = make_layer(hidden=80, intermediate=40, bias=torch.float32)
     x, ids, weights = make_input(layer, tokens, 3, torch.bfloat16)
     for name in VARIANTS:
@@ -29,7 +29,7 @@ def test_a_token_has_the_same_bits_alone_and_in_a_batch(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 50])
-def test_threads_do_not_change_bits(tokens: int) -> None:
+def test_thread_count_does_not_change_bits(tokens: int) -> None:
     layer = make_layer(hidden=160, intermediate=96)
     x, ids, weights = make_input(layer, tokens, 2)
     ids[:, 0] = 3  # one crowded expert, whose tiles become narrow
@@ -46,7 +46,7 @@ def test_threads_do_not_change_bits(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9, 300])
-def test_all_tokens_on_one_expert(tokens: int) -> None:
+def test_all_tokens_on_one_expert_match_reference(tokens: int) -> None:
     layer = make_layer(experts=6, activation="relu")
     x, _, _ = make_input(layer, tokens, 1)
     ids, weights = torch.full((tokens, 1), 4), torch.ones(tokens, 1)
@@ -55,7 +55,7 @@ def test_all_tokens_on_one_expert(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 20])
-def test_an_expert_named_twice_counts_twice(tokens: int) -> None:
+def test_repeated_expert_ids_are_summed(tokens: int) -> None:
     layer = make_layer()
     x, ids, _ = make_input(layer, tokens, 1)
     twelve = layer(x, ids.expand(tokens, 12), torch.full((tokens, 12), 0.25))
@@ -63,14 +63,14 @@ def test_an_expert_named_twice_counts_twice(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 30])
-def test_every_expert_chosen(tokens: int) -> None:
+def test_all_experts_per_token_match_reference(tokens: int) -> None:
     layer = make_layer(experts=5, activation="relu")
     inputs = make_input(layer, tokens, 5)
     assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-6)
 
 
 @pytest.mark.parametrize("expert", [-1, 4, 2**31 - 1, 2**32, 2**40, -(2**63)])
-def test_ids_out_of_range(expert: int) -> None:
+def test_expert_ids_out_of_range_raise(expert: int) -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, 12, 3)
     ids[7, 1] = expert
@@ -82,7 +82,7 @@ def test_ids_out_of_range(expert: int) -> None:
             layer(x, ids.to(torch.int32), weights)
 
 
-def test_many_rows_go_through_down_in_passes() -> None:
+def test_large_batch_equals_single_tokens_bitwise() -> None:
     layer = make_layer(experts=3, hidden=790, intermediate=32, activation="relu", bias=torch.float32)
     x, ids, weights = make_input(layer, 700, 2)
     found = on_every_variant(layer, x, ids, weights)
@@ -92,7 +92,7 @@ def test_many_rows_go_through_down_in_passes() -> None:
     assert_close(found[-3:], layer.reference(x[-3:], ids[-3:], weights[-3:]), 1e-6)
 
 
-def test_no_tokens() -> None:
+def test_empty_batch_returns_empty() -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, 0, 2, torch.bfloat16)
     found = on_every_variant(layer, x, ids, weights)
@@ -101,7 +101,7 @@ def test_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("tokens", [3, 40])
-def test_what_is_not_finite_stays_in_its_token(tokens: int) -> None:
+def test_non_finite_values_affect_their_token_only(tokens: int) -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, tokens, 2)
     clean = layer(x, ids, weights)
@@ -113,7 +113,7 @@ def test_what_is_not_finite_stays_in_its_token(tokens: int) -> None:
     assert torch.equal(found[rest], clean[rest])
 
 
-def test_strided_inputs_and_leading_dimensions() -> None:
+def test_strided_and_multidimensional_inputs_equal_contiguous_inputs() -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, 12, 2)
     expected = layer(x, ids, weights)
@@ -127,7 +127,7 @@ def test_strided_inputs_and_leading_dimensions() -> None:
     assert torch.equal(layer(x.t().contiguous().t(), ids, weights.t().contiguous().t()), expected)
 
 
-def test_weights_may_be_slices() -> None:
+def test_sliced_expert_weights_are_accepted() -> None:
     layer = make_layer(experts=4)
     x, ids, weights = make_input(layer, 12, 2)
     ids = ids % 2

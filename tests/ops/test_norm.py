@@ -54,7 +54,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_agrees_with_reference(width: int, dtype: torch.dtype) -> None:
+def test_matches_reference(width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(width)
     x = (torch.randn(5, width) * 3 + 1).to(dtype)
     for weight_dtype in (dtype, torch.float32):
@@ -71,7 +71,7 @@ def test_agrees_with_reference(width: int, dtype: torch.dtype) -> None:
     dtype=st.sampled_from(FLOATS),
     scale=st.sampled_from((1e-3, 1.0, 100.0)),
 )
-def test_add_forms_are_the_norms_of_the_rounded_sum(
+def test_add_norm_equals_norm_of_the_rounded_sum(
     rows: int, width: int, dtype: torch.dtype, scale: float
 ) -> None:
     torch.manual_seed(rows + width)
@@ -88,7 +88,7 @@ def test_add_forms_are_the_norms_of_the_rounded_sum(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_variants_and_batches_give_the_same_bits(dtype: torch.dtype) -> None:
+def test_variant_and_batch_do_not_change_bits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     for width in (7, 100, 576):
         x = torch.randn(9, width).to(dtype)
@@ -102,7 +102,7 @@ def test_variants_and_batches_give_the_same_bits(dtype: torch.dtype) -> None:
             assert all(torch.equal(found[0], other) for other in found)
 
 
-def test_values_that_are_not_finite_stay_in_their_row() -> None:
+def test_non_finite_values_affect_their_row_only() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 70)
     x[1, 69] = float("nan")
@@ -113,7 +113,7 @@ def test_values_that_are_not_finite_stay_in_their_row() -> None:
                 close(op(x), reference(x))
 
 
-def test_strided_rows() -> None:
+def test_strided_rows_equal_contiguous_rows() -> None:
     torch.manual_seed(0)
     merged = torch.randn(1, 6, 4 * 24 + 50)
     heads = merged[..., 10 : 10 + 4 * 24].unflatten(-1, (4, 24))
@@ -129,7 +129,7 @@ def test_strided_rows() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (8,), (1, 1, 8)])
-def test_odd_shapes(shape: tuple[int, ...]) -> None:
+def test_empty_and_one_dimensional_inputs_match_reference(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     for op, reference in forms(8).values():
         assert op(x).shape == x.shape
@@ -145,7 +145,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(ops.add_layer_norm.default, (x, residual, weight, bias, 1e-5))
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     x = torch.randn(2, 8)
     with pytest.raises(RuntimeError, match=r"weight must have shape \(8,\)"):
         norm.rms_norm(x, torch.ones(7), 1e-5)

@@ -59,7 +59,7 @@ def dequantized(parts: Plain, scheme: str) -> Tensor:
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) -> None:
+def test_unpack_inverts_pack(scheme: str, rows: int, columns: int) -> None:
     torch.manual_seed(rows + columns)
     parts = plain(rows, columns, scheme)
     q, multipliers, scales, zeros, offsets = parts
@@ -98,7 +98,7 @@ def test_unpack_returns_what_was_packed(scheme: str, rows: int, columns: int) ->
     st.integers(0, 2**31),
     st.booleans(),
 )
-def test_any_shape(rows: int, columns: int, scheme: str, seed: int, experts: bool) -> None:
+def test_random_shapes_round_trip(rows: int, columns: int, scheme: str, seed: int, experts: bool) -> None:
     torch.manual_seed(seed)
     parts = plain(rows, columns, scheme, *((3,) if experts else ()))
     weight = pack(parts, scheme)
@@ -106,7 +106,7 @@ def test_any_shape(rows: int, columns: int, scheme: str, seed: int, experts: boo
 
 
 @pytest.mark.parametrize("scheme", ["g32", "g64", "g128", "g32z", "g64z", "g128z"])
-def test_folded_scales_lose_little(scheme: str) -> None:
+def test_folding_error_is_bounded(scheme: str) -> None:
     """The INT8 form of float groups differs from the weight by half a step and the factor's own rounding."""
     torch.manual_seed(0)
     parts = plain(40, 320, scheme)
@@ -118,7 +118,7 @@ def test_folded_scales_lose_little(scheme: str) -> None:
     assert int(folded.abs().max()) == 127
 
 
-def test_folded_groups_of_zeros() -> None:
+def test_zero_groups_do_not_affect_folding() -> None:
     """A group of zeros may have any scale: it neither affects the row scale nor overflows."""
     q = torch.zeros(2, 64, dtype=torch.int8)
     q[0, :32] = 7
@@ -141,7 +141,7 @@ def test_experts_are_packed_independently() -> None:
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
-def test_padding_is_zero(scheme: str) -> None:
+def test_padding_unpacks_to_zero(scheme: str) -> None:
     weight = pack(plain(5, 7, scheme), scheme)
     whole = linear.unpack_weight(weight, 16, 32, scheme)
     assert not whole[5:].any()
@@ -149,7 +149,7 @@ def test_padding_is_zero(scheme: str) -> None:
         assert not whole[:, 7:].any()
 
 
-def test_layout_of_one_panel() -> None:
+def test_panel_layout_matches_the_specification() -> None:
     """The byte layout that packed_panel.h specifies."""
     q = torch.zeros(16, 32, dtype=torch.int8)
     q[3, 13] = 5  # line 1 (k = 8..15), byte 8·3 + 5, low nibble, biased
@@ -165,7 +165,7 @@ def test_layout_of_one_panel() -> None:
     assert torch.equal(panel[128:], expected)
 
 
-def test_layout_of_a_panel_with_float_groups() -> None:
+def test_panel_layout_with_float_groups_matches_the_specification() -> None:
     q = torch.zeros(16, 200, dtype=torch.int8)
     q[0, 199] = 9  # line 24 of the values, byte 7, low nibble: q itself
     q[8, 0] = 15  # line 0, byte 0, high nibble: q − 8
@@ -194,7 +194,7 @@ def test_interleaved_panels_alternate() -> None:
         linear.interleave_panels(gate, up[:1])
 
 
-def test_strided_inputs() -> None:
+def test_strided_inputs_equal_contiguous_inputs() -> None:
     q, multipliers, scales, *_ = plain(32, 64, "g32i")
     assert multipliers is not None
     expected = linear.pack_int4(q, multipliers, scales)
@@ -221,7 +221,7 @@ def test_ops_are_well_formed() -> None:
     torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=tests)
 
 
-def test_rejects_mismatched_arguments() -> None:
+def test_mismatched_arguments_raise() -> None:
     q, multipliers, scales, *_ = plain(20, 40, "g32i")
     assert multipliers is not None
     with pytest.raises(RuntimeError, match="-8..7"):
@@ -254,7 +254,7 @@ def test_rejects_mismatched_arguments() -> None:
         linear.panel_layout("q4_0", 32)
 
 
-def test_rejects_invalid_float_groups() -> None:
+def test_invalid_float_groups_raise() -> None:
     q, _, scales, zeros, _ = plain(20, 200, "g64z")
     assert zeros is not None
     with pytest.raises(RuntimeError, match=r"0\.\.15"):

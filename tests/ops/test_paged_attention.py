@@ -86,13 +86,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_against_reference(name: str) -> None:
+def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_dtypes(cache: torch.dtype, dtype: torch.dtype) -> None:
+def test_every_dtype_matches_reference(cache: torch.dtype, dtype: torch.dtype) -> None:
     check(make_batch((30, 20), (22, 1), heads=(2, 2), cache=cache, dtype=dtype))
 
 
@@ -106,7 +106,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("group", "size", "cache"), PAIRS)
-def test_head_sizes_and_groups(group: int, size: int, cache: torch.dtype) -> None:
+def test_head_sizes_and_query_groups_match_reference(group: int, size: int, cache: torch.dtype) -> None:
     block = BLOCKS[size]
     batch = make_batch(
         *((40, 270), (5, 1)), heads=(group, 1), sizes=(size, size), block=block, cache=cache, seed=group
@@ -114,7 +114,7 @@ def test_head_sizes_and_groups(group: int, size: int, cache: torch.dtype) -> Non
     check(batch)
 
 
-def test_an_int8_cache_costs_no_more_than_its_rounding() -> None:
+def test_int8_cache_error_is_bounded() -> None:
     """Relative error of the output, against the keys and values before they were rounded."""
     errors = {}
     for cache in (torch.bfloat16, torch.int8):
@@ -140,7 +140,7 @@ def test_an_int8_cache_costs_no_more_than_its_rounding() -> None:
     cache=st.sampled_from(CACHES),
     seed=st.integers(0, 99),
 )
-def test_any_shape(
+def test_random_shapes_match_reference(
     sequences: list[tuple[int, int]],
     group: int,
     kv_heads: int,
@@ -166,7 +166,7 @@ def test_any_shape(
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("window", [0, 21])
 @pytest.mark.parametrize("cache", CACHES)
-def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, window: int, cache: torch.dtype) -> None:
+def test_batch_and_chunking_do_not_change_bits(variant: str, window: int, cache: torch.dtype) -> None:
     lengths, new = (290, 40, 540, 5), (60, 40, 1, 2)
     batch = make_batch(
         lengths,
@@ -186,7 +186,7 @@ def test_same_bits_alone_in_a_chunk_and_in_a_batch(variant: str, window: int, ca
                 assert torch.equal(batch.only(sequence, token).run()[0], together[sequence][token])
 
 
-def test_same_bits_for_any_number_of_threads() -> None:
+def test_thread_count_does_not_change_bits() -> None:
     batch = make_batch((900, 300) + (17,) * 20, (1, 100) + (1,) * 20, heads=(4, 2))
     threads = torch.get_num_threads()
     try:
@@ -201,7 +201,7 @@ def test_same_bits_for_any_number_of_threads() -> None:
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("window", [0, 21])
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_decode_step_has_the_bits_of_its_sequences(variant: str, window: int, cache: torch.dtype) -> None:
+def test_decode_batch_equals_single_sequences_bitwise(variant: str, window: int, cache: torch.dtype) -> None:
     for lengths in ((1, 129, 300, 32, 31, 700, 2), (129,) * 3 + tuple(range(15, 60, 3))):
         batch = make_batch(
             lengths, (1,) * len(lengths), heads=(6, 2), sizes=(64, 64), cache=cache, window=window
@@ -228,7 +228,7 @@ def test_blocks_before_the_window_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-def test_nan_and_infinite_rows_stay_alone(variant: str) -> None:
+def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
     batch = make_batch((20,), (20,))
     q = batch.q.clone()
     expected = batch.run()
@@ -243,7 +243,7 @@ def test_nan_and_infinite_rows_stay_alone(variant: str) -> None:
     assert torch.equal(result[untouched], expected[untouched])
 
 
-def test_a_nan_key_reaches_all_later_tokens() -> None:
+def test_nan_key_affects_later_tokens_only() -> None:
     batch = make_batch((300,), (300,))
     k_cache = batch.cache.k.clone()
     k_cache[batch.table[0, 100 // 16], 0, 0, 100 % 16] = math.nan
@@ -252,18 +252,18 @@ def test_a_nan_key_reaches_all_later_tokens() -> None:
     assert torch.equal(result[:100], batch.run()[:100])
 
 
-def test_large_scores() -> None:
+def test_large_scores_match_reference() -> None:
     batch = make_batch((300,), (2,))
     check(replace(batch, q=batch.q * 1e4))
 
 
-def test_a_sink_takes_all_the_weight() -> None:
+def test_large_sink_zeroes_the_output() -> None:
     batch = make_batch((20,), (1,), sinks=True)
     result = replace(batch, sinks=torch.full((2,), 1e30)).run()
     assert torch.equal(result, torch.zeros_like(result))
 
 
-def test_nothing_to_do() -> None:
+def test_empty_batch_returns_empty() -> None:
     assert make_batch((), ()).run().shape == (0, 2, 32)
     assert make_batch((5, 0), (0, 0)).run().shape == (0, 2, 32)
 
@@ -278,7 +278,7 @@ def test_opcheck() -> None:
         torch.library.opcheck(torch.ops.armllm.kv_write, arguments)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_invalid_arguments_raise() -> None:
     batch = make_batch((30, 20), (4, 1))
     with pytest.raises(ValueError, match="block size 24"):
         attention.new_kv_cache(1, 1, 8, 8, 24, torch.float32)

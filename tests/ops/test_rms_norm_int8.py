@@ -74,7 +74,7 @@ def test_linear_layers_accept_quantized_rows(tokens: int, scheme: str) -> None:
             assert linear.int4_linear_q(q, scales, packed, outs, scheme, torch.float32).dtype == torch.float32
 
 
-def test_non_finite_rows() -> None:
+def test_non_finite_rows_have_nan_scales() -> None:
     x = torch.randn(4, 64)
     x[1, 3], x[2, 5], x[3] = math.nan, math.inf, 0.0
     for name in RUNNABLE:
@@ -97,7 +97,7 @@ def test_opcheck() -> None:
     )
 
 
-def test_errors_name_the_invalid_argument() -> None:
+def test_invalid_arguments_raise() -> None:
     x = torch.randn(2, 64)
     q, scales, _ = linear.rms_norm_int8(x, torch.ones(64), 1e-5)
     packed = linear.pack_int8(torch.ones(16, 64, dtype=torch.int8), torch.rand(16))

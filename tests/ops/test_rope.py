@@ -43,7 +43,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
     pairs=st.sampled_from(((False, False), (True, False), (True, True))),
     dtype=st.sampled_from(FLOATS),
 )
-def test_agrees_with_reference(
+def test_matches_reference(
     tokens: int,
     q_heads: int,
     k_heads: int,
@@ -67,7 +67,7 @@ def test_agrees_with_reference(
         assert torch.equal(other[1], found[0][1])
 
 
-def test_writes_through_slices_of_a_merged_projection() -> None:
+def test_slices_of_a_merged_projection_are_rotated_in_place() -> None:
     torch.manual_seed(0)
     q_heads, k_heads, size, tokens = 4, 2, 24, 3
     merged = torch.randn(1, tokens, (q_heads + 2 * k_heads) * size)
@@ -86,7 +86,7 @@ def test_writes_through_slices_of_a_merged_projection() -> None:
 
 
 @pytest.mark.parametrize("pairs", [(False, False), (True, False), (True, True)])
-def test_writes_to_a_part_of_wider_heads(pairs: tuple[bool, bool]) -> None:
+def test_slices_of_wider_heads_are_rotated_in_place(pairs: tuple[bool, bool]) -> None:
     torch.manual_seed(0)
     q, k = torch.randn(5, 3, 56), torch.randn(5, 70)
     cos, sin = table(5, 12)
@@ -100,7 +100,7 @@ def test_writes_to_a_part_of_wider_heads(pairs: tuple[bool, bool]) -> None:
             assert torch.equal(keys[:, :46], k[:, :46])
 
 
-def test_layouts_that_need_a_copy() -> None:
+def test_non_contiguous_layouts_are_rotated_in_place() -> None:
     torch.manual_seed(0)
     cos, sin = table(3, 4)
     swapped, spread = torch.randn(2, 3, 8).transpose(0, 1), torch.randn(3, 2, 16)[..., ::2]
@@ -112,7 +112,7 @@ def test_layouts_that_need_a_copy() -> None:
     assert not spread.is_contiguous()
 
 
-def test_a_token_depends_on_itself_alone() -> None:
+def test_token_result_is_independent_of_batch() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(40, 9, 64), torch.randn(40, 3, 64)
     cos, sin = table(40, 32)
@@ -127,7 +127,7 @@ def test_a_token_depends_on_itself_alone() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 50])
-def test_table(tokens: int) -> None:
+def test_rope_table_matches_reference(tokens: int) -> None:
     positions = torch.randint(0, 100_000, (1, tokens))
     inv_freq = 1.0 / 500000.0 ** (torch.arange(33) / 33)
     for found, expected in zip(
@@ -147,7 +147,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.rope_.default, (q, k, cos, sin, True, True))
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     cos, sin = table(3, 4)
     q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
     with pytest.raises(RuntimeError, match="q and k must agree in tokens"):

@@ -43,7 +43,7 @@ def draw(
     )
 
 
-def test_philox_gives_the_published_numbers() -> None:
+def test_philox_matches_random123_known_answer() -> None:
     """The known answer of Random123 for a counter and a key of zeros begins with 6627e8d5 e169c58d."""
     assert philox_uniform(0, 0) == (0x6627E8D5E169C58D >> 11) / 2**53
 
@@ -58,7 +58,7 @@ def test_philox_gives_the_published_numbers() -> None:
     min_p=st.sampled_from((0.0, 0.02, 0.5, 1.0)),
     size=st.sampled_from((0.5, 4.0)),
 )
-def test_agrees_with_reference(
+def test_matches_reference(
     vocabulary: int,
     dtype: torch.dtype,
     temperature: float,
@@ -88,7 +88,7 @@ def test_agrees_with_reference(
 @pytest.mark.parametrize(
     "filters", [{}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
 )
-def test_draws_are_distributed_as_they_should(filters: dict[str, Any]) -> None:
+def test_draws_follow_the_distribution(filters: dict[str, Any]) -> None:
     """Chi-square over many draws with fixed seeds; 0.001 is the chance that a right sampler fails."""
     torch.manual_seed(0)
     draws = 4000
@@ -108,7 +108,7 @@ def test_draws_are_distributed_as_they_should(filters: dict[str, Any]) -> None:
         assert normal < 3.1
 
 
-def test_greedy_takes_the_first_of_the_largest() -> None:
+def test_greedy_returns_first_of_equal_maxima() -> None:
     torch.manual_seed(0)
     for vocabulary in (1, 17, 8191, 8193, 20_000):
         for dtype in FLOATS:
@@ -123,7 +123,7 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
                     assert ids[1] == vocabulary // 2 and ids[2] == 0
 
 
-def test_ties_at_the_borders_of_the_filters() -> None:
+def test_ties_at_filter_thresholds() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     many = logits.expand(600, -1)
     seeds = torch.arange(600)
@@ -139,7 +139,7 @@ def test_ties_at_the_borders_of_the_filters() -> None:
             assert set(draw(torch.zeros(600, 5), top_k=2, seeds=seeds)[0].tolist()) == set(range(5))
 
 
-def test_flat_distributions() -> None:
+def test_flat_distributions_cover_all_tokens() -> None:
     """Nothing stands out: the filters must look at every token, and the draw reaches all of them."""
     rows, vocabulary = 200, 3000
     logits = torch.zeros(rows, vocabulary)
@@ -156,7 +156,7 @@ def test_flat_distributions() -> None:
     frequency=st.sampled_from((0.0, 0.7)),
     tokens=st.integers(0, 60),
 )
-def test_penalties(repetition: float, presence: float, frequency: float, tokens: int) -> None:
+def test_penalties_match_reference(repetition: float, presence: float, frequency: float, tokens: int) -> None:
     torch.manual_seed(tokens)
     vocabulary = 9000
     logits = torch.randn(2, vocabulary)
@@ -188,7 +188,7 @@ def test_penalties(repetition: float, presence: float, frequency: float, tokens:
                 )
 
 
-def test_a_row_does_not_depend_on_the_batch_or_the_threads() -> None:
+def test_row_result_is_independent_of_batch_and_threads() -> None:
     torch.manual_seed(0)
     logits = torch.randn(7, 20_000).bfloat16() * 2
     seeds, steps = torch.arange(7) * 3, torch.arange(7) + 100
@@ -211,7 +211,7 @@ def test_a_row_does_not_depend_on_the_batch_or_the_threads() -> None:
     assert torch.equal(draw(strided)[0], draw(strided.contiguous())[0])
 
 
-def test_extreme_logits() -> None:
+def test_extreme_logits_return_valid_tokens() -> None:
     logits = torch.full((5, 100), -math.inf)
     logits[0, 7] = -1e30
     logits[1, 3:5] = math.inf
@@ -229,7 +229,7 @@ def test_extreme_logits() -> None:
                     assert logprobs[0] == 0 and logprobs[1] == 0 and logprobs[3] == 0
 
 
-def test_no_rows() -> None:
+def test_empty_batch_returns_empty() -> None:
     ids, logprobs = draw(torch.zeros(0, 5), logprobs=True)
     assert ids.shape == logprobs.shape == (0,)
     assert draw(torch.zeros(2, 5))[1].shape == (0,)
@@ -242,7 +242,7 @@ def test_opcheck() -> None:
     )
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     logits = torch.randn(2, 30)
     ids, offsets = torch.tensor([3, 30]), torch.tensor([0, 1, 2])
     with pytest.raises(RuntimeError, match="temperature of row 0 is -1"):

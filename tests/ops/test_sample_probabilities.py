@@ -48,7 +48,7 @@ def probabilities(
     min_p=st.sampled_from((0.0, 0.02, 1.0)),
     size=st.sampled_from((0.0, 0.5, 4.0)),
 )
-def test_probabilities_agree_with_the_reference(
+def test_probabilities_match_reference(
     vocabulary: int,
     dtype: torch.dtype,
     temperature: float,
@@ -72,7 +72,7 @@ def test_probabilities_agree_with_the_reference(
         assert found[0][row].sum() == pytest.approx(1, abs=1e-4)
 
 
-def test_probabilities_follow_the_penalties() -> None:
+def test_penalties_are_applied_to_probabilities() -> None:
     torch.manual_seed(0)
     logits, prompt, output = torch.randn(1, 9000), torch.tensor([5, 8000]), torch.tensor([7, 7, 8999])
     logits[0, [5, 7, 8999]] = 6.0
@@ -98,9 +98,7 @@ def test_probabilities_follow_the_penalties() -> None:
     count=st.sampled_from((0, 1, 5, 70, 20_000)),
     size=st.sampled_from((0.0, 2.0, 200.0)),
 )
-def test_top_logprobs_agree_with_the_reference(
-    vocabulary: int, dtype: torch.dtype, count: int, size: float
-) -> None:
+def test_top_logprobs_match_reference(vocabulary: int, dtype: torch.dtype, count: int, size: float) -> None:
     torch.manual_seed(count)
     logits = (torch.randn(3, vocabulary) * size).to(dtype)
     if vocabulary > 20:
@@ -115,7 +113,7 @@ def test_top_logprobs_agree_with_the_reference(
             torch.testing.assert_close(best, expected[3], rtol=1e-5, atol=2e-5)
 
 
-def test_logprobs_of_infinite_logits() -> None:
+def test_infinite_logits_have_valid_logprobs() -> None:
     logits = torch.full((3, 40), -math.inf)
     logits[0, 5], logits[1, 7] = 2.0, math.inf
     own, ranks, best_ids, best = top_logprobs(logits, torch.tensor([5, 7, 3]), 2)
@@ -124,7 +122,7 @@ def test_logprobs_of_infinite_logits() -> None:
     assert best[:2, 0].tolist() == [0, 0] and best[:, 1].tolist() == [-math.inf] * 3
 
 
-def test_rows_do_not_depend_on_each_other() -> None:
+def test_rows_are_independent() -> None:
     torch.manual_seed(0)
     logits = (torch.randn(5, 9000) * 3).bfloat16()
     wide = torch.cat([logits, torch.full((5, 30), 9.0).bfloat16()], 1)[:, :9000]
@@ -147,7 +145,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.top_logprobs.default, (logits, whole, 3))
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     logits = torch.randn(2, 30)
     with pytest.raises(RuntimeError, match="ids of row 1 is 30; the vocabulary has 30"):
         top_logprobs(logits, torch.tensor([0, 30]), 1)

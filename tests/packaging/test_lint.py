@@ -38,7 +38,7 @@ def checkout(tmp_path: Path) -> Path:
         ("if TYPE_CHECKING:\n    from torch_armllm.engine import step\n", "1 upward, 1 circles"),
     ],
 )
-def test_imports_against_the_layers_are_reported(
+def test_imports_against_layer_order_are_reported(
     checkout: Path, capsys: pytest.CaptureFixture[str], code: str, complaint: str | None
 ) -> None:
     (checkout / "torch_armllm/quant/layers.py").write_text(code)
@@ -48,7 +48,7 @@ def test_imports_against_the_layers_are_reported(
     assert (complaint or "0 upward, 0 circles, 0 inside functions") in printed
 
 
-def test_a_circle_within_a_layer_is_reported(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_cycle_within_a_layer_is_reported(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / "torch_armllm/quant/layers.py").write_text("import torch_armllm.quant.recipe\n")
     (checkout / "torch_armllm/quant/recipe.py").write_text("from torch_armllm.quant.layers import x\n")
     assert script("imports").main(["--root", str(checkout)]) == 1
@@ -80,7 +80,7 @@ def test_includes_against_the_order_are_reported(
     assert (complaint or "1 includes: 0 against the order") in capsys.readouterr().out
 
 
-def test_this_checkout_keeps_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkout_has_no_import_violations(capsys: pytest.CaptureFixture[str]) -> None:
     assert script("imports").main([]) == 0, capsys.readouterr().out
     assert script("includes").main([]) == 0, capsys.readouterr().out
 
@@ -100,6 +100,6 @@ def test_this_checkout_keeps_the_rules(capsys: pytest.CaptureFixture[str]) -> No
         ("a.sh", "# " + "word " * 30 + "\n", "1: 152 characters, at most 110"),
     ],
 )
-def test_prose(tmp_path: Path, name: str, text: str, breach: str | None) -> None:
+def test_prose_rules_are_checked(tmp_path: Path, name: str, text: str, breach: str | None) -> None:
     (tmp_path / name).write_text(text)
     assert list(script("prose").breaches(tmp_path / name)) == ([breach] if breach else [])

@@ -48,7 +48,7 @@ def test_wheel_serves_every_python(wheel: Path) -> None:
     assert "-py3-none-linux_" in wheel.name, wheel.name
 
 
-def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_only_the_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert all(top == "torch_armllm" or top.endswith(".dist-info") for top in tops), tops

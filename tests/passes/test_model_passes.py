@@ -95,7 +95,7 @@ def test_attention_becomes_paged() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_quantized_model_has_fused_ops_only(family: str) -> None:
+def test_quantized_model_has_fused_ops_only(family: str) -> None:
     model = tiny(family)
     quantize(model, progress=False)
     graph = capture(model).graph_module

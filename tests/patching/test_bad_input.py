@@ -42,7 +42,7 @@ class Fault(RuntimeError):
 @torch.no_grad()
 @pytest.mark.parametrize("failing", [0, 5, 14])
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("mixtral", False)])
-def test_a_failure_at_any_layer_leaves_the_model_as_it_was(
+def test_failure_at_any_layer_leaves_the_model_unchanged(
     monkeypatch: pytest.MonkeyPatch, failing: int, family: str, tied: bool
 ) -> None:
     model = tiny(family, torch.bfloat16, tie_word_embeddings=tied)
@@ -66,7 +66,7 @@ def test_a_failure_at_any_layer_leaves_the_model_as_it_was(
 
 
 @torch.no_grad()
-def test_a_failure_of_the_rewrite_leaves_modules_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_capture_leaves_working_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     for quantize in (None, "int4"):
         model = tiny("llama")
         before, logits = contents(model), model(token_ids()).logits
@@ -91,7 +91,7 @@ def test_a_failure_of_the_rewrite_leaves_modules_that_run(monkeypatch: pytest.Mo
         ("gpt2", "lm_head", "weight"),
     ],
 )
-def test_weights_that_are_not_finite_are_named(family: str, layer: str, parameter: str, bad: float) -> None:
+def test_non_finite_weights_raise(family: str, layer: str, parameter: str, bad: float) -> None:
     model = tiny(family)
     weight = getattr(model.get_submodule(layer), parameter)
     place = (1,) * weight.dim()
@@ -109,7 +109,7 @@ def test_weights_that_are_not_finite_are_named(family: str, layer: str, paramete
 
 
 @torch.no_grad()
-def test_positions_beyond_the_models_are_refused_before_anything_is_stored() -> None:
+def test_positions_beyond_the_maximum_raise_and_store_nothing() -> None:
     model = fresh("llama", quantization=None)
     model.config.max_position_embeddings = 16
     cache = model(token_ids(1, 12), use_cache=True).past_key_values
@@ -122,7 +122,7 @@ def test_positions_beyond_the_models_are_refused_before_anything_is_stored() -> 
 
 
 @torch.no_grad()
-def test_adapters_must_be_merged() -> None:
+def test_unmerged_adapters_raise() -> None:
     peft = pytest.importorskip("peft")
     model = tiny("llama")
     options = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
@@ -136,7 +136,7 @@ def test_adapters_must_be_merged() -> None:
     torch.testing.assert_close(merged(token_ids()).logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_wrapped_layers_are_named_without_peft_too() -> None:
+def test_wrapped_layers_raise_without_peft() -> None:
     class Wrapper(nn.Module):
         def __init__(self, base_layer: nn.Module) -> None:
             super().__init__()
@@ -152,9 +152,7 @@ def test_wrapped_layers_are_named_without_peft_too() -> None:
 
 @pytest.mark.parametrize("in_memory", [0, 100, 1 << 20])
 @pytest.mark.parametrize("disk", ["roomy", "full", "read-only"])
-def test_the_spill_gives_back_what_it_took(
-    monkeypatch: pytest.MonkeyPatch, in_memory: int, disk: str
-) -> None:
+def test_spill_file_restores_buffers(monkeypatch: pytest.MonkeyPatch, in_memory: int, disk: str) -> None:
     if disk == "full":
         monkeypatch.setattr(
             SpillFile, "_write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))

@@ -40,7 +40,7 @@ def test_left_padding_changes_nothing(family: str, quantize: str | None) -> None
     ],
     ids=lambda o: "+".join(o) or "greedy",
 )
-def test_generate_gives_what_the_model_gave(options: dict[str, Any]) -> None:
+def test_generate_equals_the_unpatched_model(options: dict[str, Any]) -> None:
     ids = token_ids(1, 12)
     settings = {"max_new_tokens": 24, "do_sample": False, **options}
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def test_generate_gives_what_the_model_gave(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kv_cache", ["int8", "bfloat16", "float16", "float32"])
-def test_a_cache_of_another_type(kv_cache: str) -> None:
+def test_every_cache_dtype_matches_the_model(kv_cache: str) -> None:
     model, ids = tiny("llama"), token_ids(1, 20)
     with torch.no_grad():
         expected = model(ids).logits
@@ -65,12 +65,12 @@ def test_a_cache_of_another_type(kv_cache: str) -> None:
     assert error < {"int8": 0.02, "bfloat16": 0.01, "float16": 1e-3, "float32": 1e-5}[kv_cache]
 
 
-def test_an_unknown_cache_is_refused() -> None:
+def test_unknown_cache_dtype_raises() -> None:
     with pytest.raises(ValueError, match="kv_cache_dtype must be one of int8"):
         torch_armllm.patch(tiny("llama"), kv_cache_dtype="int4")
 
 
-def test_generate_of_a_left_padded_batch() -> None:
+def test_generate_with_left_padding_equals_the_unpatched_model() -> None:
     ids, mask = token_ids(2, 12), torch.ones(2, 12, dtype=torch.long)
     ids[0, :4], mask[0, :4] = 0, 0
     settings = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
@@ -91,7 +91,7 @@ def test_sampling_is_reproducible_and_in_range() -> None:
     assert torch.equal(*draws) and int(draws[0].max()) < 97
 
 
-def test_a_streamer_sees_every_token() -> None:
+def test_streamer_receives_every_token() -> None:
     class Streamer:
         def __init__(self) -> None:
             self.seen: list[int] = []
@@ -108,7 +108,7 @@ def test_a_streamer_sees_every_token() -> None:
 
 
 @pytest.mark.parametrize("given", ["caller's cache", "returned cache"])
-def test_a_cache_serves_several_turns(given: str) -> None:
+def test_cache_is_reused_across_calls(given: str) -> None:
     first, second = token_ids(1, 10), token_ids(1, 7, seed=5)
 
     def talk(model: Any) -> tuple[Tensor, int]:
@@ -124,7 +124,7 @@ def test_a_cache_serves_several_turns(given: str) -> None:
     assert torch.equal(got, expected) and got_length == length
 
 
-def test_a_cache_that_is_held_keeps_its_memory() -> None:
+def test_referenced_cache_keeps_its_memory() -> None:
     model, ids = fresh("llama"), token_ids(1, 20)
     with torch.no_grad():
         held = model(ids, use_cache=True).past_key_values
@@ -141,7 +141,7 @@ def test_a_cache_that_is_held_keeps_its_memory() -> None:
         assert torch.equal(again[:, -1], model(longer).logits[:, -1])
 
 
-def test_a_filled_dynamic_cache_is_taken_over() -> None:
+def test_filled_dynamic_cache_is_converted() -> None:
     ids = token_ids(1, 20)
     plain, model = tiny("qwen3"), patched("qwen3", quantization=None)
     cache = DynamicCache()
@@ -153,7 +153,7 @@ def test_a_filled_dynamic_cache_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_calls_that_the_plan_cannot_serve_run_by_module(family: str) -> None:
+def test_calls_unsupported_by_the_plan_run_by_module(family: str) -> None:
     ids = token_ids(2, 9)
     plain, model = tiny(family), fresh(family, quantization=None)
     embeds = plain.get_input_embeddings()(ids)
@@ -175,7 +175,7 @@ def test_calls_that_the_plan_cannot_serve_run_by_module(family: str) -> None:
         assert sum("torch_armllm" in str(w.message) for w in caught) == 1
 
 
-def test_quantized_modules_serve_what_the_plan_cannot() -> None:
+def test_quantized_modules_run_calls_unsupported_by_the_plan() -> None:
     ids = token_ids(1, 9)
     model = fresh("mixtral")
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_quantized_modules_serve_what_the_plan_cannot() -> None:
     torch.testing.assert_close(slow, fast, atol=2e-3, rtol=2e-3)
 
 
-def test_the_modules_go_on_from_a_paged_cache() -> None:
+def test_modules_continue_from_a_paged_cache() -> None:
     ids = token_ids(1, 15)
     plain, model = tiny("llama"), patched("llama", quantization=None)
     with torch.no_grad(), warnings.catch_warnings():
@@ -197,7 +197,7 @@ def test_the_modules_go_on_from_a_paged_cache() -> None:
     torch.testing.assert_close(torch.cat([middle, end], 1), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_labels_give_the_models_loss() -> None:
+def test_labels_return_the_models_loss() -> None:
     ids = token_ids(2, 9)
     with torch.no_grad():
         expected = tiny("llama")(ids, labels=ids).loss
@@ -212,7 +212,7 @@ def test_unquantized_gradients_still_flow_with_labels() -> None:
     assert model.base_model.layers[0].mlp.down_proj.weight.grad is not None
 
 
-def test_unpatch_gives_the_model_back() -> None:
+def test_unpatch_restores_the_model() -> None:
     ids = token_ids(1, 9)
     for options in ({"quantization": None}, {"keep_original": True}):
         model = tiny("mixtral")
@@ -226,7 +226,7 @@ def test_unpatch_gives_the_model_back() -> None:
         torch_armllm.unpatch(model)
 
 
-def test_unpatch_without_originals_leaves_rounded_weights() -> None:
+def test_unpatch_without_originals_keeps_rounded_weights() -> None:
     ids = token_ids(1, 9)
     model = fresh("llama")
     with torch.no_grad():
@@ -238,7 +238,7 @@ def test_unpatch_without_originals_leaves_rounded_weights() -> None:
     torch_armllm.patch(model, progress=False)
 
 
-def test_the_report_tells_what_happened() -> None:
+def test_report_lists_ops_layers_and_sizes() -> None:
     model = tiny("mixtral")
     report = torch_armllm.patch(model, progress=False)
     assert report.captured and report.capture_reason is None and not report.notes
@@ -251,7 +251,7 @@ def test_the_report_tells_what_happened() -> None:
     assert "int4_moe" in str(report) and report.to_dict()["share"] == report.share > 0.95
 
 
-def test_mistakes_get_clear_errors() -> None:
+def test_invalid_calls_raise() -> None:
     model = patched("llama")
     with pytest.raises(ValueError, match="patched already.*unpatch"):
         torch_armllm.patch(model)
@@ -271,7 +271,7 @@ def test_mistakes_get_clear_errors() -> None:
         model(torch.tensor([[97]]))
 
 
-def test_a_batch_that_does_not_fit_its_cache_is_refused() -> None:
+def test_batch_size_that_differs_from_the_cache_raises() -> None:
     model = patched("llama")
     cache = model(token_ids(2, 4), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="2 sequences.*batch has 3"):

@@ -31,7 +31,7 @@ def steps(family: str, monkeypatch: pytest.MonkeyPatch, fused: bool) -> tuple[li
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_fused_norms_give_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_norms_do_not_change_bits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     separate, expected = steps(family, monkeypatch, fused=False)
     merged, found = steps(family, monkeypatch, fused=True)
     assert torch.equal(found, expected)
@@ -41,7 +41,7 @@ def test_fused_norms_give_the_same_bits(family: str, monkeypatch: pytest.MonkeyP
     assert len(separate) - len(merged) == sum(counts.values())
 
 
-def test_a_norm_with_two_readers_stays() -> None:
+def test_norm_with_two_readers_is_not_fused() -> None:
     def norm_and_layer(readers: int) -> program.Program:
         p = program.Program()
         x, weight = p.allocate(8, torch.float32), p.constant(torch.ones(8))

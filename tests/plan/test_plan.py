@@ -17,14 +17,14 @@ def run(inputs: list[Tensor], tokens: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 97, 10**9])
-def test_a_token_that_the_vocabulary_lacks_is_named(wrong: int) -> None:
+def test_token_outside_vocabulary_raises(wrong: int) -> None:
     ids = token_ids(1, 6)
     ids[0, 4] = wrong
     with pytest.raises(RuntimeError, match=f"token 4 has id {wrong}, but the vocabulary is 0 to 96"):
         run([ids], 6)
 
 
-def test_inputs_that_are_too_short() -> None:
+def test_missing_or_short_inputs_raise() -> None:
     with pytest.raises(RuntimeError, match="input 0 has 6 elements for 7 tokens"):
         run([token_ids(1, 6)], 7)
     with pytest.raises(RuntimeError, match="there is no input 1 of 1"):

@@ -140,7 +140,7 @@ def threads(number: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
-def test_agrees_with_its_operator(name: str, dtype: torch.dtype) -> None:
+def test_instruction_matches_operator(name: str, dtype: torch.dtype) -> None:
     module = everything(dtype)[0]
     if name in ROUNDED:  # in float64: torch's float32 GELU cancels in the left tail
         module = copy.deepcopy(module).double()
@@ -160,7 +160,7 @@ def test_agrees_with_its_operator(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
-def test_a_row_has_the_bits_that_it_has_alone(name: str, dtype: torch.dtype) -> None:
+def test_row_result_is_independent_of_batch(name: str, dtype: torch.dtype) -> None:
     ids = torch.tensor([[NOT_A_NUMBER, *range(10, 43), INFINITE]])
     together = run(name, ids, dtype)
     for t in (0, 1, 15, 16, 17, 34):
@@ -169,6 +169,6 @@ def test_a_row_has_the_bits_that_it_has_alone(name: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize(("name", "reason"), REFUSED.items())
-def test_what_has_no_instruction_is_named(name: str, reason: str) -> None:
+def test_unsupported_operations_raise(name: str, reason: str) -> None:
     with pytest.raises(Unlowerable, match=reason):
         plan(name, torch.float32)

@@ -37,14 +37,14 @@ def check(model: PreTrainedModel, report: Report, expected: torch.Tensor) -> Non
 
 @torch.no_grad()
 @pytest.mark.parametrize("importance", [True, False])
-def test_patch(importance: bool) -> None:
+def test_patch_leaves_rescaled_weights_unquantized(importance: bool) -> None:
     model, expected = rwkv(), rwkv()(token_ids()).logits
     check(model, torch_armllm.patch(model, Recipe(importance=importance), progress=False), expected)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("importance", [True, False])
-def test_loading(importance: bool, tmp_path: Path) -> None:
+def test_loading_leaves_rescaled_weights_unquantized(importance: bool, tmp_path: Path) -> None:
     rwkv().save_pretrained(tmp_path)
     config = ArmInt4Config(Recipe(importance=importance))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)

@@ -35,7 +35,7 @@ def hurt() -> Any:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_gaussian_weights_are_what_they_are_compared_with(scheme: str) -> None:
+def test_outliers_are_relative_to_gaussian_weights(scheme: str) -> None:
     error = gaussian_error(scheme)
     assert (0.003 if scheme.startswith("int8") else 0.05) < error < 0.2
     usual = [record(f"layer{i}", error * (0.7 + 0.05 * i), scheme) for i in range(9)]
@@ -45,19 +45,19 @@ def test_gaussian_weights_are_what_they_are_compared_with(scheme: str) -> None:
     assert found == (far, pytest.approx(error))
 
 
-def test_a_model_whose_layers_all_have_heavy_tails_is_not_stopped() -> None:
+def test_uniformly_heavy_tails_are_not_outliers() -> None:
     wide = FACTOR * 1.1 * gaussian_error("row")
     assert len(find_outliers([record("alone", wide, "row")])) == 1
     assert find_outliers([record(f"layer{i}", wide, "row") for i in range(5)]) == []
 
 
-def test_what_harms_less_than_int4_stops_nothing() -> None:
+def test_errors_below_int4_are_not_outliers() -> None:
     assert FACTOR * gaussian_error("int8") < 0.04
     assert find_outliers([record("int8", 0.04, "int8")]) == []
 
 
 @torch.no_grad()
-def test_an_outlier_stops_the_run_and_leaves_the_model_as_it_was() -> None:
+def test_outlier_raises_and_leaves_the_model_unchanged() -> None:
     model = hurt()
     before = {name: p.clone() for name, p in model.named_parameters()}
     message = (
@@ -71,7 +71,7 @@ def test_an_outlier_stops_the_run_and_leaves_the_model_as_it_was() -> None:
     quantize(model, Recipe(importance=False, overrides={HURT: "int8"}), progress=False)
 
 
-def test_an_outlier_stops_loading_too(tmp_path: Path) -> None:
+def test_outlier_raises_while_loading(tmp_path: Path) -> None:
     hurt().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=re.escape(HURT)):
         AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=ArmInt4Config())
@@ -84,7 +84,7 @@ def test_an_outlier_stops_loading_too(tmp_path: Path) -> None:
     assert "out of line: 0.0" in line
 
 
-def test_the_report_names_the_ten_worst_and_all_that_is_left() -> None:
+def test_report_lists_the_ten_worst_and_all_unquantized_layers() -> None:
     layers = [record(f"model.layers.{i}.q", i / 100) for i in range(1, 15)]
     left = [
         LayerRecord(f"model.layers.{i}.router", "router", "torch", "bfloat16", 1, 2, 2, None, "it chooses")

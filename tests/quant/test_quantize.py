@@ -53,7 +53,7 @@ def test_every_linear_layer_and_expert_is_quantized(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_ops_compute_what_plain_torch_does(family: str) -> None:
+def test_quantized_model_matches_its_emulation(family: str) -> None:
     model, ids = tiny(family), token_ids(2, 9)
     run(model)
     assert distance(model(ids).logits, emulate(model)(ids).logits) < 2e-3
@@ -62,7 +62,9 @@ def test_the_ops_compute_what_plain_torch_does(family: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(("scheme", "tolerance"), [("row", 1e-5), ("g32", 2e-2)])
 @pytest.mark.parametrize("tokens", [3, 40])
-def test_the_other_schemes_compute_what_plain_torch_does(scheme: str, tolerance: float, tokens: int) -> None:
+def test_quantized_layers_match_their_emulation_in_other_schemes(
+    scheme: str, tolerance: float, tokens: int
+) -> None:
     # Layer by layer: in a whole model, a rounding error that changes a router's choice changes everything.
     # For long inputs g32's float scales are folded into the integers: results are close, not equal.
     model = tiny("gpt_oss")
@@ -79,7 +81,7 @@ def test_the_other_schemes_compute_what_plain_torch_does(scheme: str, tolerance:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_restore_gives_what_the_integers_stand_for(family: str) -> None:
+def test_restore_returns_dequantized_weights(family: str) -> None:
     model, ids = tiny(family), token_ids(2, 9)
     original = copy.deepcopy(model)
     records = run(model)
@@ -93,7 +95,7 @@ def test_restore_gives_what_the_integers_stand_for(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "gpt_oss"])
-def test_kept_originals_come_back_bit_for_bit(family: str) -> None:
+def test_restore_returns_kept_originals_bitwise(family: str) -> None:
     model, ids = tiny(family), token_ids(1, 7)
     expected = model(ids).logits
     run(model, keep_original=True)
@@ -103,7 +105,7 @@ def test_kept_originals_come_back_bit_for_bit(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_tied_embeddings_share_the_heads_weights(dtype: torch.dtype) -> None:
+def test_tied_embeddings_share_the_packed_head(dtype: torch.dtype) -> None:
     model, ids = tiny("llama", dtype, tie_word_embeddings=True), token_ids(1, 40)
     before = model.get_input_embeddings().weight.clone()
     size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -146,7 +148,7 @@ def test_layers_are_packed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def test_tied_float32_embeddings_stay_as_they_are() -> None:
+def test_tied_float32_embeddings_are_unchanged() -> None:
     model, ids = tiny("llama", tie_word_embeddings=True), token_ids(1, 7)
     embeddings = model.get_input_embeddings().weight
     values = embeddings.clone()
@@ -175,14 +177,14 @@ def test_float_weights_are_freed_one_by_one() -> None:
         (Recipe(ignore=["model.layers.0.self_attn.*", "lm_head"]), {"lm_head"}),
     ],
 )
-def test_layers_left_out_on_request(recipe: Recipe, expected: set[str]) -> None:
+def test_ignored_layers_are_unchanged(recipe: Recipe, expected: set[str]) -> None:
     model = tiny("llama")
     left = {r.name for r in run(model, recipe) if not r.quantized}
     assert expected <= left
     assert all(type(model.get_submodule(name)) is nn.Linear for name in left)
 
 
-def test_routers_and_narrow_layers_stay() -> None:
+def test_routers_and_narrow_layers_are_not_quantized() -> None:
     records = run(tiny("qwen3_moe"))
     routers = [r for r in records if r.kind == "router"]
     assert len(routers) == 2
@@ -215,7 +217,7 @@ def test_shared_layers_are_replaced_everywhere() -> None:
     assert isinstance(model["a"][0], QuantLinear)
 
 
-def test_experts_that_no_op_computes_are_left_with_the_reason() -> None:
+def test_experts_without_a_fused_op_are_not_quantized() -> None:
     model = tiny("mixtral", hidden_act="tanh")
     records = run(model)
     experts = [r for r in records if r.kind == "experts"]
@@ -226,13 +228,13 @@ def test_experts_that_no_op_computes_are_left_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("act", "name"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("relu", "relu")]
 )
-def test_activations_are_recognized_by_what_they_compute(act: str, name: str) -> None:
+def test_activations_are_recognized_by_their_results(act: str, name: str) -> None:
     model = tiny("mixtral", hidden_act=act)
     run(model)
     assert {m.activation for m in model.modules() if isinstance(m, QuantExperts)} == {name}
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_invalid_arguments_raise() -> None:
     model = tiny("llama")
     with pytest.raises(ValueError, match="'int3'"):
         run(model, "int3")
@@ -255,7 +257,7 @@ def test_errors_name_what_is_wrong() -> None:
         run(model)
 
 
-def test_the_report_tells_what_happened() -> None:
+def test_report_lists_layers_and_sizes() -> None:
     model = tiny("mixtral")
     report = Report(run(model), captured=False, capture_reason="a test", variant="scalar", bytes_before=100)
     text = str(report)

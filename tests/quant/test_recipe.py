@@ -38,7 +38,7 @@ def logits(model: Any) -> torch.Tensor:
     return out
 
 
-def test_the_last_override_that_fits_counts_and_ignore_before_all() -> None:
+def test_last_matching_override_applies_and_ignore_wins() -> None:
     found = schemes(
         quantize(tiny("llama"), Recipe(overrides=OVERRIDES, ignore=["*.1.mlp.up_proj"]), progress=False)
     )
@@ -58,12 +58,12 @@ def test_the_last_override_that_fits_counts_and_ignore_before_all() -> None:
         ("qwen3_moe", {"attention": 8, "experts": 2, "head": 1, None: 2}),
     ],
 )
-def test_kinds_are_told_by_names(family: str, expected: dict[str | None, int]) -> None:
+def test_layer_kinds_are_derived_from_names(family: str, expected: dict[str | None, int]) -> None:
     kinds = [kind_of(layer) for layer in find_layers(tiny(family))]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == expected
 
 
-def test_an_override_of_none_leaves_layers_with_a_reason() -> None:
+def test_override_none_leaves_layers_unquantized_with_a_reason() -> None:
     records = quantize(tiny("mixtral"), Recipe(overrides={"experts": None, "head": None}), progress=False)
     left = {r.name: r.reason for r in records if not r.quantized and r.kind != "router"}
     assert set(left) == {"lm_head", "model.layers.0.mlp.experts", "model.layers.1.mlp.experts"}
@@ -83,7 +83,7 @@ def test_an_override_of_none_leaves_layers_with_a_reason() -> None:
         ({"method": "best"}, "unknown quantization method 'best'; there are mse, rtn"),
     ],
 )
-def test_a_wrong_recipe_is_refused_and_named(options: dict[str, Any], message: str) -> None:
+def test_invalid_recipe_raises_and_leaves_the_model_unchanged(options: dict[str, Any], message: str) -> None:
     model = tiny("mixtral")
     before = repr(model)
     with pytest.raises(ValueError, match=message):
@@ -91,7 +91,7 @@ def test_a_wrong_recipe_is_refused_and_named(options: dict[str, Any], message: s
     assert repr(model) == before
 
 
-def test_what_expands_latents_is_int8_or_left() -> None:
+def test_latent_expansion_is_int8_or_unquantized() -> None:
     layers = find_layers(tiny("llama"))
     latents = [type(x)(x.name, x.module, "latent") if "v_proj" in x.name else x for x in layers]
     found = Recipe(overrides={"attention": "g64"}).assign(latents)[1]
@@ -119,7 +119,7 @@ def test_loading_and_saving_keep_the_recipe(family: str, tmp_path: Path) -> None
     assert again.config.quantization_config.recipe == Recipe(overrides=overrides, method="rtn")
 
 
-def test_packed_weights_are_not_quantized_again() -> None:
+def test_packed_weights_raise() -> None:
     model = tiny("llama")
     quantize(model, Recipe(overrides={"mlp": "int8"}), progress=False)
     with pytest.raises(ValueError, match="packed already, with the overrides {'mlp': 'int8'}"):
@@ -127,7 +127,7 @@ def test_packed_weights_are_not_quantized_again() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])
-def test_int8_for_all(family: str) -> None:
+def test_int8_for_all_layers(family: str) -> None:
     model = tiny(family)
     expected = logits(model)
     report = torch_armllm.patch(model, "int8", progress=False)
@@ -140,7 +140,7 @@ def test_int8_for_all(family: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_rounding_to_nearest_takes_scales_from_the_peaks(name: str) -> None:
+def test_rtn_scales_are_derived_from_the_peaks(name: str) -> None:
     weight = torch.randn(32, 200, generator=torch.Generator().manual_seed(0))
     scheme = SCHEMES[name]
     found, error = scheme.quantize(weight, Peak())
@@ -151,7 +151,7 @@ def test_rounding_to_nearest_takes_scales_from_the_peaks(name: str) -> None:
     assert error == pytest.approx(searched) if name.startswith("int8") else error > searched
 
 
-def test_an_engine_takes_a_recipe() -> None:
+def test_llm_accepts_a_recipe() -> None:
     recipe = Recipe("g64", overrides={"attention": "int8"})
     llm = LLM(tiny("llama"), quantization=recipe, progress=False)
     assert llm.model.config.quantization_config.recipe == recipe

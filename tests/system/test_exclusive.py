@@ -47,7 +47,7 @@ def test_several_threads_share_the_lock() -> None:
         worker.end()
 
 
-def test_an_exclusive_waiter_is_not_overtaken() -> None:
+def test_exclusive_waiter_is_not_overtaken() -> None:
     """It waits for earlier holders, and later threads wait for it; otherwise it might wait forever."""
     lock = SharedExclusiveLock()
     workers = [Worker(lock, exclusive) for exclusive in (False, True, False, False, True)]
@@ -65,7 +65,7 @@ def test_an_exclusive_waiter_is_not_overtaken() -> None:
     last.end()
 
 
-def test_an_error_releases_the_lock() -> None:
+def test_error_releases_the_lock() -> None:
     lock = SharedExclusiveLock()
     for hold in (lock.exclusive, lock.shared):
         with pytest.raises(ValueError), hold():

@@ -19,7 +19,7 @@ def test_collection_is_disabled_within_the_block_only() -> None:
     assert gc.isenabled()
 
 
-def test_an_error_enables_collection_again() -> None:
+def test_error_enables_collection_again() -> None:
     with pytest.raises(ImportError), collection_paused():
         raise ImportError
     assert gc.isenabled()

@@ -52,7 +52,7 @@ def test_small_tensors_are_ignored() -> None:
     assert huge_pages.collapse([torch.zeros(4096, dtype=torch.uint8)]) == 0
 
 
-def test_the_setting_disables_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_disables_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(huge_pages.SETTING, "0")
     assert huge_pages.page_size() == 0
     assert huge_pages.collapse([torch.zeros(8 << 20, dtype=torch.uint8)]) == 0

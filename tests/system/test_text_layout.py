@@ -12,7 +12,7 @@ def test_long_text_wraps_below_itself() -> None:
     assert lines[1].startswith(" " * 16 + "avx")
 
 
-def test_a_long_word_stays_whole() -> None:
+def test_long_word_stays_whole() -> None:
     path = "/" + 100 * "a"
     assert labeled("library", path, 16).split() == ["library", path]
 

@@ -92,7 +92,7 @@ def test_integers_and_scales_are_kept(family: str, group: int, version: str, tmp
         ({"zero_point": False}, "zero_point is off"),
     ],
 )
-def test_unsupported_checkpoints_are_refused_with_the_reason(
+def test_unsupported_checkpoints_are_rejected_with_the_reason(
     change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     saved_folders.write(tmp_path, "llama", encoder(32), {**settings(32), **change}, hidden_size=128)

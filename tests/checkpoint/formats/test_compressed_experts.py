@@ -126,7 +126,7 @@ def test_experts_keep_their_integers(
 
 @torch.no_grad()
 @pytest.mark.parametrize("style", ["apart", "flat"])
-def test_the_language_model_of_a_multimodal_checkpoint_is_read(style: str, tmp_path: Path) -> None:
+def test_language_model_of_a_multimodal_checkpoint_is_read(style: str, tmp_path: Path) -> None:
     """Qwen3.5's checkpoints have a multimodal configuration and parameter names."""
     expected = write(tmp_path, "qwen3_5_moe_text", PACKED, scheme(4, 32, True, None), style)
     folder = tmp_path / "quantized"
@@ -157,7 +157,7 @@ def test_dequantized_experts_are_quantized_again(tmp_path: Path) -> None:
     assert record.scheme == "int8g32" and record.error < 0.01
 
 
-def test_unsupported_checkpoints_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_rejected_with_the_reason(tmp_path: Path) -> None:
     wanted = scheme(4, 32, True, None)
     write(tmp_path / "joined", "gpt_oss", PACKED, wanted, "nested")
     with pytest.raises(ValueError, match="gates and ups alternate in the model"):

@@ -106,7 +106,7 @@ def test_groups_of_other_sizes_are_requantized_and_reported(tmp_path: Path) -> N
     assert any("groups of 16 were rounded to int8g32: relative error 0.00" in note for note in report.notes)
 
 
-def test_a_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
+def test_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
     """Gemma's embedding multiplies by a buffer that no file holds; its weight stays float."""
     wanted = scheme(4, 32, True, None)
     written = settings("pack-quantized", wanted)
@@ -136,7 +136,7 @@ def test_a_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
         ({"weights": {"group_size": 64}}, r"scales have the shape \(128, 3\), and \(128, 2\) is expected"),
     ],
 )
-def test_unsupported_checkpoints_are_refused_with_the_reason(
+def test_unsupported_checkpoints_are_rejected_with_the_reason(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     wanted = scheme(4, 32, True, None)

@@ -191,7 +191,7 @@ def test_embeddings_are_decoded_a_few_rows_at_a_time(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("embedding", ["F16", "Q6_K"])
-def test_an_embedding_of_another_type_stays_tied(embedding: str, tmp_path: Path) -> None:
+def test_embedding_of_another_type_stays_tied(embedding: str, tmp_path: Path) -> None:
     expected = write(tmp_path / "tiny.gguf", "Q4_0", embedding)
     model: Any = load_model(str(tmp_path / "tiny.gguf"), dtype=torch.bfloat16)
     assert model.config.tie_word_embeddings
@@ -211,7 +211,7 @@ def test_other_types_are_requantized_and_reported(tmp_path: Path) -> None:
     assert "1 matrices of TQ2_0 were rounded to g32m: relative error 0.1" in note
 
 
-def test_damaged_and_incomplete_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_incomplete_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write(path, "Q4_0")
     whole = path.read_bytes()
@@ -230,7 +230,7 @@ def test_damaged_and_incomplete_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_the_bundled_models_file() -> None:
+def test_bundled_models_file() -> None:
     """Matrices of SmolLM2 in Q4_1 and Q8_0 equal the ``gguf`` package's."""
     path = str(smollm2_file())
     file, checkpoint = GgufFile(path), read_file(path)

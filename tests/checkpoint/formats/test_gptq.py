@@ -150,7 +150,7 @@ def test_every_api_loads_the_checkpoint(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_unsupported_settings_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_unsupported_settings_are_rejected(change: dict[str, object], message: str, tmp_path: Path) -> None:
     options = (32, True, 1, False)
     saved_folders.write(tmp_path, "llama", encoder(*options), {**settings(*options), **change})
     with pytest.raises(ValueError, match=message):

@@ -35,7 +35,7 @@ def compressed(folder: Path) -> Any:
     return saved_folders.write(folder, "llama", encoder("pack-quantized", wanted), written, hidden_size=128)
 
 
-def test_a_file_is_dequantized_exactly(file: tuple[str, Any]) -> None:
+def test_file_is_dequantized_exactly(file: tuple[str, Any]) -> None:
     path, expected = file
     model = load_model(path, torch.float32, dequantize=True)
     assert not torch_armllm.is_patched(model) and model.config.tie_word_embeddings
@@ -47,7 +47,7 @@ def test_a_file_is_dequantized_exactly(file: tuple[str, Any]) -> None:
         assert torch.allclose(model(ids).logits, expected(ids).logits, atol=1e-5)
 
 
-def test_a_folder_is_dequantized_exactly(tmp_path: Path) -> None:
+def test_folder_is_dequantized_exactly(tmp_path: Path) -> None:
     expected = compressed(tmp_path)
     model = load_model(str(tmp_path / "quantized"), torch.float32, dequantize=True)
     own = expected.state_dict()
@@ -55,7 +55,7 @@ def test_a_folder_is_dequantized_exactly(tmp_path: Path) -> None:
         assert torch.equal(value, own[name]), name
 
 
-def test_the_report_has_the_error_of_requantization(file: tuple[str, Any]) -> None:
+def test_report_has_the_error_of_requantization(file: tuple[str, Any]) -> None:
     path, expected = file
     model: Any = torch_armllm.load(path, "g32i", dtype=torch.float32, requantize=True)
     report = model.hf_quantizer.report
@@ -69,7 +69,7 @@ def test_the_report_has_the_error_of_requantization(file: tuple[str, Any]) -> No
     assert report.captured
 
 
-def test_the_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path: Path) -> None:
+def test_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path: Path) -> None:
     compressed(tmp_path / "ct")
     source, out = tmp_path / "ct" / "quantized", tmp_path / "out"
     tokenizer = torch_armllm.checkpoint.load.load_tokenizer("smollm2")
@@ -92,7 +92,7 @@ def test_the_command_writes_a_folder_that_loads(file: tuple[str, Any], tmp_path:
         torch_armllm.load(str(out), "g32i", requantize=True)
 
 
-def test_a_float_checkpoint_takes_the_scheme_too(tmp_path: Path) -> None:
+def test_scheme_applies_to_float_checkpoints(tmp_path: Path) -> None:
     tiny("llama").save_pretrained(tmp_path)
     model: Any = torch_armllm.load(str(tmp_path), "int8")
     assert model.model.layers[0].mlp.down_proj.scheme == "int8"

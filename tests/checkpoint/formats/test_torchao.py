@@ -81,7 +81,7 @@ def test_pickled_tensors_are_kept(name: str, packed: str, tmp_path: Path) -> Non
     assert {record.scheme for record in report.quantized if record.kind != "head"} == {packed}
 
 
-def test_unknown_pickled_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_pickled_classes_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, "int8")
     pickle(tmp_path / "quantized")
     with monkeypatch.context() as patch:
@@ -117,7 +117,7 @@ def test_int4_tensors_with_and_without_offsets(minimum: float) -> None:
     assert torch.equal(found.dequantize(), expected)
 
 
-def test_unsupported_checkpoints_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_unsupported_checkpoints_are_rejected_with_the_reason(tmp_path: Path) -> None:
     save(tmp_path, "int4")
     file = tmp_path / "quantized" / "model.safetensors"
     whole = file.read_bytes()

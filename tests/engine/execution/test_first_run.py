@@ -19,5 +19,5 @@ sys.exit(0 if torch.equal(first, quant_linear(x, weight, 1152, "g32i")) else 1)
 
 
 @pytest.mark.parametrize("attempt", range(2))
-def test_the_first_run_has_the_bits_of_later_ones(attempt: int) -> None:
+def test_first_run_equals_later_runs_bitwise(attempt: int) -> None:
     assert subprocess.run([sys.executable, "-c", SCRIPT], check=False).returncode == 0

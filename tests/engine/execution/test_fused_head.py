@@ -52,7 +52,7 @@ def decoding(runner: PlanRunner, count: int) -> Step:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head", ["int8", "g32", None])
 @pytest.mark.parametrize("count", [1, 5])
-def test_joined_and_alone_give_the_same_bits(head: str | None, dtype: torch.dtype, count: int) -> None:
+def test_fused_head_equals_separate_head_bitwise(head: str | None, dtype: torch.dtype, count: int) -> None:
     model = patched(head, dtype)
     drawable = model.config.vocab_size - 30
     runner = plan_runner(model, 8, drawable=drawable)
@@ -93,7 +93,7 @@ def growing(runner: PlanRunner, compute: Callable[[Step], StepResult]) -> list[t
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
-def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> None:
+def test_replayed_steps_equal_separate_steps_bitwise(family: str) -> None:
     model = tiny_model(family)
     assert torch_armllm.patch(model, "int4", progress=False).captured
     runner = plan_runner(model, 1024 // 16)
@@ -112,7 +112,7 @@ def test_steps_that_are_run_again_have_the_bits_of_those_alone(family: str) -> N
     assert none == 0 < first < last and len(set(tickets)) == 3  # a new binding after a split's end
 
 
-def test_another_step_meanwhile_changes_nothing() -> None:
+def test_interleaved_steps_do_not_change_results() -> None:
     model = patched("int8", torch.float32)
     runner, other = plan_runner(model, 8), plan_runner(model, 8)
     step, another = decoding(runner, 3), decoding(other, 2)
@@ -126,7 +126,7 @@ def test_another_step_meanwhile_changes_nothing() -> None:
         assert torch.equal(runner.execute(step), expected)
 
 
-def test_another_number_of_threads_changes_nothing() -> None:
+def test_changed_thread_count_does_not_change_results() -> None:
     runner = plan_runner(patched("int8", torch.float32), 8)
     step, before = decoding(runner, 3), torch.get_num_threads()
     expected = runner.execute(step)
@@ -139,7 +139,7 @@ def test_another_number_of_threads_changes_nothing() -> None:
         torch.set_num_threads(before)
 
 
-def test_other_kernels_take_over_between_steps() -> None:
+def test_variant_may_change_between_steps() -> None:
     runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 3)
     for name in variants.machine().runnable:
@@ -151,7 +151,7 @@ def test_other_kernels_take_over_between_steps() -> None:
                 assert torch.equal(runner.compute(step, best=True).logits, expected)
 
 
-def test_a_step_that_is_timed_has_the_same_bits() -> None:
+def test_timed_step_equals_untimed_step_bitwise() -> None:
     runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 3)
     for _ in range(2):  # the first step fuses the head
@@ -168,7 +168,7 @@ def test_a_step_that_is_timed_has_the_same_bits() -> None:
     assert torch.equal(computed.logits, expected) and times is None
 
 
-def test_ids_are_checked_in_every_step() -> None:
+def test_replay_checks_token_ids() -> None:
     runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 2)
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_ids_are_checked_in_every_step() -> None:
     assert torch.equal(runner.compute(step, best=True).logits, expected)
 
 
-def test_a_head_that_does_more_stays_apart() -> None:
+def test_head_with_more_ops_is_not_fused() -> None:
     model = tiny_model("gemma2")
     assert torch_armllm.patch(model, progress=False).captured
     runner = plan_runner(model, 8)
@@ -192,7 +192,7 @@ def test_a_head_that_does_more_stays_apart() -> None:
         assert computed.best is None and torch.equal(computed.logits, expected)
 
 
-def test_steps_that_read_prompts_do_not_join() -> None:
+def test_prefill_steps_are_not_fused() -> None:
     runner = plan_runner(patched("int8", torch.float32), 8)
     step = decoding(runner, 2)
     runner.compute(step, best=True)
@@ -203,7 +203,7 @@ def test_steps_that_read_prompts_do_not_join() -> None:
     assert runner.compute(step, best=True).best is not None
 
 
-def test_greedy_answers_are_those_drawn_by_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_outputs_equal_those_sampled_from_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     on = engine()
     joined = answer_ids(on, prompts(4), GREEDY)
     assert on.runner._fused_head is not None  # type: ignore[attr-defined]
@@ -213,7 +213,7 @@ def test_greedy_answers_are_those_drawn_by_logits(monkeypatch: pytest.MonkeyPatc
     assert answer_ids(by_logits, prompts(4), GREEDY) == joined
 
 
-def test_those_who_want_more_than_the_best_token_are_drawn_for_by_logits() -> None:
+def test_other_sampling_parameters_use_logits() -> None:
     others = [
         SamplingParams(temperature=0.9, seed=3, max_tokens=9, ignore_eos=True),
         SamplingParams(temperature=0.0, logprobs=2, max_tokens=9, ignore_eos=True),
@@ -228,7 +228,7 @@ def test_those_who_want_more_than_the_best_token_are_drawn_for_by_logits() -> No
     assert together == [*alone, first[3]]
 
 
-def test_a_row_without_a_number_ends_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_row_ends_its_sequence_only(monkeypatch: pytest.MonkeyPatch) -> None:
     on = engine()
     expected = answer_ids(on, prompts(2), GREEDY)
     compute = on.runner.compute
@@ -246,7 +246,7 @@ def test_a_row_without_a_number_ends_its_answer_alone(monkeypatch: pytest.Monkey
         assert answer_ids(on, prompts(2), GREEDY)[1] == expected[1]
 
 
-def test_an_answer_is_drawn_for_once() -> None:
+def test_take_greedy_rejects_rows_without_a_token() -> None:
     on = engine()
     answer_ids(on, prompts(1), GREEDY)
     sampler = on.sampler

@@ -62,7 +62,7 @@ def advance(runner: ModuleRunner, *sequences: Sequence) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_in_turn_give_what_generate_gives(family: str) -> None:
+def test_interleaved_sequences_equal_generate(family: str) -> None:
     model = model_of(family)
     runner = ModuleRunner(model)
     first, second = answer_of(11), answer_of(5)
@@ -74,7 +74,7 @@ def test_texts_in_turn_give_what_generate_gives(family: str) -> None:
         assert sequence.output_token_ids == generated(model, sequence.request.prompt_token_ids)
 
 
-def test_a_fork_goes_on_from_a_copy() -> None:
+def test_fork_continues_from_a_copy_of_the_cache() -> None:
     model = model_of("mamba2")
     runner = ModuleRunner(model)
     first = answer_of(9)
@@ -93,7 +93,7 @@ def answer_like(sequence: Sequence) -> Sequence:
     return Request("other", sequence.token_ids[:10], SamplingParams(), seed=0).sequences[0]
 
 
-def test_pieces_of_a_prompt_wait_for_the_last() -> None:
+def test_prompt_chunks_are_computed_with_the_last_one() -> None:
     model = model_of("recurrent_gemma")
     runner = ModuleRunner(model)
     sequence = answer_of(11)
@@ -108,7 +108,7 @@ def test_pieces_of_a_prompt_wait_for_the_last() -> None:
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_a_preempted_text_is_read_anew() -> None:
+def test_preempted_sequence_is_prefilled_again() -> None:
     model = model_of("rwkv")
     runner = ModuleRunner(model)
     sequence, other = answer_of(11), answer_of(5)
@@ -122,7 +122,7 @@ def test_a_preempted_text_is_read_anew() -> None:
     assert sequence.output_token_ids == generated(model, sequence.request.prompt_token_ids)
 
 
-def test_what_is_finished_or_dropped_leaves_nothing() -> None:
+def test_finished_and_deleted_sequences_are_dropped() -> None:
     runner = ModuleRunner(model_of("mamba2"))
     first, second, third = answer_of(4), answer_of(5), answer_of(6)
     advance(runner, first, second, third)
@@ -135,7 +135,7 @@ def test_what_is_finished_or_dropped_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba2"])
-def test_an_engine_of_such_a_model(family: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_without_a_plan_equals_generate(family: str, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(family)
     prompts = [tiny_ids(1, n, seed=n)[0].tolist() for n in (11, 5)]
     model.generation_config.pad_token_id = 0

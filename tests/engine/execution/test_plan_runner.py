@@ -55,7 +55,7 @@ def shuffled(count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_chunks_have_the_bits_of_a_text_alone(family: str) -> None:
+def test_packed_chunks_equal_single_sequences_bitwise(family: str) -> None:
     model = patched(family)
     runner = plan_runner(model, num_blocks=32)
     some = sequences(LENGTHS, shuffled(32), runner.block_size)
@@ -75,7 +75,7 @@ def test_packed_chunks_have_the_bits_of_a_text_alone(family: str) -> None:
             assert torch.equal(runner.execute(step), torch.cat(parts))
 
 
-def test_rows_that_nobody_wants_are_not_made() -> None:
+def test_only_requested_logits_are_computed() -> None:
     model = patched("llama")
     runner = plan_runner(model, num_blocks=16)
     first, second = sequences([40, 20], shuffled(16), runner.block_size, every_row=False)
@@ -85,7 +85,7 @@ def test_rows_that_nobody_wants_are_not_made() -> None:
     assert torch.equal(both, torch.stack([alone(model, sequence)[-1] for sequence in (first, second)]))
 
 
-def test_guessed_tokens_follow_the_known_ones() -> None:
+def test_draft_tokens_follow_the_known_tokens() -> None:
     model = patched("llama")
     runner = plan_runner(model, num_blocks=16)
     first, second = sequences([40, 30], shuffled(16), runner.block_size, every_row=False)
@@ -98,7 +98,7 @@ def test_guessed_tokens_follow_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma4_text"])
-def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
+def test_copied_and_swapped_blocks_keep_their_contents(family: str) -> None:
     model = patched(family)
     runner = plan_runner(model, num_blocks=12, swap_blocks=4)
     size = runner.block_size
@@ -123,7 +123,7 @@ def test_blocks_that_moved_hold_what_they_held(family: str) -> None:
     assert torch.equal(runner.execute(Step([Scheduled(first, 69, 1)])), expected[69:])
 
 
-def test_tables_grow_and_rows_change_hands() -> None:
+def test_block_table_grows_and_rows_are_reused() -> None:
     model = patched("llama")
     runner = plan_runner(model, num_blocks=400)
     some = sequences([3] * 70, shuffled(400), runner.block_size, every_row=False)
@@ -147,12 +147,12 @@ def test_unquantized_rows_do_not_depend_on_the_batch(family: str, dtype: torch.d
         torch.testing.assert_close(row, alone(model, scheduled.sequence)[-1], rtol=2e-2, atol=2e-2)
 
 
-def test_what_lies_behind_the_output_layer_is_kept() -> None:
+def test_ops_after_the_output_layer_are_detected() -> None:
     assert plan_runner(patched("llama"), 4).head.is_alone(torch.empty(1, 64))
     model = patched("gemma2")
     assert not plan_runner(model, 4).head.is_alone(torch.empty(1, model.config.hidden_size))
 
 
-def test_a_model_without_a_plan_is_refused() -> None:
+def test_model_without_a_plan_raises() -> None:
     with pytest.raises(ValueError, match="is not patched"):
         plan_runner(tiny_model("llama"), 4)

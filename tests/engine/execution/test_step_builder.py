@@ -52,7 +52,7 @@ def blocks(inputs: StepInputs, sequences: list[Sequence]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
+def test_reused_buffers_equal_new_inputs(seed: int) -> None:
     random = Random(seed)
     builder = StepBuilder(cache(), SIZE, first_position=3)
     running = [sequence(random, random.randrange(1, 70)) for _ in range(3)]
@@ -85,7 +85,7 @@ def test_steps_over_those_before_are_those_made_anew(seed: int) -> None:
         assert over.max_seq_len == anew.max_seq_len == max(one.computed + 1 for one in running)
 
 
-def test_as_many_answers_as_before_keep_their_tensors() -> None:
+def test_equal_sequence_counts_reuse_tensors() -> None:
     random = Random(0)
     builder = StepBuilder(cache(), SIZE)
     one, other = sequence(random, 5), sequence(random, 9)
@@ -96,7 +96,7 @@ def test_as_many_answers_as_before_keep_their_tensors() -> None:
     assert builder.decode(decoding([one])) is first
 
 
-def test_a_longer_table_makes_other_tensors() -> None:
+def test_longer_block_table_creates_new_tensors() -> None:
     random = Random(0)
     builder = StepBuilder(cache(), SIZE)
     first = builder.decode(decoding([sequence(random, 5)]))

@@ -31,7 +31,7 @@ def chosen(**given: Any) -> ThreadSettings:
     return choose_threads(**settings)
 
 
-def test_a_thread_for_each_core_pinned() -> None:
+def test_default_is_one_pinned_thread_per_core() -> None:
     found = chosen()
     assert (found.count, found.places) == (4, tuple(ALONE))
     assert str(found) == "4 threads (physical cores), pinned to CPUs 0-3"
@@ -41,7 +41,7 @@ def test_a_thread_for_each_core_pinned() -> None:
     assert str(chosen(cores=[(1,), (2,), (9,)], current=3)).endswith("pinned to CPUs 1-2, 9")
 
 
-def test_a_control_groups_limit_counts_and_leaves_threads_free() -> None:
+def test_cgroup_limit_sets_the_count_and_disables_pinning() -> None:
     found = chosen(limit=2.5)
     assert (found.count, found.places) == (2, ())
     assert chosen(limit=0.5).count == 1
@@ -59,21 +59,21 @@ def test_a_control_groups_limit_counts_and_leaves_threads_free() -> None:
         ({"current": 9}, 4, "physical cores"),
     ],
 )
-def test_what_the_user_set_counts(given: dict[str, Any], count: int, why: str) -> None:
+def test_user_settings_take_precedence(given: dict[str, Any], count: int, why: str) -> None:
     found = chosen(**given)
     assert (found.count, found.why) == (count, why)
     assert bool(found.places) == (count == 4)
 
 
 @pytest.mark.parametrize("name", ["OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES"])
-def test_threads_that_the_user_places_stay_there(name: str) -> None:
+def test_openmp_affinity_variables_disable_pinning(name: str) -> None:
     found = chosen(environment={name: "close"})
     assert (found.count, found.places) == (4, ())
     assert name in str(found)
     assert chosen(environment={name: "close"}, pin=True).places
 
 
-def test_pinning_can_be_refused_and_asked_for() -> None:
+def test_pinning_can_be_disabled_and_forced() -> None:
     assert chosen(pin=False).places == ()
     assert chosen(pin=True, count=2).places == ((0,), (1,))
     assert chosen(count=1).places == ()
@@ -83,7 +83,7 @@ def test_pinning_can_be_refused_and_asked_for() -> None:
         chosen(count=0)
 
 
-def test_cores_are_those_that_the_process_may_use(tmp_path: Path) -> None:
+def test_physical_cores_respect_the_affinity_mask(tmp_path: Path) -> None:
     for cpu in range(8):
         topology = tmp_path / f"cpu{cpu}" / "topology"
         topology.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_cores_are_those_that_the_process_may_use(tmp_path: Path) -> None:
     assert sum(map(len, physical_cores())) == len(os.sched_getaffinity(0))
 
 
-def test_the_team_is_the_calling_threads_own() -> None:
+def test_each_calling_thread_has_its_own_team() -> None:
     found: list[int] = []
     team = team_threads()
     assert team[0] == threading.get_native_id() and len(set(team)) == torch.get_num_threads()
@@ -118,7 +118,7 @@ assert os.sched_getaffinity(main) == set(cpus)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
-def test_workers_are_pinned_and_the_caller_is_not() -> None:
+def test_only_workers_are_pinned() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
@@ -140,12 +140,12 @@ thread.join()
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
-def test_each_thread_that_computes_has_its_workers_pinned() -> None:
+def test_workers_of_every_calling_thread_are_pinned() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM_WITH_A_THREAD], check=True, capture_output=True)
     assert b"settled" in found.stdout
 
 
-def test_workers_leave_places_that_others_want(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contended_workers_are_unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stood, placed = [100.0], {11: 0, 12: 0}, {}
     monkeypatch.setattr(thread_team, "apply_threads", lambda chosen: [11, 12])
     monkeypatch.setattr(thread_team, "waited", stood.__getitem__)
@@ -171,12 +171,12 @@ def test_workers_leave_places_that_others_want(monkeypatch: pytest.MonkeyPatch) 
     assert not placed
 
 
-def test_how_long_a_thread_has_waited() -> None:
+def test_waited_returns_run_queue_time() -> None:
     assert thread_team.waited(threading.get_native_id()) >= 0
     assert thread_team.waited(10**9) == 0
 
 
-def test_using_as_many_threads_as_there_are_changes_nothing() -> None:
+def test_current_thread_count_changes_nothing() -> None:
     before = torch.get_num_threads(), os.sched_getaffinity(0)
     apply_threads(ThreadSettings(before[0], "", (), ""))
     assert (torch.get_num_threads(), os.sched_getaffinity(0)) == before

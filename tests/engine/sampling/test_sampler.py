@@ -215,7 +215,7 @@ def test_min_tokens_forbids_eos_until_it_is_reached() -> None:
         made.token_ids.append(expected)
 
 
-def test_a_sequence_ends_where_no_token_is_allowed() -> None:
+def test_sequence_ends_where_no_token_is_allowed() -> None:
     draw = sampler()
     made = [sequence(allowed_token_ids=[10], bad_words=["a"]), sequence(temperature=0.0)]
     logits = some_logits(2)

@@ -71,13 +71,13 @@ def finish(made: Sequence, most: int = 200) -> str:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_choice_yields_one_of_its_strings(seed: int) -> None:
+def test_choice_yields_one_of_its_strings(seed: int) -> None:
     choice = ["yes", "no", 'say "no"\n', "größer", "a\\b/(c)"]
     assert finish(sequence(seed, {"choice": choice})) in choice
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_regex_matches_the_whole_output(seed: int) -> None:
+def test_regex_matches_the_whole_output(seed: int) -> None:
     import re
 
     pattern = r"[0-9]{3}-(yes|no)( [a-z]{1,4}){0,2}"
@@ -152,7 +152,7 @@ def test_eos_is_forbidden_until_the_output_is_complete() -> None:
     assert sampler()(logits(0), [ended])[0].token_id == END
 
 
-def test_a_sequence_outside_its_grammar_ends() -> None:
+def test_sequence_outside_its_grammar_ends() -> None:
     made = sequence(0, {"regex": "[a-z]{9}"}, allowed_token_ids=tokenizer().encode("3"))
     assert sampler()(logits(0), [made])[0].token_id == END
     made.token_ids += tokenizer().encode("3")

@@ -39,20 +39,20 @@ def paced(per_token: float, most: float | None, monkeypatch: pytest.MonkeyPatch)
         yield seconds(run, per_token)
 
 
-def test_steps_stay_within_their_time_as_a_prompt_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_time_stays_within_limit_for_long_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = list(paced(0.001, 0.2, monkeypatch))
     assert max(limited[1:]) < 0.23  # the first chunk is sized by steps of prompts alone
     assert all(taken > 0.15 for taken in limited[2:-1])
     assert max(paced(0.001, None, monkeypatch)) > 2
 
 
-def test_a_slow_machine_reads_prompts_as_long_as_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_have_a_minimum_size_on_slow_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = list(paced(0.001, 0.01, monkeypatch))
     assert len(limited) < 3000 / 32 + 3  # never less than 32 tokens
     assert pytest.approx(limited[2], rel=0.2) == 2 * ALONE
 
 
-def test_an_unlucky_step_is_forgotten() -> None:
+def test_outlier_step_time_is_forgotten() -> None:
     chunk_budget = ChunkBudget(0.2)
     assert chunk_budget.work() == float("inf")
     chunk_budget.record(0, 0.05)
@@ -65,7 +65,7 @@ def test_an_unlucky_step_is_forgotten() -> None:
     assert chunk_budget.work() == pytest.approx(150, rel=0.2)
 
 
-def test_room_is_taken_at_its_price() -> None:
+def test_prefill_budget_charges_longer_contexts_more() -> None:
     budget = PrefillBudget(512, 300.0)
     assert budget.take(0, 100) == 100 and budget.any
     assert budget.take(2048, 500) == 100 and not budget.any
@@ -73,7 +73,7 @@ def test_room_is_taken_at_its_price() -> None:
     assert narrow.take(4096, 500) == 20 and not narrow.any
 
 
-def test_time_changes_no_answer() -> None:
+def test_max_step_time_does_not_change_outputs() -> None:
     prompts = [[number + 2, 3, 5] * 20 for number in range(4)]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     found = []
@@ -90,6 +90,6 @@ def test_time_changes_no_answer() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_a_limit_of_no_time_is_refused() -> None:
+def test_zero_max_step_time_raises() -> None:
     with pytest.raises(ValueError, match="max_step_time = 0: give seconds above 0, or None"):
         engine(max_step_time=0)

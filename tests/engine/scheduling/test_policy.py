@@ -10,14 +10,14 @@ from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 
-def test_lower_priorities_are_served_first_and_equal_ones_as_they_came() -> None:
+def test_requests_run_in_order_of_priority_then_arrival() -> None:
     run = simulation(max_num_seqs=1, max_num_batched_tokens=8)
     for name, priority in (("a", 1), ("b", 0), ("c", 0), ("d", -1)):
         run.add(request(name, [1], priority=priority, max_tokens=1))
     assert [counts(run.step())[0][0] for _ in range(4)] == ["d", "b", "c", "a"]
 
 
-def test_a_policy_of_ones_own_decides() -> None:
+def test_custom_policy_sets_the_order() -> None:
     class ShortFirst:
         def sort_key(self, request: Request) -> float:
             return len(request.prompt_token_ids)
@@ -28,7 +28,7 @@ def test_a_policy_of_ones_own_decides() -> None:
     assert counts(scheduler.schedule()) == [("short", 0, 1)]
 
 
-def test_a_worse_priority_gives_way_however_old_it_is() -> None:
+def test_worse_priority_is_preempted_regardless_of_age() -> None:
     run = simulation(4, caching=False)
     run.add(request("old", [1] * 3, priority=1, max_tokens=9))
     run.step()
@@ -38,7 +38,7 @@ def test_a_worse_priority_gives_way_however_old_it_is() -> None:
     assert [a.request.request_id for a in step.preempted] == ["old"]
 
 
-def test_one_that_waits_takes_the_seat_of_a_worse_ranked_one() -> None:
+def test_better_request_preempts_the_worst_for_its_slot() -> None:
     run = simulation(max_num_seqs=2, max_num_batched_tokens=8)
     run.add(request("worse", [1, 2], priority=2, max_tokens=9))
     run.add(request("worst", [1], priority=3, max_tokens=9))
@@ -57,7 +57,7 @@ def test_one_that_waits_takes_the_seat_of_a_worse_ranked_one() -> None:
 
 
 @pytest.mark.parametrize("swap_blocks", [0, 20])
-def test_one_that_waits_takes_the_blocks_of_as_many_as_it_needs(swap_blocks: int) -> None:
+def test_better_request_preempts_as_many_as_its_blocks_need(swap_blocks: int) -> None:
     run = simulation(
         12,
         swap_blocks=swap_blocks,
@@ -78,7 +78,7 @@ def test_one_that_waits_takes_the_blocks_of_as_many_as_it_needs(swap_blocks: int
     run.check_end()
 
 
-def test_all_may_give_way_in_one_step() -> None:
+def test_all_running_sequences_may_be_preempted_in_one_step() -> None:
     run = simulation(5, caching=False, max_num_seqs=4, max_num_batched_tokens=20)
     run.add(request("worse", [1] * 5, priority=1, max_tokens=9))
     run.step()
@@ -89,7 +89,7 @@ def test_all_may_give_way_in_one_step() -> None:
     run.check_end()
 
 
-def test_nobody_gives_way_in_vain() -> None:
+def test_no_preemption_if_the_request_still_does_not_fit() -> None:
     run = simulation(10, caching=False, max_num_seqs=4, max_num_batched_tokens=60)
     run.add(request("equal", [1] * 20, max_tokens=7))
     run.add(request("worse", [1] * 3, priority=1, max_tokens=16))
@@ -102,7 +102,7 @@ def test_nobody_gives_way_in_vain() -> None:
     run.check_end()
 
 
-def test_who_is_better_is_read_before_a_long_prompt_goes_on() -> None:
+def test_better_request_interrupts_a_long_prefill() -> None:
     run = simulation(max_num_seqs=4, max_num_batched_tokens=8)
     run.add(request("long", [1] * 40, priority=1))
     assert counts(run.step()) == [("long", 0, 8)]

@@ -12,7 +12,7 @@ from torch_armllm.kv_cache.block_manager import BlockManager
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_the_youngest_gives_up_its_blocks_and_gets_them_back(preemption: str) -> None:
+def test_youngest_sequence_is_preempted_and_resumed(preemption: str) -> None:
     run = simulation(4, swap_blocks=4, caching=False, preemption=preemption)
     old = run.add(request("old", [1] * 6, max_tokens=7))
     young = run.add(request("young", [2] * 3, max_tokens=6))
@@ -30,7 +30,7 @@ def test_the_youngest_gives_up_its_blocks_and_gets_them_back(preemption: str) ->
     run.check_end()
 
 
-def test_what_does_not_fit_into_swap_memory_is_computed_again() -> None:
+def test_sequence_beyond_swap_space_is_recomputed() -> None:
     run = simulation(4, swap_blocks=1, caching=False, preemption="swap")
     run.add(request("old", [1] * 6, max_tokens=7))
     young = run.add(request("young", [2] * 3, max_tokens=6))
@@ -41,7 +41,7 @@ def test_what_does_not_fit_into_swap_memory_is_computed_again() -> None:
     run.check_end()
 
 
-def test_a_prompt_that_is_read_for_several_answers_gives_all_its_seats_back() -> None:
+def test_preempted_prefill_with_several_sequences_frees_all_slots() -> None:
     run = simulation(8, max_num_seqs=4, max_num_batched_tokens=4, caching=False)
     run.add(request("old", [1] * 7, max_tokens=12))
     many = run.add(request("many", [2] * 19, n=3, max_tokens=2))
@@ -53,7 +53,7 @@ def test_a_prompt_that_is_read_for_several_answers_gives_all_its_seats_back() ->
 
 
 @pytest.mark.parametrize("when", ["waiting", "reading", "writing", "computed", "forked", "swapped"])
-def test_an_abort_frees_everything_at_any_time(when: str) -> None:
+def test_abort_frees_all_blocks_in_every_state(when: str) -> None:
     run = simulation(6, swap_blocks=6, max_num_seqs=4, max_num_batched_tokens=4, preemption="swap")
     run.add(request("other", [1] * 4, max_tokens=16))
     asked = run.add(request("a", [2] * 10, n=2 if when == "forked" else 1, max_tokens=9))
@@ -78,7 +78,7 @@ def test_an_abort_frees_everything_at_any_time(when: str) -> None:
     run.check_end()
 
 
-def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
+def test_blocks_being_swapped_in_are_not_found_in_the_prefix_cache() -> None:
     run = simulation(4, swap_blocks=8, block_size=2, preemption="swap")
     run.add(request("old", [1], max_tokens=6))
     young = run.add(request("young", [2] * 3, max_tokens=5))
@@ -102,7 +102,7 @@ def test_blocks_on_their_way_from_swap_memory_cannot_be_found_yet() -> None:
     run.check_end()
 
 
-def test_a_prompt_that_was_swapped_half_read_shares_no_block_that_it_goes_on_in() -> None:
+def test_partially_prefilled_swapped_prompt_shares_only_full_blocks() -> None:
     blocks = BlockManager(16, 2, swap_blocks=8)
     tables, step = BlockTables(blocks), Step()
     text = [1, 2, 3, 4, 5, 6, 7]

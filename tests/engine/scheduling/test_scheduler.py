@@ -11,7 +11,7 @@ from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 
-def test_a_prompt_is_read_in_what_answers_leave() -> None:
+def test_prefill_uses_the_tokens_left_by_decode() -> None:
     run = simulation(max_num_seqs=4, max_num_batched_tokens=6)
     run.add(request("a", [1], max_tokens=9))
     run.add(request("b", [1, 2], max_tokens=9))
@@ -25,7 +25,7 @@ def test_a_prompt_is_read_in_what_answers_leave() -> None:
     run.check_end()
 
 
-def test_who_is_admitted_leaves_a_block_to_each_running_answer() -> None:
+def test_admission_reserves_a_block_per_running_sequence() -> None:
     run = simulation(5, caching=False)
     for name in "ab":
         run.add(request(name, [1] * 3, max_tokens=5))
@@ -37,7 +37,7 @@ def test_who_is_admitted_leaves_a_block_to_each_running_answer() -> None:
     run.check_end()
 
 
-def test_without_chunks_a_prompt_waits_until_all_of_it_fits() -> None:
+def test_unchunked_prompt_waits_until_it_fits() -> None:
     run = simulation(
         max_num_seqs=4, max_num_batched_tokens=8, max_model_len=8, enable_chunked_prefill=False, caching=False
     )
@@ -50,7 +50,7 @@ def test_without_chunks_a_prompt_waits_until_all_of_it_fits() -> None:
     assert counts(run.step()) == [("a", 2, 1), ("b", 3, 1), ("late", 0, 1)]
 
 
-def test_answers_share_their_prompt_and_copy_what_they_go_on_in() -> None:
+def test_forked_sequences_share_full_blocks_and_copy_the_last() -> None:
     run = simulation(max_num_seqs=3)
     asked = run.add(request("a", [1, 2, 0, 1, 2], n=3, max_tokens=4))
     run.step()
@@ -65,7 +65,7 @@ def test_answers_share_their_prompt_and_copy_what_they_go_on_in() -> None:
     run.check_end()
 
 
-def test_seats_are_taken_for_all_answers_before_they_are_there() -> None:
+def test_slots_are_reserved_for_all_sequences_of_a_request() -> None:
     run = simulation(max_num_seqs=4, max_num_batched_tokens=4)
     run.add(request("three", [1] * 6, n=3, max_tokens=2))
     run.add(request("two", [2], n=2, max_tokens=2))
@@ -75,7 +75,7 @@ def test_seats_are_taken_for_all_answers_before_they_are_there() -> None:
     assert counts(run.step()) == [("two", 0, 1)]
 
 
-def test_prompts_find_what_others_have_computed() -> None:
+def test_prompts_reuse_cached_prefixes() -> None:
     run = simulation()
     run.add(request("a", [1] * 9, max_tokens=1))
     run.run()
@@ -87,7 +87,7 @@ def test_prompts_find_what_others_have_computed() -> None:
     run.check_end()
 
 
-def test_a_prompt_whose_logprobs_are_asked_for_is_computed_again() -> None:
+def test_prompt_logprobs_disable_the_prefix_cache() -> None:
     run = simulation()
     run.add(request("a", [1] * 9, max_tokens=1))
     run.run()
@@ -95,7 +95,7 @@ def test_a_prompt_whose_logprobs_are_asked_for_is_computed_again() -> None:
     assert counts(run.step()) == [("b", 0, 9)]
 
 
-def test_a_turn_of_a_conversation_finds_the_last_one_with_its_answer() -> None:
+def test_conversation_reuses_cached_prompt_and_output() -> None:
     run = simulation()
     first = run.add(request("1", [1, 2, 3], max_tokens=6))
     run.run()
@@ -106,7 +106,7 @@ def test_a_turn_of_a_conversation_finds_the_last_one_with_its_answer() -> None:
     assert second.num_cached_tokens == 8
 
 
-def test_drafts_are_verified_and_rolled_back() -> None:
+def test_draft_tokens_are_verified_and_rolled_back() -> None:
     run = simulation(max_num_batched_tokens=64)
     run.add(request("a", [1, 2, 3], max_tokens=12))
     run.step(draft=lambda sequence: [0, 0, 0, 0, 0, 0])
@@ -118,7 +118,7 @@ def test_drafts_are_verified_and_rolled_back() -> None:
     assert len(sequence.blocks) == -(-len(sequence.token_ids) // 4)
 
 
-def test_drafts_take_no_block_that_others_will_need_and_no_token_of_a_prompt() -> None:
+def test_draft_tokens_are_limited_by_free_blocks_and_token_budget() -> None:
     run = simulation(5, max_num_seqs=4, max_num_batched_tokens=5, caching=False)
     run.add(request("a", [1] * 3, max_tokens=9))
     run.add(request("b", [2], max_tokens=9))
@@ -132,14 +132,14 @@ def test_drafts_take_no_block_that_others_will_need_and_no_token_of_a_prompt() -
     assert counts(run.step()) == [("a", 3, 1), ("b", 3, 1)], "two of three blocks are held"
 
 
-def test_a_draft_ends_where_the_text_must() -> None:
+def test_draft_tokens_stay_within_max_model_len() -> None:
     run = simulation(max_model_len=8)
     run.add(request("a", [1] * 4, max_tokens=9))
     run.step(draft=lambda sequence: [0] * 9)
     assert counts(run.step()) == [("a", 4, 4)]
 
 
-def test_who_was_refused_is_not_looked_up_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_lookup_of_a_waiting_request_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulation(4)
     run.add(request("a", [1] * 4, max_tokens=9))
     run.step()
@@ -161,7 +161,7 @@ def refused(match: str, asked: Request, **limits: object) -> None:
     assert not scheduler.has_unfinished and not scheduler._keys
 
 
-def test_what_can_never_be_served_is_refused() -> None:
+def test_unservable_requests_raise() -> None:
     refused("has no prompt", request("a", []))
     refused("has 16 tokens; the KV cache allows 16", request("a", [1] * 16))
     refused("has 8 tokens; max_model_len allows 8", request("a", [1] * 8), max_model_len=8)
@@ -172,7 +172,7 @@ def test_what_can_never_be_served_is_refused() -> None:
         scheduler.add(request("a", [1]))
 
 
-def test_an_answer_may_fill_the_whole_cache() -> None:
+def test_one_sequence_may_fill_the_whole_cache() -> None:
     run = simulation(2, caching=False)
     asked = run.add(request("a", [1], max_tokens=100))
     run.run()
@@ -189,12 +189,12 @@ def test_an_answer_may_fill_the_whole_cache() -> None:
         ({"preemption": "pause"}, "'recompute' or 'swap'"),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused(limits: dict[str, object], match: str) -> None:
+def test_contradictory_limits_raise(limits: dict[str, object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         SchedulerConfig(**limits)  # type: ignore[arg-type]
 
 
-def test_tokens_of_an_answer_that_is_gone_are_ignored() -> None:
+def test_tokens_of_an_aborted_sequence_are_ignored() -> None:
     scheduler = Scheduler(SchedulerConfig(), BlockManager(8, 4))
     asked = Request("a", [1, 2], SamplingParams(), seed=0)
     scheduler.add(asked)

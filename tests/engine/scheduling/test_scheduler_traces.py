@@ -65,14 +65,14 @@ def trace(seed: int) -> Simulation:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_request_ends_with_its_own_text(seed: int) -> None:
+def test_every_request_ends_with_its_own_tokens(seed: int) -> None:
     simulation = trace(seed)
     simulation.check_end()
     preemptions = sum(r.metrics.preemptions for r in simulation.requests)
     assert simulation.scheduler.preemptions == preemptions == sum(len(s.preempted) for s in simulation.steps)
 
 
-def test_the_runs_meet_all_there_is_to_meet() -> None:
+def test_random_runs_cover_the_hard_cases() -> None:
     """Guards the test above: the runs must keep covering the hard cases."""
     runs = [trace(seed) for seed in range(40)]
     steps = [step for run in runs for step in run.steps]
@@ -83,7 +83,7 @@ def test_the_runs_meet_all_there_is_to_meet() -> None:
     assert sum(not s.samples for step in steps for s in step.scheduled) > 100
 
 
-def test_the_same_requests_make_the_same_steps() -> None:
+def test_schedule_is_deterministic() -> None:
     def moves(simulation: Simulation) -> list[object]:
         return [
             [

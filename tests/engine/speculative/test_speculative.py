@@ -149,7 +149,7 @@ def test_rejection_accepts_all_drafts_of_the_same_model(params: dict[str, Any]) 
         assert found == Loop().run(requests(**params))
 
 
-def test_the_draft_model_frees_its_blocks() -> None:
+def test_draft_model_frees_its_blocks() -> None:
     loop = Loop(draft_model(0))
     loop.run(requests(5))
     assert loop.speculative_decoder is not None
@@ -168,7 +168,7 @@ def test_sequences_without_free_blocks_get_no_drafts() -> None:
     assert loop.speculative_decoder is not None and loop.speculative_decoder.acceptance.drafted > 0
 
 
-def test_a_draft_model_needs_the_whole_vocabulary() -> None:
+def test_draft_model_needs_the_whole_vocabulary() -> None:
     with pytest.raises(ValueError, match="97 tokens and the model 98"):
         DraftModelProposer(plan_runner(model(0), 2), 2, Sampler(98))
 

@@ -119,7 +119,7 @@ def test_output_text_continues_the_prompt(tokenizer: PreTrainedTokenizerBase, te
 
 
 @pytest.mark.parametrize("name", ["strip", "metaspace", "slow"])
-def test_a_leading_space_depends_on_the_prompt(name: str) -> None:
+def test_leading_space_depends_on_the_prompt(name: str) -> None:
     tokenizer = _cached(name)
     start, piece, word = tokenizer.convert_tokens_to_ids(["<s>", "▁Hello", "t"])
     assert increments(tokenizer, [piece]) == ["Hello", ""]
@@ -130,7 +130,7 @@ def test_a_leading_space_depends_on_the_prompt(name: str) -> None:
     assert "".join(increments(tokenizer, [piece, *(19 * [start]), piece])) == "Hello Hello"
 
 
-def test_a_character_is_output_once_complete(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_character_is_output_once_complete(tokenizer: PreTrainedTokenizerBase) -> None:
     # 𝔘 is in no vocabulary: four tokens
     ids = tokenizer("𝔘𝔘a", add_special_tokens=False).input_ids[-9:]
     assert increments(tokenizer, ids) == ["", "", "", "𝔘", "", "", "", "𝔘", "a", ""]

@@ -46,7 +46,7 @@ def run(made: OutputText, tokens: list[int]) -> tuple[list[str], Finish | None]:
     return shown, None
 
 
-def test_a_stop_string_across_tokens_is_found_and_cut_off() -> None:
+def test_stop_string_across_tokens_is_found_and_cut_off() -> None:
     shown, finish = run(answer(stop=["STOP"]), ids("a", "ST", "ab", "S", "T", "OP", "a"))
     assert shown == ["a", "a", "aSTab", "aSTab", "aSTab", "aSTab"]
     assert finish == Finish("stop", "STOP")
@@ -59,12 +59,12 @@ def test_text_after_a_stop_string_in_the_same_token_is_cut_off() -> None:
     assert (shown, finish) == (["a", "aab"], Finish("stop", "b"))
 
 
-def test_an_included_stop_string_is_not_held_back() -> None:
+def test_included_stop_string_is_not_held_back() -> None:
     shown, finish = run(answer(stop="STOP", include_stop_str_in_output=True), ids("a", "ST", "OP"))
     assert (shown, finish) == (["a", "aST", "aSTOP"], Finish("stop", "STOP"))
 
 
-def test_the_first_stop_string_in_the_text_wins() -> None:
+def test_first_stop_string_in_the_text_wins() -> None:
     shown, finish = run(answer(stop=["c", "b"]), ids("abc"))
     assert (shown[-1], finish) == ("a", Finish("stop", "b"))
     shown, finish = run(answer(stop=["bc", "b"]), ids("abc"))
@@ -81,7 +81,7 @@ def test_held_back_text_is_released_at_the_end() -> None:
     assert (made.text, made.flush(), made.text) == ("a", "aST", "aST")
 
 
-def test_an_incomplete_last_character_is_output_as_replacement() -> None:
+def test_incomplete_last_character_is_output_as_replacement() -> None:
     shown, finish = run(answer(max_tokens=3), spelled("aé漢")[:4])
     assert (shown, finish) == (["a", "a", "aé"], Finish("length"))
     shown, finish = run(answer(max_tokens=2), spelled("é漢")[1:])
@@ -123,7 +123,7 @@ def test_length_limits() -> None:
     assert run(answer(max_tokens=2), [*ids("a"), END])[1] == Finish("stop")
 
 
-def test_nothing_stops_before_min_tokens() -> None:
+def test_min_tokens_suppresses_stop_conditions() -> None:
     made = answer(min_tokens=3, stop="b", stop_token_ids=ids("c"))
     shown, finish = run(made, [END, *ids("c"), *ids("b"), *ids("a"), *ids("b")])
     assert (shown[-1], finish) == ("cba", Finish("stop", "b"))
@@ -155,7 +155,9 @@ def test_find_eos_token_ids() -> None:
     st.lists(st.text("abcé", min_size=1, max_size=4), min_size=1, max_size=3),
     st.booleans(),
 )
-def test_streams_never_output_what_is_cut_off_later(words: list[str], stops: list[str], keep: bool) -> None:
+def test_streams_never_output_text_that_is_cut_off_later(
+    words: list[str], stops: list[str], keep: bool
+) -> None:
     tokens = [t for word in words for t in (spelled(word) if word == "é" else ids(word))]
     whole = "".join(words)
     places = [whole.find(stop) for stop in stops]

@@ -41,7 +41,7 @@ def loud(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", FOLDED)
-def test_folds_are_found_by_what_a_layer_computes(kind: str) -> None:
+def test_scalings_are_found_by_tracing_a_layer(kind: str) -> None:
     model = tiny(kind)
     stages = Stages(model, TOKENS, batch=4)
     stage = stages.modules[0]
@@ -56,7 +56,7 @@ def test_folds_are_found_by_what_a_layer_computes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2"])
-def test_scaling_leaves_the_model_the_same_to_the_last_bit(kind: str) -> None:
+def test_scaling_does_not_change_logits_bitwise(kind: str) -> None:
     model, ids = loud(kind), token_ids(2, 20)
     layers = [x for x in find_layers(model) if x.reason is None]
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -73,7 +73,7 @@ def test_scaling_leaves_the_model_the_same_to_the_last_bit(kind: str) -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_it_brings_the_logits_nearer_than_rounding_to_nearest() -> None:
+def test_awq_reduces_the_logit_error_of_rtn() -> None:
     ids = token_ids(2, 40)
     with torch.no_grad():
         expected = loud("llama")(ids).logits
@@ -86,7 +86,7 @@ def test_it_brings_the_logits_nearer_than_rounding_to_nearest() -> None:
     assert errors[1] < 0.8 * errors[0]
 
 
-def test_a_failure_on_the_way_takes_the_scales_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_restores_the_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     model = loud("llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     monkeypatch.setattr(Awq, "on_packed", lambda *_: (_ for _ in ()).throw(RuntimeError("no more")))

@@ -45,7 +45,7 @@ def output_error(x: Tensor, weight: Tensor, found: Quantized, scheme: Scheme) ->
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if not name.endswith("m")])
-def test_outputs_are_nearer_than_by_search(name: str) -> None:
+def test_output_error_is_below_that_of_scale_search(name: str) -> None:
     x, scheme = correlated(160), scheme_named(name)
     weight = torch.randn(48, 160, generator=torch.Generator().manual_seed(1))
     found = moments(x)
@@ -58,7 +58,7 @@ def test_outputs_are_nearer_than_by_search(name: str) -> None:
     assert better.q.shape == weight.shape
 
 
-def test_each_sweep_brings_less_error() -> None:
+def test_each_sweep_reduces_the_error() -> None:
     x, scheme = correlated(224), scheme_named("g32i")
     weight = torch.randn(64, 224, generator=torch.Generator().manual_seed(1))
     hessian = moments(x).damped()
@@ -78,7 +78,7 @@ def test_independent_inputs_are_rounded_to_nearest(name: str) -> None:
     assert float(same) > 0.995  # g32i fits its row scales after its last rounding
 
 
-def test_columns_that_carry_most_are_rounded_first() -> None:
+def test_columns_of_largest_energy_are_rounded_first() -> None:
     x = correlated(96)
     x[:, 5] *= 30
     weight = torch.randn(32, 96, generator=torch.Generator().manual_seed(0))
@@ -89,7 +89,7 @@ def test_columns_that_carry_most_are_rounded_first() -> None:
     assert float(moved[:, 5].max()) <= 0.501  # no earlier column's error to compensate
 
 
-def test_columns_that_nothing_reached_are_rounded_to_nearest() -> None:
+def test_columns_without_input_are_rounded_to_nearest() -> None:
     x = correlated(96)
     x[:, 40:50] = 0
     weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named("row")
@@ -99,7 +99,7 @@ def test_columns_that_nothing_reached_are_rounded_to_nearest() -> None:
     assert float((moved * inside)[:, 40:50].max()) < 0.55  # the row's scale is fitted after its rounding
 
 
-def test_inputs_fewer_than_columns_and_none_at_all_are_no_obstacle() -> None:
+def test_few_or_no_inputs_are_supported() -> None:
     weight, scheme = torch.randn(32, 96, generator=torch.Generator().manual_seed(0)), scheme_named("g32i")
     x = correlated(96, count=9)
     few = GptqRounding(moments(x).damped(), 32).rows(weight, scheme)
@@ -111,7 +111,7 @@ def test_inputs_fewer_than_columns_and_none_at_all_are_no_obstacle() -> None:
     assert float((none.q == plain.q).float().mean()) > 0.995
 
 
-def test_inputs_that_are_nearly_alike_are_no_obstacle() -> None:
+def test_nearly_equal_inputs_are_supported() -> None:
     x = (8 + 0.05 * correlated(512, count=1024)).bfloat16()
     found = Hessian(512)
     found.add(x, wanted=x * 1.01)
@@ -125,7 +125,7 @@ def test_inputs_that_are_nearly_alike_are_no_obstacle() -> None:
     assert output_error(wide, weight, better, scheme) < 0.3 * output_error(wide, weight, plain, scheme)
 
 
-def test_inputs_that_are_not_finite_are_refused() -> None:
+def test_non_finite_inputs_raise() -> None:
     x = correlated(32, count=8)
     x[3, 4] = float("inf")
     with pytest.raises(ValueError, match="hold a NaN or an infinity"):
@@ -143,7 +143,7 @@ def loud(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_it_brings_the_logits_of_other_texts_nearer(kind: str) -> None:
+def test_gptq_reduces_the_logit_error_of_unseen_text(kind: str) -> None:
     ids, calibration = (
         token_ids(2, 40),
         torch.randint(97, (12, 48), generator=torch.Generator().manual_seed(3)),
@@ -160,7 +160,7 @@ def test_it_brings_the_logits_of_other_texts_nearer(kind: str) -> None:
     assert errors[1] < 0.9 * errors[0]
 
 
-def test_stages_hand_on_what_the_whole_model_would() -> None:
+def test_stages_equal_the_whole_model() -> None:
     model, tokens = tiny("llama"), torch.randint(97, (5, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         stages = Stages(model, tokens, batch=2)
@@ -171,7 +171,7 @@ def test_stages_hand_on_what_the_whole_model_would() -> None:
         assert torch.equal(got, model.model(tokens).last_hidden_state)
 
 
-def test_layers_that_share_more_than_hidden_states_run_with_the_whole_model(
+def test_layers_with_shared_state_run_as_a_whole_model(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokens = tiny("llama"), torch.randint(97, (4, 16), generator=torch.Generator().manual_seed(0))
@@ -195,7 +195,7 @@ def _telling(inner: Any, kinds: Any) -> Any:
     return forward
 
 
-def test_seldom_chosen_experts_are_rounded_for_what_they_could_see() -> None:
+def test_rarely_chosen_experts_use_inputs_of_all_tokens() -> None:
     model = tiny("mixtral")
     layer = next(x for x in find_layers(model) if x.kind == "experts")
     hidden = layer.module.gate_up_proj.shape[2]
@@ -211,13 +211,13 @@ def test_seldom_chosen_experts_are_rounded_for_what_they_could_see() -> None:
     assert output_error(x, weight, found, scheme) < 0.8 * output_error(x, weight, plain, scheme)
 
 
-def test_it_asks_for_texts() -> None:
+def test_missing_calibration_texts_raise() -> None:
     with pytest.raises(ValueError, match="needs calibration texts"):
         quantize(tiny("llama"), Recipe(method="gptq"), progress=False)
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = loud("mixtral")
     quantize(whole, Recipe(method="gptq"), progress=False, calibration=CALIBRATION)
     with monkeypatch.context() as patch:
@@ -260,7 +260,7 @@ def _counted(inner: Any, made: list[int]) -> Any:
     return init
 
 
-def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_after_an_unquantized_layer_has_no_error_to_compensate(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = []
     add = Hessian.add
 
@@ -280,6 +280,6 @@ def test_a_layer_behind_one_that_was_left_has_nothing_to_make_up_for(monkeypatch
     assert lost[-1] > 0
 
 
-def test_gptq_refuses_schemes_with_float_offsets() -> None:
+def test_schemes_with_float_offsets_raise() -> None:
     with pytest.raises(ValueError, match="float offsets"):
         GptqRounding(torch.eye(64), 16).rows(torch.randn(16, 64), scheme_named("g32m"))

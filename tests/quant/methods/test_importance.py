@@ -17,7 +17,7 @@ INT4 = ["g32i", "g32", "row"]
 
 
 @pytest.mark.parametrize("name", INT4)
-def test_errors_move_to_where_they_count_least(name: str) -> None:
+def test_importance_reduces_the_weighted_error(name: str) -> None:
     torch.manual_seed(0)
     weight, importance = torch.randn(32, 96), torch.rand(96) ** 6 + 1e-3
     scheme = registry.scheme_named(name)
@@ -39,7 +39,7 @@ def test_equal_importance_changes_nothing(name: str) -> None:
     assert torch.equal(plain.scales, weighted.scales)
 
 
-def test_energies_are_those_of_the_inputs() -> None:
+def test_input_energies_follow_the_inputs() -> None:
     model = tiny("mixtral")
     layers = find_layers(model)
     found = input_energies(model, layers)
@@ -55,7 +55,7 @@ def test_energies_are_those_of_the_inputs() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_it_brings_the_logits_nearer() -> None:
+def test_importance_reduces_the_logit_error() -> None:
     ids = token_ids(2, 40)
     model = tiny("llama")
     with torch.no_grad():

@@ -65,7 +65,7 @@ def test_ranges_and_error(name: str, rows: int, columns: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_integers_can_hold_is_kept(name: str) -> None:
+def test_representable_weights_are_exact(name: str) -> None:
     top = 9 if "z" in name or "m" in name else 8  # zero points are for ranges that use all 16 values
     q = torch.arange(-7, top, dtype=torch.float32).repeat(4, 5)[:, :64]
     back = SCHEMES[name].dequantize(SCHEMES[name].quantize(q * 0.25)[0])
@@ -87,7 +87,7 @@ def test_zero_rows_and_zero_groups(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_does_not_depend_on_its_neighbors(name: str) -> None:
+def test_rows_are_quantized_independently(name: str) -> None:
     weight = random_weight(700, 200)
     whole = SCHEMES[name].quantize(weight)[0]
     part = SCHEMES[name].quantize(weight[300:310])[0]
@@ -97,7 +97,7 @@ def test_a_row_does_not_depend_on_its_neighbors(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_float_types_and_strides(name: str, dtype: torch.dtype) -> None:
+def test_dtype_and_strides_do_not_change_integers(name: str, dtype: torch.dtype) -> None:
     weight = random_weight(48, 80).to(dtype)
     expected = SCHEMES[name].quantize(weight.float())[0]
     got: Quantized = SCHEMES[name].quantize(weight.t().contiguous().t())[0]
@@ -105,14 +105,14 @@ def test_float_types_and_strides(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_damaged_weights_are_refused(bad: float) -> None:
+def test_damaged_weights_raise(bad: float) -> None:
     weight = random_weight(4, 64)
     weight[1, 5] = bad
     with pytest.raises(ValueError, match="NaN or an infinity"):
         SCHEMES["g32i"].quantize(weight)
 
 
-def test_unknown_names_and_types_are_refused() -> None:
+def test_unknown_names_and_types_raise() -> None:
     with pytest.raises(ValueError, match="'q5'.*g32i"):
         scheme_named("q5")
     with pytest.raises(ValueError, match="float matrices"):
@@ -123,18 +123,18 @@ def test_unknown_names_and_types_are_refused() -> None:
     ("name", "bits"),
     [("g32i", 4.14), ("g32", 5.0), ("g64b", 4.25), ("g128zb", 4.16), ("row", 4.02), ("int8", 8.02)],
 )
-def test_bits_a_weight(name: str, bits: float) -> None:
+def test_bits_per_weight(name: str, bits: float) -> None:
     assert SCHEMES[name].bits(2048) == pytest.approx(bits, abs=0.01)
 
 
-def test_integer_multipliers_cost_nothing_on_random_weights() -> None:
+def test_integer_multipliers_add_no_error_on_random_weights() -> None:
     weight = random_weight(256, 512)
     assert error_of(weight, "g32i") <= 1.02 * error_of(weight, "g32")
     assert error_of(weight, "g32i") < 0.9 * error_of(weight, "row")
 
 
 @pytest.mark.model
-def test_integer_multipliers_cost_nothing_on_real_weights(smollm2_dir: Path) -> None:
+def test_integer_multipliers_add_no_error_on_real_weights(smollm2_dir: Path) -> None:
     parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj", "mlp.up_proj")
     names = [f"model.layers.{layer}.{part}.weight" for layer in (0, 14, 29) for part in parts]
     errors: dict[str, list[float]] = {"g32i": [], "g32": [], "row": []}
@@ -154,7 +154,7 @@ def test_integer_multipliers_cost_nothing_on_real_weights(smollm2_dir: Path) -> 
     assert all(a <= 1.06 * b for a, b in zip(errors["g32i"], errors["g32"], strict=True))
 
 
-def test_packed_weights_stand_for_the_integers() -> None:
+def test_packed_weights_dequantize_to_the_same_values() -> None:
     weight = random_weight(40, 200)
     for name in ALL:
         found, error = SCHEMES[name].quantize(weight)
