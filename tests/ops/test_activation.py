@@ -1,4 +1,4 @@
-"""Gated activations against their references, on every variant; and through them exp and its relatives."""
+"""Gated activations, and with them the kernels' exp and tanh, against references on every variant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 RUNNABLE = variants.machine().distinct("activation")
 
-EXACT = {
+EXACT_FUNCTIONS = {
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "gelu": lambda x: x / 2 * torch.special.erfc(-x / math.sqrt(2)),
     "gelu_tanh": lambda x: x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -24,7 +24,7 @@ EXACT = {
 }
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual: Tensor, expected: Tensor) -> None:
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -39,53 +39,53 @@ def close(actual: Tensor, expected: Tensor) -> None:
 def test_matches_reference(rows: int, width: int, kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(width)
     gate, up = ((torch.randn(rows, width) * 4).to(dtype) for _ in range(2))
-    found = []
+    actual = []
     for name in RUNNABLE:
         with variants.use(name):
-            found.append(activation.gated_act(gate, up, kind))
-    close(found[0], activation.reference_gated_act(gate, up, kind))
-    assert all(torch.equal(found[0], other) for other in found)
+            actual.append(activation.gated_act(gate, up, kind))
+    assert_close(actual[0], activation.reference_gated_act(gate, up, kind))
+    assert all(torch.equal(actual[0], other) for other in actual)
 
 
-@pytest.mark.parametrize("kind", sorted(EXACT))
+@pytest.mark.parametrize("kind", sorted(EXACT_FUNCTIONS))
 def test_float32_error_is_bounded(kind: str) -> None:
     x = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-1e-3, 1e-3, 501)))
-    exact = EXACT[kind](x.double())
+    exact = EXACT_FUNCTIONS[kind](x.double())
     for name in RUNNABLE:
         with variants.use(name):
-            found = activation.gated_act(x, torch.ones_like(x), kind).double()
-        error = (found - exact).abs()
+            actual = activation.gated_act(x, torch.ones_like(x), kind).double()
+        error = (actual - exact).abs()
         assert error.max() < 2e-6
-        # relative to the result, but for what the rounding of the exponent's argument costs in the far tail
+        # In the far tail the rounding of exp's argument makes the relative error larger.
         assert (error / exact.abs().clamp(min=1e-30))[x.abs() < 6].max() < 3e-6
 
 
-EXTREME = (math.nan, math.inf, 3e38, 200.0, 90.0, 0.0, -0.0, 1e-42, -90.0, -200.0, -3e38)
+EXTREME_VALUES = (math.nan, math.inf, 3e38, 200.0, 90.0, 0.0, -0.0, 1e-42, -90.0, -200.0, -3e38)
 
 
-@pytest.mark.parametrize("kind", sorted(EXACT))
+@pytest.mark.parametrize("kind", sorted(EXACT_FUNCTIONS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_extreme_gates_match_exact_values(kind: str, dtype: torch.dtype) -> None:
-    gate = torch.tensor(EXTREME).to(dtype)
-    exact = (EXACT[kind](gate.double()) / 2).to(dtype)
+    gate = torch.tensor(EXTREME_VALUES).to(dtype)
+    exact = (EXACT_FUNCTIONS[kind](gate.double()) / 2).to(dtype)
     for name in RUNNABLE:
         with variants.use(name):
-            close(activation.gated_act(gate, torch.full_like(gate, 0.5), kind), exact)
+            assert_close(activation.gated_act(gate, torch.full_like(gate, 0.5), kind), exact)
 
 
 def test_extreme_gates_are_clamped() -> None:
-    gate = torch.tensor(EXTREME)
+    gate = torch.tensor(EXTREME_VALUES)
     for name in RUNNABLE:
         with variants.use(name):
-            found = activation.gated_act(gate, gate, "swiglu_clamped")
-            assert found[0].isnan()
-            close(found[1:5], torch.full((4,), 56 / (1 + math.exp(-7 * 1.702))))
-            close(found[5:], torch.zeros(6))
+            actual = activation.gated_act(gate, gate, "swiglu_clamped")
+            assert actual[0].isnan()
+            assert_close(actual[1:5], torch.full((4,), 56 / (1 + math.exp(-7 * 1.702))))
+            assert_close(actual[5:], torch.zeros(6))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_results_are_rounded_to_nearest_even(dtype: torch.dtype) -> None:
-    """relu(x) · 1 is x, and x · (1 + ulp/2) lies half way: the store's rounding shows."""
+    """relu(x) · y is exact in float32, and halfway between two values of ``dtype`` for some y: ties show."""
     torch.manual_seed(0)
     gate = torch.cat((torch.rand(2000) * 2, torch.logspace(-44, 38, 999), torch.zeros(1))).to(dtype)
     up = (1 + torch.randint(0, 256, gate.shape) / 128).to(dtype)
@@ -101,17 +101,17 @@ def test_strided_and_wide_rows_equal_contiguous_rows() -> None:
         gate, up = torch.randn(rows, 2 * width).split(width, dim=-1)
         for name in RUNNABLE:
             with variants.use(name):
-                found = activation.gated_act(gate, up, "silu")
-                assert torch.equal(found, activation.gated_act(gate.contiguous(), up.contiguous(), "silu"))
-                alone = [
+                actual = activation.gated_act(gate, up, "silu")
+                assert torch.equal(actual, activation.gated_act(gate.contiguous(), up.contiguous(), "silu"))
+                single_rows = [
                     activation.gated_act(gate[i : i + 1], up[i : i + 1], "silu") for i in range(min(rows, 5))
                 ]
-                assert torch.equal(torch.cat(alone), found[:5])
-        close(found, activation.reference_gated_act(gate, up, "silu"))
-    swapped = torch.randn(8, 3).T
+                assert torch.equal(torch.cat(single_rows), actual[:5])
+        assert_close(actual, activation.reference_gated_act(gate, up, "silu"))
+    transposed = torch.randn(8, 3).T
     assert torch.equal(
-        activation.gated_act(swapped, swapped, "gelu"),
-        activation.gated_act(swapped.contiguous(), swapped.contiguous(), "gelu"),
+        activation.gated_act(transposed, transposed, "gelu"),
+        activation.gated_act(transposed.contiguous(), transposed.contiguous(), "gelu"),
     )
 
 

@@ -1,4 +1,4 @@
-"""The largest logit of each row, on every variant."""
+"""`best_tokens`, the index of each row's largest logit, on every variant."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ def test_matches_reference_and_greedy_sample(
     rows: int, vocabulary: int, dtype: torch.dtype, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    wide = (torch.randn(rows, vocabulary + 5) * 2).to(dtype)  # bfloat16 has many that are equal
+    wide = (torch.randn(rows, vocabulary + 5) * 2).to(dtype)  # strided; bfloat16 logits have many ties
     logits = wide[:, :vocabulary]
     logits[torch.rand(rows, vocabulary) < 0.1] = math.nan
     expected = reference_best_tokens(logits)
-    zeros, ones, none = torch.zeros(rows), torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
+    zeros, ones, integer_zeros = torch.zeros(rows), torch.ones(rows), torch.zeros(rows, dtype=torch.int64)
     for name in RUNNABLE:
         with variants.use(name):
-            found = best_tokens(logits)
-            assert torch.equal(found, expected)
-            if (found >= 0).all():
-                assert torch.equal(found, sample(logits, zeros, none, ones, zeros, none, none)[0])
+            actual = best_tokens(logits)
+            assert torch.equal(actual, expected)
+            if (actual >= 0).all():
+                assert torch.equal(
+                    actual, sample(logits, zeros, integer_zeros, ones, zeros, integer_zeros, integer_zeros)[0]
+                )
 
 
 def test_rows_without_a_value_above_minus_infinity_return_minus_one() -> None:

@@ -1,4 +1,4 @@
-"""Ops reject invalid arguments by name, before they read memory."""
+"""Ops check their arguments before they read memory, and name the invalid one."""
 
 from __future__ import annotations
 
@@ -17,96 +17,104 @@ IDS = torch.zeros(5, 2, dtype=torch.int64)
 SCALAR = torch.tensor(1.0)
 
 
-def packed(experts: int = 0, rows: int = 40, columns: int = 64, scheme: str = "row") -> torch.Tensor:
-    """Return a packed weight of zeros, or one per expert."""
-    shape = (experts, rows, columns) if experts else (rows, columns)
+def packed_weight(moe_call: int = 0, rows: int = 40, columns: int = 64, scheme: str = "row") -> torch.Tensor:
+    """Returns a packed weight of zeros; stacked if there are experts."""
+    shape = (moe_call, rows, columns) if moe_call else (rows, columns)
     q = torch.zeros(shape, dtype=torch.int8)
     if scheme == "i8":
         return linear.pack_int8(q, torch.ones(shape[:-1]))
     return linear.pack_int4(q, None, torch.ones(shape[:-1]), scheme)
 
 
-def experts(**change: Any) -> Call:
-    """Return a call of int4_moe with 4 experts and some arguments changed."""
+def moe_call(**replaced: Any) -> Call:
+    """Returns a call of `int4_moe` with 4 experts, and with some arguments replaced."""
     valid = {
         "x": X,
         "expert_ids": IDS,
         "expert_weights": torch.ones(5, 2),
-        "gate_up": linear.interleave_panels(packed(4), packed(4)),
-        "down": packed(4, 64, 40),
+        "gate_up": linear.interleave_panels(packed_weight(4), packed_weight(4)),
+        "down": packed_weight(4, 64, 40),
         "intermediate": 40,
         "scheme": "row",
     }
-    return lambda: moe.int4_moe(**(valid | change))
+    return lambda: moe.int4_moe(**(valid | replaced))
 
 
-def cache() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a KV cache of 3 blocks of 16 positions for 2 heads of size 8."""
+def kv_cache() -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns keys and values of a KV cache: 3 blocks of 16 positions for 2 heads of size 8."""
     return attention.new_kv_cache(3, 2, 8, 8, 16, torch.float32)[:2]
 
 
-def write(slot: int, **change: Any) -> Call:
-    """Return a call of kv_write for two tokens with some arguments changed."""
-    keys, values = cache()
+def write_call(slot: int, **replaced: Any) -> Call:
+    """Returns a call of `kv_write` for two tokens, and with some arguments replaced."""
+    keys, values = kv_cache()
     valid = {"k": torch.ones(2, 2, 8), "v": torch.ones(2, 2, 8), "slots": torch.tensor([0, slot])}
-    return lambda: attention.kv_write(**(valid | {"k_cache": keys, "v_cache": values} | change))
+    return lambda: attention.kv_write(**(valid | {"k_cache": keys, "v_cache": values} | replaced))
 
 
-CALLS: dict[str, tuple[Call, str]] = {
-    # weights of another size or scheme
-    "linear-rows": (lambda: linear.int4_linear(X, packed(), 48 + 1, "row"), "needs 4"),
-    "linear-columns": (lambda: linear.int4_linear(X[:, :32], packed(), 40, "row"), "in_features = 32"),
+INVALID_CALLS: dict[str, tuple[Call, str]] = {
+    # linear layers
+    "linear-rows": (lambda: linear.int4_linear(X, packed_weight(), 48 + 1, "row"), "needs 4"),
+    "linear-columns": (lambda: linear.int4_linear(X[:, :32], packed_weight(), 40, "row"), "in_features = 32"),
     "linear-scheme": (
-        lambda: linear.int4_linear(X, packed(), 40, "g32"),
+        lambda: linear.int4_linear(X, packed_weight(), 40, "g32"),
         "packed with another shape or scheme",
     ),
-    "linear-int8": (lambda: linear.int4_linear(X, packed(scheme="i8"), 40, "row"), "another shape or scheme"),
+    "linear-int8": (
+        lambda: linear.int4_linear(X, packed_weight(scheme="i8"), 40, "row"),
+        "another shape or scheme",
+    ),
     "linear-float": (lambda: linear.int4_linear(X, X, 5, "row"), "uint8"),
-    "linear-experts": (lambda: linear.int4_linear(X, packed(4), 40, "row"), "uint8 of shape"),
-    "linear-negative": (lambda: linear.int4_linear(X, packed()[:0], -3, "row"), "out_features"),
+    "linear-experts": (lambda: linear.int4_linear(X, packed_weight(4), 40, "row"), "uint8 of shape"),
+    "linear-negative": (lambda: linear.int4_linear(X, packed_weight()[:0], -3, "row"), "out_features"),
     "linear-transposed": (
-        lambda: linear.int4_linear(X, packed().t().contiguous().t(), 40, "row"),
+        lambda: linear.int4_linear(X, packed_weight().t().contiguous().t(), 40, "row"),
         "contiguous in its last",
     ),
-    "linear-scalar": (lambda: linear.int4_linear(SCALAR, packed(), 40, "row"), "at least one dimension"),
+    "linear-scalar": (
+        lambda: linear.int4_linear(SCALAR, packed_weight(), 40, "row"),
+        "at least one dimension",
+    ),
     "linear-residual": (
-        lambda: linear.int4_linear(X, packed(), 40, "row", residual=torch.ones(4, 40)),
+        lambda: linear.int4_linear(X, packed_weight(), 40, "row", residual=torch.ones(4, 40)),
         "residual has size 4",
     ),
-    "int8-scheme": (lambda: linear.int8_linear(X, packed(), 40), "another shape or scheme"),
+    "int8-scheme": (lambda: linear.int8_linear(X, packed_weight(), 40), "another shape or scheme"),
     "gated-panels": (
-        lambda: linear.int4_gated_linear(X, packed(), 40, "row", "silu"),
+        lambda: linear.int4_gated_linear(X, packed_weight(), 40, "row", "silu"),
         "needs 6",
     ),
     "gated-bias": (
         lambda: linear.int4_gated_linear(
-            X, linear.interleave_panels(packed(), packed()), 40, "row", "silu", torch.ones(80)
+            X, linear.interleave_panels(packed_weight(), packed_weight()), 40, "row", "silu", torch.ones(80)
         ),
         "gate_bias has 80 elements; out_features is 40",
     ),
     "dense-scalar": (lambda: linear.dense_linear(SCALAR, X), "at least one dimension"),
     "dense-shape": (lambda: linear.dense_linear(X, torch.ones(64)), r"\(out_features, 64\)"),
-    "unpack-rows": (lambda: linear.unpack_weight(packed(), 16, 64, "row"), "needs 1 of"),
-    "unpack-none": (lambda: linear.unpack_weight(packed(), 0, 64, "row"), "positive"),
+    "unpack-rows": (lambda: linear.unpack_weight(packed_weight(), 16, 64, "row"), "needs 1 of"),
+    "unpack-none": (lambda: linear.unpack_weight(packed_weight(), 0, 64, "row"), "positive"),
     # experts
-    "moe-above": (experts(expert_ids=IDS + 4), "names expert 4 as choice 0 of token 0, .* experts 0 to 3"),
-    "moe-below": (experts(expert_ids=IDS - 1), "names expert -1"),
-    "moe-floats": (experts(expert_ids=IDS.float()), "int64 or int32"),
-    "moe-gate-up": (experts(gate_up=packed(4)), "gate_up has 3 panels an expert; .* needs 6"),
-    "moe-gate-up-scheme": (experts(scheme="g32"), "another shape or scheme"),
+    "moe-above": (moe_call(expert_ids=IDS + 4), "names expert 4 as choice 0 of token 0, .* experts 0 to 3"),
+    "moe-below": (moe_call(expert_ids=IDS - 1), "names expert -1"),
+    "moe-floats": (moe_call(expert_ids=IDS.float()), "int64 or int32"),
+    "moe-gate-up": (moe_call(gate_up=packed_weight(4)), "gate_up has 3 panels an expert; .* needs 6"),
+    "moe-gate-up-scheme": (moe_call(scheme="g32"), "another shape or scheme"),
     "moe-no-experts": (
-        experts(gate_up=torch.zeros(0, 6, 64 + 2 * 256, dtype=torch.uint8), down=packed(4, 64, 40)[:0]),
+        moe_call(
+            gate_up=torch.zeros(0, 6, 64 + 2 * 256, dtype=torch.uint8), down=packed_weight(4, 64, 40)[:0]
+        ),
         "gate_up holds no experts",
     ),
-    "moe-down": (experts(down=packed(4, 48, 40)), "down has 3 panels an expert"),
-    "moe-experts": (experts(down=packed(3, 64, 40)), "gate_up holds 4 experts, down 3"),
-    "moe-weights": (experts(expert_weights=torch.ones(2, 5)), "expert_weights has 2 rows; x has 5"),
-    "moe-limit": (experts(activation="swiglu_clamped", limit=-1.0), "limit .* not -1"),
-    "moe-nan-limit": (experts(activation="swiglu_clamped", limit=float("nan")), "limit .* not nan"),
+    "moe-down": (moe_call(down=packed_weight(4, 48, 40)), "down has 3 panels an expert"),
+    "moe-experts": (moe_call(down=packed_weight(3, 64, 40)), "gate_up holds 4 experts, down 3"),
+    "moe-weights": (moe_call(expert_weights=torch.ones(2, 5)), "expert_weights has 2 rows; x has 5"),
+    "moe-limit": (moe_call(activation="swiglu_clamped", limit=-1.0), "limit .* not -1"),
+    "moe-nan-limit": (moe_call(activation="swiglu_clamped", limit=float("nan")), "limit .* not nan"),
     "route-scalar": (lambda: moe.moe_route(SCALAR, 1, "softmax", False), "at least one dimension"),
     "route-none": (lambda: moe.moe_route(X, 0, "softmax", False), "top_k = 0"),
     "route-negative": (lambda: moe.moe_route(X, 1, "softmax", False, groups=-4), "groups = -4"),
-    # rows
+    # norms, rotary embeddings, activations, embeddings
     "norm-residual": (
         lambda: norm.add_rms_norm(torch.ones(2, 3, 8), torch.ones(3, 2, 8), torch.ones(8), 1e-5),
         "residual must have the shape and the dtype of x",
@@ -124,25 +132,31 @@ CALLS: dict[str, tuple[Call, str]] = {
     "act-scalar": (lambda: activation.gated_act(SCALAR, SCALAR, "silu"), "one shape and one dtype"),
     "embedding-below": (
         lambda: embedding.split_embedding(
-            torch.tensor([3, -1]), packed(scheme="i8"), torch.zeros(40, 64, dtype=torch.int8), torch.float32
+            torch.tensor([3, -1]),
+            packed_weight(scheme="i8"),
+            torch.zeros(40, 64, dtype=torch.int8),
+            torch.float32,
         ),
         "id -1 is not in",
     ),
-    # cache
-    "kv-slot": (write(48), "slot 48 of token 1 is past the cache of 3 blocks of 16"),
-    "kv-values": (write(1, v=torch.ones(3, 2, 8)), "v has the shape"),
-    "kv-slots": (write(1, slots=torch.zeros(3, dtype=torch.int64)), r"slots must be int64 of shape \(2\)"),
-    "kv-cache": (write(1, v_cache=cache()[1][:2]), "does not fit k_cache"),
+    # KV cache
+    "kv-slot": (write_call(48), "slot 48 of token 1 is past the cache of 3 blocks of 16"),
+    "kv-values": (write_call(1, v=torch.ones(3, 2, 8)), "v has the shape"),
+    "kv-slots": (
+        write_call(1, slots=torch.zeros(3, dtype=torch.int64)),
+        r"slots must be int64 of shape \(2\)",
+    ),
+    "kv-cache": (write_call(1, v_cache=kv_cache()[1][:2]), "does not fit k_cache"),
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", INVALID_CALLS)
 def test_invalid_arguments_raise(name: str) -> None:
-    call, message = CALLS[name]
+    call, message = INVALID_CALLS[name]
     with pytest.raises(RuntimeError, match=message):
         call()
 
 
 def test_unmodified_calls_succeed() -> None:
-    experts()()
-    write(47)()
+    moe_call()()
+    write_call(47)()

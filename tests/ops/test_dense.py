@@ -13,12 +13,12 @@ from torch_armllm.ops import linear, variants
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 RUNNABLE = variants.machine().distinct("dense")
-DOTS = tuple(name for name in RUNNABLE if variants.machine().tables[name]["dense"] == "i8mm")
-"""Variants that multiply bfloat16 by bfloat16 with BFMMLA, which rounds differently."""
+BFMMLA = tuple(name for name in RUNNABLE if variants.machine().tables[name]["dense"] == "i8mm")
+"""Variants that multiply bfloat16 by bfloat16 with the BFMMLA instruction, which rounds differently."""
 
 
-def outputs_of_variants(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
-    """Return the result of every variant."""
+def run_all_variants(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
+    """Returns the output of every variant."""
     results = []
     for name in RUNNABLE:
         with variants.use(name):
@@ -42,13 +42,13 @@ def test_dense_linear_matches_reference(
     x = torch.randn(tokens, inputs).to(dtype)
     weight = (torch.randn(outputs, inputs) / inputs**0.5).to(weight_dtype)
     bias = torch.randn(outputs).to(weight_dtype) if with_bias else None
-    results = outputs_of_variants(x, weight, bias)
+    results = run_all_variants(x, weight, bias)
     tolerance = TOLERANCE[dtype]
     expected = linear.reference_dense_linear(x, weight, bias)
-    rounds_differently = DOTS if dtype == weight_dtype == torch.bfloat16 else ()
-    for name, other in zip(RUNNABLE, results, strict=True):
-        torch.testing.assert_close(other, expected, rtol=tolerance, atol=tolerance)
-        assert name in rounds_differently or torch.equal(other, results[RUNNABLE.index("scalar")])
+    rounds_differently = BFMMLA if dtype == weight_dtype == torch.bfloat16 else ()
+    for name, result in zip(RUNNABLE, results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+        assert name in rounds_differently or torch.equal(result, results[RUNNABLE.index("scalar")])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -59,7 +59,7 @@ def test_wide_output_is_float32(dtype: torch.dtype, tokens: int) -> None:
     for name in RUNNABLE:
         with variants.use(name):
             output = linear.dense_linear(x, weight, wide=True)
-            if dtype != torch.bfloat16 or name not in DOTS:
+            if dtype != torch.bfloat16 or name not in BFMMLA:
                 assert torch.equal(output, linear.dense_linear(x.float(), weight))
             assert torch.equal(output.to(dtype), linear.dense_linear(x, weight))
 
@@ -80,7 +80,7 @@ def test_non_finite_values_affect_their_row_only(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(7, 45).to(dtype), (torch.rand(5, 45) + 0.1).to(dtype)
     x[2, 39], x[5, 0] = float("nan"), float("inf")
-    for output in outputs_of_variants(x, weight):
+    for output in run_all_variants(x, weight):
         assert output[2].isnan().all()
         assert (output[5] == float("inf")).all()
         assert output[[0, 1, 3, 4, 6]].isfinite().all()
@@ -91,7 +91,7 @@ def test_strided_and_multidimensional_inputs_equal_contiguous_inputs() -> None:
     x, weight = torch.randn(2, 3, 40), torch.randn(9, 60)
     expected = linear.dense_linear(x[..., 8:28].contiguous(), weight[:, 30:50].contiguous())
     assert expected.shape == (2, 3, 9)
-    for output in outputs_of_variants(x[..., 8:28], weight[:, 30:50]):
+    for output in run_all_variants(x[..., 8:28], weight[:, 30:50]):
         assert torch.equal(output, expected)
     transposed = x[..., 8:28].transpose(0, 1)
     assert torch.equal(linear.dense_linear(transposed, weight[:, 30:50]), expected.transpose(0, 1))

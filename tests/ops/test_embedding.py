@@ -1,4 +1,4 @@
-"""split_embedding against its reference."""
+"""`split_embedding` against its reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ VARIANTS = variants.machine().distinct("linear")
 
 
 def table(vocabulary: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns a random weight, its packed INT8 form, and the rest that rounding to INT8 loses."""
     weight = torch.randn(vocabulary, width).bfloat16()
     weight[vocabulary // 2] = 0
     scale = weight.float().abs().amax(1) / 127
@@ -29,24 +30,24 @@ def test_embedding_matches_reference_and_weight(
     weight, packed, rest = table(vocabulary, width)
     ids = torch.randint(0, vocabulary, (2, 19))
     with variants.use(variant):
-        got = embedding.split_embedding(ids, packed, rest, dtype)
-    assert torch.equal(got, embedding.reference_split_embedding(ids, packed, rest, dtype))
+        actual = embedding.split_embedding(ids, packed, rest, dtype)
+    assert torch.equal(actual, embedding.reference_split_embedding(ids, packed, rest, dtype))
     bound = weight.float().abs().amax(1, keepdim=True) * 2**-15 + weight.float().abs() * 2**-8
-    assert bool(((got.float() - weight[ids].float()).abs() <= bound[ids]).all())
+    assert bool(((actual.float() - weight[ids].float()).abs() <= bound[ids]).all())
 
 
 def test_large_values_are_exact() -> None:
     torch.manual_seed(0)
     weight, packed, rest = table(64, 96)
-    got = embedding.split_embedding(torch.arange(64), packed, rest, torch.bfloat16)
+    actual = embedding.split_embedding(torch.arange(64), packed, rest, torch.bfloat16)
     large = weight.float().abs() > weight.float().abs().amax(1, keepdim=True) / 64
-    assert torch.equal(got[large], weight[large])
+    assert torch.equal(actual[large], weight[large])
 
 
 def test_empty_ids_return_empty_and_invalid_arguments_raise() -> None:
     _, packed, rest = table(20, 32)
-    none = torch.empty(1, 0, dtype=torch.int64)
-    assert embedding.split_embedding(none, packed, rest, torch.bfloat16).shape == (1, 0, 32)
+    no_ids = torch.empty(1, 0, dtype=torch.int64)
+    assert embedding.split_embedding(no_ids, packed, rest, torch.bfloat16).shape == (1, 0, 32)
     with pytest.raises(RuntimeError, match="id 20 is not in"):
         embedding.split_embedding(torch.tensor([20]), packed, rest, torch.float32)
     with pytest.raises(RuntimeError, match="weight must be uint8"):

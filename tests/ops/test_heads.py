@@ -15,13 +15,13 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 RUNNABLE = variants.machine().runnable
 
 
-def packed(heads: int, rows: int, columns: int) -> Tensor:
+def packed_heads(heads: int, rows: int, columns: int) -> Tensor:
     q = torch.randint(-127, 128, (heads, rows, columns), dtype=torch.int8)
     return linear.pack_int8(q, torch.rand(heads, rows) + 0.5)
 
 
-def wide(tokens: int, heads: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return strided input, a slice of wider heads."""
+def strided_input(tokens: int, heads: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Returns strided inputs: a slice of wider heads."""
     return torch.randn(tokens, heads, columns + 5).to(dtype)[..., 3 : columns + 3]
 
 
@@ -37,7 +37,7 @@ def test_int8_heads_match_reference_bitwise(
     tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(tokens + rows)
-    x, weight = wide(tokens, heads, columns, dtype), packed(heads, rows, columns)
+    x, weight = strided_input(tokens, heads, columns, dtype), packed_heads(heads, rows, columns)
     expected = linear.reference_int8_heads_linear(x, weight, rows)
     for name in RUNNABLE:
         with variants.use(name):
@@ -59,7 +59,7 @@ def test_dense_heads_match_reference(
     tokens: int, heads: int, rows: int, columns: int, dtype: torch.dtype, weight_dtype: torch.dtype
 ) -> None:
     torch.manual_seed(tokens + rows)
-    x = wide(tokens, heads, columns, dtype)
+    x = strided_input(tokens, heads, columns, dtype)
     weight = (torch.randn(heads, rows, columns) / columns**0.5).to(weight_dtype)
     expected = linear.reference_dense_heads_linear(x, weight)
     for name in RUNNABLE:
@@ -70,20 +70,20 @@ def test_dense_heads_match_reference(
 
 def test_result_is_independent_of_batch_and_threads() -> None:
     torch.manual_seed(0)
-    x, weight, floats = wide(70, 3, 64), packed(3, 48, 64), torch.randn(3, 48, 64)
-    before = torch.get_num_threads()
+    x, weight, float_weight = strided_input(70, 3, 64), packed_heads(3, 48, 64), torch.randn(3, 48, 64)
+    threads = torch.get_num_threads()
     for name in RUNNABLE:
         with variants.use(name):
             for heads_linear in (
                 lambda rows: linear.int8_heads_linear(rows, weight, 48),
-                lambda rows: linear.dense_heads_linear(rows, floats),
+                lambda rows: linear.dense_heads_linear(rows, float_weight),
             ):
                 whole = heads_linear(x)
                 assert torch.equal(torch.cat([heads_linear(x[i : i + 1]) for i in range(70)]), whole)
                 assert torch.equal(torch.cat([heads_linear(x[:13]), heads_linear(x[13:])]), whole)
                 torch.set_num_threads(1)
                 assert torch.equal(heads_linear(x), whole)
-                torch.set_num_threads(before)
+                torch.set_num_threads(threads)
 
 
 def test_non_finite_values_affect_their_head_only() -> None:
@@ -92,28 +92,28 @@ def test_non_finite_values_affect_their_head_only() -> None:
     x[1, 2, 5], x[2, 0, 0] = float("nan"), float("inf")
     for name in RUNNABLE:
         with variants.use(name):
-            y = linear.int8_heads_linear(x, packed(4, 20, 32), 20)
-        broken = y.isnan().all(-1)
-        assert broken.nonzero().tolist() == [[1, 2], [2, 0]]
+            y = linear.int8_heads_linear(x, packed_heads(4, 20, 32), 20)
+        nan_rows = y.isnan().all(-1)
+        assert nan_rows.nonzero().tolist() == [[1, 2], [2, 0]]
         assert y.isfinite().all(-1).sum() == 10
 
 
 def test_opcheck() -> None:
     x = torch.randn(3, 2, 40)
-    torch.library.opcheck(torch.ops.armllm.int8_heads_linear.default, (x, packed(2, 24, 40), 24))
+    torch.library.opcheck(torch.ops.armllm.int8_heads_linear.default, (x, packed_heads(2, 24, 40), 24))
     torch.library.opcheck(torch.ops.armllm.dense_heads_linear.default, (x, torch.randn(2, 24, 40)))
 
 
 def test_mismatched_arguments_raise() -> None:
-    x, weight = torch.randn(3, 2, 40), packed(2, 24, 40)
+    x, weight = torch.randn(3, 2, 40), packed_heads(2, 24, 40)
     with pytest.raises(RuntimeError, match=r"not \(3, 80\)"):
         linear.int8_heads_linear(x.flatten(1), weight, 24)
     with pytest.raises(RuntimeError, match="weight has 3 heads, but x has 2"):
-        linear.int8_heads_linear(x, packed(3, 24, 40), 24)
+        linear.int8_heads_linear(x, packed_heads(3, 24, 40), 24)
     with pytest.raises(RuntimeError, match="out_features = 40 needs 3"):
         linear.int8_heads_linear(x, weight, 40)
     with pytest.raises(RuntimeError, match="another shape or scheme"):
-        linear.int8_heads_linear(x, packed(2, 24, 72), 24)
+        linear.int8_heads_linear(x, packed_heads(2, 24, 72), 24)
     with pytest.raises(RuntimeError, match="needs 2 heads of 40 inputs"):
         linear.dense_heads_linear(x, torch.randn(2, 24, 41))
     with pytest.raises(RuntimeError, match="float32, bfloat16 or float16"):

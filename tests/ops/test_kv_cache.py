@@ -1,4 +1,4 @@
-"""kv_write against its reference, and the memory of caches."""
+"""`kv_write` against its reference, and the memory of KV caches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch_armllm.ops import attention, variants
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-RUNNABLE = variants.machine().distinct("attention")
+VARIANTS = variants.machine().distinct("attention")
 
 
-@pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache", [*FLOATS, torch.int8])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("cache_dtype", [*FLOATS, torch.int8])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_kv_write_matches_reference(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
+def test_kv_write_matches_reference(variant: str, cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
     wide = torch.randn(19, 200).to(dtype)
     wide[2, 7] = math.nan
     wide[3, 90] = math.inf
@@ -24,14 +24,14 @@ def test_kv_write_matches_reference(variant: str, cache: torch.dtype, dtype: tor
     k, v = wide[:, 1:101].unflatten(1, (2, 50)), wide[:, 101:143].unflatten(1, (2, 21))
     slots = torch.randperm(48)[:19]
     slots[4] = -1
-    caches, expected = (attention.new_kv_cache(3, 2, 50, 21, 16, cache) for _ in range(2))
+    actual, expected = (attention.new_kv_cache(3, 2, 50, 21, 16, cache_dtype) for _ in range(2))
     with variants.use(variant):
-        attention.kv_write(k, v, caches.k, caches.v, slots, caches.k_scales, caches.v_scales)
+        attention.kv_write(k, v, actual.k, actual.v, slots, actual.k_scales, actual.v_scales)
     attention.reference_kv_write(k, v, expected.k, expected.v, slots, expected.k_scales, expected.v_scales)
-    for result, wanted in zip(caches, expected, strict=True):
-        if result is None or wanted is None:
+    for tensor, reference_tensor in zip(actual, expected, strict=True):
+        if tensor is None or reference_tensor is None:
             continue
-        torch.testing.assert_close(result, wanted, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(tensor, reference_tensor, rtol=0, atol=0, equal_nan=True)
 
 
 def test_large_cache_is_zeroed_and_outlives_its_first_tensor() -> None:

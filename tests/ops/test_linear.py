@@ -16,8 +16,8 @@ from torch_armllm.ops import linear, variants
 
 VARIANTS = variants.machine().distinct("linear", "activation")
 EXACT = linear.EXACT
-FLOAT = tuple(name for name in linear.SCHEMES if name not in linear.EXACT)
-FEW = 16  # above this token count, every variant folds float group scales
+FLOAT_GROUPS = tuple(name for name in linear.SCHEMES if name not in linear.EXACT)
+FOLD_LIMIT = 16  # every variant folds float group scales for more tokens than this
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Options = tuple[Tensor, Tensor, int, str, Tensor | None, Tensor | None]
@@ -26,7 +26,7 @@ Options = tuple[Tensor, Tensor, int, str, Tensor | None, Tensor | None]
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Run on one thread: thread counts have their own test, and a busy machine would delay a team."""
+    """Runs on one thread: a thread team is slow on a busy machine, and thread counts have their own test."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def _one_thread() -> Iterator[None]:
 
 @functools.cache
 def exact_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Tensor]]:
-    """Return inputs and reference results, computed once for all variants."""
+    """Returns inputs and reference results; computed once for all variants."""
     torch.manual_seed(rows)
     weight = packed(rows, columns, scheme)
     inputs: list[Options] = []
@@ -82,7 +82,7 @@ def test_random_shapes_match_reference_bitwise(
 @pytest.mark.parametrize("scheme", EXACT)
 @pytest.mark.parametrize("tokens", [1, 8, 9])
 def test_extreme_values_do_not_saturate(scheme: str, tokens: int) -> None:
-    """Nothing saturates at the largest partial sums of either sign."""
+    """The largest partial sums of either sign must not saturate."""
     columns = 320
     for low in (True, False):
         if scheme == "i8":
@@ -109,7 +109,7 @@ def test_extreme_values_do_not_saturate(scheme: str, tokens: int) -> None:
 
 @functools.cache
 def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Tensor, Tensor | None]]:
-    """Return inputs, exact results, and results of the folded weight if it is used; computed once."""
+    """Returns inputs, exact results, and results of the folded weight if all variants fold; computed once."""
     torch.manual_seed(rows)
     weight = packed(rows, columns, scheme)
     cases = []
@@ -118,49 +118,49 @@ def float_cases(scheme: str, rows: int, columns: int) -> list[tuple[Options, Ten
             x = torch.randn(tokens, columns).to(dtype)
             bias, residual = torch.randn(rows), torch.randn(tokens, rows).to(dtype)
             options: Options = (x, weight, rows, scheme, bias, residual)
-            folds = tokens > FEW and not linear.is_int8(scheme)
+            folds = tokens > FOLD_LIMIT and not linear.is_int8(scheme)
             folded = linear.reference_folded_linear(*options) if folds else None
             cases.append((options, linear.reference_int4_linear(*options), folded))
     return cases
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("scheme", FLOAT)
+@pytest.mark.parametrize("scheme", FLOAT_GROUPS)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (17, 33), (50, 300)])
 def test_float_groups_match_exact_and_folded_reference(
     variant: str, scheme: str, rows: int, columns: int
 ) -> None:
-    """Few tokens are close to the exact sum; many have the folded weight's bits and are near it."""
+    """Few tokens match the exact sums; many tokens match the folded weight, bit for bit without offsets."""
     with variants.use(variant):
         for options, exact, folded in float_cases(scheme, rows, columns):
-            x, got = options[0], quant_linear(*options)
+            x, actual = options[0], quant_linear(*options)
             rounding = 2e-6 if x.dtype == torch.float32 else 4e-3
             may_fold = len(x) > 8 and not linear.is_int8(scheme)
-            assert error(got, exact) < (2e-2 if may_fold else rounding)
+            assert error(actual, exact) < (2e-2 if may_fold else rounding)
             if folded is None:
                 continue
             if linear.has_offsets(scheme):
-                assert error(got, folded) < rounding
+                assert error(actual, folded) < rounding
             else:
-                assert same_bits(got, folded)
+                assert same_bits(actual, folded)
 
 
 def test_relative_error_of_folding_is_bounded() -> None:
-    """Relative output error against float weights: stated in docs/reference/schemes.md."""
+    """Folding increases the output error by less than 1 %, as docs/reference/schemes.md states."""
     torch.manual_seed(0)
     w, x = torch.randn(256, 1024), torch.randn(64, 1024)
-    truth = x @ w.t()
+    float_output = x @ w.t()
     scales = w.view(256, 32, 32).abs().amax(-1) / 7
     q = (w.view(256, 32, 32) / scales[..., None]).round().clamp(-8, 7).to(torch.int8).flatten(1)
     weight = linear.pack_int4(q, None, scales, "g32")
-    exact = error(linear.reference_int4_linear(x, weight, 256, "g32"), truth)
-    folded = error(linear.reference_folded_linear(x, weight, 256, "g32"), truth)
+    exact = error(linear.reference_int4_linear(x, weight, 256, "g32"), float_output)
+    folded = error(linear.reference_folded_linear(x, weight, 256, "g32"), float_output)
     assert exact < folded < exact * 1.01
 
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 def test_variants_are_bit_identical(scheme: str) -> None:
-    """Bit-identical even with float group scales, because groups are added in the same order."""
+    """Float group scales do not break bit equality: all variants add groups in the same order."""
     torch.manual_seed(0)
     weight = packed(50, 300, scheme)
     for tokens in (3, 7, 40):
@@ -175,7 +175,7 @@ def test_variants_are_bit_identical(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["int8g32", "int8g64m"])
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_extreme_int8_groups_are_exact(scheme: str, tokens: int) -> None:
-    """Largest partial sums of either sign, and groups that cancel each other."""
+    """The largest partial sums of either sign, in groups that cancel each other."""
     columns, span = 256, linear.group_span(scheme)
     q = torch.full((16, columns), -128, dtype=torch.int8)
     scales = torch.tensor([1.0, -1.0]).repeat(16, columns // span // 2)
@@ -204,16 +204,16 @@ def test_result_is_independent_of_batch(variant: str, scheme: str) -> None:
         assert same_bits(quant_linear(x[3:20], weight, 200, scheme), whole[3:20])
         for count in (1, 2, 16):
             torch.set_num_threads(count)
-            again, few = quant_linear(x, weight, 200, scheme), quant_linear(x[:4], weight, 200, scheme)
+            repeated, few = quant_linear(x, weight, 200, scheme), quant_linear(x[:4], weight, 200, scheme)
             torch.set_num_threads(threads)
-            assert same_bits(again, whole)
+            assert same_bits(repeated, whole)
             assert same_bits(few, whole[:4])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("tokens", [6, 20])
 def test_non_finite_values_affect_their_row_only(variant: str, tokens: int) -> None:
-    """A NaN or an infinity affects its own row only; zeros and denormals return the bias."""
+    """NaN and infinity affect their own row only; rows of zeros or denormals return the bias."""
     torch.manual_seed(0)
     weight, bias = packed(20, 40, "g32i"), torch.randn(20)
     x = torch.randn(tokens, 40)
@@ -231,7 +231,7 @@ def test_non_finite_values_affect_their_row_only(variant: str, tokens: int) -> N
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 @pytest.mark.parametrize("tokens", [2, 20])
 def test_strided_panels_equal_contiguous_panels(scheme: str, tokens: int) -> None:
-    """Slices of a merged weight, and every other panel of an interleaved one."""
+    """Slices of a merged weight, alternate panels of an interleaved weight, and panels with gaps."""
     torch.manual_seed(0)
     weight, other = packed(70, 64, scheme), packed(70, 64, scheme)
     x = torch.randn(tokens, 64)
@@ -266,14 +266,16 @@ def test_strided_and_multidimensional_inputs_match_reference(tokens: int) -> Non
 
 @pytest.mark.parametrize("tokens", [3, 20])
 def test_ops_are_well_formed(tokens: int) -> None:
-    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     x, weight, bias = torch.randn(tokens, 40), packed(20, 40, "g32i"), torch.randn(20)
     ops = torch.ops.armllm
     options = (x, weight, 20, "g32i", bias, torch.randn(tokens, 20))
-    torch.library.opcheck(ops.int4_linear, options, test_utils=tests)
-    torch.library.opcheck(ops.int8_linear, (x, packed(20, 40, "i8"), 20, bias), test_utils=tests)
-    both = linear.interleave_panels(weight, weight)
-    torch.library.opcheck(ops.int4_gated_linear, (x, both, 20, "g32i", "silu", bias, bias), test_utils=tests)
+    torch.library.opcheck(ops.int4_linear, options, test_utils=checks)
+    torch.library.opcheck(ops.int8_linear, (x, packed(20, 40, "i8"), 20, bias), test_utils=checks)
+    merged = linear.interleave_panels(weight, weight)
+    torch.library.opcheck(
+        ops.int4_gated_linear, (x, merged, 20, "g32i", "silu", bias, bias), test_utils=checks
+    )
 
 
 def test_mismatched_arguments_raise() -> None:

@@ -1,4 +1,5 @@
-"""mla_write and mla_attention against their references and expanded heads, and the promise of equal bits."""
+"""`mla_write` and `mla_attention` against their references and expanded heads, and bit equality across
+batches, chunks and threads."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from torch_armllm.ops import attention, mla, variants
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 if "dotprod" in variants.machine().runnable:
-    TOLERANCE[torch.float16] = 5e-3  # Arm CPUs sum 32 products in float16
+    TOLERANCE[torch.float16] = 5e-3  # Arm kernels accumulate 32 products in float16
 RUNNABLE = variants.machine().distinct("attention")
 
 
@@ -27,16 +28,19 @@ class Batch:
     q_latent: Tensor
     q_rope: Tensor
     cache: Tensor
-    table: Tensor
-    lengths: tuple[int, ...]
-    new: tuple[int, ...]
+    block_table: Tensor
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
 
     def arguments(self) -> tuple[Tensor | int | float, ...]:
-        start = torch.tensor([sum(self.new[:i]) for i in range(len(self.new) + 1)], dtype=torch.int32)
-        lengths = torch.tensor(self.lengths, dtype=torch.int32)
-        longest = max(self.lengths, default=0)
+        lens = self.query_lens
+        query_start = torch.tensor([sum(lens[:i]) for i in range(len(lens) + 1)], dtype=torch.int32)
+        seq_lens = torch.tensor(self.seq_lens, dtype=torch.int32)
         scale = 1.0 / math.sqrt(self.cache.shape[-1])
-        return (self.q_latent, self.q_rope, self.cache, self.table, start, lengths, longest, scale)
+        return (
+            *(self.q_latent, self.q_rope, self.cache, self.block_table),
+            *(query_start, seq_lens, max(self.seq_lens, default=0), scale),
+        )
 
     def run(self) -> Tensor:
         return mla.mla_attention(*self.arguments())  # type: ignore[arg-type]
@@ -44,74 +48,91 @@ class Batch:
     def reference(self) -> Tensor:
         return mla.reference_mla_attention(*self.arguments())  # type: ignore[arg-type]
 
-    def only(self, sequence: int, token: int | None = None) -> Batch:
-        """One sequence alone, or one of its new tokens as a decode step that ends there."""
-        first, new, length = sum(self.new[:sequence]), self.new[sequence], self.lengths[sequence]
-        tokens = slice(first, first + new)
+    def select(self, sequence: int, token: int | None = None) -> Batch:
+        """Returns a batch of one sequence, or of one of its queries as a decode step that ends there."""
+        first = sum(self.query_lens[:sequence])
+        block_table = self.block_table[sequence : sequence + 1]
+        seq_len, query_len = self.seq_lens[sequence], self.query_lens[sequence]
         if token is not None:
-            tokens, length, new = slice(first + token, first + token + 1), length - new + token + 1, 1
-        table = self.table[sequence : sequence + 1]
+            first, seq_len, query_len = first + token, seq_len - query_len + token + 1, 1
+        tokens = slice(first, first + query_len)
         queries = {"q_latent": self.q_latent[tokens], "q_rope": self.q_rope[tokens]}
-        return replace(self, table=table, lengths=(length,), new=(new,), **queries)
+        return replace(self, block_table=block_table, seq_lens=(seq_len,), query_lens=(query_len,), **queries)
 
 
 def make_batch(
-    lengths: tuple[int, ...],
-    new: tuple[int, ...],
+    seq_lens: tuple[int, ...],
+    query_lens: tuple[int, ...],
     *,
     heads: int = 3,
     sizes: tuple[int, int] = (32, 8),
-    block: int = 16,
-    cache: torch.dtype = torch.float32,
+    block_size: int = 16,
+    cache_dtype: torch.dtype = torch.float32,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Batch:
-    """Blocks in random order, NaN wherever nothing was written, queries slices of one wider tensor."""
-    random = torch.Generator().manual_seed(seed)
-    rank, rope = sizes
-    counts = [-(-n // block) for n in lengths]
-    blocks = sum(counts) + 2
-    latents = mla.new_latent_cache(blocks, rank, rope, block, cache)
-    latents.fill_(math.nan)
-    order = torch.randperm(blocks, generator=random).to(torch.int32)
-    table = torch.full((len(lengths), max(counts, default=0)), -1, dtype=torch.int32)
-    for i, count in enumerate(counts):
-        table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
-        position = torch.arange(lengths[i])
-        slots = table[i].long()[position // block] * block + position % block
-        both = torch.randn(lengths[i], rank + rope, generator=random).to(dtype)
-        mla.mla_write(both[:, :rank], both[:, rank:], latents, slots)
-    q = torch.randn(sum(new), heads, rank + rope, generator=random).to(dtype)
-    return Batch(q[..., :rank], q[..., rank:], latents, table, lengths, new)
+    """Makes a random batch.
+
+    Blocks are in random order.  Unused cache positions hold NaN, and queries are strided, so that reads out
+    of bounds change the result.
+
+    Args:
+        seq_lens: tokens in the cache, per sequence.
+        query_lens: tokens with queries, per sequence; they are the last ones.
+        heads: number of query heads.
+        sizes: rank of the latents, and size of the rotary part.
+        block_size: positions per block.
+        cache_dtype: dtype of the cache.
+        dtype: dtype of queries and latents before they are stored.
+        seed: seed of all random values.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rank, rope_size = sizes
+    block_counts = [-(-n // block_size) for n in seq_lens]
+    num_blocks = sum(block_counts) + 2
+    cache = mla.new_latent_cache(num_blocks, rank, rope_size, block_size, cache_dtype)
+    cache.fill_(math.nan)
+    order = torch.randperm(num_blocks, generator=generator).to(torch.int32)
+    block_table = torch.full((len(seq_lens), max(block_counts, default=0)), -1, dtype=torch.int32)
+    for i, (seq_len, count) in enumerate(zip(seq_lens, block_counts, strict=True)):
+        block_table[i, :count] = order[sum(block_counts[:i]) : sum(block_counts[: i + 1])]
+        position = torch.arange(seq_len)
+        slots = block_table[i].long()[position // block_size] * block_size + position % block_size
+        latents = torch.randn(seq_len, rank + rope_size, generator=generator).to(dtype)
+        mla.mla_write(latents[:, :rank], latents[:, rank:], cache, slots)
+    q = torch.randn(sum(query_lens), heads, rank + rope_size, generator=generator).to(dtype)
+    return Batch(q[..., :rank], q[..., rank:], cache, block_table, seq_lens, query_lens)
 
 
 def check(batch: Batch) -> None:
-    """Every variant gives the reference's values."""
+    """Asserts that every variant matches the reference."""
     expected = batch.reference()
     for name in RUNNABLE:
         with variants.use(name):
             result = batch.run()
         assert result.dtype == batch.q_latent.dtype
         assert result.is_contiguous()
-        # Products of bfloat16 round the queries and the weights to it.
-        error = max(TOLERANCE[result.dtype], TOLERANCE[batch.cache.dtype])
+        # bfloat16 dot products round the queries and the attention weights to bfloat16.
+        tolerance = max(TOLERANCE[result.dtype], TOLERANCE[batch.cache.dtype])
         torch.testing.assert_close(
-            result, expected, rtol=error, atol=error, msg=lambda m, n=name: f"{n}: {m}"
+            result, expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
 
 
 CASES = {
     "one token": make_batch((1,), (1,)),
     "prompt": make_batch((37,), (37,)),
-    "decode over splits": make_batch((600,), (1,), heads=16, cache=torch.bfloat16, dtype=torch.bfloat16),
-    "mixed": make_batch((300, 40, 0, 7), (1, 40, 0, 3), cache=torch.bfloat16, dtype=torch.bfloat16),
-    "chunk": make_batch((330,), (60,), heads=2, block=64),
-    "one head": make_batch((50,), (5,), heads=1, cache=torch.float16, dtype=torch.float16),
-    "odd sizes": make_batch((70,), (30,), sizes=(33, 7), cache=torch.bfloat16),
-    "odd sizes in float16": make_batch((300,), (2,), sizes=(21, 10), cache=torch.float16),
+    "decode over splits": make_batch(
+        (600,), (1,), heads=16, cache_dtype=torch.bfloat16, dtype=torch.bfloat16
+    ),
+    "mixed": make_batch((300, 40, 0, 7), (1, 40, 0, 3), cache_dtype=torch.bfloat16, dtype=torch.bfloat16),
+    "chunk": make_batch((330,), (60,), heads=2, block_size=64),
+    "one head": make_batch((50,), (5,), heads=1, cache_dtype=torch.float16, dtype=torch.float16),
+    "odd sizes": make_batch((70,), (30,), sizes=(33, 7), cache_dtype=torch.bfloat16),
+    "odd sizes in float16": make_batch((300,), (2,), sizes=(21, 10), cache_dtype=torch.float16),
     "no rotary part": make_batch((20,), (2,), sizes=(16, 0)),
-    "real sizes": make_batch((40,), (2,), heads=20, sizes=(512, 64), cache=torch.bfloat16),
-    "one block a split": make_batch((270,), (12,), block=256),
+    "real sizes": make_batch((40,), (2,), heads=20, sizes=(512, 64), cache_dtype=torch.bfloat16),
+    "one block per split": make_batch((270,), (12,), block_size=256),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=2),
 }
 
@@ -121,10 +142,10 @@ def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("cache_dtype", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_every_dtype_matches_reference(cache: torch.dtype, dtype: torch.dtype) -> None:
-    check(make_batch((30, 20), (22, 1), heads=2, cache=cache, dtype=dtype))
+def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    check(make_batch((30, 20), (22, 1), heads=2, cache_dtype=cache_dtype, dtype=dtype))
 
 
 @settings(max_examples=15, deadline=None)
@@ -132,30 +153,43 @@ def test_every_dtype_matches_reference(cache: torch.dtype, dtype: torch.dtype) -
     sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
     heads=st.integers(1, 20),
     sizes=st.tuples(st.integers(1, 70), st.integers(0, 30)),
-    block=st.sampled_from(attention.BLOCK_SIZES),
-    cache=st.sampled_from(FLOATS),
+    block_size=st.sampled_from(attention.BLOCK_SIZES),
+    cache_dtype=st.sampled_from(FLOATS),
     seed=st.integers(0, 99),
 )
 def test_random_shapes_match_reference(
     sequences: list[tuple[int, int]],
     heads: int,
     sizes: tuple[int, int],
-    block: int,
-    cache: torch.dtype,
+    block_size: int,
+    cache_dtype: torch.dtype,
     seed: int,
 ) -> None:
-    new = tuple(n for _, n in sequences)
-    lengths = tuple(before + n for before, n in sequences)
-    check(make_batch(lengths, new, heads=heads, sizes=sizes, block=block, cache=cache, seed=seed))
+    query_lens = tuple(n for _, n in sequences)
+    seq_lens = tuple(cached + n for cached, n in sequences)
+    check(
+        make_batch(
+            seq_lens,
+            query_lens,
+            heads=heads,
+            sizes=sizes,
+            block_size=block_size,
+            cache_dtype=cache_dtype,
+            seed=seed,
+        )
+    )
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 def test_equals_attention_of_expanded_heads(variant: str) -> None:
-    """Keys and values projected up from the latents, as DeepSeek-V2 defines its attention."""
+    """Compares with attention over keys and values that are expanded from the latents, as in DeepSeek-V2."""
     random = torch.Generator().manual_seed(3)
-    heads, rank, rope, nope, value, length = 4, 32, 8, 12, 20, 45
-    latent, k_rope = torch.randn(length, rank, generator=random), torch.randn(length, rope, generator=random)
-    q = torch.randn(length, heads, nope + rope, generator=random)
+    heads, rank, rope, nope, value, seq_len = 4, 32, 8, 12, 20, 45
+    latent, k_rope = (
+        torch.randn(seq_len, rank, generator=random),
+        torch.randn(seq_len, rope, generator=random),
+    )
+    q = torch.randn(seq_len, heads, nope + rope, generator=random)
     w_key = torch.randn(heads, nope, rank, generator=random) / rank**0.5
     w_value = torch.randn(heads, value, rank, generator=random) / rank**0.5
     k = torch.cat(
@@ -165,45 +199,49 @@ def test_equals_attention_of_expanded_heads(variant: str) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(q.transpose(0, 1), k, v, is_causal=True)
 
     cache = mla.new_latent_cache(3, rank, rope, 16, torch.float32)
-    mla.mla_write(latent, k_rope, cache, torch.arange(length))
+    mla.mla_write(latent, k_rope, cache, torch.arange(seq_len))
     q_latent = torch.einsum("thn,hnr->thr", q[..., :nope], w_key)
-    table = torch.arange(3, dtype=torch.int32)[None]
-    start, lengths = torch.tensor([0, length], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
+    block_table = torch.arange(3, dtype=torch.int32)[None]
+    query_start, seq_lens = (
+        torch.tensor([0, seq_len], dtype=torch.int32),
+        torch.tensor([seq_len], dtype=torch.int32),
+    )
     with variants.use(variant):
         out = mla.mla_attention(
-            q_latent, q[..., nope:], cache, table, start, lengths, length, (nope + rope) ** -0.5
+            q_latent, q[..., nope:], cache, block_table, query_start, seq_lens, seq_len, (nope + rope) ** -0.5
         )
-    found = torch.einsum("thr,hvr->htv", out, w_value)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    actual = torch.einsum("thr,hvr->htv", out, w_value)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache", FLOATS)
-def test_batch_and_chunking_do_not_change_bits(variant: str, cache: torch.dtype) -> None:
-    new = (60, 40, 1, 2)
-    batch = make_batch((290, 40, 540, 5), new, heads=5, cache=cache, dtype=torch.bfloat16)
+@pytest.mark.parametrize("cache_dtype", FLOATS)
+def test_batch_and_chunking_do_not_change_bits(variant: str, cache_dtype: torch.dtype) -> None:
+    query_lens = (60, 40, 1, 2)
+    batch = make_batch((290, 40, 540, 5), query_lens, heads=5, cache_dtype=cache_dtype, dtype=torch.bfloat16)
     with variants.use(variant):
-        together = batch.run().split(new)
-        for sequence, count in enumerate(new):
-            assert torch.equal(batch.only(sequence).run(), together[sequence])
+        together = batch.run().split(query_lens)
+        for sequence, count in enumerate(query_lens):
+            assert torch.equal(batch.select(sequence).run(), together[sequence])
             for token in {0, count // 2, count - 1}:
-                assert torch.equal(batch.only(sequence, token).run()[0], together[sequence][token])
+                assert torch.equal(batch.select(sequence, token).run()[0], together[sequence][token])
 
 
-@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("cache_dtype", FLOATS)
 @pytest.mark.parametrize(
-    ("lengths", "new", "heads"), [((900, 300) + (17,) * 20, (1, 50) + (1,) * 20, 4), ((129,), (1,), 21)]
+    ("seq_lens", "query_lens", "heads"),
+    [((900, 300) + (17,) * 20, (1, 50) + (1,) * 20, 4), ((129,), (1,), 21)],
 )
 def test_thread_count_does_not_change_bits(
-    cache: torch.dtype, lengths: tuple[int, ...], new: tuple[int, ...], heads: int
+    cache_dtype: torch.dtype, seq_lens: tuple[int, ...], query_lens: tuple[int, ...], heads: int
 ) -> None:
-    batch = make_batch(lengths, new, heads=heads, cache=cache)
+    batch = make_batch(seq_lens, query_lens, heads=heads, cache_dtype=cache_dtype)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = batch.run()
+        single = batch.run()
         torch.set_num_threads(3)
-        assert torch.equal(batch.run(), alone)
+        assert torch.equal(batch.run(), single)
     finally:
         torch.set_num_threads(threads)
 
@@ -235,20 +273,20 @@ def test_empty_batch_returns_empty() -> None:
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("cache", FLOATS)
+@pytest.mark.parametrize("cache_dtype", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_mla_write_matches_reference(variant: str, cache: torch.dtype, dtype: torch.dtype) -> None:
+def test_mla_write_matches_reference(variant: str, cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
     wide = torch.randn(19, 70).to(dtype)
     wide[2, 7] = math.nan
     wide[3, 60] = math.inf
     slots = torch.randperm(48)[:19]
     slots[4] = -1
-    found = mla.new_latent_cache(3, 50, 15, 16, cache)
-    expected = found.clone()
+    actual = mla.new_latent_cache(3, 50, 15, 16, cache_dtype)
+    expected = actual.clone()
     with variants.use(variant):
-        mla.mla_write(wide[:, 1:51], wide[:, 53:68], found, slots)
+        mla.mla_write(wide[:, 1:51], wide[:, 53:68], actual, slots)
     mla.reference_mla_write(wide[:, 1:51], wide[:, 53:68], expected, slots)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_opcheck() -> None:
@@ -266,7 +304,7 @@ def test_invalid_arguments_raise() -> None:
         mla.new_latent_cache(1, 8, 8, 24, torch.float32)
     with pytest.raises(ValueError, match="int32"):
         mla.new_latent_cache(1, 8, 8, 16, torch.int32)
-    wrong: list[tuple[dict[str, object], str]] = [
+    invalid: list[tuple[dict[str, object], str]] = [
         ({"q_latent": batch.q_latent[:, :, :31]}, r"rank \+ rope size of q_latent and q_rope is 39"),
         ({"q_latent": batch.q_latent[0]}, "tokens, heads, rank"),
         ({"q_latent": batch.q_latent[:, :2]}, "q_rope has the shape"),
@@ -276,14 +314,14 @@ def test_invalid_arguments_raise() -> None:
         ({"cache": batch.cache[0]}, "blocks, block size, rank"),
         ({"cache": batch.cache.transpose(0, 1).contiguous().transpose(0, 1)}, "contiguous"),
         ({"cache": batch.cache.long()}, "float32, bfloat16"),
-        ({"new": (4, 2)}, "number of tokens"),
-        ({"lengths": (3, 20)}, "seq_lens says 3"),
-        ({"lengths": (30, 50)}, "needs 4 blocks"),
-        ({"table": batch.table.long()}, "int32"),
-        ({"table": batch.table + 9}, "names block"),
-        ({"table": batch.table - 9}, "names block -"),
+        ({"query_lens": (4, 2)}, "number of tokens"),
+        ({"seq_lens": (3, 20)}, "seq_lens says 3"),
+        ({"seq_lens": (30, 50)}, "needs 4 blocks"),
+        ({"block_table": batch.block_table.long()}, "int32"),
+        ({"block_table": batch.block_table + 9}, "names block"),
+        ({"block_table": batch.block_table - 9}, "names block -"),
     ]
-    for change, message in wrong:
+    for change, message in invalid:
         with pytest.raises(RuntimeError, match=message):
             replace(batch, **change).run()  # type: ignore[arg-type]
     latent, k_rope, cache = torch.zeros(2, 32), torch.zeros(2, 8), batch.cache

@@ -1,4 +1,4 @@
-"""int4_moe against its reference, on every kernel variant."""
+"""`int4_moe` against its reference, on every kernel variant."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.support.moe_layer import (
     VARIANTS,
-    Layer,
+    MoeLayer,
     assert_close,
     make_input,
     make_layer,
-    on_every_variant,
-    packed,
+    random_experts,
+    run_all_variants,
 )
 from torch_armllm.ops import linear, moe, variants
 
@@ -26,17 +26,17 @@ FLOAT = tuple(name for name in linear.SCHEMES if name not in EXACT)
 @pytest.mark.parametrize("bias", [None, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 def test_exact_schemes_match_reference(scheme: str, bias: torch.dtype | None, tokens: int) -> None:
-    # relu needs no polynomial, so only float32 rounding of the weighted sum is left.
+    # ReLU is exact, so results differ only by the float32 rounding of the weighted sum.
     layer = make_layer(scheme=scheme, activation="relu", bias=bias)
     inputs = make_input(layer, tokens, 2)
-    assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-6)
+    assert_close(run_all_variants(layer, *inputs), layer.reference(*inputs), 1e-6)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_clamped", "silu_clamped"])
 def test_activations_match_reference(activation: str) -> None:
     layer = make_layer(activation=activation, bias=torch.float32)
     inputs = make_input(layer, 20, 2)
-    assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-2)
+    assert_close(run_all_variants(layer, *inputs), layer.reference(*inputs), 1e-2)
 
 
 @pytest.mark.parametrize("activation", ["swiglu_clamped", "silu_clamped"])
@@ -44,30 +44,30 @@ def test_clamp_limit_is_applied(activation: str) -> None:
     layer = make_layer(activation=activation)
     x, ids, weights = make_input(layer, 6, 2)
     options = layer.options() | {"limit": 0.5}
-    found = moe.int4_moe(4 * x, ids, weights, **options)
-    assert_close(found, moe.reference_int4_moe(4 * x, ids, weights, **options), 1e-2)
-    assert not torch.allclose(found, layer(4 * x, ids, weights))
+    actual = moe.int4_moe(4 * x, ids, weights, **options)
+    assert_close(actual, moe.reference_int4_moe(4 * x, ids, weights, **options), 1e-2)
+    assert not torch.allclose(actual, layer(4 * x, ids, weights))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5, 60])
 @pytest.mark.parametrize("intermediate", [16, 72, 280])
 def test_ungated_experts_match_reference(tokens: int, intermediate: int, bias: bool) -> None:
-    random = torch.Generator().manual_seed(0)
-    up = packed(4, intermediate, 64, "g32i", random)
-    down = packed(4, 64, intermediate, "g32i", random)
-    layer = Layer(up, down, 64, intermediate, activation="relu", gated=False)
+    generator = torch.Generator().manual_seed(0)
+    up = random_experts(4, intermediate, 64, "g32i", generator)
+    down = random_experts(4, 64, intermediate, "g32i", generator)
+    layer = MoeLayer(up, down, 64, intermediate, activation="relu", gated=False)
     if bias:
-        layer.gate_up_bias = torch.randn(4, intermediate, generator=random)
-        layer.down_bias = torch.randn(4, 64, generator=random)
+        layer.gate_up_bias = torch.randn(4, intermediate, generator=generator)
+        layer.down_bias = torch.randn(4, 64, generator=generator)
     inputs = make_input(layer, tokens, 2)
-    found = on_every_variant(layer, *inputs)
-    assert_close(found, layer.reference(*inputs), 1e-6)
-    twice = Layer(linear.interleave_panels(up, up), down, 64, intermediate, activation="relu")
+    actual = run_all_variants(layer, *inputs)
+    assert_close(actual, layer.reference(*inputs), 1e-6)
+    duplicated = MoeLayer(linear.interleave_panels(up, up), down, 64, intermediate, activation="relu")
     if bias:
-        twice.gate_up_bias = torch.stack([layer.gate_up_bias, layer.gate_up_bias], 1)
-        twice.down_bias = layer.down_bias
-    assert torch.equal(twice(*inputs), found)
+        duplicated.gate_up_bias = torch.stack([layer.gate_up_bias, layer.gate_up_bias], 1)
+        duplicated.down_bias = layer.down_bias
+    assert torch.equal(duplicated(*inputs), actual)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 60])
@@ -75,15 +75,15 @@ def test_weigh_input_scales_the_expert_inputs(tokens: int) -> None:
     layer = make_layer(bias=torch.float32, activation="relu")
     layer.weigh_input = True
     x, ids, weights = make_input(layer, tokens, 2)
-    found = on_every_variant(layer, x, ids, weights)
-    assert_close(found, layer.reference(x, ids, weights), 1e-6)
+    actual = run_all_variants(layer, x, ids, weights)
+    assert_close(actual, layer.reference(x, ids, weights), 1e-6)
     first, second = (
-        Layer(layer.gate_up, layer.down, 64, 48, "g32i", "relu", layer.gate_up_bias, layer.down_bias)(
+        MoeLayer(layer.gate_up, layer.down, 64, 48, "g32i", "relu", layer.gate_up_bias, layer.down_bias)(
             x * weights[:, j : j + 1], ids[:, j : j + 1], torch.ones(tokens, 1)
         )
         for j in (0, 1)
     )
-    assert_close(found, first + second, 1e-6)
+    assert_close(actual, first + second, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -91,14 +91,14 @@ def test_weigh_input_scales_the_expert_inputs(tokens: int) -> None:
 def test_every_dtype_matches_reference(dtype: torch.dtype, ids_dtype: torch.dtype) -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, 5, 2, dtype)
-    found = on_every_variant(layer, x, ids.to(ids_dtype), weights.to(dtype))
-    assert found.dtype == dtype
-    assert_close(found, layer.reference(x, ids, weights.to(dtype)), 1e-2)
+    actual = run_all_variants(layer, x, ids.to(ids_dtype), weights.to(dtype))
+    assert actual.dtype == dtype
+    assert_close(actual, layer.reference(x, ids, weights.to(dtype)), 1e-2)
 
 
 @pytest.mark.parametrize("scheme", FLOAT)
 def test_float_group_scales_match_reference_within_tolerance(scheme: str) -> None:
-    """Their scales are folded where an expert has many rows, so they are held to a tolerance only."""
+    """Experts with many rows fold the group scales, so the results are not exact."""
     layer = make_layer(scheme=scheme, hidden=150, intermediate=72, bias=torch.bfloat16)
     for tokens in (2, 40):
         inputs = make_input(layer, tokens, 2)
@@ -122,10 +122,10 @@ def test_random_shapes_match_reference(
 ) -> None:
     layer = make_layer(experts, hidden, intermediate, activation="relu", seed=seed)
     inputs = make_input(layer, tokens, min(top_k, experts), seed=seed)
-    found = on_every_variant(layer, *inputs)
-    assert found.shape == inputs[0].shape
+    actual = run_all_variants(layer, *inputs)
+    assert actual.shape == inputs[0].shape
     if tokens:
-        assert_close(found, layer.reference(*inputs), 1e-6)
+        assert_close(actual, layer.reference(*inputs), 1e-6)
 
 
 def test_opcheck() -> None:

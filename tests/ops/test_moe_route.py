@@ -17,23 +17,24 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 RUNNABLE = variants.machine().distinct("moe")
 
 
-def routes(logits: Tensor, *args: Any, **options: Any) -> list[tuple[Tensor, Tensor]]:
-    """The same routing by every variant."""
-    found = []
+def run_all_variants(logits: Tensor, *args: Any, **options: Any) -> list[tuple[Tensor, Tensor]]:
+    """Returns weights and expert ids of every variant."""
+    actual = []
     for name in RUNNABLE:
         with variants.use(name):
-            found.append(moe.moe_route(logits, *args, **options))
-    return found
+            actual.append(moe.moe_route(logits, *args, **options))
+    return actual
 
 
 def check(logits: Tensor, *args: Any, **options: Any) -> None:
-    found = routes(logits, *args, **options)
+    """Asserts that every variant matches the reference, and that all have the same bits."""
+    actual = run_all_variants(logits, *args, **options)
     weights, ids = moe.reference_moe_route(logits, *args, **options)
-    assert torch.equal(found[0][1], ids)
-    torch.testing.assert_close(found[0][0], weights, rtol=3e-6, atol=1e-7)
-    for other in found[1:]:
-        assert torch.equal(other[0], found[0][0])
-        assert torch.equal(other[1], found[0][1])
+    assert torch.equal(actual[0][1], ids)
+    torch.testing.assert_close(actual[0][0], weights, rtol=3e-6, atol=1e-7)
+    for other in actual[1:]:
+        assert torch.equal(other[0], actual[0][0])
+        assert torch.equal(other[1], actual[0][1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,10 +43,10 @@ def test_matches_reference(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     groups = data.draw(st.sampled_from((1, 1, 2, 4)))
     size = data.draw(st.integers(1, 70))
-    kept = data.draw(st.integers(1, groups))
-    top_k = data.draw(st.integers(1, min(size * kept, 12)))
+    top_k_groups = data.draw(st.integers(1, groups))
+    top_k = data.draw(st.integers(1, min(size * top_k_groups, 12)))
     scoring = data.draw(st.sampled_from(moe.SCORINGS))
-    # coarse logits tie often; coarse biases keep the sums of both exact, so that both sides see the same ties
+    # Coarse logits tie often.  A bias comes with continuous logits, as rounding of sums could break ties.
     logits = torch.randint(-8, 8, (data.draw(st.integers(0, 5)), groups * size)) / 2
     bias = None
     if data.draw(st.booleans()):
@@ -58,7 +59,7 @@ def test_matches_reference(data: st.DataObject) -> None:
         data.draw(st.sampled_from((1.0, 2.5))),
         correction_bias=bias,
         groups=groups,
-        top_k_groups=kept,
+        top_k_groups=top_k_groups,
     )
 
 
@@ -81,16 +82,16 @@ def test_routers_of_real_models_match_reference(experts: int, top_k: int, option
         options = {**options, "correction_bias": torch.randn(experts) / 10}
     check(logits, top_k, **options)
     together = moe.moe_route(logits, top_k, **options)
-    alone = [moe.moe_route(row, top_k, **options) for row in logits]
-    assert torch.equal(torch.stack([a[0] for a in alone]), together[0])
-    assert torch.equal(torch.stack([a[1] for a in alone]), together[1])
+    single = [moe.moe_route(row, top_k, **options) for row in logits]
+    assert torch.equal(torch.stack([a[0] for a in single]), together[0])
+    assert torch.equal(torch.stack([a[1] for a in single]), together[1])
 
 
 def test_equal_scores_select_the_lower_index() -> None:
     logits = torch.zeros(2, 40)
     logits[1, 33] = 1.0
     for scoring in moe.SCORINGS:
-        for _, ids in routes(logits, 3, scoring, True):
+        for _, ids in run_all_variants(logits, 3, scoring, True):
             assert ids.tolist() == [[0, 1, 2], [33, 0, 1]]
 
 
@@ -104,7 +105,7 @@ def test_non_finite_logits_return_distinct_ids_in_range(scoring: str, groups: in
     logits[2] = -inf
     logits[3] = inf
     logits[4, 3], logits[4, 9] = inf, -inf
-    for _, ids in routes(logits, 6, scoring, True, groups=groups, top_k_groups=min(groups, 2)):
+    for _, ids in run_all_variants(logits, 6, scoring, True, groups=groups, top_k_groups=min(groups, 2)):
         for row in ids.tolist():
             assert len(set(row)) == 6
             assert all(0 <= i < 16 for i in row)
@@ -121,10 +122,10 @@ def test_strided_and_multidimensional_logits_equal_contiguous_logits() -> None:
     assert ids.dtype == torch.int32
     wide = torch.randn(2, 3, 30)
     wide[..., 3:27] = logits
-    for same in (wide[..., 3:27], logits.transpose(0, 2).contiguous().transpose(0, 2)):
-        found = moe.moe_route(same, 4, "softmax", True)
-        assert torch.equal(found[0], weights)
-        assert torch.equal(found[1], ids)
+    for strided in (wide[..., 3:27], logits.transpose(0, 2).contiguous().transpose(0, 2)):
+        actual = moe.moe_route(strided, 4, "softmax", True)
+        assert torch.equal(actual[0], weights)
+        assert torch.equal(actual[1], ids)
 
 
 def test_opcheck() -> None:

@@ -1,4 +1,4 @@
-"""int4_moe's tokens: the same bits in every batch, however they choose their experts."""
+"""`int4_moe`: each token has the same bits in every batch and with any distribution over experts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 from tests.support.moe_layer import (
     VARIANTS,
-    Layer,
+    MoeLayer,
     assert_close,
     make_input,
     make_layer,
-    on_every_variant,
+    run_all_variants,
 )
 from torch_armllm.ops import variants
 
@@ -32,17 +32,17 @@ def test_token_result_is_independent_of_batch(tokens: int) -> None:
 def test_thread_count_does_not_change_bits(tokens: int) -> None:
     layer = make_layer(hidden=160, intermediate=96)
     x, ids, weights = make_input(layer, tokens, 2)
-    ids[:, 0] = 3  # one crowded expert, whose tiles become narrow
-    before = torch.get_num_threads()
-    results = []
+    ids[:, 0] = 3  # one expert with many rows is split into narrower tiles
+    threads_before = torch.get_num_threads()
+    outputs = []
     try:
         for threads in (1, 2, 24):
             torch.set_num_threads(threads)
-            results.append(layer(x, ids, weights))
+            outputs.append(layer(x, ids, weights))
     finally:
-        torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+        torch.set_num_threads(threads_before)
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9, 300])
@@ -50,23 +50,23 @@ def test_all_tokens_on_one_expert_match_reference(tokens: int) -> None:
     layer = make_layer(experts=6, activation="relu")
     x, _, _ = make_input(layer, tokens, 1)
     ids, weights = torch.full((tokens, 1), 4), torch.ones(tokens, 1)
-    found = on_every_variant(layer, x, ids, weights)
-    assert_close(found[-5:], layer.reference(x[-5:], ids[-5:], weights[-5:]), 1e-6)
+    actual = run_all_variants(layer, x, ids, weights)
+    assert_close(actual[-5:], layer.reference(x[-5:], ids[-5:], weights[-5:]), 1e-6)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 20])
 def test_repeated_expert_ids_are_summed(tokens: int) -> None:
     layer = make_layer()
     x, ids, _ = make_input(layer, tokens, 1)
-    twelve = layer(x, ids.expand(tokens, 12), torch.full((tokens, 12), 0.25))
-    assert_close(twelve, layer(x, ids, torch.full((tokens, 1), 3.0)), 1e-6)
+    repeated = layer(x, ids.expand(tokens, 12), torch.full((tokens, 12), 0.25))
+    assert_close(repeated, layer(x, ids, torch.full((tokens, 1), 3.0)), 1e-6)
 
 
 @pytest.mark.parametrize("tokens", [1, 30])
 def test_all_experts_per_token_match_reference(tokens: int) -> None:
     layer = make_layer(experts=5, activation="relu")
     inputs = make_input(layer, tokens, 5)
-    assert_close(on_every_variant(layer, *inputs), layer.reference(*inputs), 1e-6)
+    assert_close(run_all_variants(layer, *inputs), layer.reference(*inputs), 1e-6)
 
 
 @pytest.mark.parametrize("expert", [-1, 4, 2**31 - 1, 2**32, 2**40, -(2**63)])
@@ -85,19 +85,19 @@ def test_expert_ids_out_of_range_raise(expert: int) -> None:
 def test_large_batch_equals_single_tokens_bitwise() -> None:
     layer = make_layer(experts=3, hidden=790, intermediate=32, activation="relu", bias=torch.float32)
     x, ids, weights = make_input(layer, 700, 2)
-    found = on_every_variant(layer, x, ids, weights)
+    actual = run_all_variants(layer, x, ids, weights)
     for t in (0, 350, 699):
         alone = layer(x[t : t + 1], ids[t : t + 1], weights[t : t + 1])
-        assert torch.equal(found[t : t + 1], alone)
-    assert_close(found[-3:], layer.reference(x[-3:], ids[-3:], weights[-3:]), 1e-6)
+        assert torch.equal(actual[t : t + 1], alone)
+    assert_close(actual[-3:], layer.reference(x[-3:], ids[-3:], weights[-3:]), 1e-6)
 
 
 def test_empty_batch_returns_empty() -> None:
     layer = make_layer()
     x, ids, weights = make_input(layer, 0, 2, torch.bfloat16)
-    found = on_every_variant(layer, x, ids, weights)
-    assert found.shape == (0, 64)
-    assert found.dtype == torch.bfloat16
+    actual = run_all_variants(layer, x, ids, weights)
+    assert actual.shape == (0, 64)
+    assert actual.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("tokens", [3, 40])
@@ -107,10 +107,10 @@ def test_non_finite_values_affect_their_token_only(tokens: int) -> None:
     clean = layer(x, ids, weights)
     x[1, 7] = torch.nan
     x[2, 63] = torch.inf
-    found = on_every_variant(layer, x, ids, weights)
-    assert found[1:3].isnan().all()
+    actual = run_all_variants(layer, x, ids, weights)
+    assert actual[1:3].isnan().all()
     rest = [t for t in range(tokens) if t not in (1, 2)]
-    assert torch.equal(found[rest], clean[rest])
+    assert torch.equal(actual[rest], clean[rest])
 
 
 def test_strided_and_multidimensional_inputs_equal_contiguous_inputs() -> None:
@@ -131,5 +131,5 @@ def test_sliced_expert_weights_are_accepted() -> None:
     layer = make_layer(experts=4)
     x, ids, weights = make_input(layer, 12, 2)
     ids = ids % 2
-    part = Layer(layer.gate_up[2:], layer.down[2:], 64, 48)
+    part = MoeLayer(layer.gate_up[2:], layer.down[2:], 64, 48)
     assert torch.equal(part(x, ids, weights), layer(x, ids + 2, weights))

@@ -21,7 +21,7 @@ Op = Callable[[Tensor], Tensor]
 
 
 def forms(width: int, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Op, Op]]:
-    """Every form of the two norms with its reference, as functions of x alone."""
+    """Returns every form of the two norms and its reference, as functions of x."""
     weight, bias = torch.randn(width).to(dtype), torch.randn(width).to(dtype)
     return {
         "rms": (
@@ -40,14 +40,14 @@ def forms(width: int, dtype: torch.dtype = torch.float32) -> dict[str, tuple[Op,
             lambda x: norm.layer_norm(x, weight, None, 1e-5),
             lambda x: norm.reference_layer_norm(x, weight, None, 1e-5),
         ),
-        "plain layer": (
+        "layer without weight and bias": (
             lambda x: norm.layer_norm(x, None, None, 1e-5),
             lambda x: norm.reference_layer_norm(x, None, None, 1e-5),
         ),
     }
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual: Tensor, expected: Tensor) -> None:
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -61,7 +61,7 @@ def test_matches_reference(width: int, dtype: torch.dtype) -> None:
         for op, reference in forms(width, weight_dtype).values():
             for name in RUNNABLE:
                 with variants.use(name):
-                    close(op(x), reference(x))
+                    assert_close(op(x), reference(x))
 
 
 @settings(max_examples=20, deadline=None)
@@ -93,13 +93,13 @@ def test_variant_and_batch_do_not_change_bits(dtype: torch.dtype) -> None:
     for width in (7, 100, 576):
         x = torch.randn(9, width).to(dtype)
         for op, _ in forms(width).values():
-            found = []
+            actual = []
             for name in RUNNABLE:
                 with variants.use(name):
-                    found.append(op(x))
-                    alone = torch.cat([op(row.unsqueeze(0)) for row in x])
-                assert torch.equal(alone, found[-1])
-            assert all(torch.equal(found[0], other) for other in found)
+                    actual.append(op(x))
+                    single_rows = torch.cat([op(row.unsqueeze(0)) for row in x])
+                assert torch.equal(single_rows, actual[-1])
+            assert all(torch.equal(actual[0], other) for other in actual)
 
 
 def test_non_finite_values_affect_their_row_only() -> None:
@@ -110,7 +110,7 @@ def test_non_finite_values_affect_their_row_only() -> None:
     for op, reference in forms(70).values():
         for name in RUNNABLE:
             with variants.use(name):
-                close(op(x), reference(x))
+                assert_close(op(x), reference(x))
 
 
 def test_strided_rows_equal_contiguous_rows() -> None:
@@ -118,8 +118,8 @@ def test_strided_rows_equal_contiguous_rows() -> None:
     merged = torch.randn(1, 6, 4 * 24 + 50)
     heads = merged[..., 10 : 10 + 4 * 24].unflatten(-1, (4, 24))
     rows = merged[..., 10 : 10 + 24]
-    swapped = torch.randn(24, 6).T
-    for x in (heads, rows, swapped, heads[:, ::2], torch.randn(3, 1, 24)[:, [0]]):
+    transposed = torch.randn(24, 6).T
+    for x in (heads, rows, transposed, heads[:, ::2], torch.randn(3, 1, 24)[:, [0]]):
         for op, _ in forms(24).values():
             for name in RUNNABLE:
                 with variants.use(name):
@@ -133,7 +133,7 @@ def test_empty_and_one_dimensional_inputs_match_reference(shape: tuple[int, ...]
     x = torch.randn(shape)
     for op, reference in forms(8).values():
         assert op(x).shape == x.shape
-        close(op(x), reference(x))
+        assert_close(op(x), reference(x))
 
 
 def test_opcheck() -> None:

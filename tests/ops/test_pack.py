@@ -1,4 +1,4 @@
-"""Packing and unpacking round-trip, through the kernels' reader and through PyTorch."""
+"""Packing and unpacking of weights, with the kernels' reader and in PyTorch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch_armllm.ops.linear import packed_layout
 
 SHAPES = [(1, 1), (16, 32), (17, 31), (40, 100), (33, 320)]
 
+Parts = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
+"""Integers, multipliers, scales, zero points and offsets of a weight."""
 
-Plain = tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]
 
-
-def plain(rows: int, columns: int, scheme: str, *leading: int) -> Plain:
-    """Return random q, multipliers, scales, zero points and offsets for a scheme."""
+def random_parts(rows: int, columns: int, scheme: str, *leading: int) -> Parts:
+    """Returns random parts for a scheme; ``leading`` are dimensions before the rows, e.g. experts."""
     span = linear.group_span(scheme)
     low, high = (
         (-128, 128) if linear.is_int8(scheme) else (0, 16) if linear.has_zero_points(scheme) else (-8, 8)
@@ -34,15 +34,16 @@ def plain(rows: int, columns: int, scheme: str, *leading: int) -> Plain:
     return q, multipliers, scales.bfloat16() if linear.has_bf16_scales(scheme) else scales, zeros, offsets
 
 
-def pack(parts: Plain, scheme: str) -> Tensor:
+def pack(parts: Parts, scheme: str) -> Tensor:
+    """Packs the parts by the op of the scheme."""
     q, multipliers, scales, zeros, offsets = parts
     if scheme == "i8":
         return linear.pack_int8(q, scales)
     return linear.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
 
 
-def dequantized(parts: Plain, scheme: str) -> Tensor:
-    """Return the weight by its definition."""
+def dequantized(parts: Parts, scheme: str) -> Tensor:
+    """Returns the float weight that the parts define."""
     q, multipliers, scales, zeros, offsets = parts
     columns = q.shape[-1]
 
@@ -61,7 +62,7 @@ def dequantized(parts: Plain, scheme: str) -> Tensor:
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_unpack_inverts_pack(scheme: str, rows: int, columns: int) -> None:
     torch.manual_seed(rows + columns)
-    parts = plain(rows, columns, scheme)
+    parts = random_parts(rows, columns, scheme)
     q, multipliers, scales, zeros, offsets = parts
     weight = pack(parts, scheme)
     expected = dequantized(parts, scheme)
@@ -72,8 +73,8 @@ def test_unpack_inverts_pack(scheme: str, rows: int, columns: int) -> None:
     if multipliers is not None:
         assert torch.equal(packed_layout.unpack_multipliers(weight, rows, columns), multipliers)
     if zeros is not None:
-        back = packed_layout.unpack_zero_points(weight, rows, columns, scheme)
-        assert torch.equal(back.view(zeros.shape), zeros)
+        unpacked_zeros = packed_layout.unpack_zero_points(weight, rows, columns, scheme)
+        assert torch.equal(unpacked_zeros.view(zeros.shape), zeros)
     if offsets is not None:
         assert torch.equal(packed_layout.unpack_offsets(weight, rows, columns, scheme), offsets)
         expected = dequantized((q, multipliers, scales, zeros, None), scheme)
@@ -100,16 +101,16 @@ def test_unpack_inverts_pack(scheme: str, rows: int, columns: int) -> None:
 )
 def test_random_shapes_round_trip(rows: int, columns: int, scheme: str, seed: int, experts: bool) -> None:
     torch.manual_seed(seed)
-    parts = plain(rows, columns, scheme, *((3,) if experts else ()))
+    parts = random_parts(rows, columns, scheme, *((3,) if experts else ()))
     weight = pack(parts, scheme)
     assert torch.equal(linear.unpack_weight(weight, rows, columns, scheme), dequantized(parts, scheme))
 
 
 @pytest.mark.parametrize("scheme", ["g32", "g64", "g128", "g32z", "g64z", "g128z"])
 def test_folding_error_is_bounded(scheme: str) -> None:
-    """The INT8 form of float groups differs from the weight by half a step and the factor's own rounding."""
+    """Folding rounds a weight to INT8, and rounds the factor of its group: half a step and 15/512 at most."""
     torch.manual_seed(0)
-    parts = plain(40, 320, scheme)
+    parts = random_parts(40, 320, scheme)
     weight = pack(parts, scheme)
     w, scales = packed_layout.unpack_groups(weight, 40, 320, scheme)
     folded, row_scale = packed_layout.fold_scales(w, scales)
@@ -119,7 +120,7 @@ def test_folding_error_is_bounded(scheme: str) -> None:
 
 
 def test_zero_groups_do_not_affect_folding() -> None:
-    """A group of zeros may have any scale: it neither affects the row scale nor overflows."""
+    """The scale of a group of zeros is arbitrary: it must not affect the row scale or overflow."""
     q = torch.zeros(2, 64, dtype=torch.int8)
     q[0, :32] = 7
     weight = linear.pack_int4(q, None, torch.tensor([[1e-3, 1e9], [1.0, 0.0]]), "g32")
@@ -131,7 +132,7 @@ def test_zero_groups_do_not_affect_folding() -> None:
 
 def test_experts_are_packed_independently() -> None:
     for scheme in ("g32i", "g64zb", "g64m", "int8g128m"):
-        parts = plain(20, 170, scheme, 3)
+        parts = random_parts(20, 170, scheme, 3)
         stacked = pack(parts, scheme)
         for e in range(3):
             q, multipliers, scales, zeros, offsets = (None if part is None else part[e] for part in parts)
@@ -142,15 +143,15 @@ def test_experts_are_packed_independently() -> None:
 
 @pytest.mark.parametrize("scheme", linear.SCHEMES)
 def test_padding_unpacks_to_zero(scheme: str) -> None:
-    weight = pack(plain(5, 7, scheme), scheme)
+    weight = pack(random_parts(5, 7, scheme), scheme)
     whole = linear.unpack_weight(weight, 16, 32, scheme)
     assert not whole[5:].any()
-    if not linear.has_offsets(scheme):  # the activations are zero there
+    if not linear.has_offsets(scheme):  # offsets may be added to padding: its activations are zero
         assert not whole[:, 7:].any()
 
 
 def test_panel_layout_matches_the_specification() -> None:
-    """The byte layout that packed_panel.h specifies."""
+    """The byte layout specified in packed_panel.h."""
     q = torch.zeros(16, 32, dtype=torch.int8)
     q[3, 13] = 5  # line 1 (k = 8..15), byte 8·3 + 5, low nibble, biased
     q[11, 14] = -3  # line 1, byte 8·3 + 6, high nibble, two's complement
@@ -186,16 +187,16 @@ def test_panel_layout_with_float_groups_matches_the_specification() -> None:
 
 
 def test_interleaved_panels_alternate() -> None:
-    gate, up = pack(plain(40, 32, "row"), "row"), pack(plain(40, 32, "row"), "row")
-    both = linear.interleave_panels(gate, up)
-    assert torch.equal(both[0::2], gate)
-    assert torch.equal(both[1::2], up)
+    gate, up = pack(random_parts(40, 32, "row"), "row"), pack(random_parts(40, 32, "row"), "row")
+    interleaved = linear.interleave_panels(gate, up)
+    assert torch.equal(interleaved[0::2], gate)
+    assert torch.equal(interleaved[1::2], up)
     with pytest.raises(ValueError, match="must be equal"):
         linear.interleave_panels(gate, up[:1])
 
 
 def test_strided_inputs_equal_contiguous_inputs() -> None:
-    q, multipliers, scales, *_ = plain(32, 64, "g32i")
+    q, multipliers, scales, *_ = random_parts(32, 64, "g32i")
     assert multipliers is not None
     expected = linear.pack_int4(q, multipliers, scales)
     transposed = linear.pack_int4(
@@ -209,20 +210,20 @@ def test_strided_inputs_equal_contiguous_inputs() -> None:
 
 
 def test_ops_are_well_formed() -> None:
-    tests = ("test_schema", "test_faketensor")
-    q, multipliers, scales, *_ = plain(20, 40, "g32i")
-    torch.library.opcheck(torch.ops.armllm.pack_int4, (q, multipliers, scales, "g32i"), test_utils=tests)
-    torch.library.opcheck(torch.ops.armllm.pack_int8, (q, scales), test_utils=tests)
-    q4, _, float_scales, zeros, _ = plain(20, 40, "g32zb")
+    checks = ("test_schema", "test_faketensor")
+    q, multipliers, scales, *_ = random_parts(20, 40, "g32i")
+    torch.library.opcheck(torch.ops.armllm.pack_int4, (q, multipliers, scales, "g32i"), test_utils=checks)
+    torch.library.opcheck(torch.ops.armllm.pack_int8, (q, scales), test_utils=checks)
+    q4, _, float_scales, zeros, _ = random_parts(20, 40, "g32zb")
     torch.library.opcheck(
-        torch.ops.armllm.pack_int4, (q4, None, float_scales, "g32zb", zeros), test_utils=tests
+        torch.ops.armllm.pack_int4, (q4, None, float_scales, "g32zb", zeros), test_utils=checks
     )
     weight = linear.pack_int4(q, multipliers, scales)
-    torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=tests)
+    torch.library.opcheck(torch.ops.armllm.unpack_weight, (weight, 20, 40, "g32i"), test_utils=checks)
 
 
 def test_mismatched_arguments_raise() -> None:
-    q, multipliers, scales, *_ = plain(20, 40, "g32i")
+    q, multipliers, scales, *_ = random_parts(20, 40, "g32i")
     assert multipliers is not None
     with pytest.raises(RuntimeError, match="-8..7"):
         linear.pack_int4(q + 8, multipliers, scales)
@@ -255,7 +256,7 @@ def test_mismatched_arguments_raise() -> None:
 
 
 def test_invalid_float_groups_raise() -> None:
-    q, _, scales, zeros, _ = plain(20, 200, "g64z")
+    q, _, scales, zeros, _ = random_parts(20, 200, "g64z")
     assert zeros is not None
     with pytest.raises(RuntimeError, match=r"0\.\.15"):
         linear.pack_int4(q - 8, None, scales, "g64z", zeros)

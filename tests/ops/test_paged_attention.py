@@ -1,4 +1,4 @@
-"""paged_attention against its reference, and the promise of equal bits."""
+"""`paged_attention` against its reference, and bit equality across batches, chunks and threads."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from torch_armllm.ops import attention, variants
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 CACHES = (*FLOATS, torch.int8)
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-# Dot products of the cache's own type round the query and the weights to it, or to 16 bits.
+# Kernels that multiply in the cache's dtype round queries and attention weights to that dtype or to 16 bits.
 CACHE_TOLERANCE = {torch.float32: 0.0, torch.float16: 0.0, torch.bfloat16: 1e-2, torch.int8: 2e-4}
 if "dotprod" in variants.machine().runnable:
-    CACHE_TOLERANCE[torch.float16] = 5e-3  # Arm CPUs sum 32 products in float16
-    CACHE_TOLERANCE[torch.int8] = 4e-3  # and have a shorter polynomial for the weights
+    CACHE_TOLERANCE[torch.float16] = 5e-3  # Arm kernels accumulate 32 products in float16
+    CACHE_TOLERANCE[torch.int8] = 4e-3  # and approximate exp with a shorter polynomial
 MACHINE = variants.machine()
 RUNNABLE = MACHINE.distinct("attention")
-ROUND_QUERIES = {name for name in RUNNABLE if MACHINE.tables[name]["attention"] in ("dotprod", "i8mm")}
-"""Variants, by whatever name their kernels come here, that multiply INT8 caches by queries of eight bits."""
+INT8_QUERIES = {name for name in RUNNABLE if MACHINE.tables[name]["attention"] in ("dotprod", "i8mm")}
+"""Variants whose attention kernels multiply INT8 caches by queries rounded to INT8."""
 
 
-def with_queries_of_int8(batch: Batch) -> Batch:
-    """Rounds each row of queries as keys are, for Arm's INT8 dot products."""
-    top = batch.q.float().abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    return replace(batch, q=(batch.q.float() * (127.0 / top)).round() * (top / 127.0))
+def with_int8_queries(batch: Batch) -> Batch:
+    """Rounds queries to INT8 with one scale per row, like keys, as Arm's INT8 dot products do."""
+    largest = batch.q.float().abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    return replace(batch, q=(batch.q.float() * (127.0 / largest)).round() * (largest / 127.0))
 
 
 def check(batch: Batch) -> None:
-    """Every variant gives the reference's values, and the same bits where all multiply in float32."""
-    expected = exact = batch.reference()
-    rounds_queries = batch.cache.k.dtype == torch.int8 and batch.cache.v.shape[3] % 8 == 0
-    if rounds_queries and ROUND_QUERIES:
-        rounded = with_queries_of_int8(batch).reference().to(exact.dtype)
+    """Asserts that every variant matches the reference, bit-identically if all compute in float32."""
+    exact = batch.reference()
+    may_round_queries = batch.cache.k.dtype == torch.int8 and batch.cache.v.shape[3] % 8 == 0
+    if may_round_queries and INT8_QUERIES:
+        rounded = with_int8_queries(batch).reference().to(exact.dtype)
     results = []
     for name in RUNNABLE:
         with variants.use(name):
@@ -46,10 +46,10 @@ def check(batch: Batch) -> None:
     for name, result in zip(RUNNABLE, results, strict=True):
         assert result.dtype == batch.q.dtype
         assert result.is_contiguous()
-        error = max(TOLERANCE[result.dtype], CACHE_TOLERANCE[batch.cache.k.dtype])
-        expected = rounded if rounds_queries and name in ROUND_QUERIES else exact
+        tolerance = max(TOLERANCE[result.dtype], CACHE_TOLERANCE[batch.cache.k.dtype])
+        expected = rounded if may_round_queries and name in INT8_QUERIES else exact
         torch.testing.assert_close(
-            result, expected, rtol=error, atol=error, msg=lambda m, n=name: f"{n}: {m}"
+            result, expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
         if CACHE_TOLERANCE[batch.cache.k.dtype] == 0.0:
             assert torch.equal(result, results[-1]), f"{name} and {RUNNABLE[-1]} differ in bits"
@@ -58,29 +58,35 @@ def check(batch: Batch) -> None:
 CASES = {
     "one token": make_batch((1,), (1,)),
     "prompt": make_batch((37,), (37,), heads=(3, 1)),
-    "long decode": make_batch((600,), (1,), heads=(4, 2), cache=torch.bfloat16, dtype=torch.bfloat16),
+    "long decode": make_batch((600,), (1,), heads=(4, 2), cache_dtype=torch.bfloat16, dtype=torch.bfloat16),
     "mixed": make_batch(
-        (300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache=torch.bfloat16, dtype=torch.bfloat16
+        (300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache_dtype=torch.bfloat16, dtype=torch.bfloat16
     ),
-    "chunk": make_batch((330,), (60,), heads=(6, 2), block=64),
+    "chunk": make_batch((330,), (60,), heads=(6, 2), block_size=64),
     "window": make_batch((300, 280), (290, 1), window=33),
-    "window over splits": make_batch((700,), (5,), window=300, cache=torch.float16),
+    "window over splits": make_batch((700,), (5,), window=300, cache_dtype=torch.float16),
     "softcap": make_batch((50,), (20,), softcap=2.0),
     "sinks": make_batch((280, 3), (2, 3), heads=(4, 2), sinks=True),
-    "head size 80": make_batch((70,), (30,), sizes=(80, 80), cache=torch.float16, dtype=torch.float16),
-    "odd sizes": make_batch((70,), (30,), sizes=(33, 20), cache=torch.bfloat16),
-    "int8": make_batch((300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache=torch.int8),
-    "int8 decode": make_batch((600, 513), (1, 2), heads=(4, 1), sizes=(128, 128), cache=torch.int8, block=32),
-    "int8 window": make_batch((700,), (5,), window=300, softcap=3.0, cache=torch.int8, sinks=True),
-    "bf16 window": make_batch((700,), (50,), window=301, softcap=3.0, cache=torch.bfloat16, block=64),
-    "window in a group": make_batch((9, 301), (1, 1), window=2, cache=torch.int8),
-    "int8, odd sizes": make_batch((70,), (30,), sizes=(33, 20), cache=torch.int8),
-    "odd sizes, few rows": make_batch((300,), (2,), sizes=(33, 71), cache=torch.float16),
-    "latent": make_batch(
-        (40,), (1,), heads=(20, 1), sizes=(576, 512), cache=torch.bfloat16, dtype=torch.bfloat16
+    "head size 80": make_batch(
+        (70,), (30,), head_sizes=(80, 80), cache_dtype=torch.float16, dtype=torch.float16
     ),
-    "one block a split": make_batch((270,), (12,), block=256),
-    "many heads a group": make_batch((40,), (2,), heads=(16, 1), sizes=(64, 64)),
+    "odd sizes": make_batch((70,), (30,), head_sizes=(33, 20), cache_dtype=torch.bfloat16),
+    "int8": make_batch((300, 40, 0, 7), (1, 40, 0, 3), heads=(9, 3), cache_dtype=torch.int8),
+    "int8 decode": make_batch(
+        (600, 513), (1, 2), heads=(4, 1), head_sizes=(128, 128), cache_dtype=torch.int8, block_size=32
+    ),
+    "int8 window": make_batch((700,), (5,), window=300, softcap=3.0, cache_dtype=torch.int8, sinks=True),
+    "bf16 window": make_batch(
+        (700,), (50,), window=301, softcap=3.0, cache_dtype=torch.bfloat16, block_size=64
+    ),
+    "window smaller than a key group": make_batch((9, 301), (1, 1), window=2, cache_dtype=torch.int8),
+    "int8, odd sizes": make_batch((70,), (30,), head_sizes=(33, 20), cache_dtype=torch.int8),
+    "odd sizes, few rows": make_batch((300,), (2,), head_sizes=(33, 71), cache_dtype=torch.float16),
+    "latent sizes": make_batch(
+        (40,), (1,), heads=(20, 1), head_sizes=(576, 512), cache_dtype=torch.bfloat16, dtype=torch.bfloat16
+    ),
+    "one block per split": make_batch((270,), (12,), block_size=256),
+    "many query heads per KV head": make_batch((40,), (2,), heads=(16, 1), head_sizes=(64, 64)),
     "many sequences": make_batch((20, 300, 1) * 7, (1, 2, 0) * 7, heads=(2, 2)),
 }
 
@@ -90,40 +96,51 @@ def test_matches_reference(name: str) -> None:
     check(CASES[name])
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_every_dtype_matches_reference(cache: torch.dtype, dtype: torch.dtype) -> None:
-    check(make_batch((30, 20), (22, 1), heads=(2, 2), cache=cache, dtype=dtype))
+def test_every_dtype_matches_reference(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    check(make_batch((30, 20), (22, 1), heads=(2, 2), cache_dtype=cache_dtype, dtype=dtype))
 
 
-BLOCKS = {64: 16, 80: 32, 96: 64, 112: 128, 128: 128, 256: 128}
-"""Of some head sizes."""
+BLOCK_SIZES = {64: 16, 80: 32, 96: 64, 112: 128, 128: 128, 256: 128}
+"""Block size tested with each head size."""
 GROUPS = (1, 5, 16)
 PAIRS = [
-    (GROUPS[(i + j) % 3], size, cache) for i, size in enumerate(BLOCKS) for j, cache in enumerate(CACHES)
+    (GROUPS[(i + j) % 3], size, cache_dtype)
+    for i, size in enumerate(BLOCK_SIZES)
+    for j, cache_dtype in enumerate(CACHES)
 ]
-"""Every two of a group, a head size and a cache's type meet."""
+"""Pairwise coverage of query heads per KV head, head size and cache dtype."""
 
 
-@pytest.mark.parametrize(("group", "size", "cache"), PAIRS)
-def test_head_sizes_and_query_groups_match_reference(group: int, size: int, cache: torch.dtype) -> None:
-    block = BLOCKS[size]
+@pytest.mark.parametrize(("group", "size", "cache_dtype"), PAIRS)
+def test_head_sizes_and_query_groups_match_reference(group: int, size: int, cache_dtype: torch.dtype) -> None:
+    block_size = BLOCK_SIZES[size]
     batch = make_batch(
-        *((40, 270), (5, 1)), heads=(group, 1), sizes=(size, size), block=block, cache=cache, seed=group
+        *((40, 270), (5, 1)),
+        heads=(group, 1),
+        head_sizes=(size, size),
+        block_size=block_size,
+        cache_dtype=cache_dtype,
+        seed=group,
     )
     check(batch)
 
 
 def test_int8_cache_error_is_bounded() -> None:
-    """Relative error of the output, against the keys and values before they were rounded."""
+    """The error is relative to the output with unrounded keys and values."""
     errors = {}
-    for cache in (torch.bfloat16, torch.int8):
+    for cache_dtype in (torch.bfloat16, torch.int8):
         exact, rounded = (
-            make_batch((300,), (40,), heads=(4, 1), sizes=(128, 128), cache=dtype, dtype=torch.bfloat16)
-            for dtype in (torch.float32, cache)
+            make_batch(
+                (300,), (40,), heads=(4, 1), head_sizes=(128, 128), cache_dtype=dtype, dtype=torch.bfloat16
+            )
+            for dtype in (torch.float32, cache_dtype)
         )
-        wanted = replace(exact, q=exact.q.float()).run()
-        errors[cache] = float((replace(rounded, q=rounded.q.float()).run() - wanted).norm() / wanted.norm())
+        expected = replace(exact, q=exact.q.float()).run()
+        errors[cache_dtype] = float(
+            (replace(rounded, q=rounded.q.float()).run() - expected).norm() / expected.norm()
+        )
     assert errors[torch.int8] < 0.015, errors
     assert errors[torch.bfloat16] < 0.006, errors
 
@@ -133,57 +150,57 @@ def test_int8_cache_error_is_bounded() -> None:
     sequences=st.lists(st.tuples(st.integers(0, 290), st.integers(0, 20)), max_size=3),
     group=st.integers(1, 7),
     kv_heads=st.integers(1, 2),
-    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
-    block=st.sampled_from(attention.BLOCK_SIZES),
+    head_sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    block_size=st.sampled_from(attention.BLOCK_SIZES),
     window=st.sampled_from([0, 1, 16, 40]),
     sinks=st.booleans(),
-    cache=st.sampled_from(CACHES),
+    cache_dtype=st.sampled_from(CACHES),
     seed=st.integers(0, 99),
 )
 def test_random_shapes_match_reference(
     sequences: list[tuple[int, int]],
     group: int,
     kv_heads: int,
-    sizes: tuple[int, int],
-    block: int,
+    head_sizes: tuple[int, int],
+    block_size: int,
     window: int,
     sinks: bool,
-    cache: torch.dtype,
+    cache_dtype: torch.dtype,
     seed: int,
 ) -> None:
-    new = tuple(n for _, n in sequences)
-    lengths = tuple(before + n for before, n in sequences)
+    query_lens = tuple(n for _, n in sequences)
+    seq_lens = tuple(cached + n for cached, n in sequences)
     heads = (group * kv_heads, kv_heads)
     check(
         make_batch(
-            *(lengths, new),
-            **{"heads": heads, "sizes": sizes, "block": block, "window": window},  # type: ignore[arg-type]
-            **{"sinks": sinks, "cache": cache, "seed": seed},  # type: ignore[arg-type]
+            *(seq_lens, query_lens),
+            **{"heads": heads, "head_sizes": head_sizes, "block_size": block_size, "window": window},  # type: ignore[arg-type]
+            **{"sinks": sinks, "cache_dtype": cache_dtype, "seed": seed},  # type: ignore[arg-type]
         )
     )
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("window", [0, 21])
-@pytest.mark.parametrize("cache", CACHES)
-def test_batch_and_chunking_do_not_change_bits(variant: str, window: int, cache: torch.dtype) -> None:
-    lengths, new = (290, 40, 540, 5), (60, 40, 1, 2)
+@pytest.mark.parametrize("cache_dtype", CACHES)
+def test_batch_and_chunking_do_not_change_bits(variant: str, window: int, cache_dtype: torch.dtype) -> None:
+    seq_lens, query_lens = (290, 40, 540, 5), (60, 40, 1, 2)
     batch = make_batch(
-        lengths,
-        new,
+        seq_lens,
+        query_lens,
         heads=(6, 2),
-        sizes=(40, 36),
-        cache=cache,
+        head_sizes=(40, 36),
+        cache_dtype=cache_dtype,
         dtype=torch.bfloat16,
         window=window,
         sinks=True,
     )
     with variants.use(variant):
-        together = batch.run().split(new)
-        for sequence, count in enumerate(new):
-            assert torch.equal(batch.only(sequence).run(), together[sequence])
+        together = batch.run().split(query_lens)
+        for sequence, count in enumerate(query_lens):
+            assert torch.equal(batch.select(sequence).run(), together[sequence])
             for token in {0, count // 2, count - 1}:
-                assert torch.equal(batch.only(sequence, token).run()[0], together[sequence][token])
+                assert torch.equal(batch.select(sequence, token).run()[0], together[sequence][token])
 
 
 def test_thread_count_does_not_change_bits() -> None:
@@ -191,20 +208,27 @@ def test_thread_count_does_not_change_bits() -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = batch.run()
+        single = batch.run()
         torch.set_num_threads(3)
-        assert torch.equal(batch.run(), alone)
+        assert torch.equal(batch.run(), single)
     finally:
         torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("window", [0, 21])
-@pytest.mark.parametrize("cache", CACHES)
-def test_decode_batch_equals_single_sequences_bitwise(variant: str, window: int, cache: torch.dtype) -> None:
-    for lengths in ((1, 129, 300, 32, 31, 700, 2), (129,) * 3 + tuple(range(15, 60, 3))):
+@pytest.mark.parametrize("cache_dtype", CACHES)
+def test_decode_batch_equals_single_sequences_bitwise(
+    variant: str, window: int, cache_dtype: torch.dtype
+) -> None:
+    for seq_lens in ((1, 129, 300, 32, 31, 700, 2), (129,) * 3 + tuple(range(15, 60, 3))):
         batch = make_batch(
-            lengths, (1,) * len(lengths), heads=(6, 2), sizes=(64, 64), cache=cache, window=window
+            seq_lens,
+            (1,) * len(seq_lens),
+            heads=(6, 2),
+            head_sizes=(64, 64),
+            cache_dtype=cache_dtype,
+            window=window,
         )
         threads = torch.get_num_threads()
         with variants.use(variant):
@@ -213,8 +237,8 @@ def test_decode_batch_equals_single_sequences_bitwise(variant: str, window: int,
                     torch.set_num_threads(count)
                     together = batch.run()
                     torch.set_num_threads(1)
-                    for sequence in range(len(lengths)):
-                        assert torch.equal(batch.only(sequence).run()[0], together[sequence])
+                    for sequence in range(len(seq_lens)):
+                        assert torch.equal(batch.select(sequence).run()[0], together[sequence])
             finally:
                 torch.set_num_threads(threads)
 
@@ -222,9 +246,9 @@ def test_decode_batch_equals_single_sequences_bitwise(variant: str, window: int,
 def test_blocks_before_the_window_are_not_read() -> None:
     batch = make_batch((600,), (3,), window=40)
     expected = batch.run()
-    gone = batch.table.clone()
-    gone[0, : (600 - 3 - 40) // 16] = -1
-    assert torch.equal(replace(batch, table=gone).run(), expected)
+    block_table = batch.block_table.clone()
+    block_table[0, : (600 - 3 - 40) // 16] = -1
+    assert torch.equal(replace(batch, block_table=block_table).run(), expected)
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -246,7 +270,7 @@ def test_non_finite_queries_affect_their_row_only(variant: str) -> None:
 def test_nan_key_affects_later_tokens_only() -> None:
     batch = make_batch((300,), (300,))
     k_cache = batch.cache.k.clone()
-    k_cache[batch.table[0, 100 // 16], 0, 0, 100 % 16] = math.nan
+    k_cache[batch.block_table[0, 100 // 16], 0, 0, 100 % 16] = math.nan
     result = replace(batch, cache=batch.cache._replace(k=k_cache)).run()
     assert result[100:].isnan().all()
     assert torch.equal(result[:100], batch.run()[:100])
@@ -273,8 +297,8 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.paged_attention, batch.arguments())
     k, v = torch.randn(3, 1, 32), torch.randn(3, 1, 32)
     for dtype in CACHES:
-        made = attention.new_kv_cache(2, 1, 32, 32, 16, dtype)
-        arguments = (k, v, made.k, made.v, torch.arange(3), made.k_scales, made.v_scales)
+        cache = attention.new_kv_cache(2, 1, 32, 32, 16, dtype)
+        arguments = (k, v, cache.k, cache.v, torch.arange(3), cache.k_scales, cache.v_scales)
         torch.library.opcheck(torch.ops.armllm.kv_write, arguments)
 
 
@@ -284,32 +308,34 @@ def test_invalid_arguments_raise() -> None:
         attention.new_kv_cache(1, 1, 8, 8, 24, torch.float32)
     with pytest.raises(ValueError, match="int32"):
         attention.new_kv_cache(1, 1, 8, 8, 16, torch.int32)
-    small = batch.cache._replace(k=batch.cache.k[..., :8], v=batch.cache.v[:, :, :8])
-    untyped = batch.cache._replace(k=batch.cache.k.bfloat16(), v=batch.cache.v.bfloat16())
-    int8 = make_batch((5,), (5,), cache=torch.int8)
-    wrong: list[tuple[dict[str, object], str]] = [
+    small_blocks = batch.cache._replace(k=batch.cache.k[..., :8], v=batch.cache.v[:, :, :8])
+    bfloat16 = batch.cache._replace(k=batch.cache.k.bfloat16(), v=batch.cache.v.bfloat16())
+    int8 = make_batch((5,), (5,), cache_dtype=torch.int8)
+    invalid: list[tuple[dict[str, object], str]] = [
         ({"q": batch.q[:, :, :31]}, "head size 31"),
         ({"q": batch.q[0]}, "tokens, q heads, head size"),
         ({"cache": batch.cache._replace(v=batch.cache.v.bfloat16())}, "same dtype"),
         ({"cache": batch.cache._replace(v=batch.cache.v[:1])}, "does not fit"),
-        ({"cache": small}, "block size 8"),
-        ({"cache": untyped}, "head size / 4"),
+        ({"cache": small_blocks}, "block size 8"),
+        ({"cache": bfloat16}, "head size / 4"),
         ({"cache": int8.cache._replace(k_scales=None)}, "needs k_scales"),
         ({"cache": int8.cache._replace(v_scales=int8.cache.v_scales[:, :, :8])}, "v_scales must be"),
-        ({"new": (4, 2)}, "number of tokens"),
-        ({"lengths": (3, 20)}, "seq_lens says 3"),
-        ({"lengths": (30, 50)}, "needs 4 blocks"),
-        ({"table": batch.table.long()}, "int32"),
-        ({"table": batch.table + 9}, "names block"),
+        ({"query_lens": (4, 2)}, "number of tokens"),
+        ({"seq_lens": (3, 20)}, "seq_lens says 3"),
+        ({"seq_lens": (30, 50)}, "needs 4 blocks"),
+        ({"block_table": batch.block_table.long()}, "int32"),
+        ({"block_table": batch.block_table + 9}, "names block"),
         ({"sinks": torch.zeros(3)}, "sinks"),
     ]
-    for change, message in wrong:
+    for change, message in invalid:
         with pytest.raises(RuntimeError, match=message):
             replace(batch, **change).run()  # type: ignore[arg-type]
-    three = make_batch((5,), (5,), heads=(3, 1))
-    doubled = three.cache._replace(k=three.cache.k.repeat(1, 2, 1, 1), v=three.cache.v.repeat(1, 2, 1, 1))
+    three_heads = make_batch((5,), (5,), heads=(3, 1))
+    doubled = three_heads.cache._replace(
+        k=three_heads.cache.k.repeat(1, 2, 1, 1), v=three_heads.cache.v.repeat(1, 2, 1, 1)
+    )
     with pytest.raises(RuntimeError, match="multiple"):
-        replace(three, cache=doubled).run()
+        replace(three_heads, cache=doubled).run()
     k, v = torch.zeros(2, 1, 32), torch.zeros(2, 1, 32)
     caches = batch.cache.k, batch.cache.v
     with pytest.raises(RuntimeError, match="slot 99999"):

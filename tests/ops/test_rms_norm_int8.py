@@ -1,4 +1,4 @@
-"""Fused norm and INT8 quantization, and linear layers that take its output, against separate steps."""
+"""RMSNorm fused with INT8 quantization, and linear layers on its output, against separate ops."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ RUNNABLE = variants.machine().runnable
     rows=st.integers(0, 20),
     width=st.sampled_from((1, 31, 32, 33, 96, 130, 576)),
     dtype=st.sampled_from(FLOATS),
-    added=st.booleans(),
+    with_residual=st.booleans(),
     offset=st.sampled_from((0.0, 1.0)),
 )
 def test_equals_norm_then_quantization(
-    rows: int, width: int, dtype: torch.dtype, added: bool, offset: float
+    rows: int, width: int, dtype: torch.dtype, with_residual: bool, offset: float
 ) -> None:
     torch.manual_seed(rows + width)
-    x, more = (torch.randn(rows, width).to(dtype) for _ in range(2))
-    weight, residual = torch.randn(width).to(dtype), more if added else None
+    x, other = (torch.randn(rows, width).to(dtype) for _ in range(2))
+    weight, residual = torch.randn(width).to(dtype), other if with_residual else None
     results = []
     for name in RUNNABLE:
         with variants.use(name):
-            q, scales, total = linear.rms_norm_int8(x, weight, 1e-5, offset, residual)
+            q, scales, residual_sum = linear.rms_norm_int8(x, weight, 1e-5, offset, residual)
             plain = norm.rms_norm(x if residual is None else x + residual, weight, 1e-5, offset)
             expected, expected_scales = linear.quantize_activations(plain)
             assert torch.equal(q[:, :width], expected) and not q[:, width:].any()
             assert torch.equal(scales, expected_scales[:, 0])
-            assert torch.equal(total, x + residual) if residual is not None else total.numel() == 0
+            assert (
+                torch.equal(residual_sum, x + residual) if residual is not None else residual_sum.numel() == 0
+            )
             results.append((q, scales))
     reference, reference_scales, _ = linear.reference_rms_norm_int8(x, weight, 1e-5, offset, residual)
     assert reference.shape == results[0][0].shape
@@ -49,29 +51,31 @@ def test_equals_norm_then_quantization(
 @pytest.mark.parametrize("tokens", [0, 1, 3, 8, 9, 17, 70])
 def test_linear_layers_accept_quantized_rows(tokens: int, scheme: str) -> None:
     torch.manual_seed(tokens)
-    outs, width = 40, 100
+    outputs, width = 40, 100
     x, weight = torch.randn(1, tokens, width).bfloat16(), torch.rand(width).bfloat16()
-    values = torch.randint(-8, 8, (outs, width), dtype=torch.int8)
-    factors = torch.randint(1, 17, (outs, 4), dtype=torch.uint8) if scheme == "g32i" else None
+    values = torch.randint(-8, 8, (outputs, width), dtype=torch.int8)
+    factors = torch.randint(1, 17, (outputs, 4), dtype=torch.uint8) if scheme == "g32i" else None
     if scheme == "i8":
-        packed = linear.pack_int8(values, torch.rand(outs))
+        packed = linear.pack_int8(values, torch.rand(outputs))
     else:
-        packed = linear.pack_int4(values, factors, torch.rand(outs), scheme)
-    both = linear.interleave_panels(packed, packed.flip(0))
-    bias, residual = torch.randn(outs), torch.randn(1, tokens, outs).bfloat16()
+        packed = linear.pack_int4(values, factors, torch.rand(outputs), scheme)
+    interleaved = linear.interleave_panels(packed, packed.flip(0))
+    bias, residual = torch.randn(outputs), torch.randn(1, tokens, outputs).bfloat16()
     for name in RUNNABLE:
         with variants.use(name):
             plain = norm.rms_norm(x, weight, 1e-5)
             q, scales, _ = linear.rms_norm_int8(x, weight, 1e-5)
             if scheme == "i8":
-                expected = linear.int8_linear(plain, packed, outs, bias, residual)
+                expected = linear.int8_linear(plain, packed, outputs, bias, residual)
             else:
-                expected = linear.int4_linear(plain, packed, outs, scheme, bias, residual)
-            output = linear.int4_linear_q(q, scales, packed, outs, scheme, torch.bfloat16, bias, residual)
+                expected = linear.int4_linear(plain, packed, outputs, scheme, bias, residual)
+            output = linear.int4_linear_q(q, scales, packed, outputs, scheme, torch.bfloat16, bias, residual)
             assert torch.equal(output, expected) and output.dtype == expected.dtype
-            gated = linear.int4_gated_linear(plain, both, outs, scheme, "silu")
-            assert torch.equal(linear.int4_gated_linear_q(q, scales, both, outs, scheme), gated)
-            assert linear.int4_linear_q(q, scales, packed, outs, scheme, torch.float32).dtype == torch.float32
+            gated = linear.int4_gated_linear(plain, interleaved, outputs, scheme, "silu")
+            assert torch.equal(linear.int4_gated_linear_q(q, scales, interleaved, outputs, scheme), gated)
+            assert (
+                linear.int4_linear_q(q, scales, packed, outputs, scheme, torch.float32).dtype == torch.float32
+            )
 
 
 def test_non_finite_rows_have_nan_scales() -> None:
@@ -91,9 +95,9 @@ def test_opcheck() -> None:
     q, scales, _ = linear.rms_norm_int8(x, weight, 1e-5)
     packed = linear.pack_int8(torch.ones(16, 40, dtype=torch.int8), torch.rand(16))
     torch.library.opcheck(torch.ops.armllm.int4_linear_q.default, (q, scales, packed, 16, "i8", "bfloat16"))
-    both = linear.interleave_panels(packed, packed)
+    interleaved = linear.interleave_panels(packed, packed)
     torch.library.opcheck(
-        torch.ops.armllm.int4_gated_linear_q.default, (q, scales, both, 16, "i8", "silu", "float16")
+        torch.ops.armllm.int4_gated_linear_q.default, (q, scales, interleaved, 16, "i8", "silu", "float16")
     )
 
 

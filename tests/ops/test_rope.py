@@ -15,20 +15,22 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 RUNNABLE = variants.machine().distinct("rope")
 
 
-def table(tokens: int, half: int) -> tuple[Tensor, Tensor]:
-    inv_freq = 1.0 / 10000.0 ** (torch.arange(half) / max(half, 1))
+def angle_table(tokens: int, half_size: int) -> tuple[Tensor, Tensor]:
+    """Returns cosines and sines (tokens, half_size) for increasing positions."""
+    inv_freq = 1.0 / 10000.0 ** (torch.arange(half_size) / max(half_size, 1))
     return rope.reference_rope_table(torch.arange(tokens) * 37 + 5, inv_freq)
 
 
-def rotated(
+def rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, unzip: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """Returns rotated copies of queries and keys."""
     q, k = q.clone(), k.clone()
     rope.rope_(q, k, cos, sin, interleaved, unzip)
     return q, k
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def assert_close(actual: Tensor, expected: Tensor) -> None:
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -38,117 +40,117 @@ def close(actual: Tensor, expected: Tensor) -> None:
     tokens=st.integers(0, 5),
     q_heads=st.integers(1, 5),
     k_heads=st.integers(0, 3),
-    half=st.integers(1, 40),
-    rest=st.sampled_from((0, 1, 16)),
-    pairs=st.sampled_from(((False, False), (True, False), (True, True))),
+    half_size=st.integers(1, 40),
+    unrotated=st.sampled_from((0, 1, 16)),
+    pair_options=st.sampled_from(((False, False), (True, False), (True, True))),
     dtype=st.sampled_from(FLOATS),
 )
 def test_matches_reference(
     tokens: int,
     q_heads: int,
     k_heads: int,
-    half: int,
-    rest: int,
-    pairs: tuple[bool, bool],
+    half_size: int,
+    unrotated: int,
+    pair_options: tuple[bool, bool],
     dtype: torch.dtype,
 ) -> None:
-    torch.manual_seed(half)
-    size = max(2 * half + rest, 1)
+    torch.manual_seed(half_size)
+    size = max(2 * half_size + unrotated, 1)
     q, k = torch.randn(tokens, q_heads, size).to(dtype), torch.randn(tokens, k_heads, size).to(dtype)
-    cos, sin = table(tokens, half)
-    found = []
+    cos, sin = angle_table(tokens, half_size)
+    actual = []
     for name in RUNNABLE:
         with variants.use(name):
-            found.append(rotated(q, k, cos, sin, *pairs))
-    close(found[0][0], rope.reference_rope(q, cos, sin, *pairs))
-    close(found[0][1], rope.reference_rope(k, cos, sin, *pairs))
-    for other in found[1:]:
-        assert torch.equal(other[0], found[0][0])
-        assert torch.equal(other[1], found[0][1])
+            actual.append(rotate(q, k, cos, sin, *pair_options))
+    assert_close(actual[0][0], rope.reference_rope(q, cos, sin, *pair_options))
+    assert_close(actual[0][1], rope.reference_rope(k, cos, sin, *pair_options))
+    for other in actual[1:]:
+        assert torch.equal(other[0], actual[0][0])
+        assert torch.equal(other[1], actual[0][1])
 
 
 def test_slices_of_a_merged_projection_are_rotated_in_place() -> None:
     torch.manual_seed(0)
     q_heads, k_heads, size, tokens = 4, 2, 24, 3
     merged = torch.randn(1, tokens, (q_heads + 2 * k_heads) * size)
-    cos, sin = table(tokens, size // 2)
+    cos, sin = angle_table(tokens, size // 2)
     for name in RUNNABLE:
         with variants.use(name):
-            turned = merged.clone()
-            q, k, v = turned.split((q_heads * size, k_heads * size, k_heads * size), dim=-1)
+            rotated_in_place = merged.clone()
+            q, k, v = rotated_in_place.split((q_heads * size, k_heads * size, k_heads * size), dim=-1)
             rope.rope_(q.unflatten(-1, (-1, size)), k.unflatten(-1, (-1, size)), cos, sin)
-            before = merged.split((q_heads * size, k_heads * size, k_heads * size), dim=-1)
-            expected = rope.reference_rope(before[0].unflatten(-1, (-1, size)), cos, sin).flatten(-2)
-            close(q, expected)
-            expected = rope.reference_rope(before[1].unflatten(-1, (-1, size)), cos, sin).flatten(-2)
-            close(k, expected)
-            assert torch.equal(v, before[2])
+            original = merged.split((q_heads * size, k_heads * size, k_heads * size), dim=-1)
+            expected = rope.reference_rope(original[0].unflatten(-1, (-1, size)), cos, sin).flatten(-2)
+            assert_close(q, expected)
+            expected = rope.reference_rope(original[1].unflatten(-1, (-1, size)), cos, sin).flatten(-2)
+            assert_close(k, expected)
+            assert torch.equal(v, original[2])
 
 
-@pytest.mark.parametrize("pairs", [(False, False), (True, False), (True, True)])
-def test_slices_of_wider_heads_are_rotated_in_place(pairs: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("pair_options", [(False, False), (True, False), (True, True)])
+def test_slices_of_wider_heads_are_rotated_in_place(pair_options: tuple[bool, bool]) -> None:
     torch.manual_seed(0)
     q, k = torch.randn(5, 3, 56), torch.randn(5, 70)
-    cos, sin = table(5, 12)
+    cos, sin = angle_table(5, 12)
     for name in RUNNABLE:
         with variants.use(name):
             queries, keys = q.clone(), k.clone()
-            rope.rope_(queries[..., 32:], keys[:, None, 46:], cos, sin, *pairs)
-            close(queries[..., 32:], rope.reference_rope(q[..., 32:], cos, sin, *pairs))
-            close(keys[:, None, 46:], rope.reference_rope(k[:, None, 46:], cos, sin, *pairs))
+            rope.rope_(queries[..., 32:], keys[:, None, 46:], cos, sin, *pair_options)
+            assert_close(queries[..., 32:], rope.reference_rope(q[..., 32:], cos, sin, *pair_options))
+            assert_close(keys[:, None, 46:], rope.reference_rope(k[:, None, 46:], cos, sin, *pair_options))
             assert torch.equal(queries[..., :32], q[..., :32])
             assert torch.equal(keys[:, :46], k[:, :46])
 
 
 def test_non_contiguous_layouts_are_rotated_in_place() -> None:
     torch.manual_seed(0)
-    cos, sin = table(3, 4)
-    swapped, spread = torch.randn(2, 3, 8).transpose(0, 1), torch.randn(3, 2, 16)[..., ::2]
-    q, k = rotated(swapped.contiguous(), spread.contiguous(), cos, sin, False)
-    rope.rope_(swapped, spread, cos, sin)
-    assert torch.equal(swapped, q)
-    assert torch.equal(spread, k)
-    assert not swapped.is_contiguous()
-    assert not spread.is_contiguous()
+    cos, sin = angle_table(3, 4)
+    transposed, strided = torch.randn(2, 3, 8).transpose(0, 1), torch.randn(3, 2, 16)[..., ::2]
+    q, k = rotate(transposed.contiguous(), strided.contiguous(), cos, sin, False)
+    rope.rope_(transposed, strided, cos, sin)
+    assert torch.equal(transposed, q)
+    assert torch.equal(strided, k)
+    assert not transposed.is_contiguous()
+    assert not strided.is_contiguous()
 
 
 def test_token_result_is_independent_of_batch() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(40, 9, 64), torch.randn(40, 3, 64)
-    cos, sin = table(40, 32)
+    cos, sin = angle_table(40, 32)
     for name in RUNNABLE:
         with variants.use(name):
-            both = rotated(q, k, cos, sin, False)
-            alone = [
-                rotated(q[i : i + 1], k[i : i + 1], cos[i : i + 1], sin[i : i + 1], False) for i in range(40)
+            together = rotate(q, k, cos, sin, False)
+            single_tokens = [
+                rotate(q[i : i + 1], k[i : i + 1], cos[i : i + 1], sin[i : i + 1], False) for i in range(40)
             ]
-            assert torch.equal(torch.cat([a[0] for a in alone]), both[0])
-            assert torch.equal(torch.cat([a[1] for a in alone]), both[1])
+            assert torch.equal(torch.cat([a[0] for a in single_tokens]), together[0])
+            assert torch.equal(torch.cat([a[1] for a in single_tokens]), together[1])
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 50])
 def test_rope_table_matches_reference(tokens: int) -> None:
     positions = torch.randint(0, 100_000, (1, tokens))
     inv_freq = 1.0 / 500000.0 ** (torch.arange(33) / 33)
-    for found, expected in zip(
+    for actual, expected in zip(
         rope.rope_table(positions, inv_freq, 1.25),
         rope.reference_rope_table(positions, inv_freq, 1.25),
         strict=True,
     ):
-        assert found.shape == (tokens, 33)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, expected, rtol=2e-7, atol=1e-7)
+        assert actual.shape == (tokens, 33)
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual, expected, rtol=2e-7, atol=1e-7)
 
 
 def test_opcheck() -> None:
-    cos, sin = table(3, 4)
+    cos, sin = angle_table(3, 4)
     torch.library.opcheck(torch.ops.armllm.rope_table.default, (torch.arange(3), torch.rand(4), 1.0))
     q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
     torch.library.opcheck(torch.ops.armllm.rope_.default, (q, k, cos, sin, True, True))
 
 
 def test_invalid_arguments_raise() -> None:
-    cos, sin = table(3, 4)
+    cos, sin = angle_table(3, 4)
     q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
     with pytest.raises(RuntimeError, match="q and k must agree in tokens"):
         rope.rope_(q, k[:2], cos, sin)

@@ -29,7 +29,7 @@ def draw(
     steps: Tensor | int = 0,
     **more: Any,
 ) -> tuple[Tensor, Tensor]:
-    """`sample` with the same settings in every row."""
+    """Calls `sample` with the same settings in every row."""
     rows = logits.shape[0]
     return sample(
         logits,
@@ -44,7 +44,7 @@ def draw(
 
 
 def test_philox_matches_random123_known_answer() -> None:
-    """The known answer of Random123 for a counter and a key of zeros begins with 6627e8d5 e169c58d."""
+    """Random123's known answer for a counter and a key of zeros begins with 6627e8d5 e169c58d."""
     assert philox_uniform(0, 0) == (0x6627E8D5E169C58D >> 11) / 2**53
 
 
@@ -56,7 +56,7 @@ def test_philox_matches_random123_known_answer() -> None:
     top_k=st.sampled_from((-1, 0, 1, 2, 40, 600, 100_000)),
     top_p=st.sampled_from((0.0, 0.1, 0.9, 0.999, 1.0)),
     min_p=st.sampled_from((0.0, 0.02, 0.5, 1.0)),
-    size=st.sampled_from((0.5, 4.0)),
+    spread=st.sampled_from((0.5, 4.0)),
 )
 def test_matches_reference(
     vocabulary: int,
@@ -65,31 +65,31 @@ def test_matches_reference(
     top_k: int,
     top_p: float,
     min_p: float,
-    size: float,
+    spread: float,
 ) -> None:
     torch.manual_seed(vocabulary)
-    logits = (torch.randn(3, vocabulary) * size).to(dtype)
+    logits = (torch.randn(3, vocabulary) * spread).to(dtype)
     seeds, steps = torch.tensor([1, -7, 2**40]), torch.tensor([0, 5, 2**33])
-    found = []
+    actual = []
     for name in RUNNABLE:
         with variants.use(name):
-            found.append(draw(logits, temperature, top_k, top_p, min_p, seeds, steps)[0])
-    assert all(torch.equal(found[0], other) for other in found)
+            actual.append(draw(logits, temperature, top_k, top_p, min_p, seeds, steps)[0])
+    assert all(torch.equal(actual[0], other) for other in actual)
     for row in range(3):
-        seed, step, chosen = int(seeds[row]), int(steps[row]), int(found[0][row])
+        seed, step, token = int(seeds[row]), int(steps[row]), int(actual[0][row])
         probabilities = reference_probabilities(logits[row], temperature, top_k, top_p, min_p)
         if temperature == 0:
-            assert chosen == reference_sample(logits[row], temperature, top_k, top_p, min_p, seed, step)
-        # Rounding may move the borders between tokens a little, and a single token over that of a filter.
-        reached, at = probabilities.cumsum(0), philox_uniform(seed, step)
-        assert reached[chosen] - probabilities[chosen] - 2e-3 <= at <= reached[chosen] + 2e-3
+            assert token == reference_sample(logits[row], temperature, top_k, top_p, min_p, seed, step)
+        # Rounding may move the boundaries between tokens, and one token across the threshold of a filter.
+        cumulative, uniform = probabilities.cumsum(0), philox_uniform(seed, step)
+        assert cumulative[token] - probabilities[token] - 2e-3 <= uniform <= cumulative[token] + 2e-3
 
 
 @pytest.mark.parametrize(
     "filters", [{}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
 )
 def test_draws_follow_the_distribution(filters: dict[str, Any]) -> None:
-    """Chi-square over many draws with fixed seeds; 0.001 is the chance that a right sampler fails."""
+    """Chi-square test over many draws with fixed seeds; a correct sampler fails with probability 0.001."""
     torch.manual_seed(0)
     draws = 4000
     logits = torch.randn(20) * 1.5
@@ -98,13 +98,13 @@ def test_draws_follow_the_distribution(filters: dict[str, Any]) -> None:
     for seeds, steps in ((torch.arange(draws), 3), (11, torch.arange(draws))):
         ids, _ = draw(logits.expand(draws, -1), **settings_, seeds=seeds, steps=steps)
         counts = torch.bincount(ids, minlength=20).double()
-        possible = probabilities > 0
-        assert counts[~possible].sum() == 0
-        expected = probabilities[possible] * draws
-        statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
-        freedom = int(possible.sum()) - 1
+        allowed = probabilities > 0
+        assert counts[~allowed].sum() == 0
+        expected = probabilities[allowed] * draws
+        statistic = float(((counts[allowed] - expected) ** 2 / expected).sum())
+        dof = int(allowed.sum()) - 1
         # Wilson and Hilferty's normal approximation of the chi-square distribution
-        normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+        normal = ((statistic / dof) ** (1 / 3) - (1 - 2 / (9 * dof))) / math.sqrt(2 / (9 * dof))
         assert normal < 3.1
 
 
@@ -125,22 +125,22 @@ def test_greedy_returns_first_of_equal_maxima() -> None:
 
 def test_ties_at_filter_thresholds() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
-    many = logits.expand(600, -1)
+    repeated = logits.expand(600, -1)
     seeds = torch.arange(600)
     for name in RUNNABLE:
         with variants.use(name):
-            assert set(draw(many, top_k=2, seeds=seeds)[0].tolist()) == {1, 2, 3, 4}
-            assert set(draw(many, top_k=1, seeds=seeds)[0].tolist()) == {1}
-            # 3.0 has 0.42 and each 2.0 has 0.154 of the mass: 0.5 needs one of the three, the first
-            assert set(draw(many, top_p=0.5, seeds=seeds)[0].tolist()) == {1, 2}
-            assert set(draw(many, top_p=0.0, seeds=seeds)[0].tolist()) == {1}
-            assert set(draw(many, min_p=1.0, seeds=seeds)[0].tolist()) == {1}
-            assert set(draw(many, min_p=0.3, seeds=seeds)[0].tolist()) == {1, 2, 3, 4}
+            assert set(draw(repeated, top_k=2, seeds=seeds)[0].tolist()) == {1, 2, 3, 4}
+            assert set(draw(repeated, top_k=1, seeds=seeds)[0].tolist()) == {1}
+            # Token 1 has probability 0.42, and tokens 2 to 4 have 0.154 each: top-p 0.5 adds token 2.
+            assert set(draw(repeated, top_p=0.5, seeds=seeds)[0].tolist()) == {1, 2}
+            assert set(draw(repeated, top_p=0.0, seeds=seeds)[0].tolist()) == {1}
+            assert set(draw(repeated, min_p=1.0, seeds=seeds)[0].tolist()) == {1}
+            assert set(draw(repeated, min_p=0.3, seeds=seeds)[0].tolist()) == {1, 2, 3, 4}
             assert set(draw(torch.zeros(600, 5), top_k=2, seeds=seeds)[0].tolist()) == set(range(5))
 
 
 def test_flat_distributions_cover_all_tokens() -> None:
-    """Nothing stands out: the filters must look at every token, and the draw reaches all of them."""
+    """With equal logits the filters must consider every token, and draws must reach all of them."""
     rows, vocabulary = 200, 3000
     logits = torch.zeros(rows, vocabulary)
     ids, _ = draw(logits, top_p=0.5, seeds=torch.arange(rows))
@@ -167,24 +167,26 @@ def test_penalties_match_reference(repetition: float, presence: float, frequency
         penalized(row, p, o, repetition, presence, frequency)
         for row, p, o in zip(logits, prompts, outputs, strict=True)
     ]
-    lists = {}
-    for name, each in (("prompt", prompts), ("output", outputs)):
-        lists[f"{name}_ids"] = torch.cat(each)
-        lists[f"{name}_offsets"] = torch.tensor([0, each[0].numel(), each[0].numel() + each[1].numel()])
+    token_arguments = {}
+    for name, token_lists in (("prompt", prompts), ("output", outputs)):
+        token_arguments[f"{name}_ids"] = torch.cat(token_lists)
+        token_arguments[f"{name}_offsets"] = torch.tensor(
+            [0, token_lists[0].numel(), token_lists[0].numel() + token_lists[1].numel()]
+        )
     more = {
         "repetition_penalty": torch.full((2,), repetition),
         "presence_penalty": torch.full((2,), presence),
         "frequency_penalty": torch.full((2,), frequency),
-        **lists,
+        **token_arguments,
     }
     for name in RUNNABLE:
         with variants.use(name):
             for temperature, top_k in ((0.0, 0), (1.0, 50)):
-                found, logprobs = draw(logits, temperature, top_k, seeds=5, logprobs=True, **more)
-                plain, _ = draw(torch.stack(expected), temperature, top_k, seeds=5)
-                assert torch.equal(found, plain)
+                actual, logprobs = draw(logits, temperature, top_k, seeds=5, logprobs=True, **more)
+                expected_ids, _ = draw(torch.stack(expected), temperature, top_k, seeds=5)
+                assert torch.equal(actual, expected_ids)
                 torch.testing.assert_close(
-                    logprobs, logits.log_softmax(-1).gather(1, found[:, None])[:, 0], rtol=1e-5, atol=1e-5
+                    logprobs, logits.log_softmax(-1).gather(1, actual[:, None])[:, 0], rtol=1e-5, atol=1e-5
                 )
 
 
@@ -194,12 +196,12 @@ def test_row_result_is_independent_of_batch_and_threads() -> None:
     seeds, steps = torch.arange(7) * 3, torch.arange(7) + 100
     for filters in ({}, {"top_k": 30}, {"top_p": 0.9}, {"min_p": 0.1}):
         together, logprobs = draw(logits, seeds=seeds, steps=steps, logprobs=True, **filters)
-        alone = [
+        single = [
             draw(logits[i : i + 1], seeds=seeds[i], steps=steps[i], logprobs=True, **filters)
             for i in range(7)
         ]
-        assert torch.equal(together, torch.cat([a[0] for a in alone]))
-        assert torch.equal(logprobs, torch.cat([a[1] for a in alone]))
+        assert torch.equal(together, torch.cat([a[0] for a in single]))
+        assert torch.equal(logprobs, torch.cat([a[1] for a in single]))
         threads = torch.get_num_threads()
         try:
             for count in (1, 3):
@@ -236,9 +238,10 @@ def test_empty_batch_returns_empty() -> None:
 
 
 def test_opcheck() -> None:
-    half, whole = torch.full((2,), 0.5), torch.tensor([3, 4])
+    halves, integers = torch.full((2,), 0.5), torch.tensor([3, 4])
     torch.library.opcheck(
-        torch.ops.armllm.sample.default, (torch.randn(2, 30), half, whole, half, half, whole, whole)
+        torch.ops.armllm.sample.default,
+        (torch.randn(2, 30), halves, integers, halves, halves, integers, integers),
     )
 
 

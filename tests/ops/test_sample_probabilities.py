@@ -27,6 +27,7 @@ RUNNABLE = variants.machine().runnable
 def probabilities(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, **more: Any
 ) -> Tensor:
+    """Calls `sample_probabilities` with the same settings in every row."""
     rows = logits.shape[0]
     return sample_probabilities(
         logits,
@@ -46,7 +47,7 @@ def probabilities(
     top_k=st.sampled_from((-1, 0, 1, 2, 40, 600, 100_000)),
     top_p=st.sampled_from((0.0, 0.1, 0.9, 0.999, 1.0)),
     min_p=st.sampled_from((0.0, 0.02, 1.0)),
-    size=st.sampled_from((0.0, 0.5, 4.0)),
+    spread=st.sampled_from((0.0, 0.5, 4.0)),
 )
 def test_probabilities_match_reference(
     vocabulary: int,
@@ -55,28 +56,28 @@ def test_probabilities_match_reference(
     top_k: int,
     top_p: float,
     min_p: float,
-    size: float,
+    spread: float,
 ) -> None:
     torch.manual_seed(vocabulary)
-    logits = (torch.randn(2, vocabulary) * size).to(dtype)
-    found = []
+    logits = (torch.randn(2, vocabulary) * spread).to(dtype)
+    actual = []
     for name in RUNNABLE:
         with variants.use(name):
-            found.append(probabilities(logits, temperature, top_k, top_p, min_p))
-    assert all(torch.equal(found[0], other) for other in found)
+            actual.append(probabilities(logits, temperature, top_k, top_p, min_p))
+    assert all(torch.equal(actual[0], other) for other in actual)
     for row in range(2):
         expected = reference_probabilities(logits[row], temperature, top_k, top_p, min_p)
-        # rounding may carry a token over the border of top-p: the smallest that pass
-        border = float(expected[expected > 0].min()) if 0 < top_p < 1 else 0.0
-        assert (found[0][row] - expected).abs().sum() <= 2.1 * border + 1e-4
-        assert found[0][row].sum() == pytest.approx(1, abs=1e-4)
+        # Rounding may move the least probable token across the top-p threshold.
+        smallest = float(expected[expected > 0].min()) if 0 < top_p < 1 else 0.0
+        assert (actual[0][row] - expected).abs().sum() <= 2.1 * smallest + 1e-4
+        assert actual[0][row].sum() == pytest.approx(1, abs=1e-4)
 
 
 def test_penalties_are_applied_to_probabilities() -> None:
     torch.manual_seed(0)
     logits, prompt, output = torch.randn(1, 9000), torch.tensor([5, 8000]), torch.tensor([7, 7, 8999])
     logits[0, [5, 7, 8999]] = 6.0
-    found = probabilities(
+    actual = probabilities(
         logits,
         *(0.8, 0, 1.0, 0.0),
         repetition_penalty=torch.tensor([1.2]),
@@ -88,7 +89,7 @@ def test_penalties_are_applied_to_probabilities() -> None:
         output_offsets=torch.tensor([0, 3]),
     )
     expected = reference_probabilities(penalized(logits[0], prompt, output, 1.2, 0.5, 0.3), 0.8, 0, 1.0, 0.0)
-    torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(actual[0].double(), expected, rtol=1e-4, atol=1e-7)
 
 
 @settings(max_examples=30, deadline=None)
@@ -96,30 +97,30 @@ def test_penalties_are_applied_to_probabilities() -> None:
     vocabulary=st.sampled_from((1, 15, 64, 65, 700, 20_000)),
     dtype=st.sampled_from(FLOATS),
     count=st.sampled_from((0, 1, 5, 70, 20_000)),
-    size=st.sampled_from((0.0, 2.0, 200.0)),
+    spread=st.sampled_from((0.0, 2.0, 200.0)),
 )
-def test_top_logprobs_match_reference(vocabulary: int, dtype: torch.dtype, count: int, size: float) -> None:
+def test_top_logprobs_match_reference(vocabulary: int, dtype: torch.dtype, count: int, spread: float) -> None:
     torch.manual_seed(count)
-    logits = (torch.randn(3, vocabulary) * size).to(dtype)
+    logits = (torch.randn(3, vocabulary) * spread).to(dtype)
     if vocabulary > 20:
         logits[1, 3] = math.nan
     ids, count = torch.randint(0, vocabulary, (3,)), min(count, vocabulary)
     expected = reference_top_logprobs(logits, ids, count)
     for name in RUNNABLE:
         with variants.use(name):
-            own, ranks, best_ids, best = top_logprobs(logits, ids, count)
+            token_logprobs, ranks, best_ids, best_logprobs = top_logprobs(logits, ids, count)
             assert torch.equal(ranks, expected[1]) and torch.equal(best_ids, expected[2])
-            torch.testing.assert_close(own, expected[0], rtol=1e-5, atol=2e-5)
-            torch.testing.assert_close(best, expected[3], rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(token_logprobs, expected[0], rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(best_logprobs, expected[3], rtol=1e-5, atol=2e-5)
 
 
 def test_infinite_logits_have_valid_logprobs() -> None:
     logits = torch.full((3, 40), -math.inf)
     logits[0, 5], logits[1, 7] = 2.0, math.inf
-    own, ranks, best_ids, best = top_logprobs(logits, torch.tensor([5, 7, 3]), 2)
-    assert own.tolist() == [0, 0, -math.inf] and ranks.tolist() == [1, 1, 1]
+    token_logprobs, ranks, best_ids, best_logprobs = top_logprobs(logits, torch.tensor([5, 7, 3]), 2)
+    assert token_logprobs.tolist() == [0, 0, -math.inf] and ranks.tolist() == [1, 1, 1]
     assert best_ids.tolist() == [[5, 0], [7, 0], [0, 1]]
-    assert best[:2, 0].tolist() == [0, 0] and best[:, 1].tolist() == [-math.inf] * 3
+    assert best_logprobs[:2, 0].tolist() == [0, 0] and best_logprobs[:, 1].tolist() == [-math.inf] * 3
 
 
 def test_rows_are_independent() -> None:
@@ -129,20 +130,22 @@ def test_rows_are_independent() -> None:
     ids = torch.arange(5) * 11
     together = top_logprobs(wide, ids, 4)
     for row in range(5):
-        alone = top_logprobs(logits[row : row + 1], ids[row : row + 1], 4)
-        assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True))
+        single = top_logprobs(logits[row : row + 1], ids[row : row + 1], 4)
+        assert all(torch.equal(a[0], b[row]) for a, b in zip(single, together, strict=True))
     settings_ = (0.7, 500, 0.9, 0.0)
-    every = probabilities(wide, *settings_)
-    assert torch.equal(every[2:3], probabilities(logits[2:3], *settings_))
+    all_rows = probabilities(wide, *settings_)
+    assert torch.equal(all_rows[2:3], probabilities(logits[2:3], *settings_))
     assert top_logprobs(logits[:0], ids[:0], 3)[3].shape == (0, 3)
     assert probabilities(logits[:0], *settings_).shape == (0, 9000)
 
 
 def test_opcheck() -> None:
-    half, whole = torch.full((2,), 0.5), torch.tensor([3, 4])
+    halves, integers = torch.full((2,), 0.5), torch.tensor([3, 4])
     logits = torch.randn(2, 30)
-    torch.library.opcheck(torch.ops.armllm.sample_probabilities.default, (logits, half, whole, half, half))
-    torch.library.opcheck(torch.ops.armllm.top_logprobs.default, (logits, whole, 3))
+    torch.library.opcheck(
+        torch.ops.armllm.sample_probabilities.default, (logits, halves, integers, halves, halves)
+    )
+    torch.library.opcheck(torch.ops.armllm.top_logprobs.default, (logits, integers, 3))
 
 
 def test_invalid_arguments_raise() -> None:

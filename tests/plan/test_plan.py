@@ -1,4 +1,4 @@
-"""A native plan refuses inputs that it would have to read out of bounds."""
+"""Native plans reject inputs that would cause reads out of bounds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch_armllm.plan.native import NativePlan
 
 
 def run(inputs: list[Tensor], tokens: int) -> None:
+    """Runs the native plan of a tiny Llama."""
     plan = patched("llama").base_model.forward.plan
     assert isinstance(plan, NativePlan)
     plan._run(plan._handle, inputs, tokens)
 
 
-@pytest.mark.parametrize("wrong", [-1, 97, 10**9])
-def test_token_outside_vocabulary_raises(wrong: int) -> None:
+@pytest.mark.parametrize("token_id", [-1, 97, 10**9])
+def test_token_outside_vocabulary_raises(token_id: int) -> None:
     ids = token_ids(1, 6)
-    ids[0, 4] = wrong
-    with pytest.raises(RuntimeError, match=f"token 4 has id {wrong}, but the vocabulary is 0 to 96"):
+    ids[0, 4] = token_id
+    with pytest.raises(RuntimeError, match=f"token 4 has id {token_id}, but the vocabulary is 0 to 96"):
         run([ids], 6)
 
 

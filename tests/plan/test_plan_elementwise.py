@@ -1,4 +1,4 @@
-"""Instructions of native plans that work element by element: each against the operator that it stands for."""
+"""Elementwise instructions of native plans, each against its PyTorch operator."""
 
 from __future__ import annotations
 
@@ -20,37 +20,51 @@ from torch_armllm.plan.lowering import STEP_INPUTS, Unlowerable
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 RUNNABLE = variants.machine().distinct("activation")
-WIDTH = 70  # four blocks of 16 lanes and six more
+WIDTH = 70  # four blocks of 16 lanes and a tail of six
 VOCABULARY = 53
-INFINITE, NOT_A_NUMBER = 3, 4
-"""Ids of tokens whose rows hold one such value."""
-TOKENS = (0, 1, 2, 15, 16, 17, 33)  # tiles hold 16
+INFINITE, NAN = 3, 4
+"""Tokens whose rows contain one infinity or one NaN."""
+TOKENS = (0, 1, 2, 15, 16, 17, 33)  # tiles have 16 rows
 
-EXACT = (
-    *("number", "its constant", "row", "row from the left", "row a head", "rows", "factor a token"),
-    *("factor from the left", "add", "add scaled", "chunks", "splits", "square", "power", "columns in order"),
+EXACT_RESULTS = (
+    "scalar",
+    "scalar tensor",
+    "row vector",
+    "row vector on the left",
+    "row vector per head",
+    "two row tensors",
+    "factor per token",
+    "factor per token on the left",
+    "add",
+    "add scaled",
+    "product of chunks",
+    "product of splits",
+    "square",
+    "power",
+    "column permutation",
 )
-ROUNDED = ("silu", "gelu", "gelu_tanh", "relu", "silu of a chunk")
-REFUSED = {
+"""Results without rounding, which must equal the operator's bits."""
+ROUNDED_RESULTS = ("silu", "gelu", "gelu_tanh", "relu", "silu of a chunk")
+UNSUPPORTED = {
     "cube": "raises to the power 3",
-    "mixed": "is not a product of rows of one type",
-    "tokens split": "splits another dimension than the last",
-    "a head for all": "is not a product of rows",
-    "heads apart": "the heads of getitem_[0-9]+ are not contiguous",
-    "one column": "is no order of columns",
-    "texts in order": "selects along dimension 0",
+    "mixed dtypes": "is not a product of rows of one type",
+    "split over tokens": "splits another dimension than the last",
+    "broadcast head": "is not a product of rows",
+    "non-contiguous heads": "the heads of getitem_[0-9]+ are not contiguous",
+    "single column": "is no order of columns",
+    "selected sequence": "selects along dimension 0",
 }
 
 
-class Everything(nn.Module):
-    """Each operator on the rows of a table."""
+class Operators(nn.Module):
+    """Every tested operator, applied to embeddings."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         torch.manual_seed(0)
         table = torch.randn(VOCABULARY, WIDTH) * 3
         table[INFINITE, 5] = float("inf")
-        table[NOT_A_NUMBER, WIDTH - 1] = float("nan")
+        table[NAN, WIDTH - 1] = float("nan")
         self.table = nn.Parameter(table.to(dtype))
         self.row = nn.Parameter(torch.randn(WIDTH).to(dtype))
         self.head = nn.Parameter(torch.randn(14).to(dtype))
@@ -64,35 +78,35 @@ class Everything(nn.Module):
         left, right = x.chunk(2, -1)
         first, second, third = x.split([30, 10, 30], -1)
         heads = x.view(1, -1, 5, 14)
-        near, far = heads.chunk(2, -1)
+        first_heads, last_heads = heads.chunk(2, -1)
         return {
-            "number": x * 0.3,
-            "its constant": x * self.one,
-            "row": x * self.row,
-            "row from the left": self.row * x,
-            "row a head": heads * self.head,
-            "rows": x * (x * 0.5),
-            "factor a token": x * second[..., 3:4],
-            "factor from the left": second[..., 3:4] * x,
+            "scalar": x * 0.3,
+            "scalar tensor": x * self.one,
+            "row vector": x * self.row,
+            "row vector on the left": self.row * x,
+            "row vector per head": heads * self.head,
+            "two row tensors": x * (x * 0.5),
+            "factor per token": x * second[..., 3:4],
+            "factor per token on the left": second[..., 3:4] * x,
             "add": left + right,
             "add scaled": torch.add(left, right, alpha=-0.5),
-            "chunks": left * right,
-            "splits": first * third,
+            "product of chunks": left * right,
+            "product of splits": first * third,
             "square": x.square(),
             "power": right**2,
-            "columns in order": x.index_select(-1, self.order),
+            "column permutation": x.index_select(-1, self.order),
             "silu": F.silu(x),
             "gelu": F.gelu(x),
             "gelu_tanh": F.gelu(x, approximate="tanh"),
             "relu": F.relu(x),
             "silu of a chunk": F.silu(right) * left,
             "cube": x**3,
-            "mixed": x * self.wide,
-            "tokens split": x.squeeze(0).view(-1, 5, 14).split(3, 1)[0] * 2.0,
-            "a head for all": heads * x[..., :14].view(1, -1, 1, 14),
-            "heads apart": near.reshape(1, -1, 35) * far.reshape(1, -1, 35),
-            "one column": x.index_select(-1, self.first),
-            "texts in order": x.index_select(0, self.first),
+            "mixed dtypes": x * self.wide,
+            "split over tokens": x.squeeze(0).view(-1, 5, 14).split(3, 1)[0] * 2.0,
+            "broadcast head": heads * x[..., :14].view(1, -1, 1, 14),
+            "non-contiguous heads": first_heads.reshape(1, -1, 35) * last_heads.reshape(1, -1, 35),
+            "single column": x.index_select(-1, self.first),
+            "selected sequence": x.index_select(0, self.first),
         }
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
@@ -100,9 +114,9 @@ class Everything(nn.Module):
 
 
 @functools.cache
-def everything(dtype: torch.dtype) -> tuple[Everything, fx.GraphModule, dict[str, str]]:
-    """The operators, their graph, and the node in it of each result."""
-    module, ids = Everything(dtype), torch.arange(6)[None]
+def exported_operators(dtype: torch.dtype) -> tuple[Operators, fx.GraphModule, dict[str, str]]:
+    """Returns the module, its graph, and the name of the node of each result."""
+    module, ids = Operators(dtype), torch.arange(6)[None]
     tokens = torch.export.Dim("tokens", min=2, max=1 << 20)
     with torch.no_grad():
         program = torch.export.export(module, (ids,), dynamic_shapes=({1: tokens},), strict=False)
@@ -112,9 +126,9 @@ def everything(dtype: torch.dtype) -> tuple[Everything, fx.GraphModule, dict[str
 
 @functools.cache
 def plan(name: str, dtype: torch.dtype) -> int:
-    """A native plan of one operator."""
-    _, whole, nodes = everything(dtype)
-    module = copy.deepcopy(whole)
+    """Returns the handle of a native plan with a single result."""
+    _, graph, nodes = exported_operators(dtype)
+    module = copy.deepcopy(graph)
     result, end = (next(n for n in module.graph.nodes if n.name == name) for name in (nodes[name], "output"))
     end.args = (result,)
     module.graph.eliminate_dead_code()
@@ -129,46 +143,46 @@ def run(name: str, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
+def threads(threads_used: int) -> Iterator[None]:
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads_used)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
+@pytest.mark.parametrize("name", [*EXACT_RESULTS, *ROUNDED_RESULTS])
 def test_instruction_matches_operator(name: str, dtype: torch.dtype) -> None:
-    module = everything(dtype)[0]
-    if name in ROUNDED:  # in float64: torch's float32 GELU cancels in the left tail
+    module = exported_operators(dtype)[0]
+    if name in ROUNDED_RESULTS:  # in float64, as torch's float32 GELU loses digits in the left tail
         module = copy.deepcopy(module).double()
     for tokens in TOKENS:
         ids = (torch.arange(tokens)[None] * 7 + INFINITE) % VOCABULARY
-        found = []
+        actual = []
         for variant in RUNNABLE:
-            for number in (1, 3):
-                with variants.use(variant), threads(number):
-                    found.append(run(name, ids, dtype))
-        assert all(torch.equal(found[0].nan_to_num(7.0), other.nan_to_num(7.0)) for other in found)
+            for threads_used in (1, 3):
+                with variants.use(variant), threads(threads_used):
+                    actual.append(run(name, ids, dtype))
+        assert all(torch.equal(actual[0].nan_to_num(7.0), other.nan_to_num(7.0)) for other in actual)
         with torch.no_grad():
-            expected = module.results(ids)[name].to(dtype).reshape(found[0].shape)
-        tolerance = 0.0 if name in EXACT else TOLERANCE[dtype]
-        torch.testing.assert_close(found[0], expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+            expected = module.results(ids)[name].to(dtype).reshape(actual[0].shape)
+        tolerance = 0.0 if name in EXACT_RESULTS else TOLERANCE[dtype]
+        torch.testing.assert_close(actual[0], expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
+@pytest.mark.parametrize("name", [*EXACT_RESULTS, *ROUNDED_RESULTS])
 def test_row_result_is_independent_of_batch(name: str, dtype: torch.dtype) -> None:
-    ids = torch.tensor([[NOT_A_NUMBER, *range(10, 43), INFINITE]])
+    ids = torch.tensor([[NAN, *range(10, 43), INFINITE]])
     together = run(name, ids, dtype)
     for t in (0, 1, 15, 16, 17, 34):
-        alone = run(name, ids[:, t : t + 1], dtype)
-        torch.testing.assert_close(together[t : t + 1], alone, rtol=0, atol=0, equal_nan=True)
+        single = run(name, ids[:, t : t + 1], dtype)
+        torch.testing.assert_close(together[t : t + 1], single, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("name", "reason"), REFUSED.items())
+@pytest.mark.parametrize(("name", "reason"), UNSUPPORTED.items())
 def test_unsupported_operations_raise(name: str, reason: str) -> None:
     with pytest.raises(Unlowerable, match=reason):
         plan(name, torch.float32)

@@ -1,4 +1,4 @@
-"""Sequences in a paged cache for the tests of attention."""
+"""Random sequences in a paged KV cache, for the tests of attention."""
 
 from __future__ import annotations
 
@@ -14,75 +14,110 @@ from torch_armllm.ops import attention
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences in a cache, and the queries of their last tokens."""
+    """Sequences in a paged KV cache, and the queries of their last tokens.
+
+    Attributes:
+        q: queries (tokens, query heads, head size) of all sequences, one sequence after the other.
+        cache: the KV cache.
+        block_table: int32 (sequences, blocks), padded with -1.
+        seq_lens: tokens in the cache, per sequence; includes those with queries.
+        query_lens: tokens with queries, per sequence.
+        window: size of the sliding window; 0 for none.
+        softcap: soft cap of the scores; 0 for none.
+        sinks: logit of the attention sink, per query head.
+    """
 
     q: Tensor
     cache: attention.KvCache
-    table: Tensor
-    lengths: tuple[int, ...]
-    new: tuple[int, ...]
+    block_table: Tensor
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
     window: int = 0
     softcap: float = 0.0
     sinks: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
-        start = torch.tensor([sum(self.new[:i]) for i in range(len(self.new) + 1)], dtype=torch.int32)
-        lengths = torch.tensor(self.lengths, dtype=torch.int32)
-        longest = max(self.lengths, default=0)
+        """Returns the arguments of `paged_attention`."""
+        lens = self.query_lens
+        query_start = torch.tensor([sum(lens[:i]) for i in range(len(lens) + 1)], dtype=torch.int32)
+        seq_lens = torch.tensor(self.seq_lens, dtype=torch.int32)
         scale = 1.0 / math.sqrt(self.q.shape[-1])
-        head = (self.q, self.cache.k, self.cache.v, self.table, start, lengths, longest, scale)
-        return (*head, self.window, self.softcap, self.sinks, self.cache.k_scales, self.cache.v_scales)
+        return (
+            *(self.q, self.cache.k, self.cache.v, self.block_table, query_start, seq_lens),
+            *(max(self.seq_lens, default=0), scale, self.window, self.softcap, self.sinks),
+            *(self.cache.k_scales, self.cache.v_scales),
+        )
 
     def run(self) -> Tensor:
+        """Returns the output of the op, by the selected variant."""
         return attention.paged_attention(*self.arguments())
 
     def reference(self) -> Tensor:
+        """Returns the output of the reference implementation."""
         return attention.reference_paged_attention(*self.arguments())
 
-    def only(self, sequence: int, token: int | None = None) -> Batch:
-        """One sequence alone, or one of its new tokens as a decode step that ends there."""
-        first = sum(self.new[:sequence])
-        table = self.table[sequence : sequence + 1]
-        length, new = self.lengths[sequence], self.new[sequence]
-        if token is None:
-            q = self.q[first : first + new]
-            return replace(self, q=q, table=table, lengths=(length,), new=(new,))
-        q = self.q[first + token : first + token + 1]
-        return replace(self, q=q, table=table, lengths=(length - new + token + 1,), new=(1,))
+    def select(self, sequence: int, token: int | None = None) -> Batch:
+        """Returns a batch of one sequence, or of one of its queries as a decode step that ends there."""
+        first = sum(self.query_lens[:sequence])
+        block_table = self.block_table[sequence : sequence + 1]
+        seq_len, query_len = self.seq_lens[sequence], self.query_lens[sequence]
+        if token is not None:
+            first, seq_len, query_len = first + token, seq_len - query_len + token + 1, 1
+        q = self.q[first : first + query_len]
+        return replace(self, q=q, block_table=block_table, seq_lens=(seq_len,), query_lens=(query_len,))
 
 
 def make_batch(
-    lengths: tuple[int, ...],
-    new: tuple[int, ...],
+    seq_lens: tuple[int, ...],
+    query_lens: tuple[int, ...],
     *,
     heads: tuple[int, int] = (2, 1),
-    sizes: tuple[int, int] = (32, 32),
-    block: int = 16,
-    cache: torch.dtype = torch.float32,
+    head_sizes: tuple[int, int] = (32, 32),
+    block_size: int = 16,
+    cache_dtype: torch.dtype = torch.float32,
     dtype: torch.dtype = torch.float32,
     window: int = 0,
     softcap: float = 0.0,
     sinks: bool = False,
     seed: int = 0,
 ) -> Batch:
-    """Blocks in random order, NaN wherever nothing was written, queries a column slice of a wider tensor."""
-    random = torch.Generator().manual_seed(seed)
-    counts = [-(-n // block) for n in lengths]
-    blocks = sum(counts) + 2
-    made = attention.new_kv_cache(blocks, heads[1], *sizes, block, cache)
-    for tensor in made:
+    """Makes a random batch.
+
+    Blocks are in random order.  Unused cache positions hold NaN (77 in INT8 caches), and queries are strided,
+    so that reads out of bounds change the result.
+
+    Args:
+        seq_lens: tokens in the cache, per sequence.
+        query_lens: tokens with queries, per sequence; they are the last ones.
+        heads: number of query heads and of KV heads.
+        head_sizes: size of a key and of a value.
+        block_size: positions per block.
+        cache_dtype: dtype of the cache.
+        dtype: dtype of queries, keys and values before they are stored.
+        window: size of the sliding window; 0 for none.
+        softcap: soft cap of the scores; 0 for none.
+        sinks: with random attention sinks.
+        seed: seed of all random values.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    query_heads, kv_heads = heads
+    key_size, value_size = head_sizes
+    block_counts = [-(-n // block_size) for n in seq_lens]
+    num_blocks = sum(block_counts) + 2
+    cache = attention.new_kv_cache(num_blocks, kv_heads, key_size, value_size, block_size, cache_dtype)
+    for tensor in cache:
         if tensor is not None:
             tensor.fill_(math.nan if tensor.is_floating_point() else 77)
-    order = torch.randperm(blocks, generator=random).to(torch.int32)
-    table = torch.full((len(lengths), max(counts, default=0)), -1, dtype=torch.int32)
-    for i, count in enumerate(counts):
-        table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
-        position = torch.arange(lengths[i])
-        slots = table[i].long()[position // block] * block + position % block
-        k = torch.randn(lengths[i], heads[1], sizes[0], generator=random).to(dtype)
-        v = torch.randn(lengths[i], heads[1], sizes[1], generator=random).to(dtype)
-        attention.kv_write(k, v, made.k, made.v, slots, made.k_scales, made.v_scales)
-    wide = torch.randn(sum(new), heads[0] * sizes[0] + 5, generator=random).to(dtype)
-    q = wide[:, 2 : 2 + heads[0] * sizes[0]].unflatten(1, (heads[0], sizes[0]))
-    logits = torch.randn(heads[0], generator=random) if sinks else None
-    return Batch(q, made, table, lengths, new, window, softcap, logits)
+    order = torch.randperm(num_blocks, generator=generator).to(torch.int32)
+    block_table = torch.full((len(seq_lens), max(block_counts, default=0)), -1, dtype=torch.int32)
+    for i, (seq_len, count) in enumerate(zip(seq_lens, block_counts, strict=True)):
+        block_table[i, :count] = order[sum(block_counts[:i]) : sum(block_counts[: i + 1])]
+        position = torch.arange(seq_len)
+        slots = block_table[i].long()[position // block_size] * block_size + position % block_size
+        k = torch.randn(seq_len, kv_heads, key_size, generator=generator).to(dtype)
+        v = torch.randn(seq_len, kv_heads, value_size, generator=generator).to(dtype)
+        attention.kv_write(k, v, cache.k, cache.v, slots, cache.k_scales, cache.v_scales)
+    wide = torch.randn(sum(query_lens), query_heads * key_size + 5, generator=generator).to(dtype)
+    q = wide[:, 2 : 2 + query_heads * key_size].unflatten(1, (query_heads, key_size))
+    sink_logits = torch.randn(query_heads, generator=generator) if sinks else None
+    return Batch(q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits)

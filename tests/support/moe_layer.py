@@ -1,4 +1,4 @@
-"""Random experts and what comes to them, for the tests of int4_moe."""
+"""Random Mixture-of-Experts layers, and inputs for them, for the tests of `int4_moe`."""
 
 from __future__ import annotations
 
@@ -12,32 +12,45 @@ from torch_armllm.ops import linear, moe, variants
 VARIANTS = variants.machine().distinct("linear", "activation", "moe")
 
 
-def packed(experts: int, rows: int, columns: int, scheme: str, random: torch.Generator) -> Tensor:
-    """Random experts whose outputs are about as large as their inputs."""
+def random_experts(experts: int, rows: int, columns: int, scheme: str, generator: torch.Generator) -> Tensor:
+    """Returns packed random weights (experts, rows, columns) that keep the magnitude of their inputs."""
     span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
     low, high = (-128, 128) if linear.is_int8(scheme) else (0, 16) if zero_points else (-8, 8)
-    q = torch.randint(low, high, (experts, rows, columns), generator=random, dtype=torch.int8)
+    q = torch.randint(low, high, (experts, rows, columns), generator=generator, dtype=torch.int8)
     shape = (experts, rows, -(-columns // span)) if span else (experts, rows)
-    step = (1 / 70 if linear.is_int8(scheme) else 1 / 40 if scheme == "g32i" else 1 / 4.6) / columns**0.5
-    scales = (0.5 + torch.rand(shape, generator=random)) * step
+    scale = (1 / 70 if linear.is_int8(scheme) else 1 / 40 if scheme == "g32i" else 1 / 4.6) / columns**0.5
+    scales = (0.5 + torch.rand(shape, generator=generator)) * scale
     if scheme == "i8":
         return linear.pack_int8(q, scales)
     multipliers = None
     if scheme == "g32i":
         groups = (experts, rows, -(-columns // 32))
-        multipliers = torch.randint(1, 17, groups, generator=random, dtype=torch.uint8)
-    zeros = torch.randint(6, 10, shape, generator=random, dtype=torch.uint8) if zero_points else None
+        multipliers = torch.randint(1, 17, groups, generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(6, 10, shape, generator=generator, dtype=torch.uint8) if zero_points else None
     offsets = None
     if linear.has_offsets(scheme):
-        offsets = torch.randn(shape, generator=random) / columns**0.5 / 4
+        offsets = torch.randn(shape, generator=generator) / columns**0.5 / 4
     if linear.has_bf16_scales(scheme):
         scales = scales.bfloat16()
     return linear.pack_int4(q, multipliers, scales, scheme, zeros, offsets)
 
 
 @dataclass
-class Layer:
-    """The experts of a layer and what the op needs to know of them."""
+class MoeLayer:
+    """Packed experts of a layer, and the options of the op.
+
+    Attributes:
+        gate_up: gate and up weights, in alternating panels; up weights only if not ``gated``.
+        down: down weights.
+        hidden: size of inputs and outputs.
+        intermediate: outputs of gate and of up.
+        scheme: quantization scheme of all weights.
+        activation: name of the activation.
+        gate_up_bias: bias (experts, 2, intermediate); (experts, intermediate) if not ``gated``.
+        down_bias: bias (experts, hidden).
+        gated: has a gate.
+        weigh_input: the routing weights scale the inputs instead of the outputs.
+    """
 
     gate_up: Tensor
     down: Tensor
@@ -51,6 +64,7 @@ class Layer:
     weigh_input: bool = False
 
     def options(self) -> dict[str, object]:
+        """Returns the keyword arguments of `int4_moe` that do not depend on tokens."""
         return {
             "gate_up": self.gate_up,
             "down": self.down,
@@ -64,9 +78,11 @@ class Layer:
         }
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Returns the output of the op, by the selected variant."""
         return moe.int4_moe(x, ids, weights, **self.options())
 
     def reference(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Returns the output of the reference implementation."""
         return moe.reference_int4_moe(x, ids, weights, **self.options())
 
 
@@ -78,31 +94,33 @@ def make_layer(
     activation: str = "silu",
     bias: torch.dtype | None = None,
     seed: int = 0,
-) -> Layer:
-    random = torch.Generator().manual_seed(seed)
-    gate = packed(experts, intermediate, hidden, scheme, random)
-    up = packed(experts, intermediate, hidden, scheme, random)
-    down = packed(experts, hidden, intermediate, scheme, random)
-    layer = Layer(linear.interleave_panels(gate, up), down, hidden, intermediate, scheme, activation)
+) -> MoeLayer:
+    """Makes a gated layer with random weights, and random biases of dtype ``bias``."""
+    generator = torch.Generator().manual_seed(seed)
+    gate = random_experts(experts, intermediate, hidden, scheme, generator)
+    up = random_experts(experts, intermediate, hidden, scheme, generator)
+    down = random_experts(experts, hidden, intermediate, scheme, generator)
+    layer = MoeLayer(linear.interleave_panels(gate, up), down, hidden, intermediate, scheme, activation)
     if bias is not None:
-        layer.gate_up_bias = torch.randn(experts, 2, intermediate, generator=random).to(bias)
-        layer.down_bias = torch.randn(experts, hidden, generator=random).to(bias)
+        layer.gate_up_bias = torch.randn(experts, 2, intermediate, generator=generator).to(bias)
+        layer.down_bias = torch.randn(experts, hidden, generator=generator).to(bias)
     return layer
 
 
 def make_input(
-    layer: Layer, tokens: int, top_k: int, dtype: torch.dtype = torch.float32, seed: int = 1
+    layer: MoeLayer, tokens: int, top_k: int, dtype: torch.dtype = torch.float32, seed: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
+    """Returns random tokens, the ids of ``top_k`` distinct experts per token, and normalized weights."""
+    generator = torch.Generator().manual_seed(seed)
     experts = layer.gate_up.shape[0]
-    x = torch.randn(tokens, layer.hidden, generator=random).to(dtype)
-    ids = torch.rand(tokens, experts, generator=random).argsort(-1)[:, :top_k].contiguous()
-    weights = torch.rand(tokens, top_k, generator=random) + 0.1
+    x = torch.randn(tokens, layer.hidden, generator=generator).to(dtype)
+    ids = torch.rand(tokens, experts, generator=generator).argsort(-1)[:, :top_k].contiguous()
+    weights = torch.rand(tokens, top_k, generator=generator) + 0.1
     return x, ids, weights / weights.sum(-1, keepdim=True)
 
 
-def on_every_variant(layer: Layer, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """The result, which all variants must agree on to the bit."""
+def run_all_variants(layer: MoeLayer, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Returns the output; asserts that it is bit-identical in all variants."""
     results = []
     for name in VARIANTS:
         with variants.use(name):
@@ -112,7 +130,8 @@ def on_every_variant(layer: Layer, x: Tensor, ids: Tensor, weights: Tensor) -> T
     return results[0]
 
 
-def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    top = expected.float().abs().max().clamp(min=1e-6)
-    error = (found.float() - expected.float()).abs().max() / top
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Asserts a largest difference of ``tolerance`` times the largest expected value."""
+    largest = expected.float().abs().max().clamp(min=1e-6)
+    error = (actual.float() - expected.float()).abs().max() / largest
     assert error <= tolerance, f"differs by {error:.2e} of the largest value"
