@@ -5,7 +5,7 @@ A pass that finds no match leaves the graph unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torch import fx
 
@@ -61,11 +61,20 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 def run_passes(module: fx.GraphModule, context: PassContext | None = None) -> PassContext:
     """Runs all passes on a graph in place, and returns the context with each pass's number of rewrites."""
     context = context or PassContext()
-    for name, run in PASSES:
-        context.counts[name] = run(module, context)
-        module.graph.lint()
+    for _ in run_each_pass(module, context):
+        pass
     module.recompile()
     return context
 
 
-__all__ = ["PASSES", "Pass", "PassContext", "run_passes"]
+def run_each_pass(module: fx.GraphModule, context: PassContext) -> Iterator[str]:
+    """Runs the passes on a graph in place, and yields the name of each pass after it ran."""
+    for name, run in PASSES:
+        if name in context.skip:
+            continue
+        context.counts[name] = run(module, context)
+        module.graph.lint()
+        yield name
+
+
+__all__ = ["PASSES", "Pass", "PassContext", "run_each_pass", "run_passes"]

@@ -25,5 +25,7 @@ class PassContext:
     """INT4 scheme for float weights in the graph; None leaves them in floats."""
     on_new_weight: Callable[[str, Tensor], None] = lambda attribute, view: None
     """Called with the attribute of a weight that a pass merged into a larger tensor, and its view of it."""
+    skip: frozenset[str] = frozenset()
+    """Names of passes that are left out."""
     counts: dict[str, int] = field(default_factory=dict)
     """Number of rewrites by pass name, filled by ``run_passes``."""

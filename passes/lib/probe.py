@@ -49,13 +49,20 @@ class Region:
         inputs = dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes)
         return [n for n in inputs if constant(module, n) is not None]
 
-    def run(self, module: fx.GraphModule, entry: Tensor) -> list[Tensor]:
+    def run(
+        self, module: fx.GraphModule, entry: Tensor, constants: dict[Node, Tensor] | None = None
+    ) -> list[Tensor]:
         """Computes the results for an entry with any number of rows; floats are computed in float32.
+
+        Args:
+            module: the graph's module.
+            entry: value of the entry.
+            constants: values that replace those of constants.
 
         Raises:
             Exception: an operator fails.
         """
-        known: dict[Node, Any] = {self.entry: entry.clone()}
+        known: dict[Node, Any] = {self.entry: entry.clone(), **(constants or {})}
         rows = entry.shape[0]
 
         def read(node: Node) -> Any:

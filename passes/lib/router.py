@@ -59,6 +59,18 @@ def _probe(experts: int) -> Tensor:
     return logits
 
 
+def _distinct(constants: Tensor | None) -> Tensor:
+    """Returns constants as float32; equal ones, such as a bias of zeros, are replaced by random numbers.
+
+    A rewrite must be right for all values: a model's weights may be assigned after it.
+    """
+    assert constants is not None
+    wide = constants.float()
+    if bool((wide == wide.flatten()[0]).all()):
+        return torch.rand(wide.shape, generator=torch.Generator().manual_seed(1)) / 4
+    return wide
+
+
 def _by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     order = ids.argsort(-1)
     return weights.float().gather(-1, order), ids.gather(-1, order)
@@ -87,18 +99,21 @@ def _setting_of(
     module: fx.GraphModule, region: Region, experts: int, choice: Choice
 ) -> tuple[Route, int] | None:
     logits = _probe(experts)
+    biases = [
+        n for n in region.constants(module) if value(n).numel() == experts and value(n).is_floating_point()
+    ]
+    values = {n: _distinct(constant(module, n)) for n in biases}
     try:
-        ids, weights = choice(region.run(module, logits))
+        ids, weights = choice(region.run(module, logits, values))
     except Exception:  # noqa: BLE001 - a region that cannot run on logits is no router
         return None
     shapes_fit = ids.shape == weights.shape and ids.dim() == 2 and ids.shape[0] == _ROWS
     if not shapes_fit or ids.is_floating_point() or not 0 < (top_k := ids.shape[1]) <= experts:
         return None
     weights, ids = _by_id(weights, ids)
-    biases = [n for n in region.constants(module) if value(n).numel() == experts]
     for setting in _settings(region, biases, experts, top_k):
-        bias = None if setting.bias is None else constant(module, setting.bias)
-        options = (None if bias is None else bias.float().flatten(), setting.groups, setting.top_k_groups)
+        bias = None if setting.bias is None else values[setting.bias].flatten()
+        options = (bias, setting.groups, setting.top_k_groups)
         expected, expected_ids = _by_id(
             *reference_moe_route(logits, top_k, setting.scoring, setting.renormalize, 1.0, *options)
         )

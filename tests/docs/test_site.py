@@ -69,16 +69,6 @@ def test_environment_variables_are_listed() -> None:
     assert set(re.findall(r"ARMLLM_[A-Z_]+", users_part)) == read
 
 
-def test_lines_are_short() -> None:
-    long = [
-        f"{page.relative_to(ROOT)}:{number}"
-        for page in PAGES
-        for number, line in enumerate(page.read_text().splitlines(), 1)
-        if len(line) > 110 and not line.lstrip().startswith("|") and page.name != "models.md"
-    ]
-    assert not long
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_named_files_and_modules_exist(page: Path) -> None:
     text = page.read_text()

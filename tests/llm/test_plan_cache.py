@@ -75,6 +75,24 @@ def test_cached_plan_yields_the_same_tokens_without_a_model(family: str, tmp_pat
     assert second.model is model
 
 
+def test_restored_plan_that_computes_other_values_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved("llama", tmp_path / "model")
+    expected = tokens(load(folder))
+    rebuild = constants.rebuild
+    with monkeypatch.context() as patches:
+        patches.setattr(
+            constants,
+            "rebuild",
+            lambda *given: [t * 2 if t.is_floating_point() else t for t in rebuild(*given)],
+        )
+        second = load(folder)
+    assert not is_stored(second)
+    assert "its hidden states differ from the stored ones" in caplog.text
+    assert tokens(second) == expected
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_float_lm_heads(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "model", dtype, head=None)

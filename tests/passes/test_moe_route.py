@@ -186,6 +186,29 @@ def test_other_routers_are_not_changed(router: Router) -> None:
     assert torch.equal(graph(x), expected)
 
 
+@pytest.mark.parametrize(
+    ("router", "value", "fused"),
+    [
+        (corrected_sigmoid, 0.0, 1),
+        (grouped_sigmoid, 0.0, 1),
+        (corrected_logits, 0.0, 0),
+        (scaled_by_expert, 1.0, 0),
+    ],
+)
+def test_fusion_is_right_for_weights_that_are_assigned_later(
+    router: Router, value: float, fused: int
+) -> None:
+    layer = Layer(router)
+    assigned = layer.bias.clone()
+    layer.bias.fill_(value)
+    graph, x = captured(layer)
+    assert moe_route.run(graph, PassContext()) == fused
+    graph.recompile()
+    torch.testing.assert_close(graph(x), layer(x), atol=1e-5, rtol=1e-5)
+    layer.bias.copy_(assigned)
+    torch.testing.assert_close(graph(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
 def test_logits_with_other_readers_are_kept() -> None:
     graph, x = captured(Layer(grouped_sigmoid, read_logits=True))
     expected = graph(x)

@@ -11,7 +11,7 @@ from torch import nn
 import torch_armllm
 from tests.support.models import tiny, token_ids
 from tests.support.patched_models import fresh
-from torch_armllm.patching import patch
+from torch_armllm.patching import build_plan
 from torch_armllm.quant import inplace, packing
 from torch_armllm.quant.spill_file import SpillFile
 
@@ -71,7 +71,7 @@ def test_failed_capture_leaves_working_modules(monkeypatch: pytest.MonkeyPatch) 
         model = tiny("llama")
         before, logits = contents(model), model(token_ids()).logits
         with monkeypatch.context() as patched:
-            patched.setattr(patch, "make_plan", lambda module: 1 / 0)
+            patched.setattr(build_plan, "make_plan", lambda module, native: 1 / 0)
             report = torch_armllm.patch(model, quantize, progress=False)
         assert not report.captured and "ZeroDivisionError" in str(report)
         got = model(token_ids()).logits

@@ -14,14 +14,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_armllm.ops.linear import SCHEMES
 from torch_armllm.passes import PassContext, run_passes
 from torch_armllm.passes.lib.graph import fake_mode
+from torch_armllm.patching.checked_graph import CheckedGraph
 
 _SCHEMES = {"int4": "g32i", **{name: name for name in SCHEMES if name != "i8"}}
 
 
 def _scheme(options: dict[str, Any]) -> str | None:
-    unknown = sorted(options.keys() - {"quantization"})
+    unknown = sorted(options.keys() - {"quantization", "check"})
     if unknown:
-        raise ValueError(f"unknown options {unknown}; backend 'armllm' has the option 'quantization'")
+        raise ValueError(
+            f"unknown options {unknown}; backend 'armllm' has the options 'quantization' and 'check'"
+        )
     quantization = options.get("quantization")
     if quantization is not None and quantization not in _SCHEMES:
         raise ValueError(f"unknown scheme {quantization!r}; choose one of {', '.join(_SCHEMES)}")
@@ -61,13 +64,15 @@ def armllm(
         module: the graph that Dynamo captured.
         example_inputs: its inputs, real or fake.
         options: ``quantization``: ``"int4"`` or the name of a scheme for float weights; by default they stay
-            float.
+            float.  ``check``: True to compare every call with the graph before the passes, which doubles the
+            time; a call that differs returns the original's results and warns with the name of the pass.
         more: options as keywords.
 
     Raises:
         ValueError: an option or a scheme is unknown.
     """
-    scheme = _scheme({**(options or {}), **more})
+    options = {**(options or {}), **more}
+    scheme = _scheme(options)
     needs_grad = any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     if torch.is_grad_enabled() and needs_grad:
         return module.forward
@@ -83,10 +88,16 @@ def armllm(
     with modes[0] if modes else nullcontext():
         traced: fx.GraphModule = make_fx(module, pre_dispatch=True)(*fakes)
     _bind(traced, weights)
-    run_passes(traced, PassContext(paged=False, scheme=scheme))
+    context = PassContext(paged=False, scheme=scheme)
+    graph: Callable[..., Any]
+    if options.get("check"):
+        graph = CheckedGraph(traced, context)
+    else:
+        run_passes(traced, context)
+        graph = traced
     remaining = [index for index in range(len(placeholders)) if index not in weights]
 
     def run(*inputs: Any) -> Any:
-        return traced(*(inputs[index] for index in remaining))
+        return graph(*(inputs[index] for index in remaining))
 
     return run

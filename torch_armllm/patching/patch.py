@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
-from torch_armllm.capture.markers.indexer import find_indexers, max_dense_length
+from torch_armllm.capture.export import CaptureError
+from torch_armllm.capture.markers.indexer import max_dense_length
 from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import LatentShape
 from torch_armllm.ops import variants
-from torch_armllm.passes import PassContext, run_passes
-from torch_armllm.passes.lib.cache_layout import cache_layout
+from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
 from torch_armllm.patching.state import STATE, PatchState, is_patched, patched_forward
-from torch_armllm.plan.infer_cache import cache_shape_of
-from torch_armllm.plan.make import make_plan
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.inspection import describe, float_bytes, is_packed
 from torch_armllm.quant.outliers import find_outliers
@@ -75,19 +71,6 @@ def _bytes(model: nn.Module) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _weight_owner(base: nn.Module, captured: CapturedGraph) -> Callable[[str, Tensor], None]:
-    """Returns a function that makes modules use their part of a weight that a pass merged.
-
-    No weight is then stored twice.
-    """
-
-    def move(attribute: str, view: Tensor) -> None:
-        path, _, name = captured.names[attribute].rpartition(".")
-        base.get_submodule(path)._buffers[name] = view
-
-    return move
-
-
 def _count_ops(module: fx.GraphModule) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for node in module.graph.nodes:
@@ -105,36 +88,26 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     """Captures the model and replaces its base model's ``forward`` by a plan; None if capture fails."""
     base = base_model_of(model)
     try:
-        indexers, dense = find_indexers(base), max_dense_length(base)
-        if indexers and dense is None:
-            raise CaptureError(f"{type(indexers[0]).__name__} chooses which tokens are attended to")
-        captured = capture(model)
-        layout = cache_layout(captured.graph_module)
-        shape = cache_shape_of(base, captured.graph_module, layout, cache_dtype)
+        built = build_plan(model, is_packed(model), cache_dtype)
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
-    graph_module = captured.graph_module
-    on_new_weight = _weight_owner(base, captured)
-    context = PassContext(cache_dtype=cache_dtype, layout=layout, on_new_weight=on_new_weight)
-    run_passes(graph_module, context)
-    plan, why_not_native = make_plan(graph_module)
-    if why_not_native is not None:
-        report.notes.append(f"the graph runs node by node: {why_not_native}")
+    report.notes += built.notes
+    shape, dense = built.shape, max_dense_length(base)
     longest = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
     if longest is not None:
         why = "attention is sparse" if longest == dense else "attention is chunked"
         report.notes.append(f"texts of more than {longest} tokens run module by module: {why}")
-    apart = bool(indexers) or captured.repeats_attention
+    apart = dense is not None or built.repeats_attention
     vocabulary = model.get_input_embeddings().num_embeddings
-    forward = PatchedForward(base, plan, shape, vocabulary, longest, apart)
+    forward = PatchedForward(base, built.plan, shape, vocabulary, longest, apart)
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.kv_bytes = shape.bytes_per_token
     report.kv_bytes_expanded = (
         shape.expanded * shape.dtype.itemsize if isinstance(shape, LatentShape) else None
     )
-    report.ops = _count_ops(graph_module)
+    report.ops = _count_ops(built.graph)
     base.forward, model.forward = forward, by_plan
     return forward
 

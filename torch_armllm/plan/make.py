@@ -26,8 +26,15 @@ class GraphPlan:
         return out[0]
 
 
-def make_plan(module: fx.GraphModule) -> tuple[Plan, str | None]:
-    """Returns a plan for a rewritten graph, and the reason why it is not a native plan (None if it is)."""
+def make_plan(module: fx.GraphModule, native: bool = True) -> tuple[Plan, str | None]:
+    """Returns a plan for a rewritten graph, and the reason why it is not a native plan (None if it is).
+
+    Args:
+        module: the rewritten graph.
+        native: False for a plan that runs node by node.
+    """
+    if not native:
+        return GraphPlan(module), "its native plan computes other values"
     try:
         return NativePlan(lower(module).encode()), None
     except Unlowerable as reason:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_armllm.capture.sample import Sample, sample_ids
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
 from torch_armllm.llm.plan_cache import constants, entry
@@ -21,10 +22,15 @@ from torch_armllm.llm.plan_cache.key import PlanKey, stamps
 from torch_armllm.plan.native import NativePlan
 from torch_armllm.plan.plan_model import HeadWeights, PlanModel
 from torch_armllm.plan.program import Encoded
+from torch_armllm.plan.sample_steps import plan_error, sample_hidden
 from torch_armllm.system.dtypes import dtype_name
 
 logger = logging.getLogger(__name__)
 
+_CHECKED_TOKENS = 14
+"""Tokens of the sample that checks a restored plan: a prompt and a decode step."""
+_MAX_ERROR = 0.1
+"""The same plan computes the same bits; other kernel variants round differently."""
 _COMPARED_AT_ONCE = 64 << 20  # bytes
 
 _SHAPES = {kind.__name__: kind for kind in (CacheShape, LatentShape)}
@@ -79,7 +85,7 @@ def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str |
         "generation": None if generation is None else generation.to_dict(),
         "tokenizer": _tokenizer_class_path(tokenizer, folder),
     }
-    entry.write(key, metadata, values)
+    entry.write(key, metadata, values | _check_values(servable, runner.plan))
     return None
 
 
@@ -95,7 +101,11 @@ def lookup(key: PlanKey) -> tuple[PlanModel, type | None] | None:
         metadata, values = cached
         if metadata["sources"] != stamps(Path(source[0]) for source in metadata["sources"]):
             return None
-        return _model(metadata, values, key), _tokenizer_class(metadata["tokenizer"])
+        model = _model(metadata, values, key)
+        sample = Sample(values["check_ids"], values["check_positions"], values["check_hidden"])
+        if not (error := plan_error(sample, model.plan, model.shape)) <= _MAX_ERROR:
+            raise ValueError(f"its hidden states differ from the stored ones by {error:.1g} (relative)")
+        return model, _tokenizer_class(metadata["tokenizer"])
     except (ValueError, OSError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
         logger.warning("a cached plan cannot be used, so the model is captured again: %s", error)
         return None
@@ -128,6 +138,16 @@ def _model(metadata: dict[str, Any], values: dict[str, Tensor], key: PlanKey) ->
         ),
         generation_config=None if generation is None else SimpleNamespace(**generation),
     )
+
+
+def _check_values(model: Any, plan: NativePlan) -> dict[str, Tensor]:
+    """Returns the hidden states of a sample, which the restored plan has to reproduce."""
+    limit = model.position_limit
+    limits = (_CHECKED_TOKENS, model.max_length, limit and limit - model.first_position)
+    ids = sample_ids(model.vocab_size, min(n for n in limits if n))
+    positions = model.first_position + torch.arange(ids.shape[1])[None]
+    hidden = sample_hidden(plan, model.shape, ids, positions)
+    return {"check_ids": ids, "check_positions": positions, "check_hidden": hidden}
 
 
 def _files_hold(

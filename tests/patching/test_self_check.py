@@ -1,0 +1,172 @@
+"""`patch` compares the plan with the captured graph, and leaves out what makes them differ."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import torch_armllm
+from torch_armllm import passes
+from torch_armllm.capture.sample import Sample
+from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.patching.forward import PatchedForward
+from torch_armllm.plan.make import GraphPlan
+from torch_armllm.plan.native import NativePlan
+
+IDS = tiny_ids(1, 30)
+
+
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    """Logits of a prompt and of a chunk after it."""
+    first = model(IDS[:, :20], use_cache=True)
+    return torch.cat([first.logits, model(IDS[:, 20:], past_key_values=first.past_key_values).logits], 1)
+
+
+def scale_last_linear(graph: fx.Graph) -> None:
+    """Makes a graph wrong: halves the results of its last linear layer."""
+    node = [n for n in graph.nodes if "linear" in str(n.target)][-1]
+    with graph.inserting_after(node):
+        half = graph.call_function(torch.ops.aten.mul.Tensor, (node, 0.5))
+    half.meta = dict(node.meta)
+    node.replace_all_uses_with(half, delete_user_cb=lambda user: user is not half)
+
+
+def break_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def broken(module: fx.GraphModule, context: PassContext) -> int:
+        count = dict(before)[name](module, context)
+        scale_last_linear(module.graph)
+        return count
+
+    before = passes.PASSES
+    monkeypatch.setattr(passes, "PASSES", tuple((n, broken if n == name else run) for n, run in before))
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("norm", None), ("rope", "int4"), ("gated_mlp", None), ("qkv", "int4")]
+)
+def test_broken_pass_is_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, quantization: str | None
+) -> None:
+    twin = tiny_model("qwen3")
+    torch_armllm.patch(twin, quantization, progress=False)
+    expected = logits(twin)
+    break_pass(monkeypatch, name)
+    model = tiny_model("qwen3")
+    report = torch_armllm.patch(model, quantization, progress=False)
+    assert report.captured
+    assert any(f"the rewrite {name!r} is left out" in note for note in report.notes), report.notes
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=2e-2 if quantization else 1e-4)
+
+
+def test_two_broken_passes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(tiny_model("llama"))
+    break_pass(monkeypatch, "rope")
+    break_pass(monkeypatch, "add_norm")
+    model = tiny_model("llama")
+    report = torch_armllm.patch(model, None, progress=False)
+    named = [name for name in ("rope", "add_norm") if any(f"{name!r} is left out" in n for n in report.notes)]
+    assert named == ["rope", "add_norm"]
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+
+
+def test_modules_run_where_a_required_pass_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(tiny_model("llama"))
+    break_pass(monkeypatch, "clean")
+    model = tiny_model("llama")
+    report = torch_armllm.patch(model, None, progress=False)
+    assert not report.captured
+    assert "'clean' computes other hidden states than the model" in str(report.capture_reason)
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("tokens", [13, 7, 1])
+def test_wrong_native_plan_is_replaced(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """The plan is wrong in the prompt, in the chunk after it, or in decode steps only."""
+    run = NativePlan.run
+    wrong = lambda self, inputs: run(self, inputs) * (1.5 if inputs.tokens == tokens else 1.0)  # noqa: E731
+    expected = logits(tiny_model("llama"))
+    with monkeypatch.context() as patches:
+        patches.setattr(NativePlan, "run", wrong)
+        model = tiny_model("llama")
+        report = torch_armllm.patch(model, None, progress=False)
+    assert "the graph runs node by node: its native plan computes other values" in report.notes
+    forward = model.base_model.forward
+    assert isinstance(forward, PatchedForward) and isinstance(forward.plan, GraphPlan)
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+
+
+def test_modules_run_where_no_plan_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(tiny_model("llama"))
+    monkeypatch.setattr(NativePlan, "run", lambda self, inputs: torch.zeros(inputs.tokens, 64))
+    monkeypatch.setattr(GraphPlan, "run", lambda self, inputs: torch.full((inputs.tokens, 64), torch.nan))
+    model = tiny_model("llama")
+    report = torch_armllm.patch(model, None, progress=False)
+    assert "the plan computes other hidden states than the model" in str(report.capture_reason)
+    assert torch.equal(logits(model), expected)
+
+
+def test_small_unexplained_difference_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (NativePlan, GraphPlan):
+        run = kind.run
+        monkeypatch.setattr(kind, "run", lambda self, inputs, run=run: run(self, inputs) * 1.1)
+    report = torch_armllm.patch(tiny_model("llama"), None, progress=False)
+    assert report.captured
+    assert any("hidden states differ from the model's by 0.1" in note for note in report.notes)
+
+
+def test_tied_experts_are_chosen_as_by_the_model() -> None:
+    """A fresh AFMoE router is zero: all experts tie, and the model's own top-k decides."""
+    model = tiny_model("afmoe")
+    for name, parameter in model.named_parameters():
+        if "router.gate" in name:
+            parameter.data.zero_()
+    for name, buffer in model.named_buffers():
+        if "expert_bias" in name:
+            buffer.zero_()
+    expected = logits(model)
+    report = torch_armllm.patch(model, None, progress=False)
+    assert report.captured
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_compiled_graph_is_checked_on_request(
+    monkeypatch: pytest.MonkeyPatch, quantization: str | None
+) -> None:
+    model = tiny_model("llama")
+    options = {"check": True, "quantization": quantization}
+
+    def compiled() -> Tensor:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            run = torch.compile(model, backend="armllm", options=options)
+            return torch.stack([run(IDS, use_cache=False).logits for _ in range(2)])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        expected = compiled()
+    break_pass(monkeypatch, "gated_mlp")
+    with pytest.warns(RuntimeWarning, match="the rewrite 'gated_mlp' changes this graph's results") as caught:
+        got = compiled()
+    assert sum(issubclass(w.category, RuntimeWarning) for w in caught) == 1  # the second call runs without it
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-2 if quantization else 1e-4)
+
+
+def test_sample_error() -> None:
+    hidden = torch.randn(23, 8)
+    sample = Sample(torch.zeros(1, 23), torch.zeros(1, 23), hidden)
+    assert sample.error(hidden[None]) == 0
+    one_token = hidden.clone()
+    one_token[4] *= -1
+    assert sample.error(one_token) == 0
+    decode = hidden.clone()
+    decode[-3:] *= 1.5
+    assert sample.error(decode) == pytest.approx(0.5, rel=1e-4)
+    decode[-3:] = torch.nan
+    assert sample.error(decode) == float("inf")

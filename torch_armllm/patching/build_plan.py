@@ -1,0 +1,161 @@
+"""Capture of a model, its passes and its plan, checked against the captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from torch_armllm.capture.export import CapturedGraph, CaptureError, capture
+from torch_armllm.capture.markers.indexer import find_indexers, max_dense_length
+from torch_armllm.capture.sample import Sample
+from torch_armllm.hf.base_model import base_model_of
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.passes import PassContext, run_passes
+from torch_armllm.passes.lib.cache_layout import cache_layout
+from torch_armllm.patching.self_check import REQUIRED_PASSES, find_guilty_pass, tolerance
+from torch_armllm.plan.infer_cache import cache_shape_of
+from torch_armllm.plan.make import make_plan
+from torch_armllm.plan.native import NativePlan
+from torch_armllm.plan.sample_steps import plan_error
+from torch_armllm.plan.step import Plan
+
+_MODULES_ABOVE = 0.25
+"""A plan whose unexplained error is larger is not used."""
+_BUG = "please report this as a bug, with the model's config.json"
+
+
+@dataclass
+class BuiltPlan:
+    """A plan, and the facts of the model that it was made from.
+
+    Attributes:
+        plan: computes a step.
+        shape: shape of its KV cache.
+        graph: the rewritten graph.
+        repeats_attention: see `CapturedGraph`.
+        notes: remarks for the report.
+    """
+
+    plan: Plan
+    shape: Shape
+    graph: fx.GraphModule
+    repeats_attention: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> BuiltPlan:
+    """Captures a model and returns a plan that computes what the captured graph computed.
+
+    Where the plan's results differ by more than rounding, the pass that changes them is searched for and left
+    out; then native execution is left out.  The notes name both.
+
+    Args:
+        model: a causal language model.
+        quantized: whether layers of it are quantized.
+        cache_dtype: dtype of the KV cache; None for the dtype of the keys.
+
+    Raises:
+        CaptureError: the model cannot be captured, or no plan computes what its graph computed.
+    """
+    base = base_model_of(model)
+    indexers = find_indexers(base)
+    if indexers and max_dense_length(base) is None:
+        raise CaptureError(f"{type(indexers[0]).__name__} chooses which tokens are attended to")
+    builder = _Builder(model, cache_dtype)
+    captured = capture(model)
+    sample = captured.sample
+    assert sample is not None
+    dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
+    built = builder.build(captured)
+    bound = tolerance(sample, dtype, quantized, built.shape.dtype)
+    while not (error := _error(sample, built)) <= bound:
+        guilty = builder.find_guilty_pass(sample, bound)
+        if guilty is not None and guilty not in REQUIRED_PASSES:
+            builder.skip |= {guilty}
+            builder.notes.append(
+                f"the rewrite {guilty!r} is left out: its hidden states are off by {error:.1g} (relative) "
+                f"where rounding explains {bound:.1g}; {_BUG}"
+            )
+        elif guilty is None and builder.native and isinstance(built.plan, NativePlan):
+            builder.native = False
+        elif guilty is None and error < _MODULES_ABOVE:
+            builder.native = True
+            built = builder.build(capture(model))
+            built.notes.append(
+                f"hidden states differ from the model's by {error:.1g} (relative) where rounding explains "
+                f"{bound:.1g}, and no rewrite was found to cause it; {_BUG}"
+            )
+            break
+        else:
+            where = "the plan" if guilty is None else f"the rewrite {guilty!r}"
+            raise CaptureError(
+                f"{where} computes other hidden states than the model (relative error {error:.1g}); {_BUG}"
+            )
+        built = builder.build(capture(model))
+    return built
+
+
+def _error(sample: Sample, built: BuiltPlan) -> float:
+    try:
+        return plan_error(sample, built.plan, built.shape)
+    except Exception:  # noqa: BLE001 - a plan that does not run is as wrong as one that differs
+        return float("inf")
+
+
+@dataclass
+class _Builder:
+    """Makes plans of a model's captured graphs, without the passes that it skips."""
+
+    model: Any
+    cache_dtype: torch.dtype | None
+    skip: frozenset[str] = frozenset()
+    native: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    def build(self, captured: CapturedGraph) -> BuiltPlan:
+        """Rewrites a captured graph, in place, and makes its plan."""
+        graph = captured.graph_module
+        context = self._context(captured)
+        layout = context.layout
+        assert layout is not None
+        shape = cache_shape_of(base_model_of(self.model), graph, layout, self.cache_dtype)
+        run_passes(graph, context)
+        plan, why_not_native = make_plan(graph, self.native)
+        notes = list(self.notes)
+        if why_not_native is not None:
+            notes.append(f"the graph runs node by node: {why_not_native}")
+        return BuiltPlan(plan, shape, graph, captured.repeats_attention, notes)
+
+    def find_guilty_pass(self, sample: Sample, bound: float) -> str | None:
+        """Captures the model again and returns the first pass that changes its results; None if none does."""
+        captured = capture(self.model)
+
+        def error(graph: fx.GraphModule) -> float:
+            return sample.error(graph(sample.input_ids, sample.position_ids))
+
+        return find_guilty_pass(captured.graph_module, self._context(captured), error, bound)
+
+    def _context(self, captured: CapturedGraph) -> PassContext:
+        return PassContext(
+            cache_dtype=self.cache_dtype,
+            layout=cache_layout(captured.graph_module),
+            on_new_weight=_weight_owner(base_model_of(self.model), captured),
+            skip=self.skip,
+        )
+
+
+def _weight_owner(base: nn.Module, captured: CapturedGraph) -> Callable[[str, Tensor], None]:
+    """Returns a function that makes modules use their part of a weight that a pass merged.
+
+    No weight is then stored twice.
+    """
+
+    def move(attribute: str, view: Tensor) -> None:
+        path, _, name = captured.names[attribute].rpartition(".")
+        base.get_submodule(path)._buffers[name] = view
+
+    return move

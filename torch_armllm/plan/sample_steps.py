@@ -1,0 +1,37 @@
+"""Computation of a sample by a plan, in several steps on a paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.capture.sample import STEPS, Sample, parts
+from torch_armllm.kv_cache.block_pool import BlockPool
+from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
+from torch_armllm.kv_cache.shapes import Shape
+from torch_armllm.plan.step import Plan, StepInputs
+
+
+@torch.no_grad()
+def sample_hidden(plan: Plan, shape: Shape, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """Returns the hidden states, float32 ``(T, hidden)``, of one sequence that a plan computes in steps.
+
+    Args:
+        plan: computes the steps.
+        shape: shape of its KV cache.
+        input_ids: int64 ``(1, T)``: a prompt, a chunk and decode steps of `STEPS` tokens.
+        position_ids: int64 ``(1, T)``.
+    """
+    pool = BlockPool(shape, blocks=4)
+    sequence = SequenceBlocks(pool)
+    sizes = parts(input_ids.shape[1], STEPS)
+    hidden: list[Tensor] = []
+    for ids, positions in zip(input_ids.split(sizes, 1), position_ids.split(sizes, 1), strict=True):
+        out = plan.run(StepInputs.pack(pool, [sequence], [ids.shape[1]], ids, positions))
+        hidden.append(out.float().reshape(-1, out.shape[-1]).clone())  # the next step reuses its memory
+    return torch.cat(hidden)
+
+
+def plan_error(sample: Sample, plan: Plan, shape: Shape) -> float:
+    """Returns the error of a plan's hidden states: see `Sample.error`."""
+    return sample.error(sample_hidden(plan, shape, sample.input_ids, sample.position_ids))
