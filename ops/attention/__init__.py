@@ -1,4 +1,4 @@
-"""Attention of packed tokens of many sequences against a paged cache of keys and values."""
+"""Attention of packed tokens from many sequences over a paged KV cache."""
 
 from __future__ import annotations
 
@@ -42,20 +42,21 @@ def kv_write(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> None:
-    """Writes new keys and values into the cache.
+    """Write new keys and values into the cache.
 
     Args:
-        k: ``(T, kv_heads, head_size)``, float32, bfloat16 or float16; tokens may lie apart, as in a
-            slice of a merged projection.
-        v: ``(T, kv_heads, value_size)``, the same.
-        k_cache: as :func:`new_kv_cache` makes it; changed in place, rounded to its dtype.
-        v_cache: the same.
-        slots: int64 ``(T,)``: ``block · block_size + offset`` of each token; negative: not written.
-        k_scales: float32 ``(blocks, kv_heads, block_size)`` of an int8 cache; changed in place.
-        v_scales: the same.
+        k: ``(T, kv_heads, head_size)``, float32, bfloat16 or float16.  The tokens may be strided, as
+            in a slice of a merged projection.
+        v: ``(T, kv_heads, value_size)``; the same dtypes and strides are allowed.
+        k_cache: keys, as returned by :func:`new_kv_cache`.  Changed in place; keys are rounded to its dtype.
+        v_cache: values, in the same way.
+        slots: int64 ``(T,)``: ``block · block_size + offset`` of each token.  A token with a negative slot
+            is not written.
+        k_scales: float32 ``(blocks, kv_heads, block_size)``, only for an int8 cache; changed in place.
+        v_scales: scales of the values, in the same way.
 
     Raises:
-        RuntimeError: shapes or dtypes do not fit, or a slot lies past the cache.
+        RuntimeError: shapes or dtypes do not match, or a slot is past the end of the cache.
     """
     torch.ops.armllm.kv_write(k, v, k_cache, v_cache, slots, k_scales, v_scales)
 
@@ -75,37 +76,37 @@ def paged_attention(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> Tensor:
-    """Causal softmax attention of the last tokens of each sequence on all that the cache holds of it.
+    """Causal softmax attention of the new tokens of each sequence over its cached keys and values.
 
-    Sequences may be mixed freely: whole prompts, chunks of prompts and single new tokens.  The keys and
-    values of the new tokens must be in the cache already (:func:`kv_write`).
+    A batch may mix whole prompts, chunks of prompts and single new tokens.  Write the keys and values of the
+    new tokens to the cache first (:func:`kv_write`).
 
     Args:
-        q: ``(T, q_heads, head_size)``, float32, bfloat16 or float16; rows may lie apart.  ``q_heads`` is a
-            multiple of ``kv_heads``.
-        k_cache: as :func:`new_kv_cache` makes it; so the others.
-        v_cache: float32, float16, bfloat16 or int8.
-        block_table: int32 ``(B, ≥ blocks a sequence)``, the cache blocks of each sequence in order.  Entries
-            wholly before the window are not read.
-        query_start: int32 ``(B + 1,)``, the first packed token of each sequence; it ends with ``T``.
-        seq_lens: int32 ``(B,)``, positions of each sequence in the cache, the new tokens included.
-        max_seq_len: at least the largest of them.
+        q: ``(T, q_heads, head_size)``, float32, bfloat16 or float16; the tokens may be strided.  ``q_heads``
+            must be a multiple of ``kv_heads``.
+        k_cache: keys, as returned by :func:`new_kv_cache`: float32, float16, bfloat16 or int8.
+        v_cache: values, of the same dtype.
+        block_table: int32 ``(B, blocks)``: the cache blocks of each sequence in order, with at least as many
+            columns as the longest sequence has blocks.  Blocks that end before the window are not read.
+        query_start: int32 ``(B + 1,)``: the first packed token of each sequence, then ``T``.
+        seq_lens: int32 ``(B,)``: length of each sequence in the cache, including the new tokens.
+        max_seq_len: an upper bound of ``seq_lens``.
         scale: factor of the scores.
-        window: greater than 0: a query at position p sees positions p − window + 1 … p only.
-        softcap: greater than 0: scores become ``softcap · tanh(score / softcap)``.
-        sinks: float32 ``(q_heads,)``, logits that take part in the softmax and carry no value.
-        k_scales: float32 ``(blocks, kv_heads, block_size)``, of int8 caches.
-        v_scales: the same.
+        window: if greater than 0, a query at position p sees only positions p − window + 1 … p.
+        softcap: if greater than 0, scores become ``softcap · tanh(score / softcap)``.
+        sinks: float32 ``(q_heads,)``: logits that enter the sum of the softmax but carry no value.
+        k_scales: float32 ``(blocks, kv_heads, block_size)``, only for int8 caches.
+        v_scales: scales of the values, of the same shape.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits
-        alone, in a chunk or in a batch, on any number of threads; with float32 and float16 caches with every
-        kernel variant as well.
+        alone, in a prefill chunk or in a batch, on any number of threads.  With float32 and float16 caches it
+        also has the same bits in every kernel variant.
 
     Raises:
-        RuntimeError: shapes, dtypes, lengths or block numbers do not fit; the message names the value.
+        RuntimeError: shapes, dtypes, lengths or block numbers do not match; the message names the value.
 
-    Source: PagedAttention (arXiv 2309.06180); splits merged by an online softmax as in FlashDecoding.
+    Source: PagedAttention (arXiv 2309.06180).  Splits are merged by an online softmax, as in FlashDecoding.
     """
     result: Tensor = torch.ops.armllm.paged_attention(
         *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),

@@ -1,6 +1,6 @@
 """Memory layout of keys and values in a paged cache.
 
-A register that a kernel loads is an operand of the widest dot product for the cache's type:
+A register loaded from the cache is an operand of the CPU's widest dot product for the cache's dtype:
 
 =================  =========================================  ===========================================
 dtype              keys                                       values
@@ -12,8 +12,8 @@ int8               (blocks, heads, head size / 8,             (blocks, heads, bl
                    block size, 8)                             value size, 8)
 =================  =========================================  ===========================================
 
-int8 caches have scales as well, float32 ``(blocks, heads, block size)`` for keys and for values: a
-token's key of one head is its integers times its scale.  Head sizes are padded with zeros to whole groups.
+An int8 cache also has float32 scales of shape ``(blocks, heads, block size)``, for keys and for values.  The
+key of a token and head is its integers times its scale.  Head sizes are padded with zeros to whole groups.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import torch
 from torch import Tensor
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-"""Positions a cache block may hold."""
+"""Allowed numbers of positions per cache block."""
 HUGE_PAGE = 1 << 21
-"""Bytes; smaller caches take ordinary memory."""
+"""Bytes of a huge page.  Tensors smaller than this are allocated in ordinary memory."""
 GROUPS = {torch.float32: 1, torch.float16: 1, torch.bfloat16: 4, torch.int8: 8}
-"""Dimensions of a key, or positions of values, that lie side by side, for each dtype of a cache."""
+"""Group size for each cache dtype: dimensions of a key, or positions of values, adjacent in memory."""
 
 
 class KvCache(NamedTuple):
-    """Keys and values of one layer, or of several in a leading dimension; scales of int8 caches."""
+    """Keys and values of one layer, or of several layers in a leading dimension; scales if int8."""
 
     k: Tensor
     v: Tensor
@@ -44,12 +44,15 @@ class KvCache(NamedTuple):
 
 
 def zeros_on_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros, on huge pages where the system has them: blocks lie anywhere, and each small page is a walk."""
+    """Allocate zeros, on huge pages where the system has them.
+
+    Cache blocks are read in no fixed order, so with small pages nearly every block costs a page-table walk.
+    """
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # the operating system has no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
@@ -63,7 +66,7 @@ def kv_cache_shapes(
     dtype: torch.dtype,
     layers: int | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Shapes of the tensors that :func:`new_kv_cache` makes: keys, values, scales (None: there are none)."""
+    """Shapes of the keys, values and scales of :func:`new_kv_cache`; the last is None without scales."""
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size} is not one of {', '.join(map(str, BLOCK_SIZES))}")
     if dtype not in GROUPS:
@@ -85,22 +88,22 @@ def new_kv_cache(
     dtype: torch.dtype,
     layers: int | None = None,
 ) -> KvCache:
-    """Empty caches of one layer in the kernels' layout, or of several.
+    """Allocate the caches of one layer, or of several, in the kernels' layout.
 
     Args:
         blocks: number of blocks.
-        kv_heads: heads of keys and values.
+        kv_heads: number of heads of keys and values.
         head_size: elements of a key.
         value_size: elements of a value.
-        block_size: positions a block, one of :data:`BLOCK_SIZES`.
+        block_size: positions per block, one of :data:`BLOCK_SIZES`.
         dtype: float32, bfloat16, float16 or int8.
-        layers: leading dimension of all tensors; None: no such dimension.
+        layers: size of a leading dimension of all tensors; None for no such dimension.
 
     Returns:
-        Keys and values as this module describes them, zeros; scales for int8.
+        Keys and values filled with zeros, and scales if int8, in the layout described in this module.
 
     Raises:
-        ValueError: the block size or dtype is none of those.
+        ValueError: the block size or dtype is not supported.
     """
     keys, values, scales = kv_cache_shapes(blocks, kv_heads, head_size, value_size, block_size, dtype, layers)
     k_scales, v_scales = (
@@ -110,17 +113,17 @@ def new_kv_cache(
 
 
 def head_size_of(k_cache: Tensor) -> int:
-    """Elements of a key, padding included."""
+    """Elements of a key, including padding."""
     return k_cache.shape[2] * GROUPS[k_cache.dtype]
 
 
 def block_size_of(k_cache: Tensor) -> int:
-    """Positions a block."""
+    """Positions per block."""
     return k_cache.shape[3]
 
 
 def keys_by_token(k_cache: Tensor, scales: Tensor | None = None) -> Tensor:
-    """``(blocks, kv_heads, block_size, head size with padding)``, times the scales if there are some."""
+    """Keys as ``(blocks, kv_heads, block_size, padded head size)``, multiplied by the scales if given."""
     if GROUPS[k_cache.dtype] == 1:
         return k_cache.transpose(2, 3)
     keys = k_cache.transpose(2, 3).flatten(3)
@@ -128,7 +131,7 @@ def keys_by_token(k_cache: Tensor, scales: Tensor | None = None) -> Tensor:
 
 
 def values_by_token(v_cache: Tensor, scales: Tensor | None = None) -> Tensor:
-    """``(blocks, kv_heads, block_size, value_size)``, times the scales if there are some."""
+    """Values as ``(blocks, kv_heads, block_size, value_size)``, multiplied by the scales if given."""
     if GROUPS[v_cache.dtype] == 1:
         return v_cache
     values = v_cache.transpose(3, 4).flatten(2, 3)
@@ -136,19 +139,21 @@ def values_by_token(v_cache: Tensor, scales: Tensor | None = None) -> Tensor:
 
 
 def quantize_by_token(x: Tensor) -> tuple[Tensor, Tensor]:
-    """INT8 with one scale a row of the last dimension; rows that are not finite get the scale NaN.
+    """Quantize to INT8 with one scale per row of the last dimension.
+
+    A row with a NaN or an infinity gets the scale NaN.
 
     Args:
         x: ``(…, size)``, any float dtype.
 
     Returns:
-        int8 ``(…, size)`` and float32 ``(…)``, the largest magnitude / 127.
+        int8 ``(…, size)``, and float32 scales ``(…)``: the largest magnitude of a row / 127.
     """
     wide = x.float()
     top = wide.abs().amax(-1)
     finite = wide.isfinite().all(-1)
     used = finite & (top >= 1e-30)
-    most = torch.full_like(top, 127.0)  # a plain number would be multiplied by 1 / top, rounded twice
+    most = torch.full_like(top, 127.0)  # torch computes 127.0 / top as 127.0 · (1 / top), which rounds twice
     inverse = torch.where(used, most / top, 0.0)
     q = torch.where(used[..., None], wide * inverse[..., None], 0.0).round().to(torch.int8)
     scale = torch.where(used, top / most, torch.zeros_like(top))

@@ -23,7 +23,7 @@ def reference_kv_write(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> None:
-    """Writes each token's key and value to its slot; see :func:`torch_armllm.ops.attention.kv_write`."""
+    """Write each token's key and value to its slot; see :func:`torch_armllm.ops.attention.kv_write`."""
     dtype, size, group = k_cache.dtype, block_size_of(k_cache), GROUPS[k_cache.dtype]
     padding = (0, -k.shape[2] % group)
     keys, values = torch.nn.functional.pad(k, padding), v
@@ -47,7 +47,13 @@ def reference_kv_write(
 
 
 def _in_order(blocks_of: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """``(length, kv_heads, size)`` float32: tokens from ``(blocks, kv_heads, positions, size)``."""
+    """First ``length`` tokens of a sequence, as float32 ``(length, kv_heads, size)``.
+
+    Args:
+        blocks_of: keys or values, ``(blocks, kv_heads, positions, size)``.
+        blocks: the sequence's row of the block table.
+        length: positions of the sequence.
+    """
     taken = blocks_of[blocks.long()].transpose(1, 2).flatten(0, 1)
     return taken[:length].to(torch.float32)
 
@@ -82,7 +88,7 @@ def reference_paged_attention(
         hidden = position[None] > last[:, None]
         if window > 0:
             hidden |= position[None] <= last[:, None] - window
-        # Blocks before the window may be gone from the table.
+        # Blocks before the window may be freed; their table entries can be negative.
         blocks = block_table[index, : -(-length // block_size)].clamp(min=0)
         k = _in_order(all_keys, blocks, length)[..., : q.shape[2]].repeat_interleave(group, 1)
         v = _in_order(all_values, blocks, length).repeat_interleave(group, 1)
