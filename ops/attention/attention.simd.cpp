@@ -1,4 +1,4 @@
-// One split of keys against a tile of query rows, and the merge of splits.
+// Attention of a tile of query rows over one split of keys, and the merge of splits.
 #include "attention/kernels/latent_as_kv.h"
 #include "attention/kernels/product_lanes.h"
 #include "attention/kernels/product_transposed.h"
@@ -31,27 +31,27 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int64_t kTile = 8 * kTileRows;  // query rows: enough to pay for converting keys and values once
-static_assert(kTile <= kMostTileRows, "kernels have room for the rows of a tile");
+constexpr int64_t kTile = 8 * kTileRows;  // query rows: enough to repay converting keys and values once
+static_assert(kTile <= kMostTileRows, "kernels have room for at most kMostTileRows rows");
 
 int64_t tile_rows(const AttentionArgs& args) {
 #if defined(ARMLLM_MMLA_BF16)
-  static_assert(MmlaBf16::kRows <= kMostTileRows, "kernels have room for the rows of a tile");
+  static_assert(MmlaBf16::kRows <= kMostTileRows, "kernels have room for at most kMostTileRows rows");
   if (args.cache_type == CacheType::bf16) return MmlaBf16::kRows;
 #endif
 #if defined(ARMLLM_FMA_F16)
-  static_assert(FmaF16::kRows <= kMostTileRows, "kernels have room for the rows of a tile");
+  static_assert(FmaF16::kRows <= kMostTileRows, "kernels have room for at most kMostTileRows rows");
   if (args.cache_type == CacheType::f16) return FmaF16::kRows;
 #endif
 #if defined(ARMLLM_DOT_I8)
-  static_assert(DotI8::kRows <= kMostTileRows, "kernels have room for the rows of a tile");
+  static_assert(DotI8::kRows <= kMostTileRows, "kernels have room for at most kMostTileRows rows");
   if (args.cache_type == CacheType::i8) return DotI8::kRows;
 #endif
   (void)args;
   return kTile;
 }
 
-// What multiplies each type of cache.
+// The products of each cache type.
 using F32Products = Transposed<float>;
 using F16Products = Transposed<f16>;
 #if defined(ARMLLM_VARIANT_amx)
@@ -67,7 +67,8 @@ using Int8Products = Grouped<DotInt8>;
 using Int8Products = Grouped<Lanes<int8_t, 8, ScaledWeights> >;
 #endif
 
-void see_nothing(const AttentionArgs& args, const AttentionTile& t) {
+// Stores the results of a tile whose rows see no position of the split.
+void store_no_result(const AttentionArgs& args, const AttentionTile& t) {
   for (int64_t i = 0; i < t.rows * value_stride(args.value_size); i += kLanes) store(t.values + i, zero());
   for (int64_t r = 0; r < t.rows; ++r) {
     t.maximum[r] = kNothing;
@@ -78,7 +79,7 @@ void see_nothing(const AttentionArgs& args, const AttentionTile& t) {
 template <typename P>
 void attend_by(const AttentionArgs& args, const AttentionTile& t) {
   Split split(args, t);
-  if (split.all.empty()) return see_nothing(args, t);
+  if (split.all.empty()) return store_no_result(args, t);
   split.look_ahead(args, t);
   P::score(args, t, split);
   for (int64_t row = 0; row < t.rows; row += P::kRows)
@@ -86,11 +87,11 @@ void attend_by(const AttentionArgs& args, const AttentionTile& t) {
   P::weigh(args, t, split);
 }
 
-// Kernels with a softmax of their own.
+// For kernels with their own softmax.
 template <typename K>
 void attend_with(const AttentionArgs& args, const AttentionTile& t) {
   const Split split(args, t);
-  if (split.all.empty()) return see_nothing(args, t);
+  if (split.all.empty()) return store_no_result(args, t);
   K::attend(args, t, split);
 }
 
@@ -153,7 +154,7 @@ float exp_of(float x) {
   return lanes[0];
 }
 
-// Of two weights the higher maximum's is 1.
+// The results with the higher maximum have weight 1, so one exp() per row is enough.
 void merge(float* maximum, float* sum, float* values, const float* m, const float* s, const float* v,
            int64_t value_size, int64_t rows) {
   const int64_t stride = value_stride(value_size);
@@ -183,7 +184,8 @@ template <typename T>
 void finish_typed(const float* values, int64_t n, float factor, T* to) {
   const F32 f = set1(factor);
   for (int64_t i = 0; i < n; i += kLanes) {
-    // A zero that keys unseen by this row were added to has lost its sign: give all zeros the same.
+    // Zero products of keys that this row does not see can change the sign of a zero.  Adding +0 makes every
+    // zero positive.
     const F32 y = load(values + i) * f + zero();
     if (i + kLanes <= n)
       store(to + i, y);

@@ -9,7 +9,8 @@
 
 namespace armllm {
 
-// (tokens, heads, size) with contiguous heads; tokens may be strided.
+// Returns `t`, (tokens, heads, size), copied if the heads of a token are not contiguous.  Tokens may be
+// strided.
 inline Tensor with_whole_tokens(const Tensor& t) {
   const bool whole = (t.size(2) <= 1 || t.stride(2) == 1) && (t.size(1) <= 1 || t.stride(1) == t.size(2));
   return whole ? t : torch::stable::contiguous(t);
@@ -32,7 +33,7 @@ inline CacheType cache_type_of(const Tensor& cache) {
     case ScalarType::Char:
       return CacheType::i8;
     default:
-      STD_TORCH_CHECK(false, "the cache must be float32, bfloat16, float16 or int8");
+      STD_TORCH_CHECK(false, "k_cache and v_cache must have the dtype float32, bfloat16, float16 or int8");
   }
 }
 
@@ -55,7 +56,8 @@ inline float* check_scales(const std::optional<Tensor>& scales, const CacheShape
   return static_cast<float*>(scales->data_ptr());
 }
 
-// `head_size` is that of the queries or new keys: the cache itself knows it up to its group only.
+// `head_size` is the head size of the queries or of the new keys.  The shape of the cache tells it only up to
+// padding.
 inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int64_t head_size,
                               const std::optional<Tensor>& k_scales, const std::optional<Tensor>& v_scales) {
   const CacheType type = cache_type_of(k_cache);
@@ -72,12 +74,12 @@ inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int6
   STD_TORCH_CHECK(v_cache.size(0) == shape.blocks && v_cache.size(1) == shape.kv_heads &&
                       v_cache.size(2) * group == shape.block_size,
                   "v_cache ", shape_of(v_cache), " does not fit k_cache ", shape_of(k_cache),
-                  ": they must be ", layout_of(type, false), " and ", layout_of(type, true));
+                  ": they must have the shapes ", layout_of(type, false), " and ", layout_of(type, true));
   STD_TORCH_CHECK(shape.kv_heads > 0 && k_cache.size(2) > 0 && shape.value_size > 0,
-                  "the cache must have heads, got k_cache ", shape_of(k_cache), " and v_cache ",
-                  shape_of(v_cache));
+                  "k_cache and v_cache must have at least one head and element, got k_cache ",
+                  shape_of(k_cache), " and v_cache ", shape_of(v_cache));
   STD_TORCH_CHECK(k_cache.size(2) == ceil_div(head_size, group), "head size ", head_size,
-                  " does not fit k_cache ", shape_of(k_cache), " of ", layout_of(type, true));
+                  " does not fit k_cache ", shape_of(k_cache), " with the layout ", layout_of(type, true));
   STD_TORCH_CHECK(k_cache.is_contiguous() && v_cache.is_contiguous(),
                   "k_cache and v_cache must be contiguous");
   if (type == CacheType::i8) {
@@ -102,25 +104,25 @@ inline Tensor int32_table(const Tensor& t, int64_t sequences) {
 // Checks a step's metadata against the cache, so that nothing is read out of bounds.
 inline void check_sequences(const AttentionArgs& a, int64_t blocks) {
   STD_TORCH_CHECK(a.query_start[0] == 0 && a.query_start[a.sequences] == a.tokens,
-                  "query_start must go from 0 to the number of tokens, ", a.tokens, ", not from ",
+                  "query_start must run from 0 to the number of tokens, ", a.tokens, ", not from ",
                   a.query_start[0], " to ", a.query_start[a.sequences]);
   for (int64_t b = 0; b < a.sequences; ++b) {
     const int64_t tokens = a.query_start[b + 1] - a.query_start[b], length = a.seq_lens[b];
-    STD_TORCH_CHECK(tokens >= 0, "query_start must not fall: sequence ", b, " has ", tokens, " tokens");
+    STD_TORCH_CHECK(tokens >= 0, "query_start must not decrease: sequence ", b, " has ", tokens, " tokens");
     if (tokens == 0) continue;
     STD_TORCH_CHECK(length >= tokens, "sequence ", b, " has ", tokens, " new tokens, but seq_lens says ",
-                    length, "; it counts the new ones too");
+                    length, "; seq_lens must include the new tokens");
     STD_TORCH_CHECK(length <= a.max_seq_len, "sequence ", b, " has length ", length,
-                    ", over max_seq_len = ", a.max_seq_len);
+                    ", which exceeds max_seq_len = ", a.max_seq_len);
     const int64_t end = ceil_div(length, a.block_size);
     STD_TORCH_CHECK(end <= a.block_table_stride, "sequence ", b, " has length ", length, " and needs ", end,
-                    " blocks of ", a.block_size, ", but block_table has ", a.block_table_stride);
+                    " blocks of ", a.block_size, ", but block_table has columns for ", a.block_table_stride);
     int64_t first = a.window > 0 ? length - tokens - a.window + 1 : 0;
     if (first < 0) first = 0;
     for (int64_t i = first / a.block_size; i < end; ++i) {
       const int64_t block = a.block_table[b * a.block_table_stride + i];
       STD_TORCH_CHECK(block >= 0 && block < blocks, "block_table names block ", block, " for sequence ", b,
-                      ", but the cache has ", blocks);
+                      ", but the number of blocks in the cache is ", blocks);
     }
   }
 }

@@ -1,4 +1,4 @@
-// kv_write: new keys and values into the paged cache.
+// The registered op kv_write: writes new keys and values to the paged cache.
 #include "attention/check_args.h"
 #include "attention/paged_attention.h"
 #include "dispatch/variants.h"
@@ -7,7 +7,7 @@
 namespace armllm {
 namespace {
 
-constexpr int64_t kTokens = 16;  // of a tile: neighbors in a key block share cache lines
+constexpr int64_t kTokens = 16;  // tokens per tile: adjacent tokens of a key block share cache lines
 
 void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots,
               std::optional<Tensor> k_scales, std::optional<Tensor> v_scales) {
@@ -21,10 +21,11 @@ void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots,
   STD_TORCH_CHECK(k.size(1) == cache.kv_heads, "k has the shape ", shape_of(k), ", but k_cache ",
                   shape_of(k_cache), " has ", cache.kv_heads, " kv heads");
   STD_TORCH_CHECK(v.size(0) == tokens && v.size(1) == cache.kv_heads && v.size(2) == cache.value_size,
-                  "v has the shape ", shape_of(v), ", but ", tokens, " tokens of v_cache ", shape_of(v_cache),
-                  " are (", tokens, ", ", cache.kv_heads, ", ", cache.value_size, ")");
+                  "v has the shape ", shape_of(v), ", but for ", tokens, " tokens and v_cache ",
+                  shape_of(v_cache), " it must have the shape (", tokens, ", ", cache.kv_heads, ", ",
+                  cache.value_size, ")");
   STD_TORCH_CHECK(slots.scalar_type() == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
-                  "slots must be int64 of shape (", tokens, "), one a token");
+                  "slots must be int64 of shape (", tokens, "), one slot per token");
   slots = torch::stable::contiguous(slots);
 
   KvWrite set;

@@ -1,4 +1,4 @@
-// paged_attention: division of the work into tiles.  Nothing here affects the bits of the result.
+// paged_attention: divides the work into tiles.  Nothing in this file affects the bits of the result.
 #include "attention/paged_attention.h"
 
 #include <algorithm>
@@ -10,30 +10,30 @@
 namespace armllm {
 namespace {
 
-// Sequences of up to this many row tiles have separate tiles for their splits and merge them in a last phase.
-// Longer runs of queries have enough tiles, and merge as they go.
+// A sequence with up to this many row tiles is spread: its splits become separate tiles, which a last phase
+// merges.  A sequence with more row tiles keeps all threads busy anyway, and each tile merges its own splits.
 constexpr int64_t kSpreadTiles = 4;
-// Most floats of unmerged results; sequences past it merge as they go.
+// Limit on the floats of unmerged results.  A sequence that would exceed it is not spread.
 constexpr int64_t kPartialFloats = int64_t{16} << 20;
-// Tiles a thread that leave none idle at the end, whatever the others do, and most splits of one.
+// Tiles per thread, enough to keep the load balanced at the end of a phase; and most splits of a tile.
 constexpr int64_t kTilesAThread = 8, kMostSplits = 8;
-// Query rows that make it worthwhile to lay latents out.
+// Fewest query rows for which rearranging a split of latents pays off.
 constexpr int64_t kFewLatentRows = 8;
-// Fewer sequences than this are searched in order; more get an index, which costs a phase.
+// Up to this many sequences are searched linearly.  More sequences get an index, which costs a phase.
 constexpr int64_t kIndexed = 16;
 
-// Where a sequence's pieces, merges and unmerged results begin, and what it is.
+// Numbers of a sequence's first piece, first merge and first float of unmerged results.
 struct Place {
   int64_t piece = 0, merge = 0, partial = 0;
 };
 
 struct Sequence {
   int64_t first_token, tokens, length;
-  int64_t first_split, splits;  // that any of the tokens sees
-  int64_t rows;                 // (token, head) pairs of a kv head
-  int64_t row_tiles;            // a kv head
-  bool spread;
-  int64_t splits_a_tile;  // of spread sequences: neighbors, so that a tile can fetch the next one's keys
+  int64_t first_split, splits;  // the splits that at least one of the tokens sees
+  int64_t rows;                 // (token, query head) pairs per kv head
+  int64_t row_tiles;            // per kv head
+  bool spread;                  // see kSpreadTiles
+  int64_t splits_a_tile;  // if spread: consecutive, so that a tile can prefetch the keys of its next split
 
   int64_t split_tiles() const { return spread ? ceil_div(splits, splits_a_tile) : 1; }
 };
@@ -41,11 +41,11 @@ struct Sequence {
 int64_t group_of(const AttentionArgs& a) { return a.q_heads / a.kv_heads; }
 int64_t partial_width(const AttentionArgs& a) { return value_stride(a.value_size) + 2; }
 
-// Query rows of a tile: fewer than is best where that would leave threads idle.
+// Query rows of a tile: fewer than the kernel's best number if that number would leave threads idle.
 int64_t tile_rows(const AttentionArgs& a) {
   const int64_t best = variant().attention->tile_rows(a), all = a.tokens * a.q_heads;
   const int64_t rows = all < best * 4 * a.threads ? best / 2 : best;
-  // All heads share a latent: a step of few and short sequences has no other tiles to share out.
+  // All heads share a latent, so only row tiles can divide a step of few, short sequences among threads.
   if (!a.latent || a.sequences * ceil_div(a.max_seq_len, kSplit) >= a.threads) return rows;
   return std::clamp(round_up(ceil_div(all, a.threads), 2), std::min(kFewLatentRows, rows), rows);
 }
@@ -87,7 +87,7 @@ struct Found {
   Sequence sequence;
 };
 
-// The sequence that a tile (`count` = &Place::piece) or merge belongs to.
+// Finds the sequence that contains a piece (`count` = &Place::piece) or a merge (`count` = &Place::merge).
 Found find(const AttentionArgs& a, int64_t Place::* count, int64_t tile) {
   Found f{0, {}, {}};
   if (a.sequences > kIndexed) {
@@ -115,9 +115,9 @@ int64_t index_bytes(const AttentionArgs& a) {
   return a.sequences > kIndexed ? round_up((a.sequences + 1) * static_cast<int64_t>(sizeof(Place)), 64) : 0;
 }
 
-// Unmerged results of one row: [kv head][row][split], each (maximum, sum, values).
+// Unmerged results of one row in one split.  Each of the three arrays is [kv heads][splits][rows].
 struct Partials {
-  float* maximum;  // [kv heads][splits][rows], and so the others
+  float* maximum;
   float* sum;
   float* values;
 
@@ -132,7 +132,7 @@ struct Partials {
   }
 };
 
-// A row: a token and one of the heads that share a kv head, and the positions that they see.
+// A query row: a token, one of the query heads that share a kv head, and the positions that the row sees.
 struct Row {
   const AttentionArgs& a;
   int64_t token, head, end_head;
@@ -140,7 +140,7 @@ struct Row {
 
   int64_t first() const { return a.window > 0 && position >= a.window ? position + 1 - a.window : 0; }
   int64_t last() const { return position + 1; }
-  void next() {  // counted on: a division a row is felt
+  void next() {  // increments, because a division per row costs measurable time
     if (++head < end_head) return;
     head -= group_of(a);
     ++token;
@@ -148,7 +148,7 @@ struct Row {
   }
 };
 
-// Query rows of one tile, tokens outermost.
+// Query rows of one tile, ordered by token, then by head.
 struct Run {
   const AttentionArgs& a;
   const Found& f;
@@ -163,11 +163,11 @@ struct Run {
   const int32_t* blocks() const { return a.block_table + f.index * a.block_table_stride; }
   int64_t first_split() const { return at(0).first() / kSplit; }
   int64_t end_split() const { return ceil_div(at(rows - 1).last(), kSplit); }
-  // Those rows that see something of a split.
+  // Rows that see at least one position of a split.
   struct Range {
     int64_t begin, end;
   };
-  Range seeing(int64_t split) const {
+  Range rows_seeing(int64_t split) const {
     const int64_t past = f.sequence.length - f.sequence.tokens, group = group_of(a);
     const int64_t begin = (split * kSplit - past) * group - row;
     const int64_t end = a.window > 0 ? ((split + 1) * kSplit + a.window - 1 - past) * group - row : rows;
@@ -175,7 +175,8 @@ struct Run {
   }
 };
 
-// Scratch of a running tile.  Queries and scores never leave the core that computes them.
+// Scratch of a running tile.  It belongs to the thread, so queries and scores stay in the cache of their
+// core.
 struct Workspace {
   AttentionTile tile;
   float *total_maximum, *total_sum, *total_values;
@@ -232,7 +233,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   return tile;
 }
 
-// Some splits of a tile of rows, one after the other.
+// Consecutive splits of one row tile: the unit of work that a thread takes.
 struct Piece {
   Run run;
   int64_t begin, end;
@@ -243,12 +244,12 @@ struct Piece {
             std::min(run.at(run.rows - 1).last() - begin, kSplit), run.kv_head};
   }
   SplitAhead first() const { return begin < end ? at(begin) : SplitAhead{}; }
-  SplitAhead behind(int64_t split, const SplitAhead& next_piece) const {
+  SplitAhead next_of(int64_t split, const SplitAhead& next_piece) const {
     return split + 1 < end ? at(split + 1) : next_piece;
   }
 };
 
-// Merged as they go.
+// Attends to the splits of a piece in order and merges each result into the total.
 void attend_rows(const Piece& piece, bool is_near, const SplitAhead& next) {
   const Run& run = piece.run;
   const AttentionArgs& a = run.a;
@@ -257,20 +258,20 @@ void attend_rows(const Piece& piece, bool is_near, const SplitAhead& next) {
   const Workspace w(a, run.rows);
   AttentionTile tile = tile_of(run, w);
   tile.is_near = is_near;
-  // Merging starts with the first split's result, also for rows that see nothing of it.
+  // The total starts as the result of the first split, also for rows that see no position of it.
   AttentionTile start = tile;
   start.maximum = w.total_maximum;
   start.sum = w.total_sum;
   start.values = w.total_values;
   start.split_begin = piece.begin * kSplit;
-  start.next = piece.behind(piece.begin, next);
+  start.next = piece.next_of(piece.begin, next);
   kernels.attend(a, start);
   tile.is_near = true;
   for (int64_t s = piece.begin + 1; s < piece.end; ++s) {
     tile.split_begin = s * kSplit;
-    tile.next = piece.behind(s, next);
+    tile.next = piece.next_of(s, next);
     kernels.attend(a, tile);
-    const Run::Range rows = run.seeing(s);
+    const Run::Range rows = run.rows_seeing(s);
     kernels.merge(w.total_maximum + rows.begin, w.total_sum + rows.begin, w.total_values + rows.begin * width,
                   tile.maximum + rows.begin, tile.sum + rows.begin, tile.values + rows.begin * width,
                   a.value_size, rows.end - rows.begin);
@@ -280,7 +281,7 @@ void attend_rows(const Piece& piece, bool is_near, const SplitAhead& next) {
     kernels.finish(a, row.token, row.head, w.total_maximum[r], w.total_sum[r], w.total_values + r * width);
 }
 
-// Left for merge_rows.
+// Attends to the splits of a piece and stores their results unmerged, for merge_rows.
 void attend_splits(const Piece& piece, bool is_near, const SplitAhead& next) {
   if (piece.begin >= piece.end) return;
   const Run& run = piece.run;
@@ -289,7 +290,7 @@ void attend_splits(const Piece& piece, bool is_near, const SplitAhead& next) {
   for (int64_t s = piece.begin; s < piece.end; ++s) {
     const Partials to(run.a, run.f, run.kv_head, s - run.f.sequence.first_split, run.row);
     tile.split_begin = s * kSplit;
-    tile.next = piece.behind(s, next);
+    tile.next = piece.next_of(s, next);
     tile.maximum = to.maximum;
     tile.sum = to.sum;
     tile.values = to.values;
@@ -301,7 +302,7 @@ void attend_splits(const Piece& piece, bool is_near, const SplitAhead& next) {
 void merge_rows(const Run& run) {
   const AttentionArgs& a = run.a;
   const AttentionKernels& kernels = *variant().attention;
-  // Merging starts with the first split's result, also for rows that see nothing of it.
+  // The total starts as the result of the first split, also for rows that see no position of it.
   const int64_t first_split = run.first_split(), end_split = run.end_split(),
                 width = value_stride(a.value_size);
   const auto part = [&](int64_t split, int64_t row) {
@@ -309,7 +310,7 @@ void merge_rows(const Run& run) {
   };
   const Partials total = part(first_split, 0);
   for (int64_t s = first_split + 1; s < end_split; ++s) {
-    const Run::Range rows = run.seeing(s);
+    const Run::Range rows = run.rows_seeing(s);
     const Partials from = part(s, rows.begin);
     kernels.merge(total.maximum + rows.begin, total.sum + rows.begin, total.values + rows.begin * width,
                   from.maximum, from.sum, from.values, a.value_size, rows.end - rows.begin);
@@ -321,7 +322,7 @@ void merge_rows(const Run& run) {
 
 Run run_of(const AttentionArgs& a, const Found& f, int64_t index) {
   const int64_t most = tile_rows(a), rows = f.sequence.rows;
-  // The last rows of a prompt see the most keys: they come first, so that no phase ends with a long tile.
+  // The last rows of a prompt see the most keys.  They come first, so that no phase ends with a long tile.
   const int64_t row = (f.sequence.row_tiles - 1 - index / a.kv_heads) * most;
   return Run{a, f, index % a.kv_heads, row, rows - row < most ? rows - row : most};
 }
@@ -342,16 +343,16 @@ int64_t pieces_of(const AttentionArgs& a) {
   return at.piece;
 }
 
-// A piece, and the pieces after it.
+// A cursor over pieces: finds a piece and then advances to later ones.
 struct Walk {
   const AttentionArgs& a;
   Found found;
-  int64_t index;  // of the sequence's pieces
+  int64_t index;  // of the piece within its sequence
 
   explicit Walk(const AttentionArgs& args, int64_t piece)
       : a(args), found(find(args, &Place::piece, piece)), index(piece - found.place.piece) {}
   Piece piece() const { return piece_of(a, found, index); }
-  void go_on_to(int64_t piece) {
+  void advance_to(int64_t piece) {
     if (a.sequences > kIndexed) found = find(a, &Place::piece, piece);
     while (piece >= found.place.piece + pieces_of(a, found.sequence)) {
       found.place = after(a, found.sequence, found.place);
@@ -365,8 +366,9 @@ void attend_piece(const Walk& at, bool is_near, const SplitAhead& next) {
   (at.found.sequence.spread ? attend_splits : attend_rows)(at.piece(), is_near, next);
 }
 
-// A worker's part of a decode step.  It takes the next piece before it attends to one, so as to fetch it
-// meanwhile, except where another thread would be left without.
+// One worker's share of a decode step.  The worker takes its next piece before it attends to the current one,
+// so that the kernel can prefetch the next keys.  Near the end it does not, because another thread would be
+// left without work.
 void attend_pieces(const AttentionArgs& a, std::atomic<int64_t>& taken) {
   const int64_t all = pieces_of(a);
   int64_t piece = taken.fetch_add(1, std::memory_order_relaxed);
@@ -377,25 +379,26 @@ void attend_pieces(const AttentionArgs& a, std::atomic<int64_t>& taken) {
     SplitAhead next;
     const bool takes = taken.load(std::memory_order_relaxed) + a.threads <= all;
     if (takes && (piece = taken.fetch_add(1, std::memory_order_relaxed)) < all) {
-      there.go_on_to(piece);
+      there.advance_to(piece);
       next = there.piece().first();
     }
     attend_piece(here, is_near, next);
     is_near = takes;
-    if (!takes && (piece = taken.fetch_add(1, std::memory_order_relaxed)) < all) there.go_on_to(piece);
+    if (!takes && (piece = taken.fetch_add(1, std::memory_order_relaxed)) < all) there.advance_to(piece);
     if (piece >= all) return;
     here.found = there.found, here.index = there.index;
   }
 }
 
-// Prompts have pieces of many rows, to which what is fetched once is near.
+// True for a decode step: one token per sequence.  In prefill, the many rows of a piece reuse the keys that
+// the first rows load, so pieces are not prefetched.
 bool is_step(const AttentionArgs& a) { return a.tokens == a.sequences; }
 
 }  // namespace
 
 int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
   if (a.max_seq_len <= kSplit || a.kv_heads == 0) return index_bytes(a);
-  // Only sequences of few rows are spread.
+  // Only sequences with few rows are spread.
   const int64_t most = a.sequences * kSpreadTiles * variant().attention->tile_rows(a) / group_of(a);
   const int64_t tokens = a.tokens < most ? a.tokens : most;
   const int64_t floats = tokens * a.q_heads * ceil_div(a.max_seq_len, kSplit) * partial_width(a);
@@ -403,7 +406,7 @@ int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
          (floats < kPartialFloats ? floats : kPartialFloats) * static_cast<int64_t>(sizeof(float));
 }
 
-// Workers may ask after the scratch has been given to the next op, so this reads the step's metadata alone.
+// Workers may call this after the scratch has been passed to the next op.  It reads the step's metadata only.
 int64_t PagedAttention::tiles(int phase) const {
   if (phase == 0) return args.sequences > kIndexed ? 1 : 0;
   if (phase == 1 && is_step(args)) return args.threads;

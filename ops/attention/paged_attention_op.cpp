@@ -1,4 +1,4 @@
-// paged_attention: the registered op checks its arguments and runs the task set.
+// The registered op paged_attention: checks its arguments and runs the task set.
 #include "attention/check_args.h"
 #include "attention/paged_attention.h"
 #include "runtime/tensor_args.h"
@@ -16,8 +16,8 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   STD_TORCH_CHECK(q.size(1) > 0 && q.size(1) % cache.kv_heads == 0, "the number of q heads, ", q.size(1),
                   ", must be a multiple of the number of kv heads, ", cache.kv_heads);
   const int64_t sequences = seq_lens.numel();
-  seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one a sequence");
-  query_start = int32_vector(query_start, sequences + 1, "query_start", "one a sequence and the end");
+  seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one length per sequence");
+  query_start = int32_vector(query_start, sequences + 1, "query_start", "one start per sequence and the end");
   block_table = int32_table(block_table, sequences);
 
   PagedAttention set;
