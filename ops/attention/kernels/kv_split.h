@@ -1,4 +1,4 @@
-// A split of the cache as the products see it: which positions any row sees, and where their blocks are.
+// A split of the cache, as the products use it: the visible positions and the addresses of their blocks.
 #pragma once
 
 #include "attention/paged_attention.h"
@@ -11,16 +11,17 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t clamp(int64_t x, int64_t low, int64_t high) { return smaller(larger(x, low), high); }
 
-// A core waits for few lines on their way to its first cache, for many more on their way to its second.
+// Locality of prefetches: into the L2 cache.  A core can wait for many more cache lines on their way to L2
+// than to L1.
 constexpr int kToL2 = 2;
 
-// Positions [begin, end), counted from the split's first.
+// Positions [begin, end), counted from the first of the split.
 struct Span {
   int64_t begin, end;
   bool empty() const { return begin >= end; }
 };
 
-// What any of some rows sees.
+// The smallest span of all positions that at least one of the rows sees.
 inline Span visible(const AttentionTile& t, int64_t row, int64_t rows) {
   Span span{kSplit, 0};
   for (int64_t r = row; r < row + rows; ++r) {
@@ -33,18 +34,18 @@ inline Span visible(const AttentionTile& t, int64_t row, int64_t rows) {
   return span;
 }
 
-// The one place that knows how the cache is paged.  Blocks that nobody sees need not exist: a block that is
-// seen takes their place.
+// The only code that knows how the cache is paged.  Blocks that no row sees need not exist: the nearest
+// visible block replaces them.
 struct Split {
-  Span all;  // what any row of the tile sees
+  Span all;  // positions that at least one row of the tile sees
   int64_t block_size;
-  int shift;                          // block_size = 2^shift: a division a block is felt
-  const char* k[kSplit / kKeyLanes];  // the head's part of each block
-  const char* v[kSplit / kKeyLanes];
-  const char* next_k[kSplit / kKeyLanes];  // what is attended to next, or this once more: see look_ahead()
+  int shift;  // block_size = 2^shift, because a division per block costs measurable time
+  const char* k[kSplit / kKeyLanes];       // keys of the kv head in each block
+  const char* v[kSplit / kKeyLanes];       // values of the kv head in each block
+  const char* next_k[kSplit / kKeyLanes];  // of the next split, or this one again: see look_ahead()
   const char* next_v[kSplit / kKeyLanes];
-  int64_t key_bytes, value_bytes;  // of a head's part of a block
-  const float* k_scales;           // [kSplit] of int8 caches; 0 where nobody sees the position
+  int64_t key_bytes, value_bytes;  // of one kv head in a block
+  const float* k_scales;           // [kSplit] of int8 caches; 0 where no row sees the position
   const float* v_scales;
 
   Split(const AttentionArgs& args, const AttentionTile& t)
@@ -72,8 +73,9 @@ struct Split {
     }
   }
 
-  // For products that fetch, at each place, the same place of what is attended to next: blocks are too short,
-  // and lie too far apart, for a CPU's own prefetchers.  What they will not pass is fetched now.
+  // Prepares the prefetches of the products: where they read this split, they prefetch the same position of
+  // the next one, because blocks are too short and too scattered for hardware prefetchers.  Visible
+  // positions of the next split that the products will not pass are prefetched here.
   void look_ahead(const AttentionArgs& args, const AttentionTile& t) {
     if (!t.is_near) fetch(args, k, v, all);
     if (t.next.empty()) {
@@ -129,7 +131,7 @@ struct Split {
     }
   }
 
-  // Of the cache's elements; `position` in a block that is seen.
+  // Keys and values of the block of `position`, which must be a visible block.
   template <typename T>
   const T* keys(int64_t position) const {
     return reinterpret_cast<const T*>(k[position >> shift]);
@@ -138,7 +140,7 @@ struct Split {
   const T* values(int64_t position) const {
     return reinterpret_cast<const T*>(v[position >> shift]);
   }
-  // From one of the split's elements to that which comes next in its place.
+  // Distance in elements from the block of `position` to the next split's block at that position.
   template <typename T>
   int64_t to_next_key(int64_t position) const {
     return reinterpret_cast<const T*>(next_k[position >> shift]) - keys<T>(position);

@@ -1,6 +1,7 @@
-// Latents are key and value in one: rows [block][block size][head size], of which the first value-size
-// elements are the value.  A split of them is laid out as a cache of one block of kSplit positions, and the
-// products then work as on any other.  Every head reads it, so that this costs little beside them.
+// A latent is both key and value: a row of [block][block size][head size] whose first value-size elements
+// are the value.  A split of latents is rearranged into a cache with one block of kSplit positions, and the
+// products then work as on any cache.  All heads read the result, so rearranging costs little compared to
+// them.
 #pragma once
 
 #include "attention/kernels/kv_split.h"
@@ -12,9 +13,9 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int64_t kBatch = 32;  // keys that are laid out together: their rows stay in the first cache
+constexpr int64_t kBatch = 32;  // keys that are rearranged together: their rows stay in the L1 cache
 
-// What lies side by side in a key of a cache with groups of G elements of T, as one integer.
+// The adjacent elements of a key, a group of G elements of T, as one integer.
 template <typename T, int G>
 struct Unit;
 template <>
@@ -43,7 +44,7 @@ struct Latents {
            (tile.blocks[at / args.block_size] * args.block_size + at % args.block_size) * args.head_size;
   }
 
-  // [head size / G][kSplit][G].  Where nobody looks, the nearest position that is seen is taken.
+  // Writes the keys as [head size / G][kSplit][G].  Positions outside the span get the nearest key inside it.
   void keys(T* to) const {
     constexpr int N = Square<U>::kSide;
     U* units = reinterpret_cast<U*>(to);
@@ -53,13 +54,13 @@ struct Latents {
       for (int r = 0; r < kBatch; ++r)
         from[r] = reinterpret_cast<const U*>(row(clamp(i + r, span.begin, span.end - 1)));
       for (int64_t c = 0; c < squares; c += N)
-#pragma GCC unroll 1  // unrolled, the rows' addresses leave the registers
+#pragma GCC unroll 1  // if unrolled, the rows' addresses no longer fit the registers
         for (int r = 0; r < kBatch; r += N) transpose_square(from + r, c, units + c * kSplit + i + r, kSplit);
       for (int r = 0; r < kBatch; ++r) rest_of_key(from[r], squares, whole, units + i + r);
     }
   }
 
-  // Units past the last square, and elements past the last unit.
+  // Copies the units after the last square, and the elements after the last unit.
   void rest_of_key(const U* from, int64_t squares, int64_t whole, U* to) const {
     for (int64_t c = squares; c < whole; ++c) __builtin_memcpy(to + c * kSplit, from + c, sizeof(U));
     if (whole * G == args.head_size) return;
@@ -69,7 +70,7 @@ struct Latents {
     __builtin_memcpy(to + whole * kSplit, rest, sizeof(U));
   }
 
-  // [kSplit / G][value size][G]
+  // Writes the values as [kSplit / G][value size][G].
   void values(T* to) const {
     for (int64_t i = span.begin / G * G; i < span.end; i += G) {
       const T* rows[G];
@@ -86,7 +87,7 @@ struct Latents {
   }
 };
 
-// One split of a tile, as if it were all of a cache.
+// One split of latents, presented as a complete cache: the arguments and the tile to attend with.
 struct LatentSplit {
   AttentionArgs args;
   AttentionTile tile;
@@ -106,7 +107,7 @@ struct LatentSplit {
     tile.last = last_;
     tile.blocks = &only_;
     tile.is_near = true;
-    tile.next = SplitAhead{};  // not laid out yet
+    tile.next = SplitAhead{};  // not rearranged yet, so it cannot be prefetched
     const Span span = visible(t, 0, t.rows);
     if (span.empty()) return;
     switch (args.cache_type) {
@@ -120,7 +121,7 @@ struct LatentSplit {
         lay_out<f16, 1>(of, t, span);
         break;
       case CacheType::i8:
-        break;  // refused by the op
+        break;  // the op rejects int8 latents
     }
   }
   LatentSplit(const LatentSplit&) = delete;

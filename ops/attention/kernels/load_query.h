@@ -1,4 +1,4 @@
-// Queries from the op's input to float32 rows.
+// Converts queries from the op's input to float32 rows.
 #pragma once
 
 #include "attention/paged_attention.h"
@@ -16,7 +16,7 @@ void load_query_typed(const T* from, int64_t n, float scale, float* q) {
   if (rest > 0) store(q + i, load_partial(from + i, rest) * factor);
 }
 
-// round_up(head size, 16) floats, zeros at the end.
+// Writes round_up(head size, 16) floats, with zeros at the end.
 inline void load_float_query(const AttentionArgs& args, int64_t token, int64_t head, float scale, float* q) {
   const char* from = args.q.at(token, head * args.head_size);
   switch (args.q.type) {
@@ -29,7 +29,7 @@ inline void load_float_query(const AttentionArgs& args, int64_t token, int64_t h
   }
 }
 
-// Location of a query row's extra data in tile.query.
+// Byte offset of the extra data (RowTail) within a row of tile.query.
 inline int64_t query_tail(const AttentionArgs& args) { return query_bytes(args.head_size) - 64; }
 
 // Floats from one row of tile.query to the next.

@@ -1,18 +1,18 @@
-// Products against caches whose elements lie in groups along the dimension that is summed: quads of bfloat16,
+// Products with caches whose elements are grouped along the dimension that is summed: quads of bfloat16,
 // octets of int8.  Keys [head size / G][block size][G] and values [block size / G][value size][G] are the
-// same matrix to a product,
+// same kind of matrix B in a product,
 //
 //     C[rows][columns] = factor[row] · A[rows][depth] · B[depth / G][columns][G]
 //
-// once with dimensions summed and keys as columns, once with positions summed and value dimensions as
-// columns.  This file walks over keys, columns and rows; `D` is what an instruction set makes of the product:
+// For scores, depth is the head size and columns are keys.  For values, depth is positions and columns are
+// value dimensions.  This file loops over keys, columns and rows.  `D` multiplies with one instruction set:
 //
 //   struct D {
 //     using Element = bf16;                    // of the cache
 //     static constexpr int kGroup = 4;
 //     static constexpr int64_t kRows;          // rows of its largest tile
-//     static constexpr int64_t kColumns;       // columns for all rows before the next; multiple of 16
-//     static constexpr int64_t kPanelRows;     // from so many rows on, B is converted to float32 first
+//     static constexpr int64_t kColumns;       // columns for all rows before the next ones; a multiple of 16
+//     static constexpr int64_t kPanelRows;     // from this many rows on, B is converted to float32 first
 //     struct Weights;                          // see softmax.h
 //     static void load_query(args, token, head, tile, row);
 //     // a: from queries(), or weights() if kWeights;  columns: a multiple of 16;  b: ScatteredColumns or
@@ -23,8 +23,8 @@
 //     static Left weights(tile, row, begin);   // from position `begin` of the split on, a multiple of kGroup
 //   };
 //
-// An element of C is one chain of operations over depth in order, the same for every tile shape, and columns
-// do not affect each other: memory after the last key or column may hold garbage.
+// An element of C is one chain of operations over depth in order, the same for every tile shape.  Columns do
+// not affect each other, so memory after the last key or column may hold garbage.
 #pragma once
 
 #include "attention/kernels/kv_split.h"
@@ -34,57 +34,58 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-constexpr int64_t kUnit = 16;  // columns that certainly lie side by side
+constexpr int64_t kUnit = 16;  // columns that are always adjacent in memory
 
-// What ends a row of A, for the products that take it.
+// Data at the end of a row of A, for the products that need it.
 struct RowTail {
-  float factor;    // of the row's results
-  int32_t offset;  // subtracted from its sums of integers
+  float factor;    // multiplies the row's results
+  int32_t offset;  // subtracted from the row's integer sums
 };
 
-// A: rows of whatever the product takes.
+// A: rows in the format of the product.
 struct Left {
   const char* data;
   int64_t stride;     // bytes from one row to the next
-  int64_t tail = 0;   // bytes to the row's RowTail, if it has one
-  int64_t digit = 0;  // bytes to the lower digits of integers
+  int64_t tail = 0;   // bytes from the start of a row to its RowTail, if it has one
+  int64_t digit = 0;  // bytes from the upper digits of integers to the lower ones
   const RowTail& tail_of(int64_t row) const {
     return *reinterpret_cast<const RowTail*>(data + row * stride + tail);
   }
 };
 
-// Of both: what lies `ahead` elements further will be read next, and is brought closer at the pace of the
-// product.
+// Both kinds of B below have a prefetch offset, `ahead`: the distance in elements to the data of the next
+// split.  The product prefetches that data while it reads B.
 //
-// B in one piece of depth, sixteen columns at a place: keys, which lie in several blocks, and panels.
+// B in one part along depth, with sixteen adjacent columns per unit: keys, which lie in several blocks, and
+// panels.
 template <typename T>
 struct ScatteredColumns {
   const T* unit[4];
-  int64_t next[4];
+  int64_t prefetch_offset[4];
   int64_t stride;  // elements from one group of depth to the next
   int64_t groups;
   static constexpr int parts() { return 1; }
   int64_t depth(int) const { return groups; }
   const T* at(int, int u) const { return unit[u]; }
-  int64_t ahead(int, int u) const { return next[u]; }
+  int64_t ahead(int, int u) const { return prefetch_offset[u]; }
 };
 
-// B in several pieces of depth, columns side by side: values.
+// B in several parts along depth, with all columns adjacent: values.
 template <typename T>
 struct Part {
   const T* data;
-  int64_t ahead;
+  int64_t prefetch_offset;
   int64_t groups;
 };
 template <typename T, int G>
 struct StackedColumns {
   const Part<T>* part;
   int count;
-  int64_t stride, first;  // first: of the columns
+  int64_t stride, first;  // first: the first column
   int parts() const { return count; }
   int64_t depth(int p) const { return part[p].groups; }
   const T* at(int p, int u) const { return part[p].data + (first + u * kUnit) * G; }
-  int64_t ahead(int p, int) const { return part[p].ahead; }
+  int64_t ahead(int p, int) const { return part[p].prefetch_offset; }
 };
 
 template <typename D>
@@ -101,13 +102,13 @@ struct Grouped {
     D::load_query(args, token, head, t, row);
   }
 
-  // seen: by each kRows rows
+  // visible_spans: the positions that each group of kRows rows sees
   template <typename B>
-  static void score_rows(const AttentionArgs& args, const AttentionTile& t, const Span* seen, int64_t chunk,
-                         const B& keys) {
+  static void score_rows(const AttentionArgs& args, const AttentionTile& t, const Span* visible_spans,
+                         int64_t chunk, const B& keys) {
     for (int64_t row = 0; row < t.rows; row += kRows) {
       const int64_t rows = smaller(kRows, t.rows - row);
-      const Span span = seen[row / kRows];
+      const Span span = visible_spans[row / kRows];
       if (span.end <= chunk || span.begin >= chunk + D::kColumns) continue;
       const int64_t columns = smaller(D::kColumns, round_up(span.end - chunk, kUnit));
       D::template product<false>(D::queries(args, t, row), rows, keys, static_cast<int>(columns),
@@ -117,9 +118,9 @@ struct Grouped {
 
   static void score(const AttentionArgs& args, const AttentionTile& t, const Split& split) {
     const int64_t low = split.all.begin / kUnit * kUnit, high = (split.all.end - 1) / kUnit * kUnit;
-    Span seen[ceil_div(kMostTileRows, kRows)];
+    Span visible_spans[ceil_div(kMostTileRows, kRows)];
     for (int64_t row = 0; row < t.rows; row += kRows)
-      seen[row / kRows] = visible(t, row, smaller(kRows, t.rows - row));
+      visible_spans[row / kRows] = visible(t, row, smaller(kRows, t.rows - row));
     for (int64_t chunk = split.all.begin / D::kColumns * D::kColumns; chunk < split.all.end;
          chunk += D::kColumns) {
       ScatteredColumns<T> keys;
@@ -128,27 +129,27 @@ struct Grouped {
       for (int u = 0; u < D::kColumns / kUnit; ++u) {
         const int64_t position = clamp(chunk + u * kUnit, low, high);
         keys.unit[u] = key(split, position);
-        keys.next[u] = split.to_next_key<T>(position);
+        keys.prefetch_offset[u] = split.to_next_key<T>(position);
       }
       if constexpr (kWidens) {
         if (t.rows >= D::kPanelRows) {
-          score_rows(args, t, seen, chunk, widened(keys, D::kColumns, t.panel));
+          score_rows(args, t, visible_spans, chunk, widened(keys, D::kColumns, t.panel));
           continue;
         }
       }
-      score_rows(args, t, seen, chunk, keys);
+      score_rows(args, t, visible_spans, chunk, keys);
     }
   }
 
   static const T* key(const Split& split, int64_t position) {
     return split.keys<T>(position) + position % split.block_size * kGroup;
   }
-  // The group that holds a position.
+  // The group of values that contains a position.
   static const T* value(const AttentionArgs& args, const Split& split, int64_t position) {
     return split.values<T>(position) + position % split.block_size / kGroup * kGroup * args.value_size;
   }
 
-  // Columns of B as float32, side by side.
+  // Converts columns of B to float32 in the panel.
   template <typename B>
   static ScatteredColumns<float> widened(const B& b, int64_t columns, float* panel) {
     ScatteredColumns<float> wide;
@@ -162,13 +163,13 @@ struct Grouped {
                   load(b.at(p, u) + g * b.stride + i));
     for (int u = 0; u < 4; ++u) {
       wide.unit[u] = panel + u * kUnit * kGroup;
-      wide.next[u] = 0;
+      wide.prefetch_offset[u] = 0;
     }
     return wide;
   }
 
-  // The parts of the values in groups that touch the span; a group that reaches past what is seen is taken
-  // from the edges, where those positions are zero.
+  // Finds the parts of the values in groups that overlap the span.  A group that extends past the visible
+  // positions is read from the edges, where the other positions are zero.
   static int value_parts(const AttentionArgs& args, const AttentionTile& t, const Split& split, Span span,
                          Part<T>* parts) {
     int count = 0;
@@ -194,6 +195,7 @@ struct Grouped {
     return reinterpret_cast<T*>(t.edges) + (last ? args.value_size * kGroup : 0);
   }
 
+  // Copies a group of values to the edges, with zeros at positions that no row sees.
   static void copy_edge(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t group,
                         bool last) {
     const T* from = split.values<T>(group) + group % split.block_size * args.value_size;
@@ -206,7 +208,7 @@ struct Grouped {
       }
   }
 
-  // The last columns where there are no sixteen.
+  // Copies the last columns, fewer than sixteen, to the panel and pads them with zeros.
   static ScatteredColumns<T> completed(const StackedColumns<T, kGroup>& b, int64_t columns, T* panel) {
     ScatteredColumns<T> whole;
     whole.stride = kUnit * kGroup;
@@ -219,7 +221,7 @@ struct Grouped {
               i < columns * kGroup ? b.at(p, 0)[g * b.stride + i] : nothing;
     for (int u = 0; u < 4; ++u) {
       whole.unit[u] = panel;
-      whole.next[u] = 0;
+      whole.prefetch_offset[u] = 0;
     }
     return whole;
   }
@@ -279,6 +281,7 @@ struct Grouped {
     }
   }
 
+  // The part of B along depth that has `groups` groups from group `begin` on.
   template <typename E>
   static ScatteredColumns<E> cut(ScatteredColumns<E> b, int64_t begin, int64_t groups) {
     for (int u = 0; u < 4; ++u) b.unit[u] += begin * b.stride;

@@ -1,5 +1,5 @@
-// The grouped product in float32 multiply-adds, for CPUs without a dot product of the cache's type: sixteen
-// lanes are 16 / G columns of G values of depth each, and the lanes of a column are added at the end.
+// The grouped product in float32 multiply-adds, for CPUs without a dot product for the cache's type.  Sixteen
+// lanes hold 16 / G columns with G values of depth each.  The lanes of a column are added at the end.
 #pragma once
 
 #include "attention/kernels/load_query.h"
@@ -16,7 +16,8 @@ F32 repeated(const float* p) {
   return G == 4 ? repeat4(p) : repeat8(p);
 }
 
-// V vectors from `vector` on of sixteen columns: their lanes, before they are added.
+// Computes V of the G vectors of sixteen columns, from `vector` on, and stores their lanes before they are
+// added.
 template <int R, int V, int G, typename B>
 void lanes_tile(const float* a, int64_t a_stride, const B& b, int unit, int vector, float* lanes) {
   F32 sum[R][V];
@@ -26,7 +27,7 @@ void lanes_tile(const float* a, int64_t a_stride, const B& b, int unit, int vect
     for (int v = 0; v < V; ++v) sum[r][v] = zero();
   for (int p = 0; p < b.parts(); ++p) {
     const auto* from = b.at(p, unit) + vector * kLanes;
-    const int64_t ahead = b.ahead(p, unit);
+    const int64_t prefetch_offset = b.ahead(p, unit);
     const int64_t groups = b.depth(p);
     for (int64_t g = 0; g < groups; ++g, from += b.stride, a += G) {
       F32 right[V];
@@ -34,7 +35,7 @@ void lanes_tile(const float* a, int64_t a_stride, const B& b, int unit, int vect
       for (int v = 0; v < V; ++v) {
         right[v] = load(from + v * kLanes);
         if ((vector + v) * kLanes * sizeof(*from) % 64 == 0)
-          __builtin_prefetch(from + ahead + v * kLanes, 0, kToL2);
+          __builtin_prefetch(from + prefetch_offset + v * kLanes, 0, kToL2);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
@@ -70,7 +71,7 @@ void lanes_rows(const float* a, int64_t a_stride, const B& b, int columns, float
   }
 }
 
-// Weights of int8 values: their scales taken in.
+// Weights of int8 values, multiplied by the scales of the values.
 struct ScaledWeights : FloatWeights {
   static constexpr bool kScalesScores = true;
   const Split& split;

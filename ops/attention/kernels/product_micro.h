@@ -1,7 +1,7 @@
-// C (+)= A · B in registers, the one inner loop of both attention products.
+// C (+)= A · B in registers: the inner loop of both attention products.
 //
-// Every element of C is one chain of fused multiply-adds over k in order, whatever the tile it falls in: the
-// tile shape is free, the bits are not.
+// Every element of C is one chain of fused multiply-adds over k in order, in any tile.  The tile shape can
+// therefore be chosen freely without changing the bits of the result.
 #pragma once
 
 #include "attention/kernels/kv_split.h"
@@ -10,10 +10,10 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Registers decide the shape: accumulators are rows × vectors of 16 lanes, and few rows still need several
-// chains in flight to hide the latency of the multiply-add.
+// The number of registers limits the tile shape: accumulators are rows × vectors of 16 lanes.  Tiles of few
+// rows have more vectors, because several chains must be in flight to hide the latency of the multiply-add.
 #if defined(__aarch64__)
-constexpr int kTileRows = 5;  // 20 of 32 registers: 24 leave too few for what they are multiplied by
+constexpr int kTileRows = 5;  // 20 of 32 registers are accumulators; with 24, too few are left for operands
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 2 : 1; }
 #elif defined(ARMLLM_VARIANT_avx512)
 constexpr int kTileRows = 6;
@@ -26,7 +26,7 @@ constexpr int kTileRows = 6;
 constexpr int tile_vectors(int) { return 1; }
 #endif
 
-// B as float32 in scratch: up to four consecutive vectors a row.
+// B as float32 in scratch: up to four consecutive vectors per row.
 struct Panel {
   const float* data;
   static constexpr int64_t stride = 4 * kLanes;
@@ -35,9 +35,10 @@ struct Panel {
   void prefetch(int64_t, int) const {}
 };
 
-// B straight from the cache.  `ahead` is what will be read next, brought closer at the pace of the product.
+// B read directly from the cache.  `ahead` points to the data of the next split; the product prefetches a
+// part of it for each part of `data` that it reads.
 //
-// Values: the vectors of a row are neighbors.
+// Values: the vectors of a row are adjacent.
 template <typename T>
 struct Adjacent {
   const T* data;

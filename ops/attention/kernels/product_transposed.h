@@ -1,5 +1,5 @@
-// Products against caches of float32 and float16: a register holds one dimension of consecutive keys, or
-// consecutive dimensions of one value, and every sum is one chain of float32 multiply-adds.
+// Products with caches of float32 and float16.  A register holds one dimension of consecutive keys, or
+// consecutive dimensions of one value.  Every sum is one chain of float32 multiply-adds.
 #pragma once
 
 #include "attention/kernels/kv_split.h"
@@ -10,7 +10,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Weights that stay where the scores were.
+// Float32 weights that overwrite the scores.
 struct FloatWeights {
   static constexpr bool kScalesScores = false;
   float* s;
@@ -29,7 +29,7 @@ struct FloatWeights {
 template <typename T>
 struct Transposed {
   static constexpr int64_t kRows = kTileRows;
-  // From so many rows on, converting once beats converting in registers.
+  // From this many rows on, converting the cache once to a panel is faster than converting in registers.
   static constexpr int64_t kPanelRows = 3 * kTileRows;
   using Weights = FloatWeights;
 
@@ -38,7 +38,7 @@ struct Transposed {
     load_float_query(args, token, head, args.scale, float_query(args, t, row));
   }
 
-  // Sixteen keys from `position` on, dimension 0; the next dimension is block_size further.
+  // Dimension 0 of sixteen keys from `position` on; the next dimension is block_size elements further.
   static const T* keys(const Split& split, int64_t position) {
     return split.keys<T>(position) + position % split.block_size;
   }
@@ -60,7 +60,8 @@ struct Transposed {
   // scores = Q · Kᵀ
   static void score(const AttentionArgs& args, const AttentionTile& t, const Split& split) {
     const Span all = split.all;
-    // Vectors that nobody sees may lie in blocks that are not there: their place is taken by one that is.
+    // Vectors that no row sees may lie in blocks that do not exist.  The nearest visible vector replaces
+    // them.
     const int64_t low = all.begin / kLanes * kLanes, high = (all.end - 1) / kLanes * kLanes;
     for (int64_t chunk = all.begin / kChunk * kChunk; chunk < all.end; chunk += kChunk) {
       Scattered<T> b;

@@ -1,4 +1,4 @@
-// Scores of one row to the weights of its values, within a split.
+// Softmax within a split: converts the scores of a row to weights of the values.
 #pragma once
 
 #include "attention/kernels/kv_split.h"
@@ -8,14 +8,14 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Lanes of the vector at `position` that are in the span keep x, the others get y.
+// Selects x in the lanes of the vector at `position` that are inside the span, and y in the others.
 inline F32 inside(Span span, int64_t position, F32 x, F32 y) {
   x = select_first(static_cast<int>(smaller(span.end - position, kLanes)), x, y);
   return select_first(static_cast<int>(larger(span.begin - position, 0)), y, x);
 }
 
-// ends(i) for the first and last vector of the span, of which it may cover a part, whole(i) for those
-// between.
+// Calls ends(i) for the first and the last vector of the span, which may extend past it, and whole(i) for
+// those between.
 template <typename Ends, typename Whole>
 void each_vector(Span span, Ends ends, Whole whole) {
   if (span.empty()) return;
@@ -25,7 +25,7 @@ void each_vector(Span span, Ends ends, Whole whole) {
   if (last > first) ends(last);
 }
 
-// exp_weight(x), bit by bit.
+// Returns the same bits as exp_weight(x).
 #if defined(ARMLLM_VARIANT_avx512)
 inline F32 exp_below_zero(F32 x) {
   x = max(set1(-86.5f), x);
@@ -37,8 +37,8 @@ inline F32 exp_below_zero(F32 x) {
 inline F32 exp_below_zero(F32 x) { return exp_weight(x); }
 #endif
 
-// scores → exp(score − maximum) as the products of `P` take them, with zeros wherever the row's group sees a
-// vector of keys that the row does not.
+// Converts the scores of a row to weights exp(score − maximum) in the format of the products of `P`.  Vectors
+// of keys that another row of the group sees, but this row does not, get zeros.
 template <typename P>
 void soften(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t row, Span group) {
   float* s = t.scores + row * kScoreStride;
@@ -77,7 +77,8 @@ void soften(const AttentionArgs& args, const AttentionTile& t, const Split& spli
   weights.done(Span{low, high});
 }
 
-// Rows that the products of `P` take together.  Weights that gain by being made of all of them specialize it.
+// Softmax of the rows that the products of `P` multiply together.  A weight format that is faster to compute
+// for several rows together specializes this struct.
 template <typename P, typename Weights = typename P::Weights>
 struct Softmax {
   static void soften_rows(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t row,

@@ -1,5 +1,6 @@
-// Squares of integers that are transposed in registers.  Vectors are the compiler's own, which knows how this
-// CPU interleaves them; they go by reference, as wide ones have no agreed way of being returned.
+// Transposes squares of integers in registers.  It uses the compiler's own vector types, because the compiler
+// knows the CPU's instructions for interleaving.  Vectors are passed by reference, because the calling
+// convention for returning wide vectors depends on compiler flags.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ inline void zip(const V& a, const V& b, V& low, V& high) {
   }
 }
 
-// Each round interleaves rows that lie N / 2 apart; after log2 N rounds the square is transposed.
+// Each round interleaves rows i and i + N / 2; after log2 N rounds the square is transposed.
 template <int N, typename V>
 inline void transpose_by_zips(V (&x)[N]) {
 #pragma GCC unroll 3
@@ -52,7 +53,8 @@ inline void transpose_by_zips(V (&x)[N]) {
 }
 
 #if defined(ARMLLM_VARIANT_avx512)
-// Pairs within 128 bits, then whole 128-bit parts: unlike wide zips, neither destroys an operand.
+// Interleaves pairs within 128-bit parts, then moves whole 128-bit parts.  Unlike those of wide zips, these
+// instructions do not overwrite an operand.
 template <typename V>
 inline void transpose_by_parts(V (&x)[8]) {
   V first[2][4], second[4];
@@ -79,7 +81,7 @@ inline void transpose_by_parts(V (&x)[8]) {
 }
 #endif
 
-// Row i of `to` gets element `column` + i of each of the rows.
+// Writes element `column` + i of each row to row i of `to`.
 template <typename U>
 inline void transpose_square(const U* const* from, int64_t column, U* to, int64_t to_stride) {
   constexpr int N = Square<U>::kSide;

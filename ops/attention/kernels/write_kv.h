@@ -1,4 +1,4 @@
-// New keys and values into the cache, one token and head at a time.
+// Writes new keys and values to the cache, one token and head at a time.
 #pragma once
 
 #include "attention/paged_attention.h"
@@ -8,9 +8,9 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 constexpr int32_t kInfinityBits = 0x7f800000;
-constexpr float kSmallestScaled = 1e-30f;  // 127 / x stays finite above it
+constexpr float kSmallestScaled = 1e-30f;  // 127 / x is finite for larger x
 
-// x[i] to to[i / G · step + i % G] as T, and zeros up to a multiple of G.
+// Writes x[i] as T to to[i / G · step + i % G], padded with zeros to a multiple of G.
 template <int G, typename X, typename T>
 void spread(const X* x, int64_t n, T* to, int64_t step) {
   T lanes[kLanes];
@@ -34,7 +34,8 @@ void spread_any(const char* x, DType type, int64_t n, T* to, int64_t step) {
   }
 }
 
-// The scale of n values, and 1 / scale; for values with a NaN: the scale NaN, and zeros.
+// The scale of n values and 1 / scale.  If a value is NaN or infinite, the scale is NaN and the inverse is 0,
+// so that zeros are stored.
 struct Scale {
   float scale, inverse;
 };
@@ -81,8 +82,8 @@ float spread_int8_any(const char* x, DType type, int64_t n, int8_t* to, int64_t 
   }
 }
 
-// Where a token's key and value go: in groups of G, the key's dimensions side by side and the value's G
-// apart.
+// Address of a token's key and value in the cache, in groups of G.  The dimensions of a key are adjacent;
+// those of a value are G elements from each other.
 template <int G, typename T>
 struct Place {
   T *k, *v;

@@ -1,8 +1,8 @@
-// Attention on bfloat16 caches by BFMMLA: two rows by four of depth, times four of depth by two columns.
+// Attention on bfloat16 caches by BFMMLA, which multiplies 2 rows × 4 of depth by 4 of depth × 2 columns.
 //
-// Queries and weights are packed in pairs of rows, [group of pairs][depth / 4][pair][2 rows][4]; the quads of
-// the cache are right operands as they lie.  Every element of both products is one chain over depth, whatever
-// the tile.
+// Queries and weights are packed in pairs of rows, [group of pairs][depth / 4][pair][2 rows][4].  The quads
+// of the cache are right operands without rearrangement.  Every element of both products is one chain over
+// depth, in any tile.
 #pragma once
 
 #include "attention/kernels/arm/pairs_of_rows.h"
@@ -15,18 +15,18 @@ struct MmlaBf16 {
   using Sum = float32x4_t;
   using Groups = PairGroups<6>;
   static constexpr int kMostGroups = 4;
-  static constexpr int64_t kRows = 48;     // of a tile
-  static constexpr int64_t kColumns = 32;  // of values, for all rows, before the next
+  static constexpr int64_t kRows = 48;     // query rows of a tile
+  static constexpr int64_t kColumns = 32;  // value columns computed for all rows before the next
 
   static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0; }
 
-  // Columns of a register tile, in pairs.
+  // Pairs of columns of a register tile.
   static constexpr int columns(int pairs) { return pairs == 1 ? 16 : pairs <= 3 ? 8 : 4; }
 
   ARMLLM_INLINE static bfloat16x8_t load8(const uint16_t* p) { return vreinterpretq_bf16_u16(vld1q_u16(p)); }
 
-  // sum += A · B over `depth` quads, for P pairs of rows and N pairs of columns; those from the ninth on at
-  // `second`.
+  // Adds A · B over `depth` quads, for P pairs of rows and N pairs of columns.  Pairs of columns from the
+  // ninth on are read from `second`.
   template <int P, int N>
   ARMLLM_INLINE static void multiply(Sum (&sum)[P][N], const uint16_t*& a, const uint16_t* b,
                                      const uint16_t* second, int64_t stride, int64_t depth) {
@@ -62,7 +62,8 @@ struct MmlaBf16 {
     }
   }
 
-  // One instruction a register: clearing one and copying it would take issue slots from the products.
+  // Clears each register with its own instruction.  The compiler would clear one and copy it, and the copies
+  // would take issue slots from the products.
   template <int P, int N>
   ARMLLM_INLINE static void clear(Sum (&sum)[P][N]) {
 #pragma GCC unroll 6
@@ -118,8 +119,8 @@ struct MmlaBf16 {
     values += column;
 #pragma GCC unroll 6
     for (int p = 0; p < P; ++p, values += 2 * stride) {
-      float* second =
-          2 * p + 1 < rows ? values + stride : values;  // what a row that is not there gets is replaced
+      // Without a second row, its result is written to the first row, whose own result then overwrites it.
+      float* second = 2 * p + 1 < rows ? values + stride : values;
 #pragma GCC unroll 8
       for (int n = 0; n < N; n += 2) {
         const float64x2_t a = vreinterpretq_f64_f32(sum[p][n]), b = vreinterpretq_f64_f32(sum[p][n + 1]);
@@ -139,7 +140,8 @@ struct MmlaBf16 {
       value_tile<P, 4>(weights, parts, count, value_size, column, rows, values);
   }
 
-  // Scores of a pair to weights, `step` apart from one quad of `group` to the next.
+  // Converts the scores of a pair to weights.  Consecutive quads of `group` are `step` elements from each
+  // other.
   static void soften(Pair& pair, float factor, Span group, uint16_t* weights, int64_t step, float* maximum,
                      float* sum) {
     const Reference reference = pair.reference(factor, 4, maximum);
@@ -218,12 +220,12 @@ struct MmlaBf16 {
         for (int64_t l = 0; i + l < args.head_size; l += 4, next += step) __builtin_memcpy(next, last + l, 8);
       }
     }
-    if (row == t.rows - 1 && row % 2 == 0)  // the pair's second row is not there
+    if (row == t.rows - 1 && row % 2 == 0)  // the pair has no second row
       for (int64_t i = 0; i < args.head_size; i += 4) vst1_u16(to + 4 + i / 4 * step, vdup_n_u16(0));
   }
 
-  // The parts of the values in quads that touch the span; a quad that reaches past what is seen is taken from
-  // the edges, where those positions are zero.
+  // Finds the parts of the values in quads that overlap the span.  A quad that extends past the visible
+  // positions is read from the edges, where the other positions are zero.
   static int value_parts(const AttentionArgs& args, const AttentionTile& t, const Split& split, Span span,
                          Part* parts) {
     int count = 0;
@@ -246,6 +248,7 @@ struct MmlaBf16 {
     return count;
   }
 
+  // Copies quads of values that extend past the visible positions to the edges, with zeros at the others.
   static void copy_edges(const AttentionArgs& args, const AttentionTile& t, const Split& split) {
     const Span all = split.all;
     const auto copy = [&](int64_t quad, bool last) {
@@ -306,7 +309,7 @@ struct MmlaBf16 {
     Part parts[kMostGroups][kSplit / kKeyLanes + 2];
     int counts[kMostGroups];
     copy_edges(args, t, split);
-    bool alike = true;  // all rows see the same
+    bool alike = true;  // true if all rows see the same positions
     for (int g = 0; g < groups.groups; ++g) {
       const int first = groups.first(g), pairs = groups.count(g);
       const Span quads{seen[g].begin / 4 * 4, round_up(seen[g].end, 4)};
@@ -334,12 +337,12 @@ struct MmlaBf16 {
                                             t.values + 2 * first * value_stride(args.value_size));
         });
       }
-    if (!alike) keep_apart(args, t, groups);
+    if (!alike) recompute_nan_rows(args, t, groups);
   }
 
-  // A weight of zero does not keep a NaN or an infinity away from rows that do not see it: where rows see
-  // different positions, each that is no number is done again alone.
-  static void keep_apart(const AttentionArgs& args, const AttentionTile& t, const Groups& groups) {
+  // Zero times NaN or infinity is NaN.  A NaN or infinity among the values therefore also reaches rows that
+  // do not see its position.  If rows see different positions, each row with a NaN is computed again alone.
+  static void recompute_nan_rows(const AttentionArgs& args, const AttentionTile& t, const Groups& groups) {
     for (int64_t r = 0; r < t.rows; ++r) {
       float* values = t.values + r * value_stride(args.value_size);
       if (!has_nan(values, args.value_size)) continue;

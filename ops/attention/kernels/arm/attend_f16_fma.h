@@ -1,15 +1,15 @@
 // Attention on float16 caches by multiply-adds of eight float16 lanes.
 //
-// Sums of 32 products are taken in float16 and added up in float32.  Queries and weights are scaled by powers
-// of two so that no such sum overflows, whatever finite values the cache holds: 32 terms of at most 2^−6 ·
-// 65504.  What float16 sums lose is about 5e-4 of a score's or a value's typical size, a third of what a
-// bfloat16 cache loses.
+// Chains of 32 products are summed in float16, and the chains are summed in float32.  Queries and weights
+// are scaled by powers of two so that no chain overflows for any finite cache values: it has 32 terms of at
+// most 2^−6 · 65504.  The error of the float16 sums is about 5e-4 of the typical size of a score or value, a
+// third of the error of a bfloat16 cache.
 #pragma once
 
 #include "attention/kernels/arm/softmax_rows.h"
 
-// CPUs with the INT8 matrix product have the widening multiply-add of float16 as well (dispatch/variants.cpp
-// asks).
+// CPUs with the INT8 matrix product also have the widening multiply-add of float16 (dispatch/variants.cpp
+// checks for it).
 #if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__GNUC__) && !defined(__clang__)
 #define ARMLLM_WIDENING 1
 #pragma GCC push_options
@@ -20,9 +20,9 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 struct FmaF16 {
-  static constexpr int64_t kRows = 48;     // of a tile
-  static constexpr int64_t kChain = 32;    // products that are summed in float16
-  static constexpr int64_t kColumns = 64;  // of values, for all rows, before the next
+  static constexpr int64_t kRows = 48;     // query rows of a tile
+  static constexpr int64_t kChain = 32;    // products that are summed in float16 before float32
+  static constexpr int64_t kColumns = 64;  // value columns computed for all rows before the next
 
   static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0; }
 
@@ -46,14 +46,15 @@ struct FmaF16 {
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       const float16x8_t right = load8(b[n / 2] + offset + n % 2 * 8);
+      // Written as assembly, because with vfmaq_laneq_f16 GCC copies each lane that is used twice.
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r)  // GCC makes a copy of each lane that is used twice of vfmaq_laneq_f16
+      for (int r = 0; r < R; ++r)
         __asm__("fmla %0.8h, %1.8h, %2.h[%3]" : "+w"(chain[r][n]) : "w"(right), "x"(left[r]), "i"(kLane));
     }
   }
 
-  // C[R][8 N] = A[R][begin … end) · B, where at(k, unit) points to sixteen columns of row k of B, and rows
-  // follow each other `b_stride` apart up to the next multiple of eight.
+  // C[R][8 N] = A[R][begin … end) · B, where at(k, unit) points to sixteen columns of row k of B.  From row
+  // k up to the next multiple of eight, consecutive rows of B are `b_stride` elements from each other.
   template <int R, int N, typename At>
   ARMLLM_INLINE static void product(const uint16_t* a, int64_t a_stride, At at, int64_t b_stride,
                                     int64_t begin, int64_t end, float* c, int64_t c_stride) {
@@ -111,7 +112,7 @@ struct FmaF16 {
       }
   }
 
-  // Eights of columns of a tile of R rows: enough sums to hide the latency of the multiply-add.
+  // Groups of eight columns per tile: enough accumulators to hide the latency of the multiply-add.
   static constexpr int eights(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 
   template <int R>
@@ -158,7 +159,8 @@ struct FmaF16 {
     if (column < end) value_tile<R, 1>(weights, split, value_size, span, column, values);
   }
 
-  // Scores of a row to float16 weights, zero wherever its group sees what it does not.
+  // Converts the scores of a row to float16 weights.  Positions that only other rows of `group` see get
+  // zeros.
   static void soften(float* scores, Span span, Span group, float factor, uint16_t* weights, float* maximum,
                      float* sum) {
     Eights row(span);
@@ -181,12 +183,13 @@ struct FmaF16 {
     *sum = reference.sum_of(total[0], total[1]);
   }
 
-  // A row of queries: head size float16 values, and at its end the power of two that they lack.
+  // A query row: head-size float16 values, then the power of two that scales them back to the original
+  // values.
   static int64_t query_stride(const AttentionArgs& args) { return query_bytes(args.head_size) / 2; }
   static uint16_t* query(const AttentionArgs& args, const AttentionTile& t, int64_t row) {
     return static_cast<uint16_t*>(t.query) + row * query_stride(args);
   }
-  static float* lacking(const AttentionArgs& args, uint16_t* query) {
+  static float* query_power(const AttentionArgs& args, uint16_t* query) {
     return reinterpret_cast<float*>(query + query_stride(args) - 2);
   }
 
@@ -211,9 +214,9 @@ struct FmaF16 {
       const float highest = reduce_max(top);
       uint32_t bits;
       __builtin_memcpy(&bits, &highest, sizeof bits);
-      // The highest magnitude comes to 2^−7 … 2^−6; what is far from it, or no number, stays as it is.
+      // Scales the highest magnitude to 2^−7 … 2^−6.  Rows with extreme magnitudes, NaN or ∞ are not scaled.
       const uint32_t exponent = bits >> 23, power = exponent < 8 || exponent > 240 ? 127 : exponent + 7;
-      *lacking(args, to) = power_of_two(power);
+      *query_power(args, to) = power_of_two(power);
       const F32 scale = set1(power_of_two(254 - power));
       for (int64_t i = 0; i < args.head_size; i += kLanes)
         store(reinterpret_cast<f16*>(to) + i, at(i) * scale);
@@ -244,12 +247,12 @@ struct FmaF16 {
         });
       }
     const bool shaped = args.softcap > 0.0f || !(args.scale > 0.0f);
-    bool alike = true;  // all rows see the same
+    bool alike = true;  // true if all rows see the same positions
     for (int64_t row = 0; row < t.rows; ++row) {
       const int64_t first = row / 4 * 4;
       const Span span = visible(t, row, 1), group = visible(t, first, smaller(4, t.rows - first));
       alike = alike && span.begin == split.all.begin && span.end == split.all.end;
-      const float power = *lacking(args, query(args, t, row));
+      const float power = *query_power(args, query(args, t, row));
       float* scores = t.scores + row * kScoreStride;
       if (shaped) shape_row(args.scale * power, args.softcap, scores, span);
       if (group.empty()) {
@@ -269,11 +272,11 @@ struct FmaF16 {
                                          t.values + row * value_stride(args.value_size));
         });
       }
-    if (!alike) keep_apart(args, t);
+    if (!alike) recompute_nan_rows(args, t);
   }
 
-  // As MmlaBf16's.
-  static void keep_apart(const AttentionArgs& args, const AttentionTile& t) {
+  // See MmlaBf16::recompute_nan_rows.
+  static void recompute_nan_rows(const AttentionArgs& args, const AttentionTile& t) {
     for (int64_t r = 0; r < t.rows; ++r) {
       float* values = t.values + r * value_stride(args.value_size);
       if (!has_nan(values, args.value_size)) continue;

@@ -1,9 +1,10 @@
-// Attention on int8 caches by SMMLA, or by SDOT where there is none: two rows by eight of depth, times eight
-// of depth by two columns.
+// Attention on int8 caches by SMMLA, or by SDOT on CPUs without it: 2 rows × 8 of depth times 8 of depth × 2
+// columns.
 //
-// The octets of the cache are right operands as they lie, and all sums are integers.  Queries are rounded to
-// eight bits as keys are in the cache, two of them a left operand.  Weights are 15-bit integers in two signed
-// digits, which are the two rows of theirs: in eight bits the many small ones of a row would all be lost.
+// The octets of the cache are right operands without rearrangement, and all sums are integers.  Queries are
+// rounded to eight bits, like the keys in the cache; two rows of queries form a left operand.  Weights are
+// 15-bit integers in two signed digits, which form the two rows of a left operand.  In eight bits, the many
+// small weights of a row would all be rounded to zero.
 #pragma once
 
 #include "attention/kernels/arm/softmax_rows.h"
@@ -12,7 +13,7 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// Sums of L left operands times 2 N columns.
+// Accumulators of the products of L left operands with 2 N columns.
 template <int L, int N>
 struct Int8Sums {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -31,7 +32,7 @@ struct Int8Sums {
       sum[l][n + 1] = vmmlaq_s32(sum[l][n + 1], left[l], right1);
     }
   }
-  // Of columns 4 m … 4 m + 3, of the first or the second row of operand l.
+  // Sums of columns 4 m … 4 m + 3 and the first or the second row of operand l.
   ARMLLM_INLINE int32x4_t row(int l, int second, int m) const {
     const int64x2_t a = vreinterpretq_s64_s32(sum[l][2 * m]), b = vreinterpretq_s64_s32(sum[l][2 * m + 1]);
     return vreinterpretq_s32_s64(second ? vzip2q_s64(a, b) : vzip1q_s64(a, b));
@@ -61,7 +62,7 @@ struct Int8Sums {
   ARMLLM_INLINE int32x4_t row(int l, int second, int m) const { return sum[l][second][m]; }
 #endif
 
-  // += A · B over `depth` octets; columns from the seventeenth on at `second`.
+  // Adds A · B over `depth` octets.  Columns from the seventeenth on are read from `second`.
   ARMLLM_INLINE void multiply(const int8_t*& a, const int8_t* b, const int8_t* second, int64_t stride,
                               int64_t depth) {
 #pragma GCC unroll 1
@@ -82,17 +83,17 @@ struct Int8Sums {
 };
 
 struct DotI8 {
-  static constexpr int64_t kRows = 48;         // of a tile
-  static constexpr int64_t kScoreRows = 8;     // of its largest product of queries
-  static constexpr int64_t kValueRows = 4;     // and of weights
-  static constexpr float kLargest = 32639.0f;  // in two signed digits
+  static constexpr int64_t kRows = 48;         // query rows of a tile
+  static constexpr int64_t kScoreRows = 8;     // rows of the largest product with queries
+  static constexpr int64_t kValueRows = 4;     // rows of the largest product with weights
+  static constexpr float kLargest = 32639.0f;  // largest integer of two signed digits
 
   static bool takes(const AttentionArgs& args) { return args.value_size % 8 == 0; }
 
-  // Columns of a register tile, in pairs.
+  // Pairs of columns of a register tile.
   static constexpr int columns(int left) { return left == 1 ? 16 : left == 2 ? 8 : 4; }
 
-  // Queries: [group of rows][octet][pair][2 rows][8], and after each group its rows' scales.
+  // Queries: [group of rows][octet][pair][2 rows][8], and after each group the scales of its rows.
   struct Queries {
     int8_t* data;
     int64_t pairs;
@@ -111,7 +112,7 @@ struct DotI8 {
     const int64_t step = queries.pairs * 16;
     queries.scale(args, row) =
         spread_int8_any<8>(args.q.at(token, head * args.head_size), args.q.type, args.head_size, to, step);
-    if (row == t.rows - 1 && row % 2 == 0)  // the pair's second row is not there
+    if (row == t.rows - 1 && row % 2 == 0)  // the pair has no second row
       for (int64_t i = 0; i < args.head_size; i += 8) vst1_s8(to + 8 + i / 8 * step, vdup_n_s8(0));
   }
 
@@ -171,7 +172,7 @@ struct DotI8 {
       }
   }
 
-  // The next power of two.
+  // The smallest power of two that is not less than x.
   static float unit_of(float x) {
     uint32_t bits;
     __builtin_memcpy(&bits, &x, sizeof bits);
@@ -179,15 +180,15 @@ struct DotI8 {
     __builtin_memcpy(&x, &bits, sizeof x);
     return x;
   }
-  // The digits of eight whole numbers up to kLargest: the last bits of floats.
+  // The digits of eight integers up to kLargest, which are the last bits of the floats x and y.
   ARMLLM_INLINE static int8x16_t digits(float32x4_t x, float32x4_t y) {
     const uint16x8_t both = vuzp1q_u16(vreinterpretq_u16_f32(x), vreinterpretq_u16_f32(y));
     const uint8x8_t upper = vaddhn_u16(both, vdupq_n_u16(128));  // rounded: the lower digit is signed
     return vreinterpretq_s8_u8(vmovn_high_u16(upper, both));
   }
 
-  // exp(score) · scale of value, in the place of the scores, and the sum of the first; gives the highest of
-  // the second.
+  // Replaces each score by its weight times the scale of its value.  Stores the sum of the weights without
+  // the scales in `sum`, and returns the highest product.
   static float weigh(const Eights& row, const RowReference& reference, const float* scales, float* scores,
                      float* sum) {
     const RowWeight weight(reference);
@@ -215,9 +216,9 @@ struct DotI8 {
     return vmaxvq_f32(vmaxq_f32(top[0], top[1]));
   }
 
-  // Those to digits, `step` apart from one octet to the next, up to the highest, `most`; gives what they
-  // lack.  They become whole numbers times a power of two: where 2^23 times that is added, they are the last
-  // bits of the sum.
+  // Converts the scaled weights in `scores` to digits; `most` is the highest of them.  Consecutive octets are
+  // `step` bytes from each other.  Returns the unit, a power of two: a weight is an integer times the unit.
+  // Adding 2^23 · unit to a weight leaves that integer in the last bits of the sum.
   static float cut(const Eights& row, const float* scores, float most, int8_t* to, int64_t step) {
     const bool scaled = most < __builtin_inff() && most >= kSmallestScaled;
     const float unit = scaled                    ? unit_of(most / kLargest)
@@ -230,8 +231,8 @@ struct DotI8 {
     return unit;
   }
 
-  // Scores of a group of rows to weights.  Row after row at each step, so that none waits for what a row
-  // comes to.
+  // Converts the scores of a group of rows to weights.  Each step runs over all rows, so that no row waits
+  // for the result of its own reduction.
   static void soften(const AttentionArgs& args, const AttentionTile& t, const Split& split, int64_t first,
                      const Weights& weights, Span group) {
     const bool shaped = args.softcap > 0.0f || !(args.scale > 0.0f);
@@ -265,6 +266,7 @@ struct DotI8 {
     int64_t octets;
   };
 
+  // Finds the parts of the values in octets that overlap the span.
   static int value_parts(const AttentionArgs& args, const Split& split, Span span, Part* parts) {
     const int64_t end = round_up(span.end, 8);
     int64_t i = span.begin / 8 * 8, block = i >> split.shift;
@@ -285,7 +287,8 @@ struct DotI8 {
     Int8Sums<R, N> sums;
     sums.clear();
     int32x4_t digit = vdupq_n_s32(256);
-    __asm__("" : "+w"(digit));  // or the multiplication becomes a shift and an addition
+    // Hides the constant, or the multiply-add would become a shift and an addition.
+    __asm__("" : "+w"(digit));
     for (int i = 0; i < count; ++i) {
       const int8_t* from = parts[i].data + column * 8;
       sums.multiply(weights, from, from + 128, value_size * 8, parts[i].octets);

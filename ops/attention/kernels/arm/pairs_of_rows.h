@@ -1,7 +1,7 @@
-// What the attention kernels of Arm CPUs share: pairs of rows, and what their softmax starts from.
+// Shared parts of the attention kernels of Arm CPUs: pairs of rows and the reference of their softmax.
 //
-// The matrix instructions multiply two rows by two columns.  Scores stay as they leave them, [pair of
-// rows][pair of columns][2 rows][2 columns], until they are weights.
+// The matrix instructions multiply two rows by two columns.  Scores keep the layout of these products, [pair
+// of rows][pair of columns][2 rows][2 columns], until they are converted to weights.
 #pragma once
 
 #include <arm_neon.h>
@@ -16,8 +16,8 @@ namespace {
 
 #define ARMLLM_INLINE __attribute__((always_inline)) inline
 
-// For tiles that use nearly every register: GCC's scheduler before register allocation moves loads up until
-// accumulators spill.
+// For tiles that use nearly all registers.  The scheduler that GCC runs before register allocation would move
+// loads up until accumulators spill.
 #if defined(__GNUC__) && !defined(__clang__)
 #define ARMLLM_IN_WRITTEN_ORDER __attribute__((optimize("no-schedule-insns")))
 #else
@@ -31,7 +31,7 @@ struct Constant {
   static constexpr int value = N;
 };
 
-// Pairs of rows, in groups of nearly the same size, at most kMost, that fit a register tile.
+// Divides pairs of rows into groups of nearly equal size, at most kMost pairs each, that fit a register tile.
 template <int kMost>
 struct PairGroups {
   int pairs, groups, size, larger;  // the first `larger` groups hold size + 1
@@ -42,6 +42,7 @@ struct PairGroups {
         larger(pairs % groups) {}
   int first(int group) const { return group * size + (group < larger ? group : larger); }
   int count(int group) const { return size + (group < larger ? 1 : 0); }
+  // The group of a pair.
   int of(int pair) const {
     const int in_larger = larger * (size + 1);
     return pair < in_larger ? pair / (size + 1) : larger + (pair - in_larger) / size;
@@ -61,21 +62,22 @@ ARMLLM_INLINE float32x4_t by_row(const float* rows) {
   return vcombine_f32(vdup_n_f32(rows[0]), vdup_n_f32(rows[1]));
 }
 
-// Of the rows whose lanes these are: t = score · factor counts powers of two, n is the highest t rounded up.
+// The reference of the weights of two rows, by lane.  t = score · factor is an exponent of two; n is the
+// highest t of a row, rounded up.
 struct Reference {
   float32x4_t factor;
-  float32x4_t rounder;  // kRounder + kSteps − n: where t is added to it, its last bit stands for 2^−8
-  float32x4_t lowest;   // lower scores count as this one
+  float32x4_t rounder;  // kRounder + kSteps − n: the last bit of its sum with t is worth 2^−8
+  float32x4_t lowest;   // lower scores are replaced by this
 
   static constexpr float kRounder = 49152.0f, kSteps = 126.0f;
-  static constexpr float kLimit = 1 << 20;  // n up to it leave every step exact
+  static constexpr float kLimit = 1 << 20;  // all steps are exact for n up to this
 };
 
 // One pair of rows in a split.
 struct Pair {
   float* scores;
   Span row[2];
-  Span all, inner;  // whole groups of positions that either row, or both, see
+  Span all, inner;  // in whole groups: positions that either row sees, that both rows see
   int32x4_t first, end;
 
   Pair(const AttentionTile& t, int pair, int64_t group) : scores(t.scores + pair * kPairScores) {
@@ -98,14 +100,14 @@ struct Pair {
     end = by_row(row[0].end, row[1].end);
   }
 
-  // Which lanes of the scores at `column` are seen.
+  // Mask of the scores at `column`: all ones where the row of a lane sees the position.
   uint32x4_t seen(int64_t column) const {
     static const int32_t kColumn[4] = {0, 1, 0, 1};
     const int32x4_t c = vaddq_s32(vld1q_s32(kColumn), vdupq_n_s32(static_cast<int32_t>(column)));
     return vandq_u32(vcgeq_s32(c, first), vcltq_s32(c, end));
   }
 
-  // The highest score of either row, NaN if there is one.
+  // The highest visible score of each row; NaN if one is NaN.
   float32x2_t highest() const {
     const float32x4_t nothing = vdupq_n_f32(-__builtin_inff());
     float32x4_t top[4] = {nothing, nothing, nothing, nothing};
@@ -126,8 +128,8 @@ struct Pair {
     return vget_low_f32(vpmaxq_f32(one, one));
   }
 
-  // Leaves out rows that see nothing but −∞.  maximum[row]: what exp() of scores is taken against, times ln
-  // 2; NaN for a row that has a NaN or ∞.
+  // Computes the reference and marks rows that see only −∞ as empty.  The weight of row r is
+  // exp(scaled score − maximum[r]); maximum[r] is NaN for a row with a NaN or ∞.
   Reference reference(float factor, int64_t group, float* maximum) {
     const float32x2_t top = highest();
     float factors[2], rounders[2], lowest[2];
@@ -157,7 +159,7 @@ struct Pair {
   }
 };
 
-// Scores of a pair to scores · scale, capped.
+// Multiplies the scores of a pair by the scale and applies the softcap.
 inline void shape(const AttentionArgs& args, float* scores, Span span) {
   for (int64_t i = span.begin / 8 * kLanes; i < span.end * 2; i += kLanes) {
     F32 x = load(scores + i) * set1(args.scale);
@@ -169,7 +171,7 @@ inline void shape(const AttentionArgs& args, float* scores, Span span) {
   }
 }
 
-// Whether a row of sums has a NaN.
+// True if a row of sums contains a NaN.
 inline bool has_nan(const float* x, int64_t n) {
   float32x4_t number[4] = {vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
   int64_t i = 0;

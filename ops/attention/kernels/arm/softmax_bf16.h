@@ -1,10 +1,13 @@
-// Weights of the softmax as bfloat16 bits, 2^(t − n), eight at a time.
+// Softmax weights 2^(t − n) as bfloat16 bits, eight at a time.
 //
-// Where t is added to the rounder, the low half of the sum is eight bits of exponent and eight of fraction f.
-// As float16 those eight bits are f in units of 2^−24, and in the same units come out 1 + c(f), where c(f) =
-// f · (K + (R + S · f)²) is 2^f − 1 − f.  The halving addition puts both together and rounds.  Rows are
-// summed with the rounded weights, so only what is lost differently by different keys is seen: 1.8e-3 of a
-// weight on average, where rounding exact ones would lose 1.7e-3.
+// Adding t to the rounder leaves a fixed-point number in the low half of the float32 sum: eight bits of
+// exponent and eight bits of fraction f.  Read as float16, the fraction bits are f · 256 in units of 2^−24.
+// The float16 multiply-adds compute 1 + c(f) in the same units, where c(f) = f · (K + (R + S · f)²)
+// approximates 2^f − 1 − f.  The 1 is the last step to the exponent's bias of 127: kSteps is 126.  The
+// halving addition adds both and rounds to the fraction bits of bfloat16.
+//
+// The sum of a row adds the rounded weights, so relative errors that are the same for all keys cancel out.
+// The remaining error is 1.8e-3 of a weight on average; rounding exact weights would have an error of 1.7e-3.
 #pragma once
 
 #include "attention/kernels/arm/pairs_of_rows.h"
@@ -15,9 +18,10 @@ namespace {
 class Bf16Weights {
  public:
   explicit Bf16Weights(const Reference& of) : rounder_(&of.rounder), factor_(of.factor), lowest_(of.lowest) {
-    __asm__("" : "+w"(fraction_), "+w"(slope_), "+w"(ones_));  // kept in registers, as what they are
+    // Hides the constants, so that they stay in registers.
+    __asm__("" : "+w"(fraction_), "+w"(slope_), "+w"(ones_));
   }
-  // The low halves of two pairs of columns, row by row.
+  // The low halves of the lanes of two pairs of columns, ordered by row.
   static uint16x8_t rows_of(uint32x4_t x, uint32x4_t y) {
     return vreinterpretq_u16_u8(
         vqtbl2q_u8(uint8x16x2_t{{vreinterpretq_u8_u32(x), vreinterpretq_u8_u32(y)}}, vld1q_u8(kRows)));
@@ -26,7 +30,8 @@ class Bf16Weights {
     const float32x4_t x = vmaxq_f32(vld1q_f32(scores), lowest_),
                       y = vmaxq_f32(vld1q_f32(scores + 4), lowest_);
     uint16x8_t z;
-    // Sums start from what is loaded: a copy of a register would take a slot of the vector pipes.
+    // FMLA overwrites its accumulator, so the rounder is loaded into it each time.  Copying a register
+    // instead would take a slot of the vector pipes.
     __asm__(
         "ldr q30, %1\n\tldr q31, %1\n\t"
         "fmla v30.4s, %2.4s, %4.4s\n\tfmla v31.4s, %3.4s, %4.4s\n\t"
@@ -45,10 +50,11 @@ class Bf16Weights {
  private:
   using Halves = uint16_t[8];
   alignas(16) static constexpr uint8_t kRows[16] = {0, 1, 4, 5, 16, 17, 20, 21, 8, 9, 12, 13, 24, 25, 28, 29};
-  // float16: 0.3982, −0.4636, and one of the exponent in units of the fraction
+  // In float16: R = 0.3982, K = −0.4636, and 1, a step of the exponent, in units of the fraction.
   alignas(16) static constexpr Halves kR = {0x365f, 0x365f, 0x365f, 0x365f, 0x365f, 0x365f, 0x365f, 0x365f},
                                       kK = {0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b, 0xb76b},
                                       kOne = {0x100, 0x100, 0x100, 0x100, 0x100, 0x100, 0x100, 0x100};
+  // Loads the constant into a register that an FMLA then overwrites.
   ARMLLM_INLINE static float16x8_t start(const Halves& from) {
     float16x8_t x;
     __asm__ volatile("ldr %q0, %1" : "=w"(x) : "m"(from));
@@ -59,7 +65,7 @@ class Bf16Weights {
   float32x4_t factor_, lowest_;
   uint8x16_t rows_ = vld1q_u8(kRows);
   uint16x8_t fraction_ = vdupq_n_u16(0xff), ones_ = vdupq_n_u16(0x3f80);
-  float16x8_t slope_ = vdupq_n_f16(static_cast<float16_t>(18528.0f));  // S, for those units
+  float16x8_t slope_ = vdupq_n_f16(static_cast<float16_t>(18528.0f));  // S, for f in units of the fraction
 };
 
 }  // namespace

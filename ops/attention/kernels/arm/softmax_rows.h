@@ -1,4 +1,4 @@
-// Softmax of scores that lie row by row, for those Arm kernels whose scores do.
+// Softmax for the Arm kernels that store scores row by row.
 #pragma once
 
 #include "attention/kernels/arm/pairs_of_rows.h"
@@ -6,10 +6,10 @@
 namespace armllm::ARMLLM_VARIANT {
 namespace {
 
-// The positions that a row sees, in eights.
+// The positions that a row sees, in groups of eight.
 struct Eights {
   Span span{0, 0};
-  Span all{0, 0}, inner{0, 0};  // that the row sees a part of, and that it sees whole
+  Span all{0, 0}, inner{0, 0};  // groups that the row sees at least in part; groups that it sees whole
 
   Eights() = default;
   explicit Eights(Span of)
@@ -18,24 +18,26 @@ struct Eights {
     if (inner.empty()) inner = {all.end, all.end};
   }
 
-  // Of the lanes at `i`.
+  // Mask of the four lanes at `i`: all ones where the row sees the position.
   uint32x4_t seen(int64_t i) const {
     static const int32_t kLane[4] = {0, 1, 2, 3};
     const int32x4_t c = vaddq_s32(vld1q_s32(kLane), vdupq_n_s32(static_cast<int32_t>(i)));
     return vandq_u32(vcgeq_s32(c, vdupq_n_s32(static_cast<int32_t>(span.begin))),
                      vcltq_s32(c, vdupq_n_s32(static_cast<int32_t>(span.end))));
   }
+  // x in visible lanes, 0 in the others.
   ARMLLM_INLINE float32x4_t kept(int64_t i, float32x4_t x) const {
     return vreinterpretq_f32_u32(vandq_u32(seen(i), vreinterpretq_u32_f32(x)));
   }
 
+  // Calls part(i) for groups that the row sees in part, whole(i) for those that it sees whole.
   template <typename Part, typename Whole>
   ARMLLM_INLINE void each(Part part, Whole whole) const {
     for (int64_t i = all.begin; i < inner.begin; i += 8) part(i);
     for (int64_t i = inner.begin; i < inner.end; i += 8) whole(i);
     for (int64_t i = inner.end; i < all.end; i += 8) part(i);
   }
-  // Eights of `around` that the row sees nothing of.
+  // Calls blank(i) for each group of eight of `around` in which the row sees no position.
   template <typename Blank>
   ARMLLM_INLINE void outside(Span around, Blank blank) const {
     const int64_t end = round_up(around.end, 8);
@@ -44,7 +46,7 @@ struct Eights {
     for (i = larger(i, all.end); i < end; i += 8) blank(i);
   }
 
-  // The highest score, NaN if there is one.
+  // The highest visible score; NaN if one is NaN.
   float highest(const float* scores) const {
     const float32x4_t nothing = vdupq_n_f32(-__builtin_inff());
     float32x4_t top[4] = {nothing, nothing, nothing, nothing};
@@ -65,16 +67,16 @@ struct Eights {
   }
 };
 
-// What the weights of a row are taken against: t = score · factor counts powers of two, n is the highest t
-// rounded up.
+// The reference of a row's weights.  t = score · factor is an exponent of two; n is the highest t, rounded
+// up.
 struct RowReference {
   static constexpr float kOffset = 4.48746802f;  // 11 ln 2 − ln 23.0381
   float factor, n;
-  // Reference of exp() of scores; kNothing if the row sees nothing but −∞; NaN if it sees a NaN or ∞.
+  // The weight is exp(scaled score − maximum).  kNothing if the row sees only −∞; NaN if it sees a NaN or ∞.
   float maximum;
 
   RowReference() = default;
-  // Scores too far from zero for t to count in steps of one are replaced.
+  // If |t| is too large for exact steps of one, the scores are replaced by t − the highest t.
   RowReference(const Eights& row, float* scores, float of_scores) : factor(of_scores) {
     const float highest = row.highest(scores), t = highest * factor;
     n = __builtin_ceilf(t);
@@ -94,7 +96,7 @@ struct RowReference {
   }
 };
 
-// Weights of four scores: 23.0381 · 2^(t − n − 11), with a cubic within 4.1e-4.
+// Weights of four scores: 23.0381 · 2^(t − n − 11), by a cubic polynomial with a relative error of 4.1e-4.
 struct RowWeight {
   static constexpr float kRounder = 12582912.0f;
   float32x4_t a = vdupq_n_f32(2.78338261f), b = vdupq_n_f32(8.27720894f), factor, rounder, lowest;
@@ -104,7 +106,8 @@ struct RowWeight {
       : factor(vdupq_n_f32(r.factor)),
         rounder(vdupq_n_f32(kRounder - 11.0f - r.n)),
         lowest(vdupq_n_f32((r.n - 100.0f) / r.factor)) {
-    __asm__("" : "+w"(exponent));  // or the multiplication becomes a shift and an addition
+    // Hides the constant, or the multiply-add would become a shift and an addition.
+    __asm__("" : "+w"(exponent));
   }
   ARMLLM_INLINE float32x4_t operator()(float32x4_t score) const {
     score = vmaxq_f32(score, lowest);
@@ -116,7 +119,7 @@ struct RowWeight {
   }
 };
 
-// Scores of a row to scores · scale, capped.
+// Multiplies the scores of a row by `scale` and applies the softcap.
 inline void shape_row(float scale, float softcap, float* scores, Span span) {
   for (int64_t i = span.begin / kLanes * kLanes; i < span.end; i += kLanes) {
     F32 x = load(scores + i) * set1(scale);
@@ -128,7 +131,7 @@ inline void shape_row(float scale, float softcap, float* scores, Span span) {
   }
 }
 
-// f(Constant<N>()) for N of up to `kMost`.
+// Calls f(Constant<N>()) with N = n, but at most `kMost`.
 template <int kMost, typename F>
 ARMLLM_INLINE void by_count(int64_t n, F f) {
   if constexpr (kMost > 1)

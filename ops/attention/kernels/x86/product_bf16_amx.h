@@ -1,8 +1,9 @@
-// The grouped product of bfloat16 by TDPBF16PS: tiles of 16 rows × 32 values of depth, and 32 values of depth
-// × 16 columns, which B's quads of depth are sorted into.
+// The grouped product of bfloat16 by TDPBF16PS.  A tile of A is 16 rows × 32 values of depth.  A tile of B
+// is 32 values of depth × 16 columns; the quads of B are reordered into it.
 //
-// Blocks of 32 have the same boundaries for all rows.  Positions before A's begin and after its end are
-// multiplied by zeros, so that an element of C is the same chain of operations for any visible range.
+// Blocks of 32 values of depth have the same boundaries for all rows.  Values of A before the first
+// and after the last visible position are zeros, so an element of C is the same chain of operations for any
+// visible range.
 #pragma once
 
 #include "attention/kernels/x86/product_bf16_avx512.h"
@@ -13,16 +14,15 @@ namespace armllm::ARMLLM_VARIANT {
 namespace {
 
 constexpr int64_t kTileSize = 16;    // rows, or columns
-constexpr int64_t kBlockGroups = 8;  // of 4 values of depth: a row of a tile
+constexpr int64_t kBlockGroups = 8;  // groups of 4 values of depth per block: one row of a tile of A
 constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kChunk =
-    8;  // blocks of depth whose B is sorted at a time, and stays in the first-level cache
+constexpr int64_t kChunk = 8;  // blocks of B that are reordered together and stay in the L1 cache
 
-// Sorts groups of B, of U times sixteen columns, into blocks.
+// Reorders groups of B, U · 16 columns wide, into blocks of tiles.
 template <int U, typename B>
 class TileSorter {
  public:
-  // `skipped` groups of the first block come before B.
+  // The first block starts with `skipped` groups of zeros before B.
   TileSorter(const B& b, int unit, int64_t skipped) : b_(b), unit_(unit), skipped_(skipped) {}
 
   void sort_block(char* to) {
@@ -36,8 +36,8 @@ class TileSorter {
 #pragma GCC unroll 2
       for (int u = 0; u < U; ++u) {
         const bf16* from = from_[u];
-        __builtin_prefetch(from + ahead_[u], 0, kToL2);
-        __builtin_prefetch(from + ahead_[u] + 32, 0, kToL2);
+        __builtin_prefetch(from + prefetch_offset_[u], 0, kToL2);
+        __builtin_prefetch(from + prefetch_offset_[u] + 32, 0, kToL2);
         const EvenOdd rows = even_odd_i32(_mm512_loadu_si512(from), _mm512_loadu_si512(from + 32));
         store_rows(to + u * kTileBytes, rows.even, rows.odd);
         from_[u] = from + b_.stride;
@@ -57,7 +57,7 @@ class TileSorter {
       left_ = b_.depth(part_);
       for (int u = 0; u < U; ++u) {
         from_[u] = b_.at(part_, unit_ + u);
-        ahead_[u] = b_.ahead(part_, unit_ + u);
+        prefetch_offset_[u] = b_.ahead(part_, unit_ + u);
       }
     }
     return left_ > 0;
@@ -68,10 +68,10 @@ class TileSorter {
   int64_t skipped_, left_ = 0;
   int part_ = 0;
   const bf16* from_[U] = {};
-  int64_t ahead_[U] = {};
+  int64_t prefetch_offset_[U] = {};
 };
 
-// Tiles 2r + u are sums, 6 is of A and 7 of B.
+// Tile registers: 2r + u hold sums, 6 holds A and 7 holds B.
 #define ARMLLM_TILE_PRODUCT(r, u, sums)                          \
   if constexpr (R > r && U > u) {                                \
     ARMLLM_TILE_LOAD(6, a + r * kTileSize * a_stride, a_stride); \
@@ -111,11 +111,12 @@ void store_sums(float* c, int64_t c_stride) {
   if constexpr (R > 2 && U > 1) ARMLLM_TILE_STORE(5, c + 2 * rows + kUnit, row);
 }
 
-// A, in whole blocks of depth: values after its end are either zero or cut off.
+// A in whole blocks of depth.  If its end lies within the last block, and the values after it are not zeros,
+// `last` holds a copy of that block with zeros after the end.
 struct TileRows {
   const char* data;
   int64_t stride;
-  int64_t blocks, whole;  // `last` holds those from `whole` on: one, or none
+  int64_t blocks, whole;  // blocks from `whole` on, at most one, are in `last`
   const char* last;
 
   const char* at(int64_t block) const { return block < whole ? data + block * 64 : last; }
@@ -144,7 +145,7 @@ void tile_rows_product(const TileRows& a, const B& b, int columns, int64_t skipp
   if (unit * kUnit < columns) tile_columns<R, 1>(a, b, unit, skipped, c, c_stride);
 }
 
-// Of A and of sums; a tile of B is whole.
+// Sets the rows of the tiles of A and of sums.  A tile of B always has all rows.
 inline void configure(int64_t rows) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) config.set(i, i < 7 ? rows : kTileSize);
@@ -154,7 +155,8 @@ inline void configure(int64_t rows) {
 struct TilesBf16 : DotBf16 {
   static constexpr int64_t kRows = 3 * kTileSize;
 
-  // From the block on that holds the position: the softmax has cleared what comes before, and what follows.
+  // Starts at the block that contains the position.  The softmax has set the weights before and after the
+  // visible positions to zero.  `digit` holds the number of groups before the position.
   static Left weights(const AttentionTile& t, int64_t row, int64_t begin) {
     const int64_t skipped = begin / kGroup % kBlockGroups;
     Left from = DotBf16::weights(t, row, begin - skipped * kGroup);

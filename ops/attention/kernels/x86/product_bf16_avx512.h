@@ -1,6 +1,6 @@
-// The grouped product of bfloat16 by VDPBF16PS: a register of B is 8 columns of 4 values of depth, each as
-// two pairs, and meets the 4 values of a row of A as one broadcast of 64 bits.  The two sums of a column are
-// added at the end.
+// The grouped product of bfloat16 by VDPBF16PS.  A register of B holds 8 columns with 4 values of depth
+// each, as two pairs.  It is multiplied by 4 values of a row of A, which one 64-bit broadcast loads.  The
+// two sums of a column are added at the end.
 #pragma once
 
 #if !defined(__AVX512BF16__)
@@ -26,18 +26,18 @@ void bf16_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
   const char* left = a.data;
   for (int p = 0; p < b.parts(); ++p) {
     const bf16* from[V / 2];
-    int64_t ahead[V / 2];
+    int64_t prefetch_offset[V / 2];
 #pragma GCC unroll 4
     for (int u = 0; u < V / 2; ++u) {
       from[u] = b.at(p, unit + u);
-      ahead[u] = b.ahead(p, unit + u);
+      prefetch_offset[u] = b.ahead(p, unit + u);
     }
     const int64_t groups = b.depth(p), step = b.stride;
     for (int64_t g = 0; g < groups; ++g, left += 8) {
 #pragma GCC unroll 4
       for (int u = 0; u < V / 2; ++u) {
-        __builtin_prefetch(from[u] + ahead[u], 0, kToL2);
-        __builtin_prefetch(from[u] + ahead[u] + 32, 0, kToL2);
+        __builtin_prefetch(from[u] + prefetch_offset[u], 0, kToL2);
+        __builtin_prefetch(from[u] + prefetch_offset[u] + 32, 0, kToL2);
       }
       __m512i row[R];
 #pragma GCC unroll 8

@@ -1,7 +1,7 @@
-// The grouped product of int8 by VPDPBUSD: a register of B is 8 columns of 8 values of depth, and meets the 8
-// values of a row of A as one broadcast of 64 bits.  Rows of A are 16-bit integers in two digits, so that
-// only the cache itself is rounded to 8 bits; one of the instruction's sides is unsigned, which are the
-// weights, and the keys with their sign flipped.
+// The grouped product of int8 by VPDPBUSD.  A register of B holds 8 columns with 8 values of depth each.  It
+// is multiplied by 8 values of a row of A, which one 64-bit broadcast loads.  Rows of A are 16-bit integers
+// in two 8-bit digits, so that only the cache is rounded to 8 bits.  The instruction needs one unsigned
+// operand: the weights, or the keys with their sign bit flipped.
 #pragma once
 
 #include "attention/kernels/load_query.h"
@@ -19,13 +19,13 @@ inline I32 add_pairs_i32(__m512i a, __m512i b) {
   return {_mm512_add_epi32(pairs.even, pairs.odd)};
 }
 
-// sum += four products unsigned · signed a lane.  Written as an instruction: with the intrinsic GCC 12
-// renames accumulators inside unrolled loops and copies them back at the end of each turn.
+// Adds four unsigned · signed products per lane.  Written as assembly, because with the intrinsic GCC 12
+// renames accumulators inside unrolled loops and copies them back at the end of each iteration.
 __attribute__((always_inline)) inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
-// Weights are unsigned in both digits, queries signed in both.
+// Both digits are unsigned in weights and signed in queries.
 template <bool kWeights, int R, int V, typename B>
 void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) {
   __m512i sum[R][2][V];
@@ -39,11 +39,11 @@ void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
   const char* left = a.data;
   for (int p = 0; p < b.parts(); ++p) {
     const int8_t* from[V / 2];
-    int64_t ahead[V / 2];
+    int64_t prefetch_offset[V / 2];
 #pragma GCC unroll 2
     for (int u = 0; u < V / 2; ++u) {
       from[u] = b.at(p, unit + u);
-      ahead[u] = b.ahead(p, unit + u);
+      prefetch_offset[u] = b.ahead(p, unit + u);
     }
     const int64_t groups = b.depth(p), step = b.stride;
     for (int64_t g = 0; g < groups; ++g, left += 8) {
@@ -55,8 +55,8 @@ void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
       }
 #pragma GCC unroll 2
       for (int u = 0; u < V / 2; ++u) {
-        __builtin_prefetch(from[u] + ahead[u], 0, kToL2);
-        __builtin_prefetch(from[u] + ahead[u] + 64, 0, kToL2);
+        __builtin_prefetch(from[u] + prefetch_offset[u], 0, kToL2);
+        __builtin_prefetch(from[u] + prefetch_offset[u] + 64, 0, kToL2);
         from[u] += step;
       }
 #pragma GCC unroll 8
@@ -91,7 +91,7 @@ void int8_tile(const Left& a, const B& b, int unit, float* c, int64_t c_stride) 
 
 template <bool kWeights, int R, typename B>
 void int8_rows(const Left& a, const B& b, int columns, float* c, int64_t c_stride) {
-  constexpr int V = R <= 3 ? 4 : 2;  // accumulators are 2 · R · V of 32 registers
+  constexpr int V = R <= 3 ? 4 : 2;  // 2 · R · V of 32 registers are accumulators
   int unit = 0;
   for (; (unit + V / 2) * kUnit <= columns; unit += V / 2)
     int8_tile<kWeights, R, V>(a, b, unit, c + unit * kUnit, c_stride);
@@ -99,14 +99,14 @@ void int8_rows(const Left& a, const B& b, int columns, float* c, int64_t c_strid
     if (unit * kUnit < columns) int8_tile<kWeights, R, 2>(a, b, unit, c + unit * kUnit, c_stride);
 }
 
-// 16-bit integers as bytes: the upper digit, and `digit` bytes further the lower one.
+// Stores 16-bit integers as bytes: the upper digits, and `digit` bytes further the lower digits.
 inline void store_digits(char* to, int64_t digit, I32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_srai_epi32(x.v, 8)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to + digit), _mm512_cvtepi32_epi8(x.v));
 }
 
-constexpr int32_t kNoNumber = 0x7f800000;  // the bits of infinity: NaN and it are no less
-constexpr float kSmallestRow = 1e-30f;     // a multiple of 1 / x stays finite above it
+constexpr int32_t kNoNumber = 0x7f800000;  // the bits of infinity; those of NaN are greater
+constexpr float kSmallestRow = 1e-30f;     // 65535 / x is finite for larger x
 
 struct DotInt8 {
   using Element = int8_t;
@@ -132,7 +132,7 @@ struct DotInt8 {
       return seen(p);
     }
     void clear(int64_t i) const { store(s + i, zero()); }
-    // As large as 16 bits allow.
+    // Scales the weights so that the largest is 65535, the most that 16 bits hold, and stores the digits.
     void done(Span span) const {
       const int32_t top_bits = reduce_max_i32(top);
       float most;
@@ -157,7 +157,7 @@ struct DotInt8 {
     float most;
     __builtin_memcpy(&most, &top_bits, sizeof most);
     const bool scaled = top_bits < kNoNumber && most >= kSmallestRow;
-    // Products with 8 bits must not overflow 32 in their sum.
+    // The 32-bit sum of the products with 8-bit keys must not overflow.
     const float largest =
         args.head_size <= 512 ? 32639.0f : 32639.0f * 512.0f / static_cast<float>(args.head_size);
     const F32 inverse = set1(scaled ? largest / most : 0.0f);
@@ -165,7 +165,7 @@ struct DotInt8 {
     for (int64_t i = 0; i < args.head_size; i += kLanes) {
       const I32 x = scaled ? round_to_int(load(t.panel + i) * inverse) : set1i(0);
       sum = sum + x;
-      // The lower digit is signed too, so the upper one is rounded.
+      // The lower digit is signed, so the upper digit is rounded instead of truncated.
       const I32 low = shift_right<24>(shift_left<24>(x)), high = shift_right<8>(x - low);
       store_i8(reinterpret_cast<int8_t*>(to) + i, high);
       store_i8(reinterpret_cast<int8_t*>(to) + digit + i, low);

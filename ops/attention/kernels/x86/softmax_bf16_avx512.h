@@ -1,5 +1,5 @@
-// Weights in bfloat16 for VDPBF16PS: 2^(score − maximum), 32 at a time, of scores whose factor has made
-// exponents of two of them.
+// Softmax weights in bfloat16 for VDPBF16PS: 2^(score − maximum), 32 at a time.  The factor of the queries
+// includes log2(e), so that scores are exponents of two.
 #pragma once
 
 #include "attention/kernels/product_grouped.h"
@@ -11,13 +11,13 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// sum += two products a lane.  Written as an instruction: with the intrinsic GCC 12 renames accumulators
-// inside unrolled loops and copies them back at the end of each turn.
+// Adds two products per lane.  Written as assembly, because with the intrinsic GCC 12 renames accumulators
+// inside unrolled loops and copies them back at the end of each iteration.
 __attribute__((always_inline)) inline void add_dot(__m512& sum, __m512i a, __m512i b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
-// 2^x within 7.5e-5 of itself.  Both instructions part x where it is rounded down, and take −∞ to 0.
+// 2^x with a relative error of at most 7.5e-5.  Both instructions split x at floor(x), and −∞ becomes 0.
 inline F32 power_of_two(F32 x) {
   const F32 fraction = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
   F32 y = fma(fraction, set1(0.0780245206f), set1(0.226067155f));  // a minimax fit, by relative error
@@ -43,7 +43,7 @@ class Softmax<P, Bf16Powers> {
 
   Softmax(const AttentionArgs& args, const AttentionTile& t) : t_(t), cap_(args.softcap * kLog2E) {}
 
-  // Reductions are chains of instructions that wait for each other: those of all rows run side by side.
+  // A reduction is a chain of dependent instructions.  Those of all rows are grouped, so that they overlap.
   void soften(int64_t row, int64_t rows, Span group) const {
     F32 of_row[kMostRows];
     float top[kMostRows];
@@ -77,7 +77,7 @@ class Softmax<P, Bf16Powers> {
       store(s + i, cap * tanh(load(s + i) / cap));
   }
 
-  // Gives the sum of the rounded weights, so that only what different keys lose differently is seen.
+  // Returns the sum of the rounded weights.  Relative errors common to all keys then cancel out.
   F32 weigh(int64_t row, Span group, F32 maximum) const {
     const float* s = scores(row);
     char* to = static_cast<char*>(t_.weights) + row * kWeightBytes;
@@ -109,7 +109,7 @@ class Softmax<P, Bf16Powers> {
     for (int64_t i = begin; i < end; i += kStep) _mm512_storeu_si512(to + 2 * i, _mm512_setzero_si512());
   }
 
-  // The steps that a span lies in.
+  // The span extended to whole steps.
   static Span steps(Span span) {
     const int64_t begin = span.begin / kStep * kStep;
     return {begin, span.empty() ? begin : round_up(span.end, kStep)};
