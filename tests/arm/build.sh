@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the project for aarch64: the kernels' own tests, and a copy of the package that runs under emulation.
 #
-#   tests/arm/build.sh     sets up, then builds what has changed; waits for another one that does
+#   tests/arm/build.sh     sets up, then builds changed files; waits if another build is running
 #   ARMLLM_ARM_BUILD=DIR   where (default: build/arm of the checkout): ops/kernel_test, site/
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,7 +18,7 @@ flock 9
 cmake -G Ninja -S "$root/ops" -B "$build/ops" -DCMAKE_TOOLCHAIN_FILE="$here/aarch64.cmake" \
   -DARMLLM_TORCH_INCLUDE="$home/site/torch/include" -DCMAKE_INSTALL_PREFIX="$site" >"$build/logs/configure.log"
 cmake --build "$build/ops" -j "$jobs" --target all kernel_test
-# An installed copy: in the checkout itself may lie the library of the machine that builds.
+# An installed copy, as the checkout may contain the library of the build machine.
 rm -rf "$site"
 mkdir -p "$site"
 cp -r "$root/torch_armllm" "$site/"

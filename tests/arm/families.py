@@ -10,7 +10,7 @@ import pytest
 from tests.support.parity import check_quantized, check_unquantized
 
 FAMILIES = ["llama", "qwen3_moe", "gpt_oss", "deepseek_v2"]
-"""Plain, with routed experts, with sinks and windows and experts that clamp, and with a cache of latents."""
+"""Dense; routed experts; sinks, sliding windows and clamped experts; latent KV cache."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

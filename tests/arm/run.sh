@@ -27,7 +27,7 @@ case $cpu in
   *sme*=on*) newer=$home/qemu/qemu-aarch64 ;;
 esac
 qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || { echo "run.sh: no QEMU; run tests/arm/setup.sh" >&2; exit 1; }
-# Without a newer one, setup.sh found the system's new enough, or noted why there is none.
+# Without a newer QEMU in $home, the system's is new enough, or setup.sh has noted why there is none.
 if [ -n "$newer" ] && [ -e "$home/qemu.missing" ]; then
   echo "skipped: no QEMU with SME2: $(cat "$home/qemu.missing")"
   exit 77
@@ -43,8 +43,7 @@ case $1 in
     [ "$1" = pytest ] && module=(-m pytest)
     shift
     cd "$site"
-    # Bytecode is kept whatever the caller's Python does: compiling all that is imported takes half a minute
-    # here.
+    # Always keep bytecode: compiling all imported modules takes half a minute under emulation.
     exec "$qemu" -cpu "$cpu" -L "$home/root" -E "PYTHONPATH=$PWD:$home/site" -E PYTHONNOUSERSITE=1 -E HF_HUB_OFFLINE=1 \
       -E PYTHONDONTWRITEBYTECODE= "$python" "${module[@]}" "$@"
     ;;

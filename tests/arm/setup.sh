@@ -8,8 +8,8 @@
 #   ARMLLM_QEMU_SOURCES=FILE      apt sources of a QEMU with SME2 (default: Debian forky from the mirror
 #                                 that apt uses); without one, DIR/qemu.missing says why and the rest works
 #
-# Debian or Ubuntu.  Missing packages are installed with apt-get, which takes root; nothing of another
-# architecture is ever installed on the machine itself: the arm64 packages are only unpacked into DIR/root.
+# Debian or Ubuntu.  Missing packages are installed with apt-get, which needs root.  Packages of
+# another architecture are never installed on the machine itself: they are only unpacked into DIR/root.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 home=${ARMLLM_ARM_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/torch-armllm-arm}
@@ -31,8 +31,8 @@ if [ ${#packages[@]} -gt 0 ]; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
-# A package database of its own, empty: apt then resolves and downloads an arm64 Python from the mirrors that
-# this machine already uses, without touching what is installed.
+# A separate, empty package database: apt resolves and downloads an arm64 Python from the mirrors that this
+# machine already uses, and changes no installed package.
 if [ ! -e "$home/root.done" ]; then
   apt=$home/apt
   rm -rf "$home/root" "$apt"

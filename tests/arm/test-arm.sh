@@ -48,9 +48,8 @@ run() {  # run NAME COMMAND…: in the background, as soon as fewer than $jobs a
   pids+=($!)
 }
 kernels() { local cpu=$1; shift; "$here/run.sh" "$cpu" -- "$build/ops/kernel_test" "$@"; }
-# One thread each: as many emulators as processors run already.  Tests that are about threads set their own
-# number. Hypothesis' profile "ci" draws the same examples each time and does not mind that drawing them is
-# slow here.
+# One thread each, as there are as many emulators as processors.  Tests of threading set their own number.
+# Hypothesis' profile "ci" draws the same examples each time, and has no deadline for drawing them.
 emulated() {
   local cpu=$1
   shift
@@ -64,11 +63,10 @@ overrides() {
     ! ARMLLM_ISA=i8mm kernels neoverse-n1 --selected && ! ARMLLM_ISA=unheard-of kernels max --selected
 }
 
-# Emulation is what costs, so nothing is emulated twice.  The kernels differ from CPU to CPU: each variant's
-# run on one that can do no more than it needs.  The ops around them do not: one CPU runs them, with all
-# variants but sme2.  Nor do models, but for what they choose: each family runs on one CPU, and saved models
-# give the bits of the machine that saved them on all.  What opcheck sees of an op is no machine code.  The
-# longest runs are first.
+# Emulation is slow, so nothing is emulated twice.  Each variant's kernels run on a CPU that supports no more
+# than they need.  The ops around the kernels are the same on every CPU: one CPU runs them, with all variants
+# but sme2.  Each model family runs on one CPU.  A saved model must have the bits of the machine that saved it
+# on every CPU.  opcheck is left out, as it tests no machine code.  The longest runs are first.
 echo "== emulated runs"
 run ops-sve256 emulated sve256 tests/ops tests/plan/test_plan_elementwise.py -k "not opcheck and not well_formed" "$@"
 run models-neoverse-n1 emulated neoverse-n1 tests/arm/{test_isa,test_saved,test_engine,test_generate,families}.py \

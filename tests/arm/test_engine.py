@@ -23,9 +23,9 @@ def test_two_requests_equal_single_runs() -> None:
     report = patch(model, progress=False)
     assert report.captured
     settings = EngineConfig(kv_cache_memory=MEMORY, max_num_seqs=4, max_num_batched_tokens=16)
-    on = build_engine(model, None, settings)
-    submit(on, PROMPTS, PARAMS)
-    together = drain(on)
+    engine = build_engine(model, None, settings)
+    submit(engine, PROMPTS, PARAMS)
+    together = drain(engine)
     for prompt, params, output in zip(PROMPTS, PARAMS, together, strict=True):
         fresh = build_engine(model, None, settings)
         submit(fresh, [prompt], params)

@@ -7,7 +7,7 @@ import pytest
 from bench.decode_bandwidth import step_seconds
 from bench.engine_churn import Churn, build, held
 from bench.engine_overhead import INSIDE, begin_every_other_step_anew, phases, time_every_fifth_step
-from tests.support.engines import answer_ids, engine
+from tests.support.engines import generate_token_ids, make_engine
 from tests.support.models import token_ids
 from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -48,26 +48,26 @@ def test_phases_are_those_of_full_decode_steps() -> None:
 def test_rebinding_every_other_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=11, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
-    expected = answer_ids(engine(), prompts, params)
+    expected = generate_token_ids(make_engine(), prompts, params)
     monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
     again, anew = begin_every_other_step_anew()
-    assert answer_ids(engine(), prompts, params) == expected
+    assert generate_token_ids(make_engine(), prompts, params) == expected
     assert len(again) == len(anew) + 1 == 5  # the first two steps prefill the prompt and fuse the head
 
 
 def test_timing_every_fifth_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
-    expected = answer_ids(engine(), prompts, params)
+    expected = generate_token_ids(make_engine(), prompts, params)
     monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
     inside = time_every_fifth_step()
-    assert answer_ids(engine(), prompts, params) == expected
+    assert generate_token_ids(make_engine(), prompts, params) == expected
     assert len(inside) == 3  # of 19 fused steps
     assert all(len(parts) == len(INSIDE) and min(parts) > 0 and sum(parts) < 1e6 for parts in inside)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_decode_step_timing_frees_all_blocks(batch: int) -> None:
-    made = engine(max_model_len=161)
+    made = make_engine(max_model_len=161)
     assert 0 < step_seconds(made, batch) < 60
     assert not made.has_unfinished_requests() and held(made)["blocks"] == 0

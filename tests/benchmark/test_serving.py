@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("httpx", reason="needs the extra bench")
 
-from tests.support.server_stand_in import FIRST, GAP, INPUT_TOKENS, StandIn, stand_in  # noqa: E402
+from tests.support.server_stand_in import FIRST, GAP, INPUT_TOKENS, StubServer, stub_server  # noqa: E402
 from torch_armllm.benchmark.serving.arrivals import Run, arrival_times, run_load  # noqa: E402
 from torch_armllm.benchmark.serving.client import Client, Target  # noqa: E402
 from torch_armllm.benchmark.serving.events import EventReader  # noqa: E402
@@ -31,12 +31,12 @@ SLACK = 2.0  # seconds that a busy machine may add
 
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator[StandIn]:
-    with stand_in() as made:
+def peer() -> Iterator[StubServer]:
+    with stub_server() as made:
         yield made
 
 
-def ask(peer: StandIn, prompt: str, tokens: int = 3, **more: Any) -> Record:
+def ask(peer: StubServer, prompt: str, tokens: int = 3, **more: Any) -> Record:
     async def run() -> Record:
         async with Client(Target(peer.base, model="first", **more)) as client:
             return await client.ask(Question(prompt, tokens))
@@ -44,7 +44,7 @@ def ask(peer: StandIn, prompt: str, tokens: int = 3, **more: Any) -> Record:
     return asyncio.run(run())
 
 
-def bench(peer: StandIn, *options: object) -> int:
+def bench(peer: StubServer, *options: object) -> int:
     command = ["bench", "serve", "--base-url", peer.base, "--output-len", "3", "--input-len", "4"]
     return main([*command, *map(str, options)])
 
@@ -61,7 +61,7 @@ def test_events_in_pieces_of_any_size(size: int) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_times_of_one_request(peer: StandIn, endpoint: Any) -> None:
+def test_times_of_one_request(peer: StubServer, endpoint: Any) -> None:
     record = ask(peer, "hello", 4, endpoint=endpoint)
     assert record.error is None
     assert (record.prompt_tokens, record.output_tokens) == (INPUT_TOKENS, 4)
@@ -72,7 +72,7 @@ def test_times_of_one_request(peer: StandIn, endpoint: Any) -> None:
     assert record.tpot == pytest.approx((record.latency - record.ttft) / 3)
 
 
-def test_request_body_and_headers(peer: StandIn) -> None:
+def test_request_body_and_headers(peer: StubServer) -> None:
     ask(peer, "hello", 2, ignore_eos=True, api_key="secret")
     assert peer.keys[-1] == "Bearer secret"
     assert peer.bodies[-1] == {
@@ -89,7 +89,7 @@ def test_request_body_and_headers(peer: StandIn) -> None:
     assert peer.keys[-1] == ""
 
 
-def test_chunks_are_counted_without_server_usage(peer: StandIn) -> None:
+def test_chunks_are_counted_without_server_usage(peer: StubServer) -> None:
     record = ask(peer, "uncounted")
     assert (record.prompt_tokens, record.output_tokens, record.error) == (None, 3, None)
 
@@ -104,18 +104,18 @@ def test_chunks_are_counted_without_server_usage(peer: StandIn) -> None:
         ("odd", "another shape"),
     ],
 )
-def test_failures_are_recorded(peer: StandIn, prompt: str, message: str) -> None:
+def test_failures_are_recorded(peer: StubServer, prompt: str, message: str) -> None:
     record = ask(peer, prompt)
     assert record.error is not None
     assert re.search(message, record.error)
 
 
 def test_connection_error_is_recorded() -> None:
-    record = ask(StandInAt("http://127.0.0.1:9"), "hello")
+    record = ask(StubServerAt("http://127.0.0.1:9"), "hello")
     assert record.error
 
 
-class StandInAt(StandIn):
+class StubServerAt(StubServer):
     def __init__(self, base: str) -> None:
         super().__init__()
         self.base = base
@@ -141,8 +141,8 @@ def test_concurrency_is_limited(most: int | None, peak: int) -> None:
         return Record(0.0, output_tokens=question.output_len)
 
     done: list[None] = []
-    asked = [Question("", number) for number in range(6)]
-    run = asyncio.run(run_load(answer, asked, math.inf, most, "", lambda: done.append(None)))
+    request = [Question("", number) for number in range(6)]
+    run = asyncio.run(run_load(answer, request, math.inf, most, "", lambda: done.append(None)))
     assert run.peak == peak
     assert [record.output_tokens for record in run.records] == list(range(6))
     assert len(done) == 6
@@ -236,16 +236,16 @@ def test_random_prompts_have_exact_token_counts(tmp_path: Path) -> None:
 def test_recorded_prompts(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "one"}\n{"turns": ["two", "three"]}\n')
-    asked = [{"role": "user", "content": "two"}]
-    assert [q.prompt for q in RecordedQuestions(file, 5).draw(3, "")] == ["one", asked, "one"]
+    request = [{"role": "user", "content": "two"}]
+    assert [q.prompt for q in RecordedQuestions(file, 5).draw(3, "")] == ["one", request, "one"]
     assert [q.prompt for q in RecordedQuestions(file, 5, texts_only=True).draw(2, "")] == ["one", "two"]
-    file.write_text(json.dumps({"turns": [{"role": "system", "content": "x"}, *asked]}))
+    file.write_text(json.dumps({"turns": [{"role": "system", "content": "x"}, *request]}))
     with pytest.raises(ValueError, match="--endpoint chat"):
         RecordedQuestions(file, 5, texts_only=True)
 
 
 def test_several_rates_in_one_run(
-    peer: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    peer: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra bench")
     monkeypatch.setenv("OPENAI_API_KEY", "of the environment")
@@ -253,10 +253,10 @@ def test_several_rates_in_one_run(
     files = ["--json", tmp_path / "a.json", "--plot", tmp_path / "a.svg"]
     assert bench(peer, "--request-rate", 20, "inf", "--num-prompts", 4, "--warmup", 2, *files) == 0
     assert capsys.readouterr().out.count("Serving Benchmark Result") == 2
-    asked = peer.bodies[before:]
-    assert len(asked) == 2 + 4 + 4
-    assert all(body["ignore_eos"] and body["model"] == "first" for body in asked)
-    assert len({body["messages"][0]["content"] for body in asked}) == 10  # no prefix cache helps
+    request = peer.bodies[before:]
+    assert len(request) == 2 + 4 + 4
+    assert all(body["ignore_eos"] and body["model"] == "first" for body in request)
+    assert len({body["messages"][0]["content"] for body in request}) == 10  # no prefix cache helps
     assert peer.keys[-1] == "Bearer of the environment"
     found = json.loads((tmp_path / "a.json").read_text())
     assert (found["model"], found["num_prompts"]) == ("first", 4)
@@ -269,14 +269,14 @@ def test_several_rates_in_one_run(
 
 
 def test_failures_are_counted_and_printed(
-    peer: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    peer: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "a.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("fine", "refused", "refused")))
     assert bench(peer, "--prompts", prompts) == 0
-    told = capsys.readouterr()
-    assert "Failed requests:                         2" in told.out
-    assert "failed 2 times: status 400" in told.err
+    printed = capsys.readouterr()
+    assert "Failed requests:                         2" in printed.out
+    assert "failed 2 times: status 400" in printed.err
     assert not any(body.get("ignore_eos") for body in peer.bodies[-3:])
 
 
@@ -292,14 +292,14 @@ def test_failures_are_counted_and_printed(
     ],
 )
 def test_invalid_options_fail(
-    peer: StandIn, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    peer: StubServer, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(peer, *options) == 2
     assert message in capsys.readouterr().err
 
 
 def test_plot_without_matplotlib_fails_before_any_request(
-    peer: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    peer: StubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     before = len(peer.bodies)

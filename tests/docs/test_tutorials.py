@@ -76,7 +76,7 @@ def test_syntax(page: Path) -> None:
 
 
 class Tutorial:
-    """A working folder in which blocks run; a tiny checkpoint stands for SmolLM2."""
+    """A working folder in which blocks run; a tiny checkpoint replaces SmolLM2."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engines import drain, engine, submit
+from tests.support.engines import drain, make_engine, submit
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
@@ -12,14 +12,14 @@ DRAWN = {"temperature": 1.5, "seed": 3, "max_tokens": 9, "ignore_eos": True}
 
 
 def test_best_of_returns_the_best_in_order() -> None:
-    on = engine()
-    submit(on, PROMPTS, SamplingParams(n=5, logprobs=0, **DRAWN))  # type: ignore[arg-type]
-    every = drain(on)
+    engine = make_engine()
+    submit(engine, PROMPTS, SamplingParams(n=5, logprobs=0, **DRAWN))  # type: ignore[arg-type]
+    every = drain(engine)
     for kind in RequestOutputKind:
-        submit(on, PROMPTS, SamplingParams(n=2, best_of=5, output_kind=kind, **DRAWN))  # type: ignore[arg-type]
+        submit(engine, PROMPTS, SamplingParams(n=2, best_of=5, output_kind=kind, **DRAWN))  # type: ignore[arg-type]
         outputs = []
-        while on.has_unfinished_requests():
-            outputs += on.step()
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
         assert [o.request_id for o in outputs] == ["0", "1"] and all(o.finished for o in outputs)
         for output, whole in zip(outputs, every, strict=True):
             best = sorted(
@@ -33,9 +33,9 @@ def test_best_of_returns_the_best_in_order() -> None:
 
 def test_best_of_n_selects_nothing() -> None:
     assert not SamplingParams(n=2, best_of=2).selects_best
-    on = engine()
-    submit(on, PROMPTS, SamplingParams(n=2, best_of=2, **DRAWN))  # type: ignore[arg-type]
-    assert not on.step()[0].finished
+    engine = make_engine()
+    submit(engine, PROMPTS, SamplingParams(n=2, best_of=2, **DRAWN))  # type: ignore[arg-type]
+    assert not engine.step()[0].finished
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_invalid_best_of_is_rejected(settings: dict[str, float], match: str) -> 
 
 def test_all_generated_sequences_need_slots() -> None:
     with pytest.raises(ValueError, match="wants 4 sequences; max_num_seqs is 3"):
-        engine(max_num_seqs=3).add_request("a", [5], SamplingParams(n=1, best_of=4))
+        make_engine(max_num_seqs=3).add_request("a", [5], SamplingParams(n=1, best_of=4))

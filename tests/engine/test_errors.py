@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engines import answer_ids, engine, submit, tight
+from tests.support.engines import engine_with_blocks, generate_token_ids, make_engine, submit
 from tests.support.patched_models import patched
 from torch_armllm import LLM, AsyncLLM, SamplingParams
 from torch_armllm.engine.execution.computed import StepResult
@@ -37,19 +37,19 @@ class Failing:
         return self.work(*arguments)
 
 
-def nothing_is_held(on: LLMEngine) -> bool:
-    blocks = on.scheduler.blocks
+def nothing_is_held(engine: LLMEngine) -> bool:
+    blocks = engine.scheduler.blocks
     free = blocks.free == blocks.num_blocks and blocks.swap.free == blocks.swap_blocks
-    return free and not on.has_unfinished_requests() and not on.scheduler.has_unfinished
+    return free and not engine.has_unfinished_requests() and not engine.scheduler.has_unfinished
 
 
-def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
+def run_on(engine: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
     """Returns outputs of the finished requests, and the ids of the requests that failed steps ended."""
     done: dict[str, list[list[int]]] = {}
     ended: set[str] = set()
-    while on.has_unfinished_requests():
+    while engine.has_unfinished_requests():
         try:
-            for output in on.step():
+            for output in engine.step():
                 if output.finished:
                     done[output.request_id] = [completion.token_ids for completion in output.outputs]
         except StepFailedError as error:
@@ -62,27 +62,27 @@ def run_on(on: LLMEngine) -> tuple[dict[str, list[list[int]]], set[str]]:
 )
 def test_failed_step_does_not_affect_other_requests(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [GREEDY, SAMPLED, GREEDY, SAMPLED, GREEDY]
-    on = engine(**SMALL)
-    expected = answer_ids(on, PROMPTS, params)
+    engine = make_engine(**SMALL)
+    expected = generate_token_ids(engine, PROMPTS, params)
     *path, name = part.split(".")
-    owner: Any = getattr(on, path[0]) if path else on
+    owner: Any = getattr(engine, path[0]) if path else engine
     for first, at in ((True, 1), (True, 5), (False, 2), (False, 13)):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, Failing(getattr(owner, name), at, first))
-            submit(on, PROMPTS, params)
-            done, ended = run_on(on)
+            submit(engine, PROMPTS, params)
+            done, ended = run_on(engine)
         assert ended and not ended & set(done) and len(done) + len(ended) == len(PROMPTS)
         assert all(tokens == expected[int(number)] for number, tokens in done.items())
-        assert nothing_is_held(on)
-    assert answer_ids(on, PROMPTS, params) == expected
+        assert nothing_is_held(engine)
+    assert generate_token_ids(engine, PROMPTS, params) == expected
 
 
 def test_failed_step_ends_the_sequences_being_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = tight("llama", 6, 20, max_model_len=128, max_num_seqs=4)
+    engine = engine_with_blocks("llama", 6, 20, max_model_len=128, max_num_seqs=4)
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    expected = answer_ids(on, PROMPTS, params)
-    assert on.scheduler.preemptions
-    compute, failed = on.runner.compute, []
+    expected = generate_token_ids(engine, PROMPTS, params)
+    assert engine.scheduler.preemptions
+    compute, failed = engine.runner.compute, []
 
     def fail_when_swapping(step: Step, best: bool) -> StepResult:
         if step.swaps_out and not failed:
@@ -90,12 +90,12 @@ def test_failed_step_ends_the_sequences_being_swapped(monkeypatch: pytest.Monkey
             raise RuntimeError("a broken part")
         return compute(step, best)
 
-    monkeypatch.setattr(on.runner, "compute", fail_when_swapping)
-    submit(on, PROMPTS, params)
-    done, ended = run_on(on)
+    monkeypatch.setattr(engine.runner, "compute", fail_when_swapping)
+    submit(engine, PROMPTS, params)
+    done, ended = run_on(engine)
     assert failed and set(failed[0]) <= ended and done
     assert all(tokens == expected[int(name)] for name, tokens in done.items())
-    assert nothing_is_held(on)
+    assert nothing_is_held(engine)
 
 
 def test_generate_works_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.engines import answer_ids, drain, engine, submit
+from tests.support.engines import drain, generate_token_ids, make_engine, submit
 from tests.support.models import token_ids
 from tests.support.patched_models import patched
 from torch_armllm.engine.llm_engine import LLMEngine
@@ -19,54 +19,58 @@ def prompts() -> list[list[int]]:
     return [token_ids(1, length, seed=length)[0].tolist() for length in LENGTHS]
 
 
-def at_rest(on: LLMEngine) -> bool:
-    blocks = on.scheduler.blocks
-    return blocks.free == blocks.num_blocks and not on.scheduler.has_unfinished
+def at_rest(engine: LLMEngine) -> bool:
+    blocks = engine.scheduler.blocks
+    return blocks.free == blocks.num_blocks and not engine.scheduler.has_unfinished
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_outputs_equal_generate(family: str) -> None:
     model = patched(family)
-    on = engine(family)
-    for prompt, (completion,) in zip(prompts(), answer_ids(on, prompts(), GREEDY), strict=True):
+    engine = make_engine(family)
+    for prompt, (completion,) in zip(prompts(), generate_token_ids(engine, prompts(), GREEDY), strict=True):
         own = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=9, min_new_tokens=9)
         assert completion == own[0, len(prompt) :].tolist()
-    assert at_rest(on)
+    assert at_rest(engine)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_batched_outputs_equal_single_runs(family: str) -> None:
     params = [GREEDY, *(SamplingParams(temperature=0.9, top_p=0.95, seed=s, max_tokens=12) for s in range(4))]
-    together = answer_ids(engine(family), prompts(), params)
-    alone = [answer_ids(engine(family), [p], q)[0] for p, q in zip(prompts(), params, strict=True)]
+    together = generate_token_ids(make_engine(family), prompts(), params)
+    alone = [
+        generate_token_ids(make_engine(family), [p], q)[0] for p, q in zip(prompts(), params, strict=True)
+    ]
     assert together == alone
 
 
 def test_parallel_samples_share_their_prompt_and_differ() -> None:
-    on = engine()
+    engine = make_engine()
     params = SamplingParams(n=3, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
-    (completions,) = answer_ids(on, [prompts()[3]], params)
+    (completions,) = generate_token_ids(engine, [prompts()[3]], params)
     assert len(completions) == 3 and len({tuple(a) for a in completions}) == 3
-    assert on.scheduler.blocks.hit_rate == 0
-    assert at_rest(on)
-    one = answer_ids(engine(), [prompts()[3]], SamplingParams(seed=7, max_tokens=8, ignore_eos=True))
+    assert engine.scheduler.blocks.hit_rate == 0
+    assert at_rest(engine)
+    one = generate_token_ids(
+        make_engine(), [prompts()[3]], SamplingParams(seed=7, max_tokens=8, ignore_eos=True)
+    )
     assert one[0][0] == completions[0]
 
 
 def test_prefix_cache_hit_does_not_change_outputs() -> None:
-    on = engine()
-    first = answer_ids(on, [prompts()[3]], GREEDY)
-    submit(on, [prompts()[3]], GREEDY)
-    (output,) = drain(on)
+    engine = make_engine()
+    first = generate_token_ids(engine, [prompts()[3]], GREEDY)
+    submit(engine, [prompts()[3]], GREEDY)
+    (output,) = drain(engine)
     assert output.num_cached_tokens == 64
     assert [[a.token_ids for a in output.outputs]] == first
 
 
 def test_logprobs_equal_the_models() -> None:
     model, prompt = patched("llama"), prompts()[1]
-    on = engine()
-    submit(on, [prompt], SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1))
-    (output,) = drain(on)
+    engine = make_engine()
+    submit(engine, [prompt], SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1))
+    (output,) = drain(engine)
     (completion,) = output.outputs
     with torch.no_grad():
         logits = model(torch.tensor([prompt + completion.token_ids])).logits[0]
@@ -90,18 +94,20 @@ def test_logprobs_equal_the_models() -> None:
 def test_prompt_logprobs_do_not_change_parallel_samples() -> None:
     sampled = SamplingParams(n=2, seed=1, temperature=0.01, max_tokens=4)
     watched = SamplingParams(n=2, seed=1, temperature=0.01, max_tokens=4, prompt_logprobs=0)
-    assert answer_ids(engine(), [[5, 9]], watched) == answer_ids(engine(), [[5, 9]], sampled)
+    assert generate_token_ids(make_engine(), [[5, 9]], watched) == generate_token_ids(
+        make_engine(), [[5, 9]], sampled
+    )
 
 
 def test_output_kinds_contain_the_same_tokens() -> None:
     found = {}
     for kind in RequestOutputKind:
-        on = engine()
+        engine = make_engine()
         params = SamplingParams(n=2, seed=3, max_tokens=6, ignore_eos=True, output_kind=kind)
-        on.add_request("a", prompts()[0], params)
+        engine.add_request("a", prompts()[0], params)
         outputs = []
-        while on.has_unfinished_requests():
-            outputs += on.step()
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
         if kind is RequestOutputKind.DELTA:
             parts = [[a.token_ids for o in outputs for a in o.outputs if a.index == i] for i in range(2)]
             assert all(len(part) == 1 for own in parts for part in own)
@@ -114,23 +120,23 @@ def test_output_kinds_contain_the_same_tokens() -> None:
 
 
 def test_abort_frees_blocks_and_keeps_other_outputs() -> None:
-    expected = answer_ids(engine(), prompts(), GREEDY)
-    on = engine()
-    submit(on, prompts(), GREEDY)
+    expected = generate_token_ids(make_engine(), prompts(), GREEDY)
+    engine = make_engine()
+    submit(engine, prompts(), GREEDY)
     for _ in range(3):
-        on.step()
-    (aborted,) = on.abort_request(["1", "unknown"])
+        engine.step()
+    (aborted,) = engine.abort_request(["1", "unknown"])
     assert aborted.finished and aborted.outputs[0].finish_reason == "abort"
-    assert on.abort_request("1") == []
-    others = [[a.token_ids for a in output.outputs] for output in drain(on)]
+    assert engine.abort_request("1") == []
+    others = [[a.token_ids for a in output.outputs] for output in drain(engine)]
     assert others == [completion for number, completion in enumerate(expected) if number != 1]
-    assert at_rest(on)
+    assert at_rest(engine)
 
 
 def test_request_times_are_in_order() -> None:
-    on = engine()
-    submit(on, prompts()[:1], GREEDY)
-    metrics = drain(on)[0].metrics
+    engine = make_engine()
+    submit(engine, prompts()[:1], GREEDY)
+    metrics = drain(engine)[0].metrics
     times = (metrics.arrival_time, metrics.scheduled_time, metrics.first_token_time, metrics.finished_time)
     assert None not in times and list(times) == sorted(times)  # type: ignore[type-var]
 
@@ -147,25 +153,25 @@ def test_request_times_are_in_order() -> None:
     ],
 )
 def test_unservable_requests_raise_at_submission(prompt, params, message) -> None:  # type: ignore[no-untyped-def]
-    on = engine()
+    engine = make_engine()
     with pytest.raises(ValueError, match=message):
-        on.add_request("a", prompt, params)
-    assert not on.has_unfinished_requests() and at_rest(on)
+        engine.add_request("a", prompt, params)
+    assert not engine.has_unfinished_requests() and at_rest(engine)
 
 
 def test_request_id_is_reserved_until_its_request_ends() -> None:
-    on = engine()
-    on.add_request("a", [1], GREEDY)
+    engine = make_engine()
+    engine.add_request("a", [1], GREEDY)
     with pytest.raises(ValueError, match="'a'"):
-        on.add_request("a", [1], GREEDY)
-    drain_all(on)
-    on.add_request("a", [1], GREEDY)
-    drain_all(on)
+        engine.add_request("a", [1], GREEDY)
+    drain_all(engine)
+    engine.add_request("a", [1], GREEDY)
+    drain_all(engine)
 
 
-def drain_all(on: LLMEngine) -> None:
-    while on.has_unfinished_requests():
-        on.step()
+def drain_all(engine: LLMEngine) -> None:
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def drain_all(on: LLMEngine) -> None:
 )
 def test_invalid_settings_raise(settings, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
-        engine(**settings)
+        make_engine(**settings)
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
@@ -187,13 +193,13 @@ def test_drafts_do_not_change_outputs_and_are_accepted(method: str) -> None:
     sampled = SamplingParams(temperature=0.7, seed=5, max_tokens=20, ignore_eos=True)
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     params = [greedy, sampled, greedy, sampled, greedy]
-    expected = answer_ids(engine(), prompts(), params)
-    guessing = {"method": method, "num_speculative_tokens": 3}
+    expected = generate_token_ids(make_engine(), prompts(), params)
+    speculative_config = {"method": method, "num_speculative_tokens": 3}
     if method == "draft_model":
-        guessing["model"] = patched("llama")  # drafts every token correctly
-    on = engine(speculative_config=guessing)
-    assert answer_ids(on, prompts(), params) == expected
-    assert on.speculative_decoder is not None and on.speculative_decoder.acceptance.accepted > 0
+        speculative_config["model"] = patched("llama")  # drafts every token correctly
+    engine = make_engine(speculative_config=speculative_config)
+    assert generate_token_ids(engine, prompts(), params) == expected
+    assert engine.speculative_decoder is not None and engine.speculative_decoder.acceptance.accepted > 0
     if method == "draft_model":
-        assert on.speculative_decoder.acceptance.rate == 1
-    assert at_rest(on)
+        assert engine.speculative_decoder.acceptance.rate == 1
+    assert at_rest(engine)

@@ -44,15 +44,20 @@ def run(stats: EngineStats, clock: Clock, seconds: float, *entries: tuple[Schedu
 
 
 def test_prompt_output_and_draft_tokens_are_counted_separately(stats: EngineStats, clock: Clock) -> None:
-    reading, last, decoding, guessing = sequence(100), sequence(10), sequence(5, 3), sequence(4, 2, draft=3)
+    prefilling, last, decoding, verifying = (
+        sequence(100),
+        sequence(10),
+        sequence(5, 3),
+        sequence(4, 2, draft=3),
+    )
     run(
         stats,
         clock,
         1,
-        (Scheduled(reading, 16, 32), []),
+        (Scheduled(prefilling, 16, 32), []),
         (Scheduled(last, 4, 6), [7]),
         (Scheduled(decoding, 7, 1), [8]),
-        (Scheduled(guessing, 5, 4), [1, 2]),
+        (Scheduled(verifying, 5, 4), [1, 2]),
     )
     totals = stats.totals
     assert (totals.steps, totals.prompt_tokens, totals.generation_tokens) == (1, 38, 4)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engines import answer_ids, engine
+from tests.support.engines import generate_token_ids, make_engine
 from tests.support.models import token_ids
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.trace import NO_TRACE, TraceFile
@@ -56,9 +56,9 @@ def test_killed_process_leaves_a_valid_trace_file(tmp_path: Path) -> None:
 
 def test_engine_steps_and_phases_are_traced(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
-    on = engine(trace=str(file))
+    engine = make_engine(trace=str(file))
     prompts = [token_ids(1, n, seed=n)[0].tolist() for n in (9, 30)]
-    answer_ids(on, prompts, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    generate_token_ids(engine, prompts, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
     found = spans(file)
     assert [event["name"] for event in found[:8]] == ["step", *PHASES]
     steps = [event for event in found if event["name"] == "step"]

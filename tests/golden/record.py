@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("golden.json")
 FAMILIES = ("llama", "qwen3_moe", "gemma3_text", "gpt_oss")
-"""Dense, experts with a router, sliding windows with norms of ``1 + w``, sinks with clamped experts."""
+"""Dense; routed experts; sliding windows with norms of ``1 + w``; sinks with clamped experts."""
 VARIANTS = ("scalar", "avx2") if os.uname().machine in ("x86_64", "AMD64") else ("scalar", "neon")
 COMMANDS = (
     (),

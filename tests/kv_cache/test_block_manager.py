@@ -44,8 +44,8 @@ def test_full_blocks_are_found_by_their_prefix() -> None:
     blocks = BlockManager(8, 2)
     table = written(blocks, [1, 2, 3, 4, 5])
     assert blocks.find([1, 2, 3, 4, 5, 6], 6) == table[:2]
-    assert blocks.find([1, 2, 3, 4], 3) == table[:1], "no further than asked"
-    assert blocks.find([3, 4], 2) == [], "in another place"
+    assert blocks.find([1, 2, 3, 4], 3) == table[:1], "limited to the requested length"
+    assert blocks.find([3, 4], 2) == [], "at another position"
     assert blocks.find([1, 2, 9, 4], 4) == table[:1]
     blocks.deallocate(table)
     assert blocks.free == 8 and blocks.count_free(table[:2]) == 2
@@ -77,7 +77,7 @@ def test_duplicate_prefixes_extend_one_cached_chain() -> None:
     blocks.cache_full_blocks(second, [1, 2, 3, 4], 2, 4)
     assert blocks.find([1, 2, 3, 4], 4) == [first[0], second[1]]
     blocks.deallocate(second)
-    assert blocks.free == 7, "the one that is not found is free as it was"
+    assert blocks.free == 7, "a duplicate block is not cached"
     blocks.deallocate(first)
     assert blocks.free == 8
 

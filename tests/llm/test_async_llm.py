@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stand_in import StandIn
+from tests.support.stand_in import StubEngine
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm import base
@@ -25,7 +25,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made: list[AsyncLLM] = []
 
     def make(**options: Any) -> AsyncLLM:
-        engine = StandIn(**options)
+        engine = StubEngine(**options)
         monkeypatch.setattr(base, "load_engine", lambda *a, **k: (engine, None, None))
         made.append(AsyncLLM("none"))
         return made[-1]
@@ -78,7 +78,7 @@ def test_slow_reader_skips_cumulative_outputs_only(make: Make, kind: RequestOutp
 
 
 def test_thousands_of_concurrent_requests(make: Make) -> None:
-    llm = make(seats=64)
+    llm = make(max_running=64)
 
     async def all_of_them() -> list[list[RequestOutput]]:
         return await asyncio.gather(*(read(llm, [i, i + 1], params(3), f"r{i}") for i in range(3000)))
@@ -173,7 +173,7 @@ def test_engine_error_reaches_all_requests(make: Make) -> None:
 
 
 def test_failed_step_ends_only_its_requests(make: Make) -> None:
-    llm = make(seconds=0.01, seats=3)
+    llm = make(seconds=0.01, max_running=3)
     llm.llm_engine.fail_once_at = 5
 
     async def main() -> None:
@@ -207,7 +207,7 @@ def test_shutdown_raises_in_waiting_requests(make: Make) -> None:
 
 def test_deleting_the_llm_ends_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
-    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StandIn(), None, None))
+    monkeypatch.setattr(base, "load_engine", lambda *a, **k: (StubEngine(), None, None))
     llm = AsyncLLM("none")
     asyncio.run(read(llm, "ab", params(2)))
     own = set(threading.enumerate()) - before

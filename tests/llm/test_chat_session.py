@@ -11,7 +11,7 @@ import pytest
 
 from tests.llm.test_llm import tokenizer
 from tests.support.models import tiny
-from tests.support.stand_in import StandIn
+from tests.support.stand_in import StubEngine
 from torch_armllm.cli.main import main
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.llm import base
@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    loaded = (StandIn(), None, tokenizer())
+    loaded = (StubEngine(), None, tokenizer())
     monkeypatch.setattr(base, "load_engine", lambda *a, **k: loaded)
     return LLM("none")
 
@@ -73,7 +73,7 @@ def test_turn_statistics_as_text() -> None:
     assert str(TurnStats(reason="abort")) == "0 tokens; prompt 0 tokens, 0 of them cached; stopped"
 
 
-@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.usefixtures("sigint_enabled")
 def test_ctrl_c_stops_the_reply_only(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import torch_armllm
-from tests.support.stand_in import StandIn
+from tests.support.stand_in import StubEngine
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm import base
 from torch_armllm.llm.llm import LLM
@@ -38,7 +38,7 @@ def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     def make(template: str | None = TEMPLATE, **options: Any) -> LLM:
-        loaded = (StandIn(**options), None, tokenizer(template))
+        loaded = (StubEngine(**options), None, tokenizer(template))
         monkeypatch.setattr(base, "load_engine", lambda *a, **k: loaded)
         return LLM("none")
 
@@ -50,7 +50,7 @@ def texts(outputs: list[Any]) -> list[str]:
 
 
 def test_outputs_come_in_the_order_of_the_prompts(make: Callable[..., LLM]) -> None:
-    llm = make(seats=2)
+    llm = make(max_running=2)
     each = [SamplingParams(max_tokens=n) for n in (9, 1, 5, 3)]
     outputs = llm.generate(["ab", "cd", "ef", "gh"], each, use_tqdm=False)
     assert texts(outputs) == ["ababababa", "c", "efefe", "ghg"]
@@ -98,7 +98,7 @@ def test_failed_step_aborts_all_requests(make: Callable[..., LLM]) -> None:
     assert texts(llm.generate("ab", SamplingParams(max_tokens=2), use_tqdm=False)) == ["ab"]
 
 
-@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.usefixtures("sigint_enabled")
 def test_ctrl_c_takes_effect_between_steps(make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make()
     engine = llm.llm_engine

@@ -17,21 +17,21 @@ from torch_armllm.patching.state import patched_forward
 MEMORY = 4 << 20
 
 
-def engine(family: str = "llama", **settings: Any) -> LLMEngine:
+def make_engine(family: str = "llama", **settings: Any) -> LLMEngine:
     """Builds an engine without a tokenizer: prompts and outputs are token ids."""
     settings = {"kv_cache_memory": MEMORY, "max_num_batched_tokens": 64, **settings}
     return build_engine(patched(family), None, EngineConfig(**settings))
 
 
-def tight(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLMEngine:
+def engine_with_blocks(family: str, blocks: int, swap_blocks: int = 0, **limits: Any) -> LLMEngine:
     """Builds an engine with exactly ``blocks`` KV cache blocks and ``swap_blocks`` swap blocks."""
     forward = patched_forward(patched(family))
     assert forward is not None
     block = forward.shape.block_size * forward.shape.bytes_per_token
     sizes = {"kv_cache_memory": blocks * block, "swap_space": swap_blocks * block}
-    on = engine(family, **{**sizes, **limits})
-    assert on.scheduler.blocks.num_blocks == blocks and on.scheduler.blocks.swap_blocks == swap_blocks
-    return on
+    engine = make_engine(family, **{**sizes, **limits})
+    assert engine.scheduler.blocks.num_blocks == blocks and engine.scheduler.blocks.swap_blocks == swap_blocks
+    return engine
 
 
 def plan_runner(model: Any, num_blocks: int, **settings: Any) -> PlanRunner:
@@ -41,26 +41,28 @@ def plan_runner(model: Any, num_blocks: int, **settings: Any) -> PlanRunner:
     return PlanRunner(servable, num_blocks, **settings)
 
 
-def submit(on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> None:
+def submit(
+    engine: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+) -> None:
     """Adds requests whose ids are the numbers of their prompts."""
-    every = params if isinstance(params, list) else [params] * len(prompts)
-    for number, (prompt, own) in enumerate(zip(prompts, every, strict=True)):
-        on.add_request(str(number), prompt, own)
+    params_per_request = params if isinstance(params, list) else [params] * len(prompts)
+    for number, (prompt, request_params) in enumerate(zip(prompts, params_per_request, strict=True)):
+        engine.add_request(str(number), prompt, request_params)
 
 
-def drain(on: LLMEngine) -> list[RequestOutput]:
+def drain(engine: LLMEngine) -> list[RequestOutput]:
     """Runs the engine until it is idle; returns the last output of each request, in order of submission."""
     last: dict[str, RequestOutput] = {}
-    while on.has_unfinished_requests():
-        for output in on.step():
+    while engine.has_unfinished_requests():
+        for output in engine.step():
             last[output.request_id] = output
     assert all(output.finished for output in last.values())
     return [last[name] for name in sorted(last, key=int)]
 
 
-def answer_ids(
-    on: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
+def generate_token_ids(
+    engine: LLMEngine, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
 ) -> list[list[list[int]]]:
-    """Runs prompts; returns the output tokens of all their sequences."""
-    submit(on, prompts, params)
-    return [[completion.token_ids for completion in output.outputs] for output in drain(on)]
+    """Runs prompts; returns the output tokens of each sequence of each prompt."""
+    submit(engine, prompts, params)
+    return [[completion.token_ids for completion in output.outputs] for output in drain(engine)]

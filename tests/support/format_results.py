@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torch_armllm.ops.linear.reference import quantize_activations
 
-_PLAIN = ("lm_head", "gate", "router", "shared_expert_gate")
+_UNQUANTIZED = ("lm_head", "gate", "router", "shared_expert_gate")
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class _Linear(nn.Module):
 
 
 class _Experts(nn.Module):
-    """Stacked experts with their own gates; Llama 4's batched experts have none."""
+    """Stacked experts that compute their own gate, or Llama 4's batched experts."""
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class _Experts(nn.Module):
     def forward(self, x: Tensor, ids: Tensor | None = None, shares: Tensor | None = None) -> Tensor:
         if ids is None or shares is None:
             parts = x.view(len(self._weights[0]), -1, x.shape[-1])
-            return torch.cat([self._one(e, part) for e, part in enumerate(parts)]).to(x.dtype)
+            return torch.cat([self._expert(e, part) for e, part in enumerate(parts)]).to(x.dtype)
         out = torch.zeros_like(x, dtype=torch.float64)
         for token in range(len(x)):
             for expert, share in zip(ids[token].tolist(), shares[token].double(), strict=True):
-                out[token] += share * self._one(expert, x[token : token + 1])[0]
+                out[token] += share * self._expert(expert, x[token : token + 1])[0]
         return out.to(x.dtype)
 
-    def _one(self, expert: int, x: Tensor) -> Tensor:
+    def _expert(self, expert: int, x: Tensor) -> Tensor:
         [source] = self._source
         inner = self._product(0, expert, x)
         if self._batched:
@@ -62,32 +62,32 @@ class _Experts(nn.Module):
             return self._product(1, expert, up * source.act_fn(gate))
         return self._product(1, expert, source._apply_gate(inner))
 
-    def _product(self, which: int, expert: int, x: Tensor) -> Tensor:
-        bias = self._biases[which]
-        y = rounded(x) @ self._weights[which][expert]
+    def _product(self, index: int, expert: int, x: Tensor) -> Tensor:
+        bias = self._biases[index]
+        y = rounded(x) @ self._weights[index][expert]
         return y if bias is None else y + bias[expert].double()
 
 
 def with_rounded_inputs(model: nn.Module, names: Collection[str] | None = None) -> Any:
-    """A copy of a float32 model whose layers round their inputs.
+    """Returns a copy of a float32 model whose layers round their inputs.
 
     Args:
         model: the model.
-        names: of the modules that are quantized; all but heads and routers, if left out.
+        names: quantized modules; by default all except heads and routers.
     """
     twin = copy.deepcopy(model)
     for name, module in list(twin.named_modules()):
         owner, _, attribute = name.rpartition(".")
         if names is not None and name not in names:
             continue
-        if isinstance(module, nn.Linear) and attribute not in _PLAIN:
+        if isinstance(module, nn.Linear) and attribute not in _UNQUANTIZED:
             setattr(twin.get_submodule(owner), attribute, _Linear(module))
         elif hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
             setattr(twin.get_submodule(owner), attribute, _Experts(module))
     return twin
 
 
-def relative(got: Tensor, wanted: Tensor) -> float:
+def relative(actual: Tensor, expected: Tensor) -> float:
     """Returns the largest ‖got − wanted‖ / ‖wanted‖ of all tokens."""
-    distance = (got - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)
+    distance = (actual - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
     return float(distance.detach().max())

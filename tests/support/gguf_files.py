@@ -15,9 +15,9 @@ KINDS = gguf.GGMLQuantizationType
 
 
 def encode(weight: Tensor, kind: str, seed: int = 0) -> tuple[np.ndarray, Tensor]:
-    """Encodes a matrix, or those of experts, in a type; returns its bytes and the equivalent floats.
+    """Encodes a matrix, or stacked matrices, in a GGUF type; returns its bytes and the equivalent floats.
 
-    Of K-quants, which the ``gguf`` package only reads, the blocks are random and the weight's are of no use.
+    The ``gguf`` package cannot write K-quants: their blocks are random, with the shape of ``weight``.
     """
     type_ = KINDS[kind]
     if kind in ("F32", "F16"):
@@ -44,7 +44,7 @@ def _k_blocks(weight: Tensor, kind: str, seed: int) -> np.ndarray:
 def save(
     path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[np.ndarray, str]]
 ) -> None:
-    """Writes a file: fields by name without the architecture's prefix, and bytes with their type."""
+    """Writes a GGUF file; the names of metadata omit the architecture, and each tensor has a type."""
     writer = gguf.GGUFWriter(str(path), architecture)
     for name, value in metadata.items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32

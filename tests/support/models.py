@@ -89,8 +89,8 @@ def tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overr
 
     Args:
         family: key of `FAMILIES`.
-        dtype: of the parameters.
-        seed: the same seed gives the same model, whatever was drawn before.
+        dtype: dtype of the parameters.
+        seed: seed of the weights; the global random state has no influence.
         overrides: configuration values.
     """
     known = FAMILIES | MORE

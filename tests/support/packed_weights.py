@@ -9,7 +9,7 @@ from torch_armllm.ops import linear
 
 
 def packed(rows: int, columns: int, scheme: str) -> Tensor:
-    """Return a random packed weight."""
+    """Returns a random packed weight."""
     span, zero_points = linear.group_span(scheme), linear.has_zero_points(scheme)
     if scheme == "i8":
         return linear.pack_int8(
@@ -32,6 +32,7 @@ def packed(rows: int, columns: int, scheme: str) -> Tensor:
 
 
 def quant_linear(x: Tensor, weight: Tensor, rows: int, scheme: str, *more: Tensor | None) -> Tensor:
+    """Calls the linear op of a scheme; ``more`` are its bias and residual."""
     if scheme == "i8":
         return linear.int8_linear(x, weight, rows, *more)
     return linear.int4_linear(x, weight, rows, scheme, *more)
@@ -45,4 +46,5 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def error(a: Tensor, b: Tensor) -> float:
+    """Returns the norm of the difference, relative to the norm of ``b``."""
     return float((a.float() - b.float()).norm() / (b.float().norm() + 1e-20))

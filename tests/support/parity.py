@@ -38,21 +38,21 @@ class Bounds(NamedTuple):
     """largest difference: an activation may round differently, and a token may go to another expert"""
 
 
-_CARRIED_EARLY = Bounds(usual=1e-2)
-"""One activation rounds differently early in the sequence, and all later tokens attend to it (with weights of
-other seeds, these families differ by 1e-7)."""
+_EARLY_ROUNDING = Bounds(usual=1e-2)
+"""One activation rounds differently early in the sequence, and all later tokens attend to it.  With weights
+from other seeds, these families differ by 1e-7."""
 _ABSORBED = Bounds(usual=3e-2)
-"""Absorbed latent attention rounds queries and attention outputs, the emulation rounds the latents."""
+"""Absorbed latent attention rounds queries and attention outputs; the emulation rounds latents."""
 
 BOUNDS: dict[str, Bounds] = {
-    **dict.fromkeys(("cohere_compass_text", "gemma4_unified", "granite", "phi"), _CARRIED_EARLY),
+    **dict.fromkeys(("cohere_compass_text", "gemma4_unified", "granite", "phi"), _EARLY_ROUNDING),
     **dict.fromkeys(("axk2", "deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu"), _ABSORBED),
-    # some tokens are routed to other experts, and the experts of axk1 differ much
+    # Some tokens are routed to other experts; the experts of axk1 differ much.
     "deepseek_v3": _ABSORBED._replace(worst=0.3),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _ABSORBED._replace(worst=0.6)),
     "axk1": _ABSORBED._replace(worst=1.0),
 }
-"""Bounds of the families that need others than the default, with the reason."""
+"""Bounds of the families that differ from the default."""
 
 IDS = tiny_ids(1, 41)  # longer than the sliding windows
 ROWS = tiny_ids(2, 20, seed=5)
@@ -92,37 +92,37 @@ def _steps(model: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def apart_in_own_forward(model: Any, twin: Any) -> dict[str, tuple[float, float]]:
+def own_forward_differences(model: Any, twin: Any) -> dict[str, tuple[float, float]]:
     """Returns differences between two models' own forwards: a prompt and two decode steps."""
-    got, wanted = (m(input_ids=IDS).logits for m in (model, twin))
-    found = differences({"prefill": got}, [wanted] * 3)
+    actual, expected_logits = (m(input_ids=IDS).logits for m in (model, twin))
+    result = differences({"prefill": actual}, [expected_logits] * 3)
     options: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "return_dict_in_generate": True}
     try:
-        own = twin.generate(IDS, output_logits=True, **options).logits
-    except Exception:  # noqa: BLE001 - a tiny model that never could generate
-        return found
-    ours = model.generate(IDS, output_logits=True, **options).logits
-    return {**found, **differences({"first token": ours[0]}, [own[0]] * 3)}
+        expected_steps = twin.generate(IDS, output_logits=True, **options).logits
+    except Exception:  # noqa: BLE001 - some tiny models cannot generate
+        return result
+    actual_logits = model.generate(IDS, output_logits=True, **options).logits
+    return {**result, **differences({"first token": actual_logits[0]}, [expected_steps[0]] * 3)}
 
 
-def differences(got: dict[str, Tensor], wanted: list[Tensor]) -> dict[str, tuple[float, float]]:
+def differences(actual: dict[str, Tensor], expected_logits: list[Tensor]) -> dict[str, tuple[float, float]]:
     """Returns each run's 90th percentile and largest difference, relative to the largest logit."""
-    whole, shorter, longer = wanted
-    found = {}
-    for name, logits in got.items():
+    whole, shorter, longer = expected_logits
+    result = {}
+    for name, logits in actual.items():
         other = {"shorter row": shorter, "longer row": longer}.get(name, whole)
-        apart = (logits.float() - other.float()).abs().flatten() / other.float().abs().max()
-        found[name] = (float(apart.quantile(0.9)), float(apart.max()))
-    return found
+        difference = (logits.float() - other.float()).abs().flatten() / other.float().abs().max()
+        result[name] = (float(difference.quantile(0.9)), float(difference.max()))
+    return result
 
 
 def check_unquantized(family: str) -> None:
     """Asserts that a family is captured, and that its patched float model equals the original."""
     model = tiny_model(family)
-    wanted = expected(model)
+    expected_logits = expected(model)
     report = torch_armllm.patch(model, None, progress=False)
     assert report.captured, report.capture_reason
-    for name, (_, largest) in differences(steps(model), wanted).items():
+    for name, (_, largest) in differences(steps(model), expected_logits).items():
         assert largest < 3e-4, name
 
 
@@ -135,12 +135,12 @@ def check_quantized(family: str) -> Report:
         twin = emulate(model)
         report = torch_armllm.patch(model, progress=False)
     if report.captured:
-        found = differences(steps(model), expected(twin))
+        result = differences(steps(model), expected(twin))
     else:
         assert family not in CAPTURED, report.capture_reason
-        found = apart_in_own_forward(model, twin)
+        result = own_forward_differences(model, twin)
     bounds = BOUNDS.get(family, Bounds())
-    for name, (usual, worst) in found.items():
+    for name, (usual, worst) in result.items():
         assert usual < bounds.usual, name
         assert worst < bounds.worst, name
     return report

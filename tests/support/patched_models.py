@@ -29,16 +29,16 @@ patched = functools.cache(fresh)
 
 
 def close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """True if logits agree within the dtype's rounding, relative to the largest logit."""
+    """Asserts that logits agree within the dtype's rounding, relative to the largest logit."""
     scale = float(expected.float().abs().max())
     torch.testing.assert_close(got.float(), expected.float(), rtol=0, atol=TOLERANCE[dtype] * scale)
 
 
 def close_quantized(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """As `close`; in float32 far closer, and in 16 bits for nine logits of ten.
+    """Asserts that quantized logits agree: within 1e-5 in float32, and for nine of ten logits in 16 bits.
 
-    There, a difference of rounding can carry an activation over to the next integer, and a token to another
-    expert, so a few logits may differ by more; with a wrong expert, nine of ten differ by 0.2.
+    In 16 bits, rounding can move an activation to the next integer, or a token to another expert, so a few
+    logits may differ by more.  With a wrong expert, nine of ten logits differ by 0.2.
     """
     scale = float(expected.float().abs().max())
     difference = (got.float() - expected.float()).abs().flatten() / scale

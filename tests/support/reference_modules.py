@@ -42,9 +42,9 @@ class ReferenceExperts(nn.Module):
     ) -> Tensor:
         """Maps (T, H) to (T, H); the chosen experts are summed in the order of `top_k_index`."""
         if top_k_index is None or top_k_weights is None:
-            own = hidden_states.float().chunk(self.source.num_experts)
-            made = [self._expert(expert, rows) for expert, rows in enumerate(own)]
-            return torch.cat(made).to(hidden_states.dtype)
+            rows_per_expert = hidden_states.float().chunk(self.source.num_experts)
+            outputs = [self._expert(expert, rows) for expert, rows in enumerate(rows_per_expert)]
+            return torch.cat(outputs).to(hidden_states.dtype)
         parts = hidden_states.new_zeros((*top_k_index.shape, self.source.hidden_dim), dtype=torch.float32)
         for expert in range(self.source.num_experts):
             tokens, slots = torch.where(top_k_index == expert)
@@ -73,10 +73,10 @@ class ReferenceExperts(nn.Module):
 def emulate(model: nn.Module) -> nn.Module:
     """Returns a copy of a quantized model whose quantized modules run in plain PyTorch."""
     twin = copy.deepcopy(model)
-    hung = ModuleSlots(twin)
+    slots_of_model = ModuleSlots(twin)
     for module in list(twin.modules()):
         if isinstance(module, QuantLinear):
-            hung.replace(module, ReferenceLinear(module))
+            slots_of_model.replace(module, ReferenceLinear(module))
         elif isinstance(module, QuantExperts):
-            hung.replace(module, ReferenceExperts(module))
+            slots_of_model.replace(module, ReferenceExperts(module))
     return twin

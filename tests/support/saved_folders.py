@@ -21,9 +21,9 @@ from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 
 Encode = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
-"""Maps a name and a float weight (N, K) to a tool's tensors, by the ends of their names, and the equivalent
+"""Maps a name and a float weight (N, K) to the tensors of a quantization tool, by suffix, and the equivalent
 floats (N, K)."""
-LEFT = ("embed_tokens", "lm_head", "norm", ".gate.", "wte", "wpe", "ln_")
+UNQUANTIZED = ("embed_tokens", "lm_head", "norm", ".gate.", "wte", "wpe", "ln_")
 
 
 def write(
@@ -36,7 +36,7 @@ def write(
     state = load_file(folder / "float" / "model.safetensors")
     quantized: dict[str, Tensor] = {}
     for name, weight in list(state.items()):
-        if weight.dim() != 2 or not name.endswith(".weight") or any(part in name for part in LEFT):
+        if weight.dim() != 2 or not name.endswith(".weight") or any(part in name for part in UNQUANTIZED):
             quantized[name] = weight
             continue
         parts, state[name] = encode(name, weight)
@@ -70,15 +70,16 @@ def check(
     error: float = 0.0,
     nodes: bool = False,
 ) -> Any:
-    """Loads a quantized folder: its integers stand for the expected floats bit by bit, and so do its logits
-    to the rounding of activations.
+    """Loads a quantized folder and asserts that its weights and logits equal the float model's.
+
+    Weights are compared bit for bit, and logits up to the rounding of activations.
 
     Args:
-        folder: that `write` wrote.
+        folder: a folder written by `write`.
         expected: the float model.
-        tolerance: relative, of the logits of the usual token, activations rounded.
-        error: relative, that a weight may have.
-        nodes: its graph may run node by node.
+        tolerance: bound of the relative error of a token's logits, as the median over tokens.
+        error: bound of the relative error of a weight; 0 requires equal bits.
+        nodes: the graph may run node by node.
 
     Returns:
         The loaded model.
@@ -96,7 +97,7 @@ def check(
     with torch.no_grad():
         ids = token_ids(2, 9)
         got, wanted = model(ids).logits, expected(ids).logits
-    # the median over tokens: with rounded activations, a few tokens choose other experts
+    # The median over tokens: with rounded activations, a few tokens are routed to other experts.
     assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < tolerance
     report = model.hf_quantizer.report
     assert report.captured, str(report)
@@ -125,7 +126,7 @@ def _check_logits(folder: Path, expected: PreTrainedModel) -> None:
     exact = copy.deepcopy(expected).float()
     ids, names = token_ids(1, 6), set()
     with torch.no_grad():
-        for parameter, value in _decoded(model):  # unrounded: the model's dtype has fewer digits
+        for parameter, value in _decoded(model):  # in float32: the model's dtype would round them
             exact.get_parameter(parameter).copy_(value)
             names.add(parameter.rpartition(".")[0])
         assert relative(model(ids).logits, with_rounded_inputs(exact, names)(ids).logits) < 2e-3

@@ -55,7 +55,7 @@ class Live:
 
     @property
     def idle(self) -> bool:
-        """True if no request holds anything."""
+        """True if no request is unfinished or holds KV blocks."""
         engine = self.llm.llm_engine
         blocks = engine.scheduler.blocks
         return not (engine.has_unfinished_requests() or self.served.admission.num_admitted or blocks.usage)

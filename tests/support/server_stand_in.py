@@ -1,4 +1,4 @@
-"""A server that takes known times to say known things, and fails in known ways."""
+"""A stub server with fixed responses, delays and failures, for tests of the serving benchmark."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from typing import Any
 
 FIRST = 0.15
-"""Seconds to the first text."""
+"""Seconds before the first chunk of text."""
 GAP = 0.04
-"""Seconds between two texts."""
+"""Seconds between two chunks of text."""
 INPUT_TOKENS = 7
 
 
-class StandIn:
-    """Answers with ``max_tokens`` texts; a prompt that is the name of a fault gets that fault.
+class StubServer:
+    """Streams ``max_tokens`` chunks of text per request; simulates a failure if the prompt names it.
 
     Attributes:
-        base: its address.
-        bodies: of all requests.
-        keys: that came with them.
+        base: URL of the server.
+        bodies: bodies of all requests.
+        keys: authorization headers of all requests.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class StandIn:
         if path == "/v1/models":
             _send(writer, "200 OK", {"data": [{"id": "first"}, {"id": "second"}]})
         else:
-            asked = json.loads(body)
-            self.bodies.append(asked)
-            await self._answer(path == "/v1/chat/completions", asked, writer)
+            request = json.loads(body)
+            self.bodies.append(request)
+            await self._respond(path == "/v1/chat/completions", request, writer)
         await writer.drain()
         writer.close()
 
-    async def _answer(self, chat: bool, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        prompt = asked["messages"][0]["content"] if chat else asked["prompt"]
+    async def _respond(self, chat: bool, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        prompt = request["messages"][0]["content"] if chat else request["prompt"]
         if prompt == "refused":
             _send(writer, "400 Bad Request", {"error": {"message": "no such thing"}})
             return
@@ -55,7 +55,7 @@ class StandIn:
         if chat:
             _event(writer, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         await asyncio.sleep(FIRST)
-        for number in range(asked["max_tokens"]):
+        for number in range(request["max_tokens"]):
             if number:
                 await asyncio.sleep(GAP)
             if prompt == "cut" and number:
@@ -72,7 +72,7 @@ class StandIn:
             )
         _event(writer, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
         if prompt != "uncounted":
-            usage = {"prompt_tokens": INPUT_TOKENS, "completion_tokens": asked["max_tokens"]}
+            usage = {"prompt_tokens": INPUT_TOKENS, "completion_tokens": request["max_tokens"]}
             _event(writer, {"choices": [], "usage": usage})
         writer.write(b"data: [DONE]\n\n")
 
@@ -90,15 +90,15 @@ def _send(writer: asyncio.StreamWriter, status: str, body: dict[str, Any]) -> No
 
 
 @contextmanager
-def stand_in() -> Iterator[StandIn]:
-    """One that runs in a thread."""
-    made = StandIn()
+def stub_server() -> Iterator[StubServer]:
+    """Runs a stub server in a thread."""
+    stub = StubServer()
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(made.handle, "127.0.0.1", 0))
-    made.base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = loop.run_until_complete(asyncio.start_server(stub.handle, "127.0.0.1", 0))
+    stub.base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    yield made
+    yield stub
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     server.close()

@@ -1,4 +1,4 @@
-"""An engine without a model: executes steps on a memory that records the context of every position."""
+"""A simulated engine: it executes scheduler steps on a memory that records the context of every position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABULARY = 3
 
 
 def next_token(text: list[int], index: int) -> int:
-    """Stands for the model: returns the token sampled after a context, for output ``index``."""
+    """Simulates the model: returns the token sampled after a context, for output ``index``."""
     return hash((index, len(text), *text[-12:])) // 7 % VOCABULARY
 
 
@@ -45,7 +45,7 @@ class Simulation:
         self.requests: list[Request] = []
         self.live: list[Request] = []
         self.steps: list[Step] = []
-        self.last_overlooked: Sequence | None = None
+        self.last_admissible: Sequence | None = None
 
     def add(self, request: Request) -> Request:
         self.scheduler.add(request)
@@ -67,21 +67,21 @@ class Simulation:
         self.execute(step)
         if abort is not None:
             self.scheduler.abort(abort)
-        drawn: dict[Sequence, list[int]] = {}
+        sampled: dict[Sequence, list[int]] = {}
         for scheduled in step.scheduled:
             sequence = scheduled.sequence
             if not scheduled.samples or sequence.status is not Status.RUNNING:
                 continue
-            drawn[sequence] = self.draw(sequence, scheduled.num_draft)
+            sampled[sequence] = self.draw(sequence, scheduled.num_draft)
             if len(sequence.request.sequences) < sequence.params.n:
                 for sibling in self.scheduler.fork(sequence):
-                    drawn[sibling] = self.draw(sibling, 0)
-        self.scheduler.complete(step, drawn)
+                    sampled[sibling] = self.draw(sibling, 0)
+        self.scheduler.complete(step, sampled)
         self.scheduler.record_time(step, (7 * len(self.steps)) % 11 / 10)
-        for sequence in drawn:
-            most = sequence.params.max_tokens
-            assert most is not None
-            if sequence.output_length >= most or len(sequence.token_ids) >= self.scheduler.max_length:
+        for sequence in sampled:
+            max_tokens = sequence.params.max_tokens
+            assert max_tokens is not None
+            if sequence.output_length >= max_tokens or len(sequence.token_ids) >= self.scheduler.max_length:
                 self.scheduler.finish(sequence, "length")
             else:
                 sequence.draft = draft(sequence)
@@ -89,21 +89,21 @@ class Simulation:
         return step
 
     def draw(self, sequence: Sequence, drafted: int) -> list[int]:
-        """Returns the accepted draft tokens and one token more."""
-        known, drawn = list(sequence.token_ids), []
-        for guess in [*sequence.draft[:drafted], None]:
+        """Returns the accepted draft tokens and one further token."""
+        known, sampled = list(sequence.token_ids), []
+        for draft_token in [*sequence.draft[:drafted], None]:
             token = next_token(known, sequence.index)
             known.append(token)
-            drawn.append(token)
-            if token != guess:
+            sampled.append(token)
+            if token != draft_token:
                 break
-        most = sequence.params.max_tokens
-        assert most is not None
-        return drawn[: most - sequence.output_length]
+        max_tokens = sequence.params.max_tokens
+        assert max_tokens is not None
+        return sampled[: max_tokens - sequence.output_length]
 
     def run(self, steps: int = 1000) -> None:
         while self.scheduler.has_unfinished:
-            assert steps, "it does not end"
+            assert steps, "the run does not end"
             steps -= 1
             self.step()
 
@@ -113,28 +113,28 @@ class Simulation:
             swap[slot] = list(memory[block])
         for slot, block in step.swaps_in:
             memory[block] = list(swap[slot])
-        # copying one block after another or all at once must have the same result
-        at_once = [(to, list(memory[block])) for block, to in step.copies]
+        # Copying blocks in order or all in parallel must have the same result.
+        parallel = [(to, list(memory[block])) for block, to in step.copies]
         for block, to in step.copies:
             memory[to] = list(memory[block])
-        for to, held in at_once:
-            assert memory[to] == held
+        for to, stored in parallel:
+            assert memory[to] == stored
         for sequence, start, count in step.scheduled:
             numbers = self.number(sequence)
             for position in range(start, start + count):
                 block, place = self.find(sequence, position)
-                assert not self.blocks.is_shared(block) and not self.can_be_found(block)
+                assert not self.blocks.is_shared(block) and not self.is_cached(block)
                 memory[block][place] = numbers[position]
         for scheduled in step.scheduled:
             self.check_memory(scheduled.sequence, scheduled.end)
 
-    def can_be_found(self, block: int) -> bool:
+    def is_cached(self, block: int) -> bool:
         return self.blocks.prefix_cache is not None and self.blocks.prefix_cache._keys[block] is not None
 
     def number(self, sequence: Sequence) -> list[int]:
         """Returns a number for the prefix at each position of a sequence and its draft tokens."""
         known = self.known.setdefault(sequence, [])
-        del known[sequence.computed :]  # after it were draft tokens
+        del known[sequence.computed :]  # rejected draft tokens
         text = sequence.token_ids + sequence.draft
         for token in text[len(known) :]:
             link = (known[-1] if known else 0, token)
@@ -143,8 +143,8 @@ class Simulation:
 
     def check_memory(self, sequence: Sequence, end: int) -> None:
         """Checks that every position a sequence attends to holds exactly its own context."""
-        held = [place for block in sequence.blocks for place in self.memory[block]]
-        assert held[:end] == self.number(sequence)[:end]
+        stored = [place for block in sequence.blocks for place in self.memory[block]]
+        assert stored[:end] == self.number(sequence)[:end]
 
     def find(self, sequence: Sequence, position: int) -> tuple[int, int]:
         place = position % self.blocks.block_size
@@ -163,9 +163,9 @@ class Simulation:
         rank = {a: scheduler._keys[a][0] for a in [*sequences, *step.preempted]}
         for sequence in set(sequences) - before.keys():
             assert all(rank[sequence] < rank[other] for other in step.preempted)
-        overlooked = self.overlooked(step)
-        assert overlooked is None or overlooked is not self.last_overlooked
-        self.last_overlooked = overlooked
+        admissible = self.admissible(step)
+        assert admissible is None or admissible is not self.last_admissible
+        self.last_admissible = admissible
         assert all(len(s.sequence.draft) == s.num_draft for s in step.scheduled)
         for sequence, start, count in step.scheduled:
             assert sequence.status is Status.RUNNING and start == sequence.computed and count > 0
@@ -173,8 +173,11 @@ class Simulation:
             whole = start + count >= len(sequence.token_ids)
             assert whole or config.enable_chunked_prefill
 
-    def overlooked(self, step: Step) -> Sequence | None:
-        """Returns a sequence that waits while lower priorities hold all it lacks: for one step at most."""
+    def admissible(self, step: Step) -> Sequence | None:
+        """Returns the first waiting sequence if preempting lower priorities would admit it, else None.
+
+        The scheduler may delay such a sequence by one step at most.
+        """
         scheduler, blocks = self.scheduler, self.blocks
         full = step.token_count == scheduler.config.max_num_batched_tokens
         limited = scheduler.config.max_step_time is not None or not scheduler.config.enable_chunked_prefill
@@ -182,24 +185,24 @@ class Simulation:
             return None
         first = scheduler._waiting[0]
         rank = scheduler._keys[first][0]
-        better = [a for a in scheduler._running if scheduler._keys[a][0] <= rank]
-        seats = [a.params.n - len(a.request.sequences) + 1 for a in (*better, first)]
-        needed = -(-len(first.token_ids) // blocks.block_size) + sum(seats[:-1])
-        kept = {block for sequence in better for block in sequence.blocks}
-        fits = sum(seats) <= scheduler.config.max_num_seqs and needed + len(kept) <= blocks.num_blocks
-        return first if fits and len(better) < len(scheduler._running) else None
+        preceding = [a for a in scheduler._running if scheduler._keys[a][0] <= rank]
+        slots = [a.params.n - len(a.request.sequences) + 1 for a in (*preceding, first)]
+        needed = -(-len(first.token_ids) // blocks.block_size) + sum(slots[:-1])
+        blocks_held = {block for sequence in preceding for block in sequence.blocks}
+        fits = sum(slots) <= scheduler.config.max_num_seqs and needed + len(blocks_held) <= blocks.num_blocks
+        return first if fits and len(preceding) < len(scheduler._running) else None
 
     def check(self) -> None:
         """Checks that every block is free, cached, or referenced by exactly the tables that contain it."""
         blocks, scheduler = self.blocks, self.scheduler
         self.live = [request for request in self.live if not request.finished]
         sequences = [a for r in self.live for a in r.sequences]
-        held = Counter(block for a in sequences for block in a.blocks)
-        assert [held[b] for b in range(blocks.num_blocks)] == blocks._references
+        references = Counter(block for a in sequences for block in a.blocks)
+        assert [references[b] for b in range(blocks.num_blocks)] == blocks._references
         idle = list(blocks.prefix_cache._idle) if blocks.prefix_cache is not None else []
-        assert sorted([*blocks._free, *idle, *held]) == list(range(blocks.num_blocks))
-        slots = [s for taken in scheduler._tables.swapped.values() for s in taken]
-        assert sorted([*blocks.swap._free, *slots]) == list(range(blocks.swap_blocks))
+        assert sorted([*blocks._free, *idle, *references]) == list(range(blocks.num_blocks))
+        swap_slots = [s for swapped_blocks in scheduler._tables.swapped.values() for s in swapped_blocks]
+        assert sorted([*blocks.swap._free, *swap_slots]) == list(range(blocks.swap_blocks))
         by_status = {status: [a for a in sequences if a.status is status] for status in Status}
         assert set(scheduler._running) == set(by_status[Status.RUNNING])
         assert set(scheduler._waiting) == {*by_status[Status.WAITING], *by_status[Status.SWAPPED]}
@@ -209,8 +212,8 @@ class Simulation:
         assert counts == tuple(len(by_status[s]) for s in (Status.RUNNING, Status.WAITING, Status.SWAPPED))
         assert set(scheduler._keys) == {a for a in sequences if a.status is not Status.FINISHED}
         assert set(scheduler._requests) == {r.request_id for r in self.live}
-        seats = sum(a.params.n - len(a.request.sequences) + 1 for a in scheduler._running)
-        assert seats == scheduler._slots <= scheduler.config.max_num_seqs
+        slots_in_use = sum(a.params.n - len(a.request.sequences) + 1 for a in scheduler._running)
+        assert slots_in_use == scheduler._slots <= scheduler.config.max_num_seqs
         for queue in (scheduler._running, scheduler._waiting):
             assert [*queue] == sorted(queue, key=scheduler._key)
         for sequence in sequences:
@@ -233,9 +236,9 @@ class Simulation:
             assert cache._keys[block] == (content, tokens)
             if content in numbers:  # the block before it may have been evicted and reused
                 number = numbers[content]
-                for token, held in zip(tokens, self.memory[block], strict=True):
+                for token, stored in zip(tokens, self.memory[block], strict=True):
                     number = self.texts[number, token]
-                    assert held == number
+                    assert stored == number
                 numbers[cache._contents[block]] = number
 
     def check_end(self) -> None:

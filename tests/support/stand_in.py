@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of the layers above the engine."""
+"""A stub engine without a model, for tests of the layers above the engine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ from torch_armllm.engine.outputs import CompletionOutput, FinishReason, RequestO
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 
 
-class StandIn:
-    """Outputs the tokens of each prompt in a loop, one token per step, up to ``max_tokens``."""
+class StubEngine:
+    """Repeats the tokens of each prompt, one token per step, up to ``max_tokens``.
 
-    def __init__(self, seats: int = 1000, seconds: float = 0.0) -> None:
+    Args:
+        max_running: requests that advance in a step.
+        seconds: duration of a step.
+
+    Attributes:
+        fail_at: number of the step that fails with an error that ends the engine.
+        fail_once_at: number of the step that fails and ends only its requests.
+    """
+
+    def __init__(self, max_running: int = 1000, seconds: float = 0.0) -> None:
         self.requests: dict[str, tuple[str | None, list[int], SamplingParams]] = {}
         self.lengths: dict[str, int] = {}
         self.served: list[str] = []
         self.steps = 0
-        self.seats = seats
+        self.max_running = max_running
         self.seconds = seconds
         self.fail_at: int | None = None
         self.fail_once_at: int | None = None
@@ -53,12 +62,12 @@ class StandIn:
         if self.steps == self.fail_at:
             raise RuntimeError("out of order")
         if self.steps == self.fail_once_at:
-            names = list(self.requests)[: self.seats]
+            names = list(self.requests)[: self.max_running]
             for name in names:
                 del self.requests[name]
             raise StepFailedError(names, RuntimeError("bad luck"))
         outputs = []
-        for name in list(self.requests)[: self.seats]:
+        for name in list(self.requests)[: self.max_running]:
             self.lengths[name] += 1
             most = self.requests[name][2].max_tokens
             outputs.append(self._output(name, "length" if self.lengths[name] == most else None))

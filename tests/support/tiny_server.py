@@ -20,17 +20,17 @@ TEMPLATE = (
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Returns a byte-level tokenizer with special tokens and a chat template with tools."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         special_tokens=["<pad>", "<s>", "</s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         vocab_size=259,
     )
-    made.train_from_iterator([], trainer)
+    bpe.train_from_iterator([], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=bpe,
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
@@ -40,7 +40,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def checkpoint(folder: Path) -> Path:
     """Saves the model and its tokenizer in a folder."""
-    own = tokenizer()
-    tiny("llama", vocab_size=len(own), max_position_embeddings=512).save_pretrained(folder)
-    own.save_pretrained(folder)
+    saved_tokenizer = tokenizer()
+    tiny("llama", vocab_size=len(saved_tokenizer), max_position_embeddings=512).save_pretrained(folder)
+    saved_tokenizer.save_pretrained(folder)
     return folder

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_armllm
-from tests.support.engines import answer_ids, engine, plan_runner
+from tests.support.engines import generate_token_ids, make_engine, plan_runner
 from torch_armllm import Recipe
 from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.execution.plan_runner import PlanRunner
@@ -59,14 +59,14 @@ def test_fused_head_equals_separate_head_bitwise(head: str | None, dtype: torch.
     step = decoding(runner, count)
     alone = runner.execute(step)
     assert runner.compute(step, best=True).best is None  # the first such step fuses the head
-    joined = runner.compute(step, best=True)
-    assert torch.equal(joined.logits, alone) and joined.logits.dtype == alone.dtype
-    assert joined.best is not None
-    assert joined.best.tolist() == best_tokens(alone[:, :drawable]).tolist()
+    fused = runner.compute(step, best=True)
+    assert torch.equal(fused.logits, alone) and fused.logits.dtype == alone.dtype
+    assert fused.best is not None
+    assert fused.best.tolist() == best_tokens(alone[:, :drawable]).tolist()
     assert runner.compute(step).best is None
 
 
-def long_texts(size: int) -> list[Sequence]:
+def long_sequences(size: int) -> list[Sequence]:
     """Returns sequences that outgrow a split of split-KV attention after a few more tokens."""
     made = []
     for number, length in enumerate((250, 41)):
@@ -77,9 +77,11 @@ def long_texts(size: int) -> list[Sequence]:
     return made
 
 
-def growing(runner: PlanRunner, compute: Callable[[Step], StepResult]) -> list[tuple[Tensor, list[int]]]:
-    """Decodes `long_texts` for some steps; returns copies of the logits and most probable tokens of each."""
-    sequences, found = long_texts(runner.block_size), []
+def decode_growing(
+    runner: PlanRunner, compute: Callable[[Step], StepResult]
+) -> list[tuple[Tensor, list[int]]]:
+    """Decodes `long_sequences`; returns copies of the logits and most probable tokens of each step."""
+    sequences, found = long_sequences(runner.block_size), []
     for sequence in sequences:
         runner.execute(Step([Scheduled(sequence, 0, len(sequence.token_ids))]))
     for number in range(14):
@@ -97,32 +99,32 @@ def test_replayed_steps_equal_separate_steps_bitwise(family: str) -> None:
     model = tiny_model(family)
     assert torch_armllm.patch(model, "int4", progress=False).captured
     runner = plan_runner(model, 1024 // 16)
-    expected = growing(runner, lambda step: StepResult(runner.execute(step)))
-    tickets = []
+    expected = decode_growing(runner, lambda step: StepResult(runner.execute(step)))
+    bindings = []
 
-    def joined(step: Step) -> StepResult:
+    def fused(step: Step) -> StepResult:
         computed = runner.compute(step, best=True)
-        tickets.append(0 if runner._fused_head is None else runner._fused_head._binding)
+        bindings.append(0 if runner._fused_head is None else runner._fused_head._binding)
         return computed
 
-    found = growing(runner, joined)
+    found = decode_growing(runner, fused)
     assert [best for _, best in found] == [best for _, best in expected]
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
-    none, first, *_, last = tickets  # the first step fused the head
-    assert none == 0 < first < last and len(set(tickets)) == 3  # a new binding after a split's end
+    none, first, *_, last = bindings  # the first step fused the head
+    assert none == 0 < first < last and len(set(bindings)) == 3  # a new binding after a split's end
 
 
 def test_interleaved_steps_do_not_change_results() -> None:
     model = patched("int8", torch.float32)
     runner, other = plan_runner(model, 8), plan_runner(model, 8)
     step, another = decoding(runner, 3), decoding(other, 2)
-    expected, its = runner.execute(step), other.execute(another)
+    expected, other_expected = runner.execute(step), other.execute(another)
     for each, given in ((runner, step), (other, another)):
         each.compute(given, best=True)
     for _ in range(3):
         assert torch.equal(runner.compute(step, best=True).logits, expected)
         assert torch.equal(runner.compute(step, best=True).logits, expected)
-        assert torch.equal(other.compute(another, best=True).logits, its)
+        assert torch.equal(other.compute(another, best=True).logits, other_expected)
         assert torch.equal(runner.execute(step), expected)
 
 
@@ -156,15 +158,15 @@ def test_timed_step_equals_untimed_step_bitwise() -> None:
     step = decoding(runner, 3)
     for _ in range(2):  # the first step fuses the head
         expected = runner.compute(step, best=True).logits.clone()
-    joined = runner._fused_head
-    assert joined is not None and joined._inputs is not None
-    computed, times = joined.run_timed(joined._inputs)
+    fused = runner._fused_head
+    assert fused is not None and fused._inputs is not None
+    computed, times = fused.run_timed(fused._inputs)
     assert torch.equal(computed.logits, expected)
     assert times is not None and (times[:, 0] > 0).all()
     first, last = times[-2:].tolist()
     assert last[1] - first[1] == times[:-2, [0, 2]].sum() + first[0] + last[0]
-    runner.plan.run(joined._inputs)
-    computed, times = joined.run_timed(joined._inputs)
+    runner.plan.run(fused._inputs)
+    computed, times = fused.run_timed(fused._inputs)
     assert torch.equal(computed.logits, expected) and times is None
 
 
@@ -204,13 +206,13 @@ def test_prefill_steps_are_not_fused() -> None:
 
 
 def test_greedy_outputs_equal_those_sampled_from_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = engine()
-    joined = answer_ids(on, prompts(4), GREEDY)
-    assert on.runner._fused_head is not None  # type: ignore[attr-defined]
-    by_logits = engine()
+    engine = make_engine()
+    fused = generate_token_ids(engine, prompts(4), GREEDY)
+    assert engine.runner._fused_head is not None  # type: ignore[attr-defined]
+    by_logits = make_engine()
     without = by_logits.runner.compute
     monkeypatch.setattr(by_logits.runner, "compute", lambda step, best=False: without(step))
-    assert answer_ids(by_logits, prompts(4), GREEDY) == joined
+    assert generate_token_ids(by_logits, prompts(4), GREEDY) == fused
 
 
 def test_other_sampling_parameters_use_logits() -> None:
@@ -220,20 +222,23 @@ def test_other_sampling_parameters_use_logits() -> None:
         SamplingParams(temperature=0.0, repetition_penalty=1.5, max_tokens=9, ignore_eos=True),
     ]
     alone = [
-        answer_ids(engine(), [prompt], params)[0] for prompt, params in zip(prompts(3), others, strict=True)
+        generate_token_ids(make_engine(), [prompt], params)[0]
+        for prompt, params in zip(prompts(3), others, strict=True)
     ]
-    on = engine()
-    first = answer_ids(on, prompts(4), GREEDY)  # fuses the head, so that the next steps return best tokens
-    together = answer_ids(on, [*prompts(3), prompts(4)[3]], [*others, GREEDY])
+    engine = make_engine()
+    first = generate_token_ids(
+        engine, prompts(4), GREEDY
+    )  # fuses the head, so that the next steps return best tokens
+    together = generate_token_ids(engine, [*prompts(3), prompts(4)[3]], [*others, GREEDY])
     assert together == [*alone, first[3]]
 
 
 def test_nan_row_ends_its_sequence_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    on = engine()
-    expected = answer_ids(on, prompts(2), GREEDY)
-    compute = on.runner.compute
+    engine = make_engine()
+    expected = generate_token_ids(engine, prompts(2), GREEDY)
+    compute = engine.runner.compute
 
-    def spoilt(step: Step, best: bool = False) -> StepResult:
+    def compute_with_nan(step: Step, best: bool = False) -> StepResult:
         computed = compute(step, best)
         rows = [s.sequence.request.request_id for s in step.scheduled]
         if computed.best is not None and rows == ["0", "1"]:
@@ -241,15 +246,15 @@ def test_nan_row_ends_its_sequence_only(monkeypatch: pytest.MonkeyPatch) -> None
             computed.best[0] = -1
         return computed
 
-    monkeypatch.setattr(on.runner, "compute", spoilt)
+    monkeypatch.setattr(engine.runner, "compute", compute_with_nan)
     with pytest.warns(UserWarning, match="hold no number; its sequence ends"):
-        assert answer_ids(on, prompts(2), GREEDY)[1] == expected[1]
+        assert generate_token_ids(engine, prompts(2), GREEDY)[1] == expected[1]
 
 
 def test_take_greedy_rejects_rows_without_a_token() -> None:
-    on = engine()
-    answer_ids(on, prompts(1), GREEDY)
-    sampler = on.sampler
+    engine = make_engine()
+    generate_token_ids(engine, prompts(1), GREEDY)
+    sampler = engine.sampler
     request = Request("one", prompts(1)[0], GREEDY, seed=0)
     sequences: list[Sequence] = list(request.sequences)
     assert sampler.take_greedy(array("q", [7]), sequences) == [7]

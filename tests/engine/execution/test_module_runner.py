@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_armllm
-from tests.support.engines import MEMORY, answer_ids
+from tests.support.engines import MEMORY, generate_token_ids
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.execution.module_runner import ModuleRunner
@@ -32,7 +32,7 @@ def model_of(family: str) -> Any:
     return model
 
 
-def answer_of(length: int, **params: Any) -> Sequence:
+def sequence_of(length: int, **params: Any) -> Sequence:
     prompt = tiny_ids(1, length, seed=length)[0].tolist()
     return Request(str(length), prompt, SamplingParams(**params), seed=0).sequences[0]
 
@@ -65,7 +65,7 @@ def advance(runner: ModuleRunner, *sequences: Sequence) -> None:
 def test_interleaved_sequences_equal_generate(family: str) -> None:
     model = model_of(family)
     runner = ModuleRunner(model)
-    first, second = answer_of(11), answer_of(5)
+    first, second = sequence_of(11), sequence_of(5)
     advance(runner, first)
     for _ in range(NEW - 1):
         advance(runner, second, first)
@@ -77,18 +77,18 @@ def test_interleaved_sequences_equal_generate(family: str) -> None:
 def test_fork_continues_from_a_copy_of_the_cache() -> None:
     model = model_of("mamba2")
     runner = ModuleRunner(model)
-    first = answer_of(9)
+    first = sequence_of(9)
     advance(runner, first)
     others = [Sequence(first.request, i, [*first.token_ids[:9], i + 20], computed=9) for i in (1, 2)]
     first.request.sequences += others
     advance(runner, first, others[0])
     advance(runner, others[1], first)  # the first one has advanced: the prompt is prefilled again
     for sequence in others:
-        (expected,) = runner.execute(Step([Scheduled(answer_like(sequence), 0, 10)]))
+        (expected,) = runner.execute(Step([Scheduled(sequence_like(sequence), 0, 10)]))
         assert sequence.token_ids[10] == int(expected.argmax())
 
 
-def answer_like(sequence: Sequence) -> Sequence:
+def sequence_like(sequence: Sequence) -> Sequence:
     """Returns a new request whose prompt is the first 10 tokens of a sequence."""
     return Request("other", sequence.token_ids[:10], SamplingParams(), seed=0).sequences[0]
 
@@ -96,12 +96,12 @@ def answer_like(sequence: Sequence) -> Sequence:
 def test_prompt_chunks_are_computed_with_the_last_one() -> None:
     model = model_of("recurrent_gemma")
     runner = ModuleRunner(model)
-    sequence = answer_of(11)
+    sequence = sequence_of(11)
     assert runner.execute(Step([Scheduled(sequence, 0, 4)])).shape == (0, runner.vocab_size)
     sequence.computed = 4
     advance(runner, sequence)
     assert sequence.output_token_ids == generated(model, sequence.request.prompt_token_ids)[:1]
-    every = answer_of(11, prompt_logprobs=0)
+    every = sequence_of(11, prompt_logprobs=0)
     parts = [runner.execute(Step([Scheduled(every, *part)])) for part in ((0, 4), (4, 7))]
     with torch.no_grad():
         whole = model(torch.tensor([every.token_ids])).logits[0]
@@ -111,7 +111,7 @@ def test_prompt_chunks_are_computed_with_the_last_one() -> None:
 def test_preempted_sequence_is_prefilled_again() -> None:
     model = model_of("rwkv")
     runner = ModuleRunner(model)
-    sequence, other = answer_of(11), answer_of(5)
+    sequence, other = sequence_of(11), sequence_of(5)
     advance(runner, sequence)
     advance(runner, sequence)
     runner.execute(Step([rest(other)], preempted=[sequence]))
@@ -124,7 +124,7 @@ def test_preempted_sequence_is_prefilled_again() -> None:
 
 def test_finished_and_deleted_sequences_are_dropped() -> None:
     runner = ModuleRunner(model_of("mamba2"))
-    first, second, third = answer_of(4), answer_of(5), answer_of(6)
+    first, second, third = sequence_of(4), sequence_of(5), sequence_of(6)
     advance(runner, first, second, third)
     assert len(runner._texts) == 3
     first.status = Status.FINISHED
@@ -142,13 +142,13 @@ def test_engine_without_a_plan_equals_generate(family: str, caplog: pytest.LogCa
     report = torch_armllm.patch(model, progress=False)
     assert not report.captured
     with caplog.at_level("WARNING"):
-        on = engine_of(model, swap_space=1 << 20, speculative_config={"method": "ngram"})
+        engine = engine_of(model, swap_space=1 << 20, speculative_config={"method": "ngram"})
     assert "has no plan" in caplog.text
     one = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
     two = SamplingParams(temperature=0.9, seed=1, n=2, max_tokens=NEW, ignore_eos=True)
-    (greedy,), drawn = answer_ids(on, prompts, [one, two])
+    (greedy,), drawn = generate_token_ids(engine, prompts, [one, two])
     model.generation_config.eos_token_id = None
     assert greedy == generated(model, prompts[0])
     alone = engine_of(model)
-    assert answer_ids(alone, prompts[1:], two) == [drawn]
-    assert on.scheduler.blocks.usage == 0
+    assert generate_token_ids(alone, prompts[1:], two) == [drawn]
+    assert engine.scheduler.blocks.usage == 0

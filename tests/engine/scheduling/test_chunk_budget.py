@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.engines import engine
+from tests.support.engines import make_engine
 from tests.support.simulation import Simulation, request, simulation
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.scheduling.chunk_budget import ChunkBudget, PrefillBudget
@@ -78,18 +78,18 @@ def test_max_step_time_does_not_change_outputs() -> None:
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     found = []
     for most in (None, 1e-6, 0.2):
-        on = engine(max_num_batched_tokens=64, max_step_time=most)
+        engine = make_engine(max_num_batched_tokens=64, max_step_time=most)
         sequences = {}
         for number, prompt in enumerate(prompts):
-            on.add_request(str(number), prompt, params)
+            engine.add_request(str(number), prompt, params)
             for _ in range(2):
-                sequences |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
-        while on.has_unfinished_requests():
-            sequences |= {o.request_id: o.outputs[0].token_ids for o in on.step()}
+                sequences |= {o.request_id: o.outputs[0].token_ids for o in engine.step()}
+        while engine.has_unfinished_requests():
+            sequences |= {o.request_id: o.outputs[0].token_ids for o in engine.step()}
         found.append(sequences)
     assert found[0] == found[1] == found[2]
 
 
 def test_zero_max_step_time_raises() -> None:
     with pytest.raises(ValueError, match="max_step_time = 0: give seconds above 0, or None"):
-        engine(max_step_time=0)
+        make_engine(max_step_time=0)

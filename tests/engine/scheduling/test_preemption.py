@@ -52,28 +52,28 @@ def test_preempted_prefill_with_several_sequences_frees_all_slots() -> None:
     run.check_end()
 
 
-@pytest.mark.parametrize("when", ["waiting", "reading", "writing", "computed", "forked", "swapped"])
+@pytest.mark.parametrize("when", ["waiting", "prefilling", "decoding", "computed", "forked", "swapped"])
 def test_abort_frees_all_blocks_in_every_state(when: str) -> None:
     run = simulation(6, swap_blocks=6, max_num_seqs=4, max_num_batched_tokens=4, preemption="swap")
     run.add(request("other", [1] * 4, max_tokens=16))
-    asked = run.add(request("a", [2] * 10, n=2 if when == "forked" else 1, max_tokens=9))
+    aborted = run.add(request("a", [2] * 10, n=2 if when == "forked" else 1, max_tokens=9))
     if when == "waiting":
-        assert run.scheduler.abort("a") is asked
+        assert run.scheduler.abort("a") is aborted
     elif when == "swapped":
-        while asked.sequences[0].status is not Status.SWAPPED:
+        while aborted.sequences[0].status is not Status.SWAPPED:
             run.step()
         run.scheduler.abort("a")
     elif when in ("computed", "forked"):
-        while asked.sequences[0].computed < 8:
+        while aborted.sequences[0].computed < 8:
             run.step()
         run.step(abort="a" if when == "computed" else None)
         run.scheduler.abort("a")
     else:
-        for _ in range({"reading": 2, "writing": 6}[when]):
+        for _ in range({"prefilling": 2, "decoding": 6}[when]):
             run.step()
         run.scheduler.abort("a")
-    assert asked.finished and {a.finish_reason for a in asked.sequences} == {"abort"}
-    assert run.scheduler.abort("a") is None and run.scheduler.abort("nobody") is None
+    assert aborted.finished and {a.finish_reason for a in aborted.sequences} == {"abort"}
+    assert run.scheduler.abort("a") is None and run.scheduler.abort("unknown") is None
     run.run()
     run.check_end()
 
@@ -105,8 +105,8 @@ def test_blocks_being_swapped_in_are_not_found_in_the_prefix_cache() -> None:
 def test_partially_prefilled_swapped_prompt_shares_only_full_blocks() -> None:
     blocks = BlockManager(16, 2, swap_blocks=8)
     tables, step = BlockTables(blocks), Step()
-    text = [1, 2, 3, 4, 5, 6, 7]
-    (half,), (whole,) = request("half", text).sequences, request("whole", text).sequences
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    (half,), (whole,) = request("half", tokens).sequences, request("whole", tokens).sequences
     assert tables.admit(half, step, reserve=0, max_uncomputed=7)
     half.computed = 3
     assert tables.swap_out(half, step) and len(step.swaps_out) == 2

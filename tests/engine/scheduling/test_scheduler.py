@@ -154,7 +154,7 @@ def test_prefix_lookup_of_a_waiting_request_is_not_repeated(monkeypatch: pytest.
     run.check_end()
 
 
-def refused(match: str, asked: Request, **limits: object) -> None:
+def check_rejected(match: str, asked: Request, **limits: object) -> None:
     scheduler = simulation(4, **limits).scheduler
     with pytest.raises(ValueError, match=match):
         scheduler.add(asked)
@@ -162,10 +162,10 @@ def refused(match: str, asked: Request, **limits: object) -> None:
 
 
 def test_unservable_requests_raise() -> None:
-    refused("has no prompt", request("a", []))
-    refused("has 16 tokens; the KV cache allows 16", request("a", [1] * 16))
-    refused("has 8 tokens; max_model_len allows 8", request("a", [1] * 8), max_model_len=8)
-    refused("wants 3 sequences; max_num_seqs is 2", request("a", [1], n=3), max_num_seqs=2)
+    check_rejected("has no prompt", request("a", []))
+    check_rejected("has 16 tokens; the KV cache allows 16", request("a", [1] * 16))
+    check_rejected("has 8 tokens; max_model_len allows 8", request("a", [1] * 8), max_model_len=8)
+    check_rejected("wants 3 sequences; max_num_seqs is 2", request("a", [1], n=3), max_num_seqs=2)
     scheduler = simulation().scheduler
     scheduler.add(request("a", [1]))
     with pytest.raises(ValueError, match="'a' is not finished"):

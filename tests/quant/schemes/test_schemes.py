@@ -16,7 +16,7 @@ from torch_armllm.quant.schemes.registry import SCHEMES, scheme_named
 
 ALL = list(SCHEMES)
 NAMES = ["g32i", "row", "rowz", "int8", "g32", "g64", "g128", "g32z", "g128zb", "g32m", "int8g64"]
-"""One of each kind, which is enough where bits and zero points do not meet."""
+"""One scheme of each kind, for tests in which group size and zero points do not interact."""
 
 
 def random_weight(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
