@@ -36,7 +36,7 @@ def smollm2_dir(smollm2_file: Path) -> Path:
 
 @pytest.fixture
 def sigint_enabled() -> Iterator[None]:
-    """Makes SIGINT raise KeyboardInterrupt; a shell ignores SIGINT in tests that it starts in the background."""
+    """Makes SIGINT raise KeyboardInterrupt; background jobs of a shell start with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -6,7 +6,7 @@
 #include <exception>
 
 // True if the variant is tested when no variant is named.
-static bool is_usual([[maybe_unused]] const armllm::Variant& v) {
+static bool is_tested_by_default([[maybe_unused]] const armllm::Variant& v) {
 #if defined(ARMLLM_EMULATE_AMX)
   return std::string(v.name) == "amx";
 #else
@@ -34,7 +34,7 @@ int main(int count, char** names) {
   test_worker_governor(report);
   test_work_ranges(report);
   for (const Variant& v : armllm::all_variants()) {
-    bool wanted = count == 1 && is_usual(v);
+    bool wanted = count == 1 && is_tested_by_default(v);
     if (!armllm::runs_here(v)) {
       if (wanted) std::printf("%s: does not run on this CPU\n", v.name);
       continue;

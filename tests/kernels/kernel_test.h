@@ -59,7 +59,7 @@ class Values {
       std::memcpy(&bytes_[size_t(i) * 2], &half, 2);
     }
   }
-  // The same bits, or NaN in both.
+  // True if all values have the same bits or are NaN in both.
   bool same(const Values& other) const {
     const int64_t size = armllm::size_of(type_);
     for (int64_t i = 0; i < n_; ++i) {
@@ -89,7 +89,7 @@ class Values {
  private:
   static constexpr int64_t kGuard = 32;
 
-  // To nearest, ties to even.
+  // Rounds to float16, ties to even.
   static uint16_t to_half(float value) {
     uint32_t word;
     std::memcpy(&word, &value, 4);
@@ -140,17 +140,17 @@ inline std::string text(const char* format, ...) {
 
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-// One per kernel family: `tested` against `truth`.
+// One function per kernel family: compares the variant `tested` with `truth`.
 void test_linear(const Variant& tested, const Variant& truth, Report& report);
 void test_rows(const Variant& tested, const Variant& truth, Report& report);
 void test_attention(const Variant& tested, const Variant& truth, Report& report);
-// Work cut into several calls against one call.
+// Compare work cut into several calls with one call.
 void test_worker_governor(Report& report);
 void test_work_ranges(Report& report);
 void test_linear_parts(const Variant& tested, Report& report);
 void test_row_parts(const Variant& tested, Report& report);
 void test_attention_parts(const Variant& tested, Report& report);
-// Built if ARMLLM_TEST_SME says that the assembler knows SME.
+// Built if ARMLLM_TEST_SME is set, i.e. if the assembler supports SME.
 void test_za_is_saved(const Variant& tested, Report& report);
 
 }  // namespace armllm_test

@@ -120,7 +120,7 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
               }
               tile.args.cache_type = type;
               const Cache cache(tile.args, random, 4.0f);
-              cache.give_to(tile.args);
+              cache.assign_to(tile.args);
               tile.blocks = cache.blocks.data();
               tile.args.window = kind == 2 ? 9 : 0;
               tile.args.softcap = kind == 1 ? 5.0f : 0.0f;

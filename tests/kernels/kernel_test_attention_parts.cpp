@@ -85,7 +85,7 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
         Values q(DType::f32, rows * args.q_heads * head_size, random, 2.0f);
         args.q = q.rows(args.q_heads * head_size);
         const Cache cache(args, random, 2.0f);
-        cache.give_to(args);
+        cache.assign_to(args);
         // Tokens of a prompt; the last one attends to all positions.
         std::vector<int64_t> first, last;
         for (int64_t r = 0; r < rows; ++r) {

@@ -8,7 +8,7 @@ namespace armllm_test {
 
 constexpr int64_t kBlock = 16, kBlocks = 20, kHeads = 2;
 
-// Includes the dimensions and positions of the layout's padding.
+// Random keys and values, including the padding of the layout.
 struct Cache {
   std::vector<char> k, v;
   std::vector<float> k_scales, v_scales;  // of INT8 caches; values up to about `size`
@@ -26,7 +26,7 @@ struct Cache {
     for (int64_t b = 0; b < kBlocks; ++b) blocks.push_back(int32_t((b * 7 + 3) % kBlocks));
   }
 
-  void give_to(armllm::AttentionArgs& a) const {
+  void assign_to(armllm::AttentionArgs& a) const {
     a.k_cache = k.data();
     a.v_cache = v.data();
     a.k_scales = a.cache_type == armllm::CacheType::i8 ? k_scales.data() : nullptr;

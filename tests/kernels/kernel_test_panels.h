@@ -8,7 +8,7 @@ namespace armllm_test {
 
 using namespace armllm;
 
-// Schemes that kernels see: INT8 groups reach them as panels of i8.
+// Schemes with kernels of their own: INT8 groups are passed to kernels as panels of scheme i8.
 inline std::vector<SchemeName> kernel_schemes() {
   std::vector<SchemeName> schemes;
   for (const SchemeName& one : kSchemeNames)

@@ -1,4 +1,4 @@
-// Work stealing: the tiles that each worker takes.
+// Work stealing: every tile must be computed exactly once, and ranges must be contiguous.
 #include <thread>
 
 #include "kernel_test.h"
@@ -20,14 +20,14 @@ std::vector<int64_t> all_of(WorkRanges& ranges, int64_t worker, int64_t phase, i
   return taken;
 }
 
-bool is_each_once(std::vector<int64_t> taken, int64_t pieces) {
+bool each_taken_once(std::vector<int64_t> taken, int64_t pieces) {
   std::sort(taken.begin(), taken.end());
   for (int64_t i = 0; i < int64_t(taken.size()); ++i)
     if (taken[size_t(i)] != i) return false;
   return int64_t(taken.size()) == pieces;
 }
 
-void test_one_worker_comes(Report& report) {
+void test_single_worker(Report& report) {
   for (int64_t workers : kWorkers)
     for (int64_t pieces : kPieces)
       for (int64_t worker : {int64_t(0), workers / 2, workers - 1}) {
@@ -36,13 +36,13 @@ void test_one_worker_comes(Report& report) {
         for (int64_t phase : {0, 1, 5}) {
           std::atomic<uint64_t> empty{0};
           report.expect(
-              is_each_once(all_of(ranges, worker, phase, pieces, empty), pieces),
+              each_taken_once(all_of(ranges, worker, phase, pieces, empty), pieces),
               text("worker %ld of %ld takes all of %ld pieces", long(worker), long(workers), long(pieces)));
         }
       }
 }
 
-// Workers take turns, so that none finishes before the others.
+// Workers alternate, so that they finish together and steal no tiles.
 void test_neighbors(Report& report) {
   for (int64_t workers : {2, 3, 7, 64})
     for (int64_t pieces : {int64_t(64), int64_t(1000)}) {
@@ -56,12 +56,12 @@ void test_neighbors(Report& report) {
       for (const std::vector<int64_t>& mine : taken)
         for (size_t i = 1; i < mine.size(); ++i) follow = follow && mine[i] == mine[i - 1] + 1;
       report.expect(follow,
-                    text("each of %ld workers takes neighbors of %ld pieces", long(workers), long(pieces)));
+                    text("each of %ld workers takes adjacent pieces of %ld", long(workers), long(pieces)));
     }
 }
 
-// Tiles are stolen from the end of a range, so that its owner continues where it was.
-void test_helping(Report& report) {
+// Tiles are stolen from the end of a range, so that its owner continues with adjacent tiles.
+void test_stealing(Report& report) {
   WorkRanges ranges;
   ranges.reset(2);
   std::atomic<uint64_t> empty{0};
@@ -70,7 +70,7 @@ void test_helping(Report& report) {
   for (int i = 0; i < 5; ++i) helper.push_back(ranges.take(1, 0, 8, empty));
   owner.push_back(ranges.take(0, 0, 8, empty));
   report.expect(helper == std::vector<int64_t>{4, 5, 6, 7, 3} && owner == std::vector<int64_t>{0, 1},
-                "who is through takes from the end of what another has left");
+                "an idle worker steals from the end of the range of another");
 }
 
 void test_late_worker(Report& report) {
@@ -80,10 +80,10 @@ void test_late_worker(Report& report) {
   for (int64_t phase : {0, 1}) all_of(ranges, 0, phase, 9, empty[phase]);
   std::atomic<uint64_t> anew{0};
   report.expect(all_of(ranges, 1, 0, 9, empty[0]).empty() && all_of(ranges, 1, 0, 9, anew).empty(),
-                "nobody takes from a phase that is over");
+                "no worker takes tiles of a finished phase");
   ranges.reset(3);
   std::atomic<uint64_t> first{0};
-  report.expect(is_each_once(all_of(ranges, 2, 0, 9, first), 9), "phases begin again");
+  report.expect(each_taken_once(all_of(ranges, 2, 0, 9, first), 9), "phases restart after reset");
 }
 
 void test_threads(Report& report) {
@@ -105,7 +105,7 @@ void test_threads(Report& report) {
       std::vector<int64_t> all;
       for (int64_t w = 0; w < kThreads; ++w)
         for (int64_t piece : taken[size_t(phase * kThreads + w)]) all.push_back(piece);
-      each = each && is_each_once(all, pieces);
+      each = each && each_taken_once(all, pieces);
     }
     report.expect(each, text("threads take each of %ld pieces once", long(pieces)));
   }
@@ -114,9 +114,9 @@ void test_threads(Report& report) {
 }  // namespace
 
 void test_work_ranges(Report& report) {
-  test_one_worker_comes(report);
+  test_single_worker(report);
   test_neighbors(report);
-  test_helping(report);
+  test_stealing(report);
   test_late_worker(report);
   test_threads(report);
 }
