@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from torch_armllm.engine.structured_limits import check_size
+
 
 class RequestOutputKind(Enum):
     """Contents of a request's outputs."""
@@ -266,3 +268,4 @@ def _check_structured(params: StructuredOutputsParams) -> None:
         _texts("choice", params.choice)
     if params.json is not None and not isinstance(params.json, (str, dict)):
         raise ValueError(f"structured outputs: json is {params.json!r}; give a schema as a text or a dict")
+    check_size(given[0], getattr(params, given[0]))

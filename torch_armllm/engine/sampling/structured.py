@@ -17,8 +17,10 @@ from torch import Tensor
 
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling_params import StructuredOutputsParams
+from torch_armllm.system.deep_stack import call_on_deep_stack
 
 _MAX_GRAMMARS = 64  # compiled grammars that are cached
+_MAX_REASON = 500  # characters of an error
 
 
 class StructuredOutputs:
@@ -54,16 +56,9 @@ class StructuredOutputs:
 
     def _prototype(self, params: StructuredOutputsParams) -> Any:
         tokenizer = self._llm_tokenizer()
-        from llguidance import LLMatcher
-
         grammar = _grammar(params)
         if grammar not in self._grammars:
-            error, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
-            matcher = None if error else LLMatcher(tokenizer, grammar, log_level=0)
-            if matcher is None or matcher.is_error():
-                raise ValueError(
-                    f"structured outputs: {messages[0] if matcher is None else matcher.get_error()}"
-                )
+            matcher = call_on_deep_stack(_compile, grammar, tokenizer)
             while len(self._grammars) >= _MAX_GRAMMARS:
                 del self._grammars[next(iter(self._grammars))]
             self._grammars[grammar] = matcher
@@ -86,6 +81,24 @@ class StructuredOutputs:
             ends = self._end_token_ids or None
             self._loaded = llguidance.hf.from_tokenizer(self._tokenizer, eos_token=ends)
         return self._loaded
+
+
+def _compile(grammar: str, tokenizer: Any) -> Any:
+    """Returns a matcher for a grammar; llguidance recurses a few kilobytes of stack for each rule."""
+    from llguidance import LLMatcher
+
+    error, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
+    matcher = None if error else LLMatcher(tokenizer, grammar, log_level=0)
+    if matcher is None or matcher.is_error():
+        reason = messages[0] if matcher is None else matcher.get_error()
+        raise ValueError(f"structured outputs: {_first_line(reason)}")
+    return matcher
+
+
+def _first_line(reason: str) -> str:
+    """Returns an error without a library's backtrace and without the input that it repeats."""
+    line = next((line for line in reason.splitlines() if line.strip()), "unknown error")
+    return line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]} …"
 
 
 def _grammar(params: StructuredOutputsParams) -> str:
