@@ -28,6 +28,7 @@ from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
 KEY = {"Authorization": "Bearer k"}
+ADMIN_KEY = {"Authorization": "Bearer a"}
 ASKED: dict[str, Any] = {"prompt": "hello", "max_tokens": 12, "ignore_eos": True, "temperature": 0}
 ENGINE: dict[str, Any] = {"kv_cache_memory": 4 << 20, "max_num_seqs": 16}
 
@@ -47,17 +48,17 @@ def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def several(tiny_llm: AsyncLLM) -> Iterator[Live]:
-    with live(tiny_llm, engine=ENGINE, api_keys=("k",)) as server:
+    with live(tiny_llm, engine=ENGINE, api_keys=("k",), admin_api_key="a") as server:
         yield server
 
 
 def load(server: Live, source: Path | str, name: str, **more: Any) -> httpx.Response:
     body = {"model": str(source), "name": name, **more}
-    return httpx.post(f"{server.base}/v1/admin/models", json=body, headers=KEY, timeout=60)
+    return httpx.post(f"{server.base}/v1/admin/models", json=body, headers=ADMIN_KEY, timeout=60)
 
 
 def unload(server: Live, name: str) -> httpx.Response:
-    return httpx.delete(f"{server.base}/v1/admin/models/{name}", headers=KEY, timeout=60)
+    return httpx.delete(f"{server.base}/v1/admin/models/{name}", headers=ADMIN_KEY, timeout=60)
 
 
 def ask(server: Live, model: str, **more: Any) -> str:
@@ -191,22 +192,57 @@ def test_failed_load_keeps_the_previous_model(several: Live, tmp_path: Path) -> 
     assert ask(several, NAME) == alone
 
 
-def test_admin_routes_require_an_api_key(tiny_llm: AsyncLLM, tiny_checkpoint: Path) -> None:
-    with live(tiny_llm) as server:
+@pytest.mark.parametrize("keys", [(), ("a",)])
+def test_admin_routes_are_off_without_a_key_of_their_own(
+    tiny_llm: AsyncLLM, tiny_checkpoint: Path, keys: tuple[str, ...]
+) -> None:
+    """A client's key does not open them."""
+    with live(tiny_llm, api_keys=keys) as server:
         for got in (load(server, tiny_checkpoint, "x"), unload(server, NAME)):
             assert got.status_code == 403
-            assert "--api-key" in got.json()["error"]["message"]
-        assert names(server) == [NAME]
-    with live(tiny_llm, api_keys=("other",)) as server:
+            assert "--admin-api-key" in got.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("keys", [(), ("k", "a2")])
+def test_admin_routes_require_their_key(
+    tiny_llm: AsyncLLM, tiny_checkpoint: Path, keys: tuple[str, ...]
+) -> None:
+    with live(tiny_llm, api_keys=keys, admin_api_key="b") as server:
         for got in (load(server, tiny_checkpoint, "x"), unload(server, NAME)):
             assert got.status_code == 401
+        got = httpx.get(f"{server.base}/v1/models", headers={"Authorization": "Bearer b"}, timeout=60)
+        assert got.status_code == (401 if keys else 200)  # the admin's key is no client's key
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("threads", 1_000_000),
+        ("threads", 0),
+        ("max_model_len", 1 << 40),
+        ("max_num_seqs", 1 << 40),
+        ("max_num_batched_tokens", 1 << 40),
+        ("kv_cache_memory", 1 << 60),
+        ("dtype", "f" * 100),
+        ("model", "m" * 10_000),
+        ("chat_template", "t" * (2 << 20)),
+    ],
+)
+def test_fields_of_a_load_request_are_bounded(
+    several: Live, tiny_checkpoint: Path, field: str, value: object
+) -> None:
+    body = {"model": str(tiny_checkpoint), "name": "x", field: value}
+    got = httpx.post(f"{several.base}/v1/admin/models", json=body, headers=ADMIN_KEY, timeout=60)
+    assert got.status_code == 400
+    assert field in got.text
+    assert names(several) == [NAME]
 
 
 def test_load_completes_after_disconnect(several: Live, other_checkpoint: Path) -> None:
     """Loading completes although the client has disconnected."""
     body = {"model": str(other_checkpoint), "name": "other"}
     with pytest.raises(httpx.TimeoutException):
-        httpx.post(f"{several.base}/v1/admin/models", json=body, headers=KEY, timeout=0.05)
+        httpx.post(f"{several.base}/v1/admin/models", json=body, headers=ADMIN_KEY, timeout=0.05)
     until(lambda: "other" in names(several), 60)
     assert unload(several, "other").status_code == 200
 

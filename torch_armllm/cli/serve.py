@@ -11,6 +11,7 @@ from torch_armllm.cli.engine_options import add_engine_options, engine_arguments
 from torch_armllm.system.gc_pause import collection_paused
 
 _KEY_VARIABLE = "ARMLLM_API_KEY"
+_ADMIN_KEY_VARIABLE = "ARMLLM_ADMIN_API_KEY"
 
 
 def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
@@ -29,6 +30,11 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         "--api-key",
         action="append",
         help=f"require this key; repeatable; default: the environment variable {_KEY_VARIABLE}",
+    )
+    group.add_argument(
+        "--admin-api-key",
+        help="key of the routes that load and unload models, which are off without one; default: the "
+        f"environment variable {_ADMIN_KEY_VARIABLE}",
     )
     group.add_argument(
         "--max-request-bytes", type=int, default=8 << 20, help="largest request body (8388608)"
@@ -71,6 +77,7 @@ def run(options: argparse.Namespace) -> None:
     engine = engine_arguments(options)
     settings = ServerSettings(
         api_keys=tuple(_keys(options)),
+        admin_api_key=_admin_key(options),
         max_request_bytes=_positive(options, "max_request_bytes"),
         max_queue=_positive(options, "max_queue"),
         max_tokens=None if options.max_tokens is None else _positive(options, "max_tokens"),
@@ -124,6 +131,15 @@ def _keys(options: argparse.Namespace) -> list[str]:
     if not all(key.strip() for key in keys):
         raise ValueError("--api-key is empty; give a key, or leave it out to serve without keys")
     return keys
+
+
+def _admin_key(options: argparse.Namespace) -> str | None:
+    key: str | None = options.admin_api_key
+    if key is None:
+        key = os.environ.get(_ADMIN_KEY_VARIABLE) or None
+    if key is not None and not key.strip():
+        raise ValueError("--admin-api-key is empty; give a key, or leave it out to turn its routes off")
+    return key
 
 
 def _positive(options: argparse.Namespace, name: str) -> int:

@@ -9,6 +9,19 @@ from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
 from torch_armllm.kv_cache.dtypes import KvCacheDtype
 
+MAX_MODEL_LEN = 1 << 26
+MAX_NUM_SEQS = 1 << 16
+MAX_NUM_BATCHED_TOKENS = 1 << 20
+MAX_THREADS = 1024
+"""More threads than this fail to start on common systems, and end the process."""
+
+_BOUNDS = {
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": MAX_NUM_SEQS,
+    "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+    "threads": MAX_THREADS,
+}
+
 
 @dataclass
 class EngineConfig:
@@ -57,3 +70,9 @@ class EngineConfig:
     trace: str | Trace | None = None
     threads: int | None = None
     pin_threads: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ValueError(f"{name} = {value}: give at most {most}")

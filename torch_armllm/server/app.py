@@ -45,8 +45,8 @@ def build_app(registry: ModelRegistry) -> FastAPI:
     add_error_handlers(app)
     app.add_middleware(ModelLeases)
     app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes, timeout=settings.read_timeout)
-    if settings.api_keys:
-        app.add_middleware(Authentication, keys=settings.api_keys)
+    if settings.api_keys or settings.admin_api_key is not None:
+        app.add_middleware(Authentication, keys=settings.api_keys, admin_key=settings.admin_api_key)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -32,6 +32,7 @@ class ServerSettings:
 
     Attributes:
         api_keys: accepted API keys; if empty, no key is required.
+        admin_api_key: key of the admin routes, which are off without one.
         max_request_bytes: largest request body.
         max_queue: sequences that may wait, in addition to those that run.
         max_tokens: upper limit of every request's output tokens; None: the model's own limit.
@@ -43,6 +44,7 @@ class ServerSettings:
     """
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_api_key: str | None = field(default=None, repr=False)
     max_request_bytes: int = 8 << 20
     max_queue: int = 256
     max_tokens: int | None = None

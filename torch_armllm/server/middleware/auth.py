@@ -15,38 +15,61 @@ OPEN_PATHS = frozenset({"/", "/health"})
 """Paths that need no key; the page prompts for a key itself, and contains no secret."""
 
 
+ADMIN_PATH = "/v1/admin"
+"""Prefix of the admin routes' paths."""
+
+
 class Authentication:
     """ASGI middleware that requires an API key for all but the open paths.
 
+    Admin routes have a key of their own: no client's key opens them, and theirs opens nothing else.  Without
+    an admin key they refuse every request themselves.
+
     Args:
         app: the protected application.
-        keys: the accepted keys.
+        keys: the clients' keys; if empty, no key is required.
+        admin_key: key of the admin routes; None: they are off.
         open_paths: paths that need no key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: Collection[str] = OPEN_PATHS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[str],
+        admin_key: str | None = None,
+        open_paths: Collection[str] = OPEN_PATHS,
+    ) -> None:
         self._app = app
         self._digests = [_digest(key.encode()) for key in keys]
+        self._admin_digests = [] if admin_key is None else [_digest(admin_key.encode())]
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+        digests = self._accepted(scope["path"]) if scope["type"] == "http" else []
+        if digests:
             # latin-1 restores the bytes that were sent
             header = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, key = header.partition(b" ")
-            if scheme.lower() != b"bearer" or not self._is_valid(key.strip()):
+            if scheme.lower() != b"bearer" or not _is_valid(key.strip(), digests):
                 await _refusal(bool(key)).response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _is_valid(self, key: bytes) -> bool:
-        """True if the key is accepted; takes the same time for every key, whatever its length."""
-        digest = _digest(key)
-        valid = False
-        for accepted in self._digests:
-            valid |= hmac.compare_digest(accepted, digest)
-        return valid
+    def _accepted(self, path: str) -> list[bytes]:
+        """Returns the digests of the keys that open a path; empty if it needs no key."""
+        if path.startswith(ADMIN_PATH):
+            return self._admin_digests or self._digests
+        return [] if path in self._open_paths else self._digests
+
+
+def _is_valid(key: bytes, digests: Iterable[bytes]) -> bool:
+    """True if the key is accepted; takes the same time for every key, whatever its length."""
+    digest = _digest(key)
+    valid = False
+    for accepted in digests:
+        valid |= hmac.compare_digest(accepted, digest)
+    return valid
 
 
 def _digest(key: bytes) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from torch_armllm.engine.config import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
 from torch_armllm.kv_cache.dtypes import KvCacheDtype
 from torch_armllm.server.protocol.body import RequestPart
 
@@ -34,17 +35,17 @@ class LoadRequest(RequestPart):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    model: str = Field(min_length=1)
+    model: str = Field(min_length=1, max_length=4096)
     name: str | None = Field(default=None, min_length=1, max_length=200)
-    dtype: str | None = None
-    quantization: str | None = None
-    max_model_len: int | None = Field(default=None, ge=1)
-    max_num_seqs: int | None = Field(default=None, ge=1)
-    max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    kv_cache_memory: int | float | None = Field(default=None, gt=0)
+    dtype: str | None = Field(default=None, max_length=32)
+    quantization: str | None = Field(default=None, max_length=32)
+    max_model_len: int | None = Field(default=None, ge=1, le=MAX_MODEL_LEN)
+    max_num_seqs: int | None = Field(default=None, ge=1, le=MAX_NUM_SEQS)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=MAX_NUM_BATCHED_TOKENS)
+    kv_cache_memory: int | float | None = Field(default=None, gt=0, le=1 << 50)
     kv_cache_dtype: KvCacheDtype | None = None
-    threads: int | None = Field(default=None, ge=1)
-    chat_template: str | None = None
+    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
+    chat_template: str | None = Field(default=None, max_length=1 << 20)
     tool_call_parser: Literal["hermes", "llama", "mistral"] | None = None
 
     def engine_arguments(self) -> dict[str, Any]:

@@ -40,13 +40,13 @@ async def unload(request: Request, name: str) -> dict[str, Any]:
 
 
 def _admin_registry(request: Request) -> ModelRegistry:
-    """Returns the model registry, if the server requires an API key.
+    """Returns the model registry, if the server has an admin key, which the middleware has then checked.
 
     Raises:
-        ApiError: the server requires no key, so that any client could change its models.
+        ApiError: the server has no admin key, so that any client could change its models.
     """
     registry = registry_of(request)
-    if not registry.settings.api_keys:
-        text = "loading and unloading models requires a server that was started with an API key (--api-key)"
-        raise ApiError(403, text, code="no_api_key")
+    if registry.settings.admin_api_key is None:
+        text = "loading and unloading models requires a server with a key for it (--admin-api-key)"
+        raise ApiError(403, text, code="no_admin_api_key")
     return registry
