@@ -71,7 +71,7 @@ Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype
   SplitEmbedding task;
   SplitEmbeddingArgs& a = task.args;
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());
-  a.panel_stride = weight.stride(0);
+  a.panel_stride = panel_stride_of(weight, 0, bytes, "split_embedding: weight");
   a.rest = static_cast<const int8_t*>(rest.data_ptr());
   a.ids = static_cast<const int64_t*>(flat.data_ptr());
   a.out = Rows{out.data_ptr(), width, dtype_of(out, "out")};

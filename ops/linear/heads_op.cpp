@@ -43,7 +43,7 @@ Tensor int8_heads_linear(Tensor x, Tensor weight, int64_t out_features) {
   if (a.tokens == 0 || out_features == 0) return out;
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());
   a.head_stride = weight.stride(0);
-  a.panel_stride = weight.stride(1);
+  a.panel_stride = panel_stride_of(weight, 1, bytes, "weight");
   const Scratch scratch(QuantHeads::scratch_bytes(a));
   a.scratch = scratch.data();
   run(set);

@@ -286,7 +286,7 @@ Tensor unpack_weight(Tensor weight, int64_t out_features, int64_t in_features, s
                   out_features, ", ", in_features, ") in scheme ", scheme, " needs ", panels, " of ",
                   layout.bytes);
   const int64_t experts = dims == 3 ? weight.size(0) : 1, expert_stride = dims == 3 ? weight.stride(0) : 0;
-  const int64_t panel_stride = weight.stride(dims - 2);
+  const int64_t panel_stride = panel_stride_of(weight, dims - 2, layout.bytes, "weight");
   std::vector<int64_t> sizes{out_features, in_features};
   if (dims == 3) sizes.insert(sizes.begin(), experts);
   Tensor result = torch::stable::new_empty(weight, sizes, ScalarType::Float);

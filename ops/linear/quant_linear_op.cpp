@@ -114,7 +114,7 @@ Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_
   a.out = rows_of(out, "out");
   if (residual.has_value()) a.residual = rows_of(added, "residual");
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());
-  a.panel_stride = weight.stride(0);
+  a.panel_stride = panel_stride_of(weight, 0, weight.size(1), "weight");
   a.scheme = scheme;
   a.tokens = tokens;
   a.in_features = last_size(x);
@@ -167,7 +167,7 @@ Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_
   source.describe(a);
   a.out = rows_of(out, "out");
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());
-  a.panel_stride = weight.stride(0);
+  a.panel_stride = panel_stride_of(weight, 0, weight.size(1), "weight");
   a.scheme = kind;
   a.tokens = tokens;
   a.in_features = last_size(x);

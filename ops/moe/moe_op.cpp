@@ -102,9 +102,9 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   a.gate_up = static_cast<const uint8_t*>(gate_up.data_ptr());
   a.down = static_cast<const uint8_t*>(down.data_ptr());
   a.gate_up_expert_stride = gate_up.stride(0);
-  a.gate_up_panel_stride = gate_up.stride(1);
+  a.gate_up_panel_stride = panel_stride_of(gate_up, 1, gate_up.size(2), "gate_up");
   a.down_expert_stride = down.stride(0);
-  a.down_panel_stride = down.stride(1);
+  a.down_panel_stride = panel_stride_of(down, 1, down.size(2), "down");
   if (gate_up_terms.has_value()) {
     a.gate_up_bias = gate_up_terms->data_ptr();
     a.bias_type = dtype_of(*gate_up_terms, "gate_up_bias");

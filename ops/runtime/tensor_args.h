@@ -64,6 +64,15 @@ inline Rows rows_of(const Tensor& t, const char* name) {
   return Rows{t.data_ptr(), *stride, dtype_of(t, name)};
 }
 
+// Bytes from one panel to the next along a dimension of a packed weight; `bytes` is the size of a panel.
+inline int64_t panel_stride_of(const Tensor& weight, int64_t dim, int64_t bytes, const char* name) {
+  if (weight.size(dim) <= 1) return bytes;  // the stride of a single panel is arbitrary
+  STD_TORCH_CHECK(weight.stride(dim) >= bytes, name,
+                  " has panels that overlap in memory: the stride of dimension ", dim, " is ",
+                  weight.stride(dim), ", a panel has ", bytes, " bytes; pass ", name, ".contiguous()");
+  return weight.stride(dim);
+}
+
 // Scratch memory of one call, 64-byte aligned.
 class Scratch {
  public:

@@ -160,3 +160,42 @@ def test_invalid_arguments_raise(name: str) -> None:
 def test_unmodified_calls_succeed() -> None:
     moe_call()()
     write_call(47)()
+
+
+def overlapping(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a weight of the same shape whose panels all lie at one address."""
+    return weight[..., :1, :].expand(weight.shape)
+
+
+OVERLAPPING: dict[str, Call] = {
+    "int4_linear": lambda: linear.int4_linear(X, overlapping(packed_weight()), 40, "row"),
+    "int4_linear-one-token": lambda: linear.int4_linear(X[:1], overlapping(packed_weight()), 40, "row"),
+    "int8_linear": lambda: linear.int8_linear(X, overlapping(packed_weight(scheme="i8")), 40),
+    "int4_linear_q": lambda: linear.int4_linear_q(
+        torch.ones(5, 64, dtype=torch.int8), torch.ones(5), overlapping(packed_weight()), 40, "row", "float32"
+    ),
+    "int4_gated_linear": lambda: linear.int4_gated_linear(
+        X, overlapping(linear.interleave_panels(packed_weight(), packed_weight())), 40, "row", "silu"
+    ),
+    "int8_heads_linear": lambda: linear.int8_heads_linear(
+        X.view(5, 1, 64), overlapping(packed_weight(1, scheme="i8")), 40
+    ),
+    "unpack_weight": lambda: linear.unpack_weight(overlapping(packed_weight()), 40, 64, "row"),
+    "int4_moe-gate_up": moe_call(
+        gate_up=overlapping(linear.interleave_panels(packed_weight(4), packed_weight(4)))
+    ),
+    "int4_moe-down": moe_call(down=overlapping(packed_weight(4, 64, 40))),
+}
+
+
+@pytest.mark.parametrize("call", OVERLAPPING.values(), ids=list(OVERLAPPING))
+def test_weights_with_overlapping_panels_raise(call: Call) -> None:
+    """A stride of 0 was a division by zero, which ended the process."""
+    with pytest.raises(RuntimeError, match="has panels that overlap in memory"):
+        call()
+
+
+def test_stride_of_a_single_panel_is_arbitrary() -> None:
+    weight = packed_weight(rows=16)
+    expected = linear.int4_linear(X, weight, 16, "row")
+    assert torch.equal(linear.int4_linear(X, weight.as_strided(weight.shape, (0, 1)), 16, "row"), expected)
