@@ -25,6 +25,8 @@ from torch_armllm.ops.linear.packed_layout import (
     panel_count,
     panel_layout,
     unpack_int,
+    unpack_offsets,
+    unpack_scales,
 )
 from torch_armllm.ops.linear.quant_linear import int4_linear, int4_linear_q, int8_linear
 from torch_armllm.ops.linear.reference import (
@@ -73,5 +75,7 @@ __all__ = [
     "reference_rms_norm_int8",
     "rms_norm_int8",
     "unpack_int",
+    "unpack_offsets",
+    "unpack_scales",
     "unpack_weight",
 ]

@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
     convert_and_load_state_dict_in_model,
     dot_natural_key,
-    rename_source_key,
     revert_weight_conversion,
 )
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
+
+from torch_armllm.checkpoint.model_names import ModelNames
+from torch_armllm.checkpoint.tensor_headers import read_headers
 
 _BLOCK = re.compile(r"(.*?\.\d+)\.")
 """A decoder layer: a name up to its first number, inclusive."""
@@ -44,17 +43,16 @@ class BlockReader:
             ValueError: a file is damaged, or no file has some of the model's tensors.
         """
         self._model = model
-        self._mapping = get_model_conversion_mapping(model)
+        names_of = ModelNames(model)
+        self._mapping = names_of.mapping
         self._ties = _tied(model)
         self._keys: dict[str, list[tuple[str, Path]]] = defaultdict(list)
-        state = model.state_dict()
         held: set[str] = set()
-        for file in files:
-            for key in _keys_of(file):
-                names = self._targets(key, state)
-                held.update(names)
-                self._keys[block_of(names[0])].append((key, file))
-        self._refuse_missing(set(state) - held)
+        for key, header in read_headers(files).items():
+            names, _ = names_of.of(key)
+            held.update(names)
+            self._keys[block_of(names[0])].append((key, Path(header.file)))
+        self._refuse_missing(set(names_of.state) - held)
         # the head comes after the base model, whether or not it is tied to the embedding
         self.blocks = sorted(
             self._keys, key=lambda block: (not _BLOCK.match(f"{block}."), dot_natural_key(block))
@@ -139,19 +137,6 @@ class BlockReader:
             weight_mapping=self._mapping,
         )
 
-    def _targets(self, key: str, state: dict[str, Tensor]) -> list[str]:
-        """Returns the names in the model of a file's tensor, as transformers' own loader maps them."""
-        renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
-        prefix = self._model.base_model_prefix
-        name, pattern = rename_source_key(key, renamings, converters, prefix, state)
-        if name not in state and key in state:
-            name, pattern = rename_source_key(key, [], [], base_model_prefix=prefix, meta_state_dict=state)
-        if pattern is None:
-            return [name]
-        patterns = next(c.target_patterns for c in converters if pattern in c.source_patterns)
-        return [name.replace(patterns[0], other) for other in patterns]
-
 
 def _tied(model: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
     """Returns the names, modules and attributes of each parameter that several modules share."""
@@ -161,14 +146,6 @@ def _tied(model: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
             if parameter is not None:
                 places[id(parameter)].append((f"{path}.{name}", module, name))
     return [several for several in places.values() if len(several) > 1]
-
-
-def _keys_of(file: Path) -> list[str]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return list(opened.keys())
-    except Exception as error:  # safetensors does not export its error class
-        raise ValueError(f"{file} is damaged or cut short ({error}): copy or download it again") from error
 
 
 def block_of(name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torch_armllm.checkpoint.saved_metadata import make_record
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.system.files import atomic_file
 
@@ -45,6 +46,7 @@ class Journal:
         self._file = folder / NAME
         self._waiting: dict[str, Tensor] = {}
         self._blocks: set[str] = set()
+        self._new_modules: dict[str, Any] = {}
         self._content: dict[str, Any] = {
             "version": _VERSION,
             "source": dict(source),
@@ -93,6 +95,7 @@ class Journal:
         self._blocks.add(block)
         self.records += records
         self.modules.update(modules)
+        self._new_modules.update(modules)
         if sum(tensor.nbytes for tensor in self._waiting.values()) >= _SHARD:
             self.write()
 
@@ -103,14 +106,15 @@ class Journal:
         content = self._content
         if self._waiting:
             name = f"model-{len(set(content['tensors'].values())) + 1:05d}.safetensors"
-            save_file(self._waiting, self._folder / name, {"format": "pt"})
+            record = make_record(self._waiting, self._new_modules)
+            save_file(self._waiting, self._folder / name, {"format": "pt", **record})
             content["bytes"] += sum(tensor.nbytes for tensor in self._waiting.values())
             content["tensors"].update(dict.fromkeys(self._waiting, name))
         content["blocks"] += sorted(self._blocks)
         content["records"] = [asdict(record) for record in self.records]
         with atomic_file(self._file) as scratch:
             scratch.write_text(json.dumps(content))
-        self._waiting, self._blocks = {}, set()
+        self._waiting, self._blocks, self._new_modules = {}, set(), {}
 
     def finish(self) -> int:
         """Writes the index of all shards, and returns the bytes of the model."""

@@ -1,14 +1,11 @@
-"""Quantization layer by layer while transformers reads a checkpoint, and checks of its files."""
+"""Quantization layer by layer while transformers reads a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from torch_armllm.quant.config import ArmInt4Config
@@ -114,32 +111,6 @@ def _take_biases(new: QuantLinear | QuantExperts, layer: Layer) -> None:
         biases = dict(zip(("gate_up_bias", "down_bias"), layer.layout.biases(layer.module), strict=True))
     for name, bias in biases.items():
         new.register_parameter(name, None if bias is None else nn.Parameter(bias, requires_grad=False))
-
-
-def check_files(files: Sequence[str], model: nn.Module | None = None) -> None:
-    """Opens every file of a checkpoint, and compares the tensors' shapes with a model's, if given.
-
-    Raises:
-        ValueError: a file is damaged, or a tensor's shape differs from the model's.
-    """
-    expected = model.state_dict() if model is not None else {}
-    for file in files:
-        if Path(file).suffix != ".safetensors":
-            continue
-        try:
-            with safe_open(file, framework="pt") as opened:
-                shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        except Exception as error:  # safetensors does not export its error class
-            raise ValueError(
-                f"{file} is damaged or cut short ({error}): copy or download it again"
-            ) from error
-        for name, shape in shapes.items():
-            wanted = tuple(expected[name].shape) if name in expected else shape
-            if shape != wanted:
-                raise ValueError(
-                    f"{name} has the shape {shape} in {file} and {wanted} in the model: config.json belongs "
-                    "to another checkpoint"
-                )
 
 
 def refuse_missing(model: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -27,7 +25,11 @@ from torch_armllm.checkpoint.formats.registry import (
     quantization_settings,
 )
 from torch_armllm.checkpoint.formats.third_party_loader import load_third_party
+from torch_armllm.checkpoint.loaded_values import check_small_tensors
+from torch_armllm.checkpoint.model_config import config_errors, read_config
+from torch_armllm.checkpoint.saved_metadata import verify_folder
 from torch_armllm.checkpoint.upcycle import upcycle
+from torch_armllm.checkpoint.weight_files import read_index
 from torch_armllm.hf.names import METHOD
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.recipe import Recipe
@@ -51,6 +53,7 @@ def load(
     kv_cache_dtype: str | None = None,
     fuse: bool = True,
     requantize: bool = False,
+    verify: bool = False,
 ) -> PreTrainedModel:
     """Loads a causal language model into packed modules, layer by layer, and patches it.
 
@@ -67,6 +70,8 @@ def load(
         fuse: patch the model; False leaves that to a later call of ``patch``.
         requantize: dequantize a third-party checkpoint and quantize it again, layer by layer, by all of
             ``quantization``; the report has the errors.
+        verify: read every tensor first, and compare its checksum with the one that was saved with it; for a
+            checkpoint of this package.
 
     Raises:
         FileNotFoundError: the folder holds no checkpoint.
@@ -76,6 +81,8 @@ def load(
     recipe = Recipe.of(quantization)
     path = _resolve(source)
     saved = _config(path)
+    if verify:
+        verify_source(path)
     third_party = open_third_party(path, saved, dequantize=requantize)
     config = ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype, fuse=fuse)
     if third_party is not None:
@@ -85,7 +92,10 @@ def load(
     if settings is not None and requantize:
         recipe.check_packed(ArmInt4Config(**settings).recipe)
     options = {"quantization_config": config} if settings is None else {}
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    with config_errors(path):
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, trust_remote_code=False, **options
+        )
     return model.eval()
 
 
@@ -135,8 +145,26 @@ def load_model(
         )
         layerwise = replace(quantization, importance=None)
         options["quantization_config"] = ArmInt4Config(layerwise, kv_cache_dtype=kv_cache_dtype)
-    model = AutoModelForCausalLM.from_pretrained(path, **options).eval()
+    with config_errors(path):
+        model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options).eval()
+    if not hasattr(model, "hf_quantizer"):
+        check_small_tensors(model, lambda name: path)
     return upcycle(model, progress=progress) if source == MOE else model
+
+
+def verify_source(source: str) -> int:
+    """Compares every tensor of a checkpoint with the checksum that was saved with it; see `load_model`.
+
+    Returns:
+        The number of tensors.
+
+    Raises:
+        ValueError: a tensor has changed, or the checkpoint has no checksums.
+    """
+    path = _resolve(source)
+    if file_reader(path) is not None:
+        raise ValueError(f"{path} has no checksums: only folders that this package wrote can be verified")
+    return verify_folder(path)
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
@@ -144,12 +172,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     path = _resolve(source)
     reader = file_reader(path)
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
-    return AutoTokenizer.from_pretrained(name, **options)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
 
 
 def _config(path: str) -> PreTrainedConfig | None:
     """Reads the configuration of a model; None for a single file, which has no config.json."""
-    return None if file_reader(path) is not None else AutoConfig.from_pretrained(path)
+    return None if file_reader(path) is not None else read_config(path)
 
 
 def checkpoint_folder(source: str) -> Path:
@@ -189,6 +217,7 @@ def _weight_bytes(path: str) -> int:
     """Returns the bytes of a checkpoint's weights, by its index or its only file; 0 if it has neither."""
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     if index is not None:
-        return int(json.loads(Path(index).read_text())["metadata"]["total_size"])
+        size = (read_index(Path(index)).get("metadata") or {}).get("total_size")
+        return size if isinstance(size, int) else 0
     file = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
     return 0 if file is None else Path(file).stat().st_size

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from torch_armllm.checkpoint.block_reader import BlockReader
 from torch_armllm.checkpoint.journal import Journal, fingerprint
+from torch_armllm.checkpoint.model_config import config_errors, read_config
 from torch_armllm.checkpoint.streamed_calibration import (
     NoCalibration,
     StreamedCalibration,
@@ -190,10 +191,10 @@ def _float_weight_files(source: Path) -> list[Path]:
 
 
 def _empty_model(source: Path) -> Any:
-    config = AutoConfig.from_pretrained(source)
+    config = read_config(str(source))
     dtype = getattr(config, "dtype", None) or torch.float32
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with config_errors(str(source)), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
     model.tie_weights()
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -32,7 +33,7 @@ def weight_files(source: str, kinds: tuple[tuple[str, str], ...] = ALL_KINDS) ->
     for index_name, single in kinds:
         index = _file(source, index_name)
         if index is not None:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = sorted(set(read_index(index)["weight_map"].values()))
             files = {name: _file(source, name) for name in names}
             missing = [name for name, file in files.items() if file is None]
             if missing:
@@ -44,6 +45,27 @@ def weight_files(source: str, kinds: tuple[tuple[str, str], ...] = ALL_KINDS) ->
     if files_without_index := sorted(Path(source).glob("*.safetensors")):
         return files_without_index
     raise ValueError(f"there is no {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME} or {WEIGHTS_NAME}")
+
+
+def read_index(file: Path) -> dict[str, Any]:
+    """Returns the content of an index.
+
+    Raises:
+        ValueError: it does not name a file in its own folder for each tensor.
+    """
+    try:
+        index: Any = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): copy or download it again") from error
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise ValueError(f"{file} has no weight_map with a file for each tensor: copy or download it again")
+    for name, place in places.items():
+        if not isinstance(place, str) or Path(place).name != place:
+            raise ValueError(
+                f"weight_map in {file} has {place!r} for {name}, and the name of a file is expected"
+            )
+    return dict(index)
 
 
 def _file(source: str, name: str) -> Path | None:

@@ -32,6 +32,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", help="dtype of the weights: auto, bfloat16, float16, float32 (auto)"
     )
     group.add_argument("--quantization", default="int4", help="int4, another scheme, or none (int4)")
+    group.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare every tensor of a saved folder with its checksum before it is loaded",
+    )
     group.add_argument("--max-model-len", type=int, help="most tokens of a sequence, prompt included")
     group.add_argument("--max-num-seqs", type=int, help="most sequences per step")
     group.add_argument("--max-num-batched-tokens", type=int, help="most tokens per step")
@@ -64,6 +69,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "dtype": options.dtype,
         "quantization": None if options.quantization == "none" else options.quantization,
+        **({"verify": True} if options.verify else {}),
         **given,
     }
 

@@ -19,5 +19,5 @@ KV_CACHE_DTYPES = {
 
 def check_kv_cache_dtype(name: str | None) -> None:
     """Raises ValueError unless ``name`` is a KV cache dtype or None (the model's own)."""
-    if name is not None and name not in KV_CACHE_DTYPES:
+    if name is not None and not (isinstance(name, str) and name in KV_CACHE_DTYPES):
         raise ValueError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)} or None, not {name!r}")

@@ -16,6 +16,7 @@ from torch_armllm.llm.loader import (
     engine_config,
     load_engine,
     load_patched,
+    verify_checksums,
 )
 from torch_armllm.plan.plan_model import PlanModel
 
@@ -48,9 +49,12 @@ class LLMBase:
         quantization: str | Recipe | None = "int4",
         skip_tokenizer_init: bool = False,
         progress: bool = True,
+        verify: bool = False,
         **settings: Any,
     ) -> None:
         config = engine_config({**self._DEFAULTS, **settings})
+        if verify:
+            verify_checksums(model)
 
         def load() -> LoadedEngine:
             return load_engine(

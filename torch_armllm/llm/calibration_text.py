@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from torch_armllm.checkpoint.load import checkpoint_folder, load_tokenizer
+from torch_armllm.checkpoint.model_config import read_config
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.hf.base_model import position_limit
 from torch_armllm.llm.llm import LLM
@@ -72,7 +73,7 @@ def calibration_tokens(source: str, file: Path | None) -> Tensor:
     Raises:
         ValueError: see `read_tokens`.
     """
-    limit = position_limit(AutoConfig.from_pretrained(checkpoint_folder(source)))
+    limit = position_limit(read_config(str(checkpoint_folder(source))))
     length = LENGTH if limit is None else min(LENGTH, limit)
     if file is None:
         return generated_tokens(source, SEQUENCES, length)

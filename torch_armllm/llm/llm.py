@@ -33,6 +33,8 @@ class LLM(LLMBase):
             are.
         skip_tokenizer_init: runs without a tokenizer: prompts and outputs are token ids.
         progress: shows progress bars while the model is loaded and quantized.
+        verify: compares every tensor with the checksum that was saved with it, for a folder that this package
+            wrote; this reads all of it.
         settings: of `EngineConfig`: ``max_model_len``, ``max_num_seqs``, ``max_num_batched_tokens``,
             ``kv_cache_memory``, ``kv_cache_dtype``, ``enable_prefix_caching``, ``seed``, …; no rates are
             logged unless ``disable_log_stats=False``: there is a bar.

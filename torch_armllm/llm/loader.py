@@ -85,6 +85,19 @@ def load_patched(
     return model
 
 
+def verify_checksums(model: str | PreTrainedModel) -> None:
+    """Compares the tensors of a saved folder with their checksums.
+
+    Raises:
+        ValueError: a tensor has changed, the folder has no checksums, or the model is loaded already.
+    """
+    from torch_armllm.checkpoint.load import verify_source  # imports transformers
+
+    if not isinstance(model, str):
+        raise ValueError("verify is for a model that is yet to be loaded: give its folder")
+    verify_source(model)
+
+
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     """Builds an `EngineConfig` from settings by name.
 
@@ -150,6 +163,6 @@ def _tokenizer(
     if not source:
         return None
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError):  # such as a model that was created from a configuration
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         kv_cache_dtype: see `torch_armllm.patch`.
         fuse: patch the model after loading; False leaves that to a later call of ``patch``.
         modules: of a saved model: scheme and round-trip error of each packed module, by name.
+        stored: headers of the tensors of a third-party checkpoint while it is loaded; not saved.
         source: the tool that quantized the weights, such as ``gptq``, if not this package; see
             `torch_armllm.load`.
     """
@@ -65,9 +67,11 @@ class ArmInt4Config(QuantizationConfigMixin):
         if saved:
             raise ValueError(f"quantization_config of {METHOD!r} has no option {', '.join(map(repr, saved))}")
         check_kv_cache_dtype(kv_cache_dtype)
-        for module in (modules or {}).values():
-            if (name := module.get("scheme")) is not None and name != TIED:
-                scheme_named(name)
+        _check_modules(modules)
+        if not isinstance(fuse, bool):
+            raise ValueError(f"fuse must be true or false, not {fuse!r}")
+        if source is not None and not isinstance(source, str):
+            raise ValueError(f"source must be the name of a tool, or null, not {source!r}")
         if "importance" in recipe:
             recipe["importance"] = recipe["importance"] or None
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers' enumeration has its own only
@@ -76,6 +80,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         self.fuse = fuse
         self.modules = modules
         self.source = source
+        self.stored: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of the saved ``quantization_config``: the recipe's lie flat beside the others."""
@@ -88,3 +93,19 @@ class ArmInt4Config(QuantizationConfigMixin):
             "modules": copy.deepcopy(self.modules),
             "source": self.source,
         }
+
+
+def _check_modules(modules: Any) -> None:
+    """Raises ValueError unless packed modules are described as `describe_modules` does it."""
+    if modules is None:
+        return
+    if not isinstance(modules, Mapping):
+        raise ValueError(f"modules must be an object with an entry for each packed module, not {modules!r}")
+    for name, module in modules.items():
+        if not isinstance(module, Mapping) or not isinstance(module.get("scheme"), str):
+            raise ValueError(f"modules[{name!r}] must be an object with a scheme, not {module!r}")
+        if module["scheme"] != TIED:
+            scheme_named(module["scheme"])
+        error = module.get("error")
+        if isinstance(error, bool) or not (error is None or isinstance(error, (int, float))):
+            raise ValueError(f"the error of modules[{name!r}] must be a number or null, not {error!r}")

@@ -97,6 +97,20 @@ def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, schem
     return linear.unpack_weight(packed, out_features, in_features, op_name(scheme))
 
 
+def scales_are_finite(panels: Tensor, columns: int, scheme: str) -> bool:
+    """True if all scales and offsets in panels, uint8 (P, bytes), are finite; the integers are not read."""
+    name = op_name(scheme)
+    step = max(1, _PIECE // panels.shape[1])
+    for part in panels.split(step):
+        rows = PANEL * part.shape[0]
+        if not bool(linear.unpack_scales(part, rows, columns, name).isfinite().all()):
+            return False
+        offsets = linear.has_offsets(name)
+        if offsets and not bool(linear.unpack_offsets(part, rows, columns, name).isfinite().all()):
+            return False
+    return True
+
+
 def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """The gate and up panels (…, P, bytes) of (…, 2·P, bytes) where they alternate."""
     return gate_up[..., 0::2, :].contiguous(), gate_up[..., 1::2, :].contiguous()

@@ -68,10 +68,18 @@ class Recipe:
         Raises:
             ValueError: there is no such scheme or method, or something is of another type.
         """
-        for name, value in (("ignore", self.ignore), ("overrides", self.overrides)):
-            if isinstance(value, str) or (name == "overrides" and not isinstance(value, Mapping)):
-                wanted = "a list of patterns" if name == "ignore" else "a dictionary of schemes by pattern"
-                raise ValueError(f"{name} takes {wanted}, not {value!r}")
+        if (
+            isinstance(self.ignore, str)
+            or not isinstance(self.ignore, Sequence)
+            or not all(isinstance(pattern, str) for pattern in self.ignore)
+        ):
+            raise ValueError(f"ignore takes a list of patterns, not {self.ignore!r}")
+        if not isinstance(self.overrides, Mapping) or not all(isinstance(x, str) for x in self.overrides):
+            raise ValueError(f"overrides takes a dictionary of schemes by pattern, not {self.overrides!r}")
+        if not isinstance(self.allow_outliers, bool):
+            raise ValueError(f"allow_outliers must be true or false, not {self.allow_outliers!r}")
+        if not (self.importance is None or isinstance(self.importance, bool)):
+            raise ValueError(f"importance must be true, false or null, not {self.importance!r}")
         check_method(self.method)
         # `int4` is an alias of g32i
         object.__setattr__(self, "scheme", scheme_named(self.scheme).name)

@@ -44,23 +44,23 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
             "the quantization_config in config.json has no 'modules': save the model anew by save_pretrained"
         )
     slots = ModuleSlots(model)
+    own = dict(model.named_modules(remove_duplicate=False))
     embeddings = []
     for name, saved in config.modules.items():
-        try:
-            shell = model.get_submodule(name)
-        except AttributeError:
+        shell = own.get(name)
+        if shell is None or shell is model:
             raise ValueError(
                 f"quantization_config names the module {name!r}, which {type(model).__name__} does not have: "
                 "config.json belongs to another model or to another version of transformers"
-            ) from None
+            )
         if saved.get("scheme") == TIED:
             embeddings.append(shell)
         else:
             slots.replace(shell, _empty(name, shell, saved))
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     for shell in embeddings:
-        if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear):
-            raise ValueError("quantization_config ties an embedding to a head that is not quantized")
+        if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear) or head.scheme != "int8":
+            raise ValueError("quantization_config ties an embedding to a head that is not quantized to int8")
         slots.replace(shell, TiedEmbedding(shell, head))
         shell._parameters["weight"] = None
 

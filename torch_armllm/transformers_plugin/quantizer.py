@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, revert_weight_conversion
 from transformers.quantizers.base import HfQuantizer
 
 from torch_armllm._version import __version__
@@ -14,6 +14,7 @@ from torch_armllm.quant.config import ArmInt4Config
 
 if TYPE_CHECKING:
     from torch_armllm.checkpoint.layer_loader import LayerLoader
+    from torch_armllm.checkpoint.tensor_headers import TensorHeader
     from torch_armllm.quant.report import LayerRecord, Report
 
 _UNWEIGHTED = (
@@ -29,6 +30,7 @@ class ArmInt4Quantizer(HfQuantizer):
 
     Attributes:
         report: the report of the loaded model; of a saved model, once it is patched.
+        ignored_biases: names of the stored biases that the model does not have.
     """
 
     requires_calibration = False
@@ -37,7 +39,9 @@ class ArmInt4Quantizer(HfQuantizer):
     def __init__(self, quantization_config: ArmInt4Config, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self.report: Report | None = None
+        self.ignored_biases: list[str] = []
         self._loader: LayerLoader | None = None
+        self._headers: dict[str, TensorHeader] = {}
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Raises ValueError for any device but the CPU."""
@@ -56,19 +60,26 @@ class ArmInt4Quantizer(HfQuantizer):
         self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
         from torch_armllm.checkpoint.formats.third_party_loader import ThirdPartyLoader
-        from torch_armllm.checkpoint.layer_loader import LayerLoader, check_files
+        from torch_armllm.checkpoint.layer_loader import LayerLoader
+        from torch_armllm.checkpoint.model_fit import check_fit
+        from torch_armllm.checkpoint.saved_metadata import check_record
+        from torch_armllm.checkpoint.tensor_headers import read_headers
         from torch_armllm.quant.skeleton import build_skeleton, forget_ties
 
+        config = self.quantization_config
         with torch.device("cpu"):
-            check_files(checkpoint_files or [])
+            files = checkpoint_files or []
+            self._headers = read_headers(files) if config.stored is None else dict(config.stored)
             if self.pre_quantized:
-                build_skeleton(model, self.quantization_config)
-                check_files(checkpoint_files or [], model)
+                build_skeleton(model, config)
+                check_record(self._headers, config.modules)
+            self.ignored_biases = check_fit(self._headers, model, saved=self.pre_quantized)
+            if self.pre_quantized:
                 forget_ties(model)
-            elif self.quantization_config.source is not None:
-                self._loader = ThirdPartyLoader(model, self.quantization_config)
-            elif not self.quantization_config.recipe.importance:
-                self._loader = LayerLoader(model, self.quantization_config)
+            elif config.source is not None:
+                self._loader = ThirdPartyLoader(model, config)
+            elif not config.recipe.importance:
+                self._loader = LayerLoader(model, config)
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **kwargs: Any) -> bool:
         """True if a weight is quantized as soon as it is read."""
@@ -81,6 +92,7 @@ class ArmInt4Quantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         from torch_armllm.checkpoint.layer_loader import refuse_missing
+        from torch_armllm.checkpoint.loaded_values import check_packed, check_small_tensors
         from torch_armllm.patching.patch import fuse
         from torch_armllm.quant.attach import attach
         from torch_armllm.quant.inplace import quantize
@@ -93,8 +105,11 @@ class ArmInt4Quantizer(HfQuantizer):
         del model.config.quantization_config  # type: ignore[union-attr]  # until it is true
         refuse_missing(model)
         records: list[LayerRecord] | None = None
+        config.stored = None
         read_by_layer = self._loader is not None
+        check_small_tensors(model, self._file_of)
         if self.pre_quantized:
+            check_packed(model, self._file_of)
             finish_skeleton(model)
         elif self._loader is not None:
             records = self._loader.finish()
@@ -112,15 +127,23 @@ class ArmInt4Quantizer(HfQuantizer):
             self.report.notes.append(_UNWEIGHTED)
         return model
 
+    def _file_of(self, name: str) -> str:
+        """Returns the file of a tensor; the checkpoint, for one that transformers renamed."""
+        return self._headers[name].file if name in self._headers else "the checkpoint"
+
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Returns what ``save_pretrained`` writes; views of merged weights become separate tensors."""
+        from torch_armllm.checkpoint.saved_metadata import make_record
+
         state = {
             name: t
             if t.untyped_storage().nbytes() == t.nbytes
             else t.clone(memory_format=torch.contiguous_format)
             for name, t in model.state_dict().items()
         }
-        return state, {"torch_armllm": __version__}
+        written = revert_weight_conversion(model, dict(state))
+        modules = self.quantization_config.modules or {}
+        return state, {"torch_armllm": __version__, **make_record(written, modules)}
 
     def _dequantize(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         from torch_armllm.patching.patch import unpatch

@@ -133,7 +133,10 @@ def test_scaled_embedding_keeps_its_scale(tmp_path: Path) -> None:
         ({"transform_config": {"config_groups": {"R1": {}}}}, "rotates activations"),
         ({"config_groups": {}}, "has no config_groups"),
         ({"targets": ["re:.*down_proj"]}, "no entry of config_groups has it as a target"),
-        ({"weights": {"group_size": 64}}, r"scales have the shape \(128, 3\), and \(128, 2\) is expected"),
+        (
+            {"weights": {"group_size": 64}},
+            r"weight_scale in .* has the shape \(128, 3\), and \(128, 2\) is expected",
+        ),
     ],
 )
 def test_unsupported_checkpoints_are_rejected_with_the_reason(

@@ -242,3 +242,45 @@ def test_bundled_models_file() -> None:
     assert head.scheme == "int8g32"
     assert torch.equal(head.dequantize(), file.floats("token_embd.weight"))
     assert not checkpoint.requantizer.notes
+
+
+def _offset_at(whole: bytes, name: str) -> int:
+    """Returns the place of a tensor's offset in a file's header."""
+    at = whole.index(name.encode()) + len(name)
+    return at + 8 + 8 * int.from_bytes(whole[at : at + 4], "little")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda old, other: other, r"begins at byte \d+, and \S+ before it ends at \d+: the file is damaged"),
+        (
+            lambda old, other: old - 32,
+            r"begins at byte \d+, and \S+ before it ends at \d+: the file is damaged",
+        ),
+        (lambda old, other: old + 4, r"begins at byte \d+, and a multiple of 32 is expected"),
+        (lambda old, other: 1 << 40, r"is damaged or no GGUF file"),
+    ],
+)
+def test_offsets_that_overlap_or_leave_the_file(change: Any, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write(file, "Q4_1")
+    whole = bytearray(file.read_bytes())
+    places = [_offset_at(whole, f"blk.{layer}.ffn_up.weight") for layer in range(2)]
+    old, other = (int.from_bytes(whole[place : place + 8], "little") for place in places)
+    whole[places[0] : places[0] + 8] = change(old, other).to_bytes(8, "little")
+    file.write_bytes(whole)
+    with pytest.raises(ValueError, match=message):
+        load(str(file), fuse=False)
+
+
+def test_scales_that_are_not_finite(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write(file, "Q4_1")
+    tensor = GgufFile(str(file)).tensors["blk.1.ffn_up.weight"]
+    whole = bytearray(file.read_bytes())
+    begin = int(tensor.data_offset)
+    whole[begin : begin + 2] = np.array([np.nan], np.float16).tobytes()
+    file.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"blk.1.ffn_up.weight in .* has a scale that is NaN or infinite"):
+        load(str(file), fuse=False)

@@ -87,7 +87,7 @@ class RecordedQuestions:
 def _cutter(name: str) -> Callable[[str, int], str]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
     def cut(text: str, length: int) -> str:
         tokens = tokenizer.encode(text, add_special_tokens=False)

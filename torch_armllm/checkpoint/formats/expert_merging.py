@@ -17,6 +17,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyWeight
+from torch_armllm.checkpoint.model_config import config_errors
 from torch_armllm.hf.expert_detection import is_experts, read_layout
 from torch_armllm.hf.expert_layout import ExpertLayout
 
@@ -40,8 +41,8 @@ def fit_experts(config: PreTrainedConfig, weights: dict[str, Any], merged: Colle
             separate.setdefault(match[1], {})[int(match[2]), match[3], match[4]] = name
     if not separate and not merged:
         return
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with config_errors(config.name_or_path), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     layouts = _layouts(model)
     for name in merged:
         if (layout := layouts.get(_suffix(name.rpartition(".")[0]))) is not None:

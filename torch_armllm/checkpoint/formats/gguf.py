@@ -23,11 +23,13 @@ from torch_armllm.checkpoint.formats.gguf_config import read_config
 from torch_armllm.checkpoint.formats.integer_weight import CHUNK, IntegerWeight, LazyRows, LazyWeight, stacked
 from torch_armllm.checkpoint.formats.requantizer import Requantizer
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
+from torch_armllm.checkpoint.model_config import config_errors
 from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import Quantized, joined_rows, row_chunks
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _EXPERTS = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)_exps\.weight")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 _EMBEDDING = "token_embd.weight"
 _ALL = slice(None)
 _OWN: tuple[Literal["C"], Literal["W"]] = ("C", "W")
@@ -63,9 +65,38 @@ class GgufFile:
             self._reader = gguf.GGUFReader(path)
             self.fields: dict[str, Any] = self._reader.fields
             self.architecture = str(self.fields["general.architecture"].contents())
-        except (ValueError, KeyError, IndexError, OSError) as error:
+        except Exception as error:  # whatever the header's bytes lead the package to
             raise ValueError(f"{path} is damaged or no GGUF file ({error}): download it again") from error
+        self._path = path
         self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._check_offsets()
+
+    def _check_offsets(self) -> None:
+        """Raises ValueError if tensors overlap, end behind the file, or have a wrong alignment or rank."""
+        end, before, size = 0, "the header", Path(self._path).stat().st_size
+        for name, tensor in sorted(self.tensors.items(), key=lambda item: int(item[1].data_offset)):
+            begin, length = int(tensor.data_offset), int(tensor.n_bytes)
+            if begin % self._reader.alignment:
+                raise ValueError(
+                    f"{name} in {self._path} begins at byte {begin}, and a multiple of "
+                    f"{self._reader.alignment} is expected: the file is damaged"
+                )
+            if begin < end:
+                raise ValueError(
+                    f"{name} in {self._path} begins at byte {begin}, and {before} before it ends at {end}: "
+                    "the file is damaged"
+                )
+            if begin + length > size:
+                raise ValueError(
+                    f"{name} in {self._path} ends at byte {begin + length}, and the file has {size}: it is "
+                    "cut short"
+                )
+            if not 1 <= len(tensor.shape) <= 3 or int(tensor.n_elements) == 0:
+                raise ValueError(
+                    f"{name} in {self._path} has the shape {self.shape(name)}, and one to three sizes are "
+                    "expected"
+                )
+            end, before = begin + length, name
 
     def type_name(self, name: str) -> str:
         """Returns the type of a tensor, such as ``Q4_1``."""
@@ -108,7 +139,14 @@ class GgufFile:
         kind, data = self.type_name(name), self.tensors[name].data
 
         def part(rows: slice | int) -> Quantized:
-            return decode(kind, torch.from_numpy(np.array(data[rows])))
+            found = decode(kind, torch.from_numpy(np.array(data[rows])))
+            offsets = found.scales if found.offsets is None else found.offsets
+            if not bool(found.scales.isfinite().all() & offsets.isfinite().all()):
+                raise ValueError(
+                    f"{name} in {self._path} has a scale that is NaN or infinite: the file is damaged; "
+                    "download it again"
+                )
+            return found
 
         if data.ndim == 2:
             rows, columns = self.shape(name)
@@ -142,23 +180,33 @@ class GgufReader:
         self._dequantize = dequantize
         self._requantizer = Requantizer()
         self._untie()
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        processor: Any = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
-        self._processor = processor(config=config.get_text_config(decoder=True).to_dict())
-        family = "llama" if config.model_type == "mixtral" else None
-        self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor, family)
-        self._wanted = set(model.state_dict())
+        with config_errors(path):
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            processor: Any = TENSOR_PROCESSORS.get(file.architecture, TensorProcessor)
+            self._processor = processor(config=config.get_text_config(decoder=True).to_dict())
+            family = "llama" if config.model_type == "mixtral" else None
+            self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor, family)
+        self._wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        count = file.fields.get(f"{file.architecture}.block_count")
+        layers = config.get_text_config(decoder=True).num_hidden_layers
+        self._blocks = max(layers, 0 if count is None else int(count.contents()))
 
     def read(self) -> ThirdPartyCheckpoint:
         """Returns the checkpoint; each weight is read on use."""
         weights: dict[str, Any] = {}
         experts: dict[str, dict[str, str]] = {}
         for name in self._file.tensors:
+            if (block := _BLOCK.match(name)) and int(block[1]) >= self._blocks:
+                raise ValueError(
+                    f"{self._path} holds {name}, and its header says that there are {self._blocks} blocks: "
+                    "the file is damaged"
+                )
             if match := _EXPERTS.fullmatch(name):
                 experts.setdefault(match[1], {})[match[2]] = name
             elif (target := self._names.get(name)) is not None and target in self._wanted:
                 embedding = name == _EMBEDDING and not self._dequantize
+                self._check_shape(name, self._wanted[target])
                 weights[target] = LazyWeight(
                     partial(self._file.matrix, name) if embedding else self._reader_of(name)
                 )
@@ -167,12 +215,21 @@ class GgufReader:
         if _EMBEDDING in self._file.tensors and self._untied:
             head = next(name for name in self._wanted if name.endswith("lm_head.weight"))
             weights[head] = LazyWeight(self._reader_of(_EMBEDDING))
-        missing = sorted(self._wanted - set(weights) - set(self._tied()))
+        missing = sorted(set(self._wanted) - set(weights) - set(self._tied()))
         if missing:
             raise ValueError(f"{self._path} has no {missing[0]}: it is incomplete or of another model")
         return ThirdPartyCheckpoint(
             "gguf", self._path, self._config, weights, [], self._dequantize, self._requantizer
         )
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        """Raises ValueError if a vector or matrix has another shape than in the model."""
+        found = tuple(self._file.shape(name))
+        if len(found) == len(expected) <= 2 and found != expected:
+            raise ValueError(
+                f"{name} has the shape {found} in {self._path}, and {expected} is expected by its header: "
+                "the file is damaged"
+            )
 
     def _untie(self) -> None:
         """Unties the head if a scheme holds the embedding's integers exactly: the head then keeps them."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import AutoConfig, MixtralConfig, PreTrainedConfig
 
+from torch_armllm.checkpoint.model_config import check_layers, config_errors
+
 _UNREAD = {
     "attention.key_length": "head_dim",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -28,21 +30,36 @@ def read_config(path: str, architecture: str, fields: Any) -> PreTrainedConfig:
     """
     file = Path(path)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    except (ValueError, NotImplementedError) as error:
+        with config_errors(path):
+            config: PreTrainedConfig = AutoConfig.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
+            check_layers(path, config)
+    except ValueError as error:
         raise ValueError(f"{path}: architecture {architecture!r} cannot be read ({error})") from error
     for field, name in _UNREAD.items():
         if (found := fields.get(f"{architecture}.{field}")) is not None and hasattr(config, name):
-            setattr(config, name, int(found.contents()))
+            setattr(config, name, _integer(path, field, found))
     experts = fields.get(f"{architecture}.expert_count")
-    if config.model_type in ("llama", "mistral") and experts is not None and int(experts.contents()):
-        return _mixtral(config, int(experts.contents()), fields[f"{architecture}.expert_used_count"])
+    count = 0 if experts is None else _integer(path, "expert_count", experts)
+    if config.model_type in ("llama", "mistral") and count:
+        active = fields.get(f"{architecture}.expert_used_count")
+        if active is None:
+            raise ValueError(f"{path} has {count} experts and no expert_used_count: it is damaged")
+        return _mixtral(config, count, _integer(path, "expert_used_count", active))
     return config
 
 
-def _mixtral(config: PreTrainedConfig, experts: int, active: Any) -> PreTrainedConfig:
+def _integer(path: str, name: str, field: Any) -> int:
+    value = field.contents()
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} in the header of {path} is {value!r}, and an integer is expected")
+    return value
+
+
+def _mixtral(config: PreTrainedConfig, experts: int, active: int) -> PreTrainedConfig:
     """Returns Mixtral's configuration: llama.cpp's header is a Llama with experts, read as one without."""
     values = {
         name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")
     }
-    return MixtralConfig(**values, num_local_experts=experts, num_experts_per_tok=int(active.contents()))
+    return MixtralConfig(**values, num_local_experts=experts, num_experts_per_tok=active)

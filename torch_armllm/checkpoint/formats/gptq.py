@@ -18,6 +18,8 @@ from torch_armllm.checkpoint.formats.bit_unpacking import (
     unpack,
 )
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
+from torch_armllm.checkpoint.formats.part_headers import PartHeaders
+from torch_armllm.checkpoint.formats.settings import flag, group_count, integer
 from torch_armllm.checkpoint.formats.tensor_files import ModuleReader, read_folder
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 
@@ -40,6 +42,19 @@ class GptqReader(ModuleReader):
         self._bits, self._group, self._symmetric, self._version = bits, group, symmetric, version
         self._act_order = act_order and group > 0
 
+    def declared_shape(self, name: str, parts: PartHeaders) -> tuple[int, int]:  # noqa: D102
+        per_word = 32 // self._bits
+        words, rows = parts.matrix("qweight", "I32", "U32")
+        columns = words * per_word
+        groups = group_count(self._group, columns)
+        parts.expect("scales", (groups, rows))
+        parts.expect("qzeros", (groups, -(-rows // per_word)), "I32", "U32")
+        if "g_idx" in parts:
+            parts.expect("g_idx", (columns,), "I32", "I64")
+        elif self._act_order:
+            raise ValueError(f"desc_act is true, and {name}.g_idx is missing: a file is missing or damaged")
+        return rows, columns
+
     def decode(self, name: str, parts: Mapping[str, Tensor]) -> IntegerWeight:  # noqa: D102
         middle = 1 << (self._bits - 1)
         q = centered(unpack(parts["qweight"], self._bits, 0), self._bits).t().contiguous()
@@ -47,6 +62,11 @@ class GptqReader(ModuleReader):
         if self._version == 1:
             zeros = (zeros + 1) & (2 * middle - 1)
         exact = self._symmetric and bool((zeros == middle).all())
+        if self._symmetric and not exact and bool((zeros == zeros[0, 0]).all()):
+            raise ValueError(
+                f"sym is true and all zero points are {int(zeros[0, 0])}, where {middle} is expected: "
+                "checkpoint_format or sym is another one (gptq stores zero points minus 1, gptq_v2 does not)"
+            )
         centered_zeros = None if exact else zeros.to(torch.int16) - middle
         permutation = None
         if "g_idx" in parts:
@@ -66,17 +86,17 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
     Raises:
         ValueError: the weights do not have 4 or 8 bits, or the layout is another one.
     """
-    bits = settings.get("bits")
+    bits = integer(settings, "bits", 0)
     if bits not in (4, 8):
         raise ValueError(f"weights of {bits} bits: GPTQ of 4 and 8 bits can be read")
     form = str(settings.get("checkpoint_format", "gptq")).lower()
     if form not in ("gptq", "gptq_v2"):
         raise ValueError(f"checkpoint_format {form!r}: gptq and gptq_v2 can be read")
     reader = GptqReader(
-        int(bits),
-        int(settings.get("group_size", 128)),
-        bool(settings.get("sym", True)),
+        bits,
+        integer(settings, "group_size", 128),
+        flag(settings, "sym", True),
         2 if form == "gptq_v2" else 1,
-        bool(settings.get("desc_act")) and not settings.get("static_groups"),
+        flag(settings, "desc_act", False) and not flag(settings, "static_groups", False),
     )
     return read_folder(source, config, "gptq", reader)

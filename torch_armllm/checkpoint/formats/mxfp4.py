@@ -13,13 +13,16 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyWeight, stacked
+from torch_armllm.checkpoint.formats.part_headers import PartHeaders
 from torch_armllm.checkpoint.formats.requantizer import Requantizer
 from torch_armllm.checkpoint.formats.tensor_files import open_tensors
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint, without_quantization
+from torch_armllm.checkpoint.tensor_headers import INTEGERS, TensorHeader
 from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import scheme_named
 
 EXACT = "int8g32"
+_PARTS = ("blocks", "scales")
 _TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 
 
@@ -45,13 +48,11 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
         ValueError: a tensor is missing or damaged, or there is no such scheme.
     """
     scheme = scheme_named(str(settings.get("scheme", "g32i"))).name
-    tensors = open_tensors(source)
+    tensors, headers = open_tensors(source)
     requantizer = Requantizer()
 
     def lazy_weight(name: str) -> LazyWeight:
-        blocks, scales = tensors[f"{name}_blocks"], tensors.get(f"{name}_scales")
-        if scales is None:
-            raise ValueError(f"{name}_scales is missing: a file is missing or damaged")
+        blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
 
         def expert(block: Tensor, scale: Tensor) -> IntegerWeight:
             found = decode(block, scale)
@@ -70,8 +71,23 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
         return LazyWeight(whole)
 
     names = [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]
+    if not names:
+        raise ValueError("no tensor is called …_blocks: config.json belongs to another checkpoint")
+    stored = {name: one for name, one in headers.items() if not name.endswith(("_blocks", "_scales"))}
+    for name in names:
+        parts = {part: headers[f"{name}_{part}"] for part in _PARTS if f"{name}_{part}" in headers}
+        stored[name] = _declared(name, PartHeaders(name, parts, {}, separator="_"), parts["blocks"].file)
     weights = {name: one for name, one in tensors.items() if not name.endswith(("_blocks", "_scales"))}
     weights.update({name: lazy_weight(name) for name in names})
     return ThirdPartyCheckpoint(
-        "mxfp4", source, without_quantization(config), weights, requantizer=requantizer
+        "mxfp4", source, without_quantization(config), weights, requantizer=requantizer, stored=stored
     )
+
+
+def _declared(name: str, parts: PartHeaders, file: str) -> TensorHeader:
+    """Returns the header of the weight (E, K, N) that a pair of tensors stands for."""
+    shape = parts.shape("blocks", "U8")
+    if len(shape) != 3 or shape[2] != 16 or parts.experts is None:
+        raise ValueError(f"{name}_blocks in {file} has the shape {shape}, and (rows, groups, 16) is expected")
+    parts.expect("scales", shape[:2], "U8")
+    return TensorHeader(file, INTEGERS, (parts.experts, shape[1] * 32, shape[0]))

@@ -6,9 +6,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint, as_floats
+from torch_armllm.checkpoint.model_config import read_config
 from torch_armllm.hf.names import METHOD
 
 FOLDER_READERS = {
@@ -49,7 +51,7 @@ def open_third_party(
     if (reader := file_reader(source)) is not None:
         read_file: Callable[[str, bool], ThirdPartyCheckpoint] = reader.read_file
         return read_file(source, dequantize)
-    config = AutoConfig.from_pretrained(source) if config is None else config
+    config = read_config(source) if config is None else config
     settings = quantization_settings(config)
     if settings is None or quant_method_of(settings) == METHOD:
         return None
@@ -75,8 +77,12 @@ def quantization_settings(config: PreTrainedConfig) -> dict[str, Any] | None:
     """Returns the ``quantization_config`` of a model, or of the language model in it."""
     for part in (config, config.get_text_config(decoder=True)):
         found = getattr(part, "quantization_config", None)
+        if isinstance(found, QuantizationConfigMixin):
+            return dict(found.to_dict())
+        if found is not None and not isinstance(found, dict):
+            raise ValueError(f"quantization_config is {found!r}, and an object is expected in config.json")
         if found is not None:
-            return dict(found) if isinstance(found, dict) else dict(found.to_dict())
+            return dict(found)
     return None
 
 

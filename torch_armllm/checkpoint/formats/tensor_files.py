@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from transformers import PreTrainedConfig
 
 from torch_armllm.checkpoint.formats.expert_merging import fit_experts
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyWeight, stacked
+from torch_armllm.checkpoint.formats.part_headers import PartHeaders
 from torch_armllm.checkpoint.formats.requantizer import Requantizer
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint, without_quantization
-from torch_armllm.checkpoint.layer_loader import check_files
+from torch_armllm.checkpoint.tensor_headers import INTEGERS, TensorHeader, read_headers
 from torch_armllm.checkpoint.weight_files import weight_files
 from torch_armllm.quant.parallel import each
 
@@ -47,6 +49,14 @@ class ModuleReader(ABC):
             ValueError: the tensors' shapes do not match, or no scheme holds the integers.
         """
 
+    @abstractmethod
+    def declared_shape(self, name: str, parts: PartHeaders) -> tuple[int, int]:
+        """Returns the shape (N, K) of the module ``name``, after a look at the headers of its tensors.
+
+        Raises:
+            ValueError: a tensor is missing, or has another dtype or shape than the format's.
+        """
+
     def renamed(self, name: str, names: Collection[str]) -> str:
         """Returns a tensor's name in the form ``module.part``; ``names`` are those of all tensors."""
         return name
@@ -62,14 +72,16 @@ def read_folder(
     Raises:
         ValueError: there is no file, a file is damaged, or a module lacks one of its tensors.
     """
-    found = open_tensors(source)
-    tensors = {reader.renamed(name, found): tensor for name, tensor in found.items()}
+    found, headers = open_tensors(source)
+    names = {reader.renamed(name, found): name for name in found}
+    tensors = {name: found[own] for name, own in names.items()}
     quantized = {
         name.removesuffix(f".{reader.marker}") for name in tensors if name.endswith(f".{reader.marker}")
     }
     if not quantized:
         raise ValueError(f"no tensor is called ….{reader.marker}: config.json belongs to another checkpoint")
     weights = dict(tensors)
+    stored = {name: headers[own] for name, own in names.items()}
     joined = []
     for name in sorted(quantized):
         own = {
@@ -77,19 +89,19 @@ def read_folder(
             for part in (reader.marker, *reader.parts)
             if f"{name}.{part}" in weights
         }
-        if any(len(_shape(part)) > 2 for part in own.values()):
+        parts = PartHeaders(name, {part: stored.pop(f"{name}.{part}") for part in own}, own)
+        shape = reader.declared_shape(name, parts)
+        if parts.experts is not None:
             weights[name] = _lazy_weight(reader, name, own, _decode_all)
             joined.append(name)
         else:
             weights[f"{name}.weight"] = _lazy_weight(reader, name, own, _decode_one)
+            file = headers[names[f"{name}.{reader.marker}"]].file
+            stored[f"{name}.weight"] = TensorHeader(file, INTEGERS, shape)
     plain = without_quantization(config)
     fit_experts(plain, weights, joined)
-    return ThirdPartyCheckpoint(method, source, plain, weights, requantizer=reader.requantizer)
-
-
-def _shape(tensor: Any) -> Sequence[int]:
-    """Returns the shape of a tensor or of a safetensors slice."""
-    return tensor.shape if isinstance(tensor, Tensor) else list(tensor.get_shape())
+    stored = {name: header for name, header in stored.items() if name in weights}
+    return ThirdPartyCheckpoint(method, source, plain, weights, requantizer=reader.requantizer, stored=stored)
 
 
 def _lazy_weight(
@@ -128,19 +140,39 @@ def _decode_all(reader: ModuleReader, name: str, parts: dict[str, Tensor]) -> In
     return stacked(each(lambda own: reader.decode(name, own), experts))
 
 
-def open_tensors(source: str) -> dict[str, Any]:
+def open_tensors(source: str) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     """Returns every tensor of a folder or hub name, by name: safetensors slices, or memory-mapped tensors.
+
+    Returns:
+        The tensors, and what their files say about them.
 
     Raises:
         ValueError: there is no file of weights, or a file is damaged.
     """
     files = weight_files(source)
-    check_files([str(file) for file in files])
+    headers = read_headers(files)
     found: dict[str, Any] = {}
     for file in files:
         if file.suffix == ".safetensors":
             opened: Any = safe_open(file, framework="pt")
             found.update({name: opened.get_slice(name) for name in opened.keys()})  # noqa: SIM118
         else:
-            found.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+            tensors = _unpickle(file)
+            found.update(tensors)
+            headers.update({name: TensorHeader.of(str(file), one) for name, one in tensors.items()})
+    return found, headers
+
+
+def _unpickle(file: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever the pickle's bytes lead to
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{file} is damaged, or its tensors are pickled objects of classes that the installed torchao "
+            f"does not have ({said}): download it again, or save the model again with a transformers and a "
+            "torchao that write safetensors"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise ValueError(f"{file} holds a {type(found).__name__}, and tensors by name are expected")
     return found

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from torch_armllm.checkpoint.formats.integer_weight import LazyWeight
 from torch_armllm.checkpoint.formats.requantizer import Requantizer
+from torch_armllm.checkpoint.tensor_headers import TensorHeader
 
 
 @dataclass
@@ -26,6 +27,7 @@ class ThirdPartyCheckpoint:
             quantized, else a `LazyWeight` that reads an `IntegerWeight`.
         notes: lines of the report: what is not computed exactly as the checkpoint asks.
         dequantized: quantized weights are read as floats, not as `IntegerWeight`.
+        stored: headers of ``weights`` by name, without those that are merged.
         requantizer: weights that no scheme holds; its notes are complete once all weights are read.
     """
 
@@ -36,6 +38,7 @@ class ThirdPartyCheckpoint:
     notes: list[str] = field(default_factory=list)
     dequantized: bool = False
     requantizer: Requantizer = field(default_factory=Requantizer)
+    stored: dict[str, TensorHeader] = field(default_factory=dict)
 
 
 def as_floats(checkpoint: ThirdPartyCheckpoint) -> ThirdPartyCheckpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight, LazyRo
 from torch_armllm.checkpoint.formats.pack_modules import packed_experts, packed_linear
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 from torch_armllm.checkpoint.layer_loader import LayerLoader
+from torch_armllm.checkpoint.loaded_values import check_small_tensors
+from torch_armllm.checkpoint.model_config import config_errors
 from torch_armllm.quant.config import ArmInt4Config
 from torch_armllm.quant.layers import Layer
 from torch_armllm.quant.modules.experts import QuantExperts
@@ -51,14 +54,14 @@ class ThirdPartyLoader(LayerLoader):
         attribute = name.rpartition(".")[2]
         layer = self._wanted.get(name)
         if layer is None:
-            self._keep(self._plain[name], attribute, weight)
+            self._keep(self._plain[name], name, weight)
         elif isinstance(weight, IntegerWeight):
             self._hold(layer, attribute, weight)
         elif layer.kind == "head":
             super().take(name, weight)
         else:
             self._left[layer.name] = f"the checkpoint left it in {dtype_name(weight.dtype)}"
-            self._keep(layer.module, attribute, weight)
+            self._keep(layer.module, name, weight)
 
     @torch.no_grad()
     def finish(self) -> list[LayerRecord]:  # noqa: D102
@@ -67,11 +70,17 @@ class ThirdPartyLoader(LayerLoader):
         ]
         return super().finish()
 
-    def _keep(self, module: nn.Module, attribute: str, weight: Tensor | IntegerWeight | LazyRows) -> None:
-        """Stores a float weight in a module."""
+    def _keep(self, module: nn.Module, name: str, weight: Tensor | IntegerWeight | LazyRows) -> None:
+        """Stores a float weight in a module; `finish` raises an error of its shape."""
+        attribute = name.rpartition(".")[2]
         # transformers has yet to fill buffers that no file holds, such as the scale of Gemma's embeddings.
         module._is_hf_initialized = not any(True for _ in module.buffers(recurse=False))  # type: ignore[assignment]
-        dtype = module.get_parameter(attribute).dtype
+        expected = module.get_parameter(attribute)
+        if weight.shape != expected.shape:
+            self._error = self._error or _misfit(name, weight, expected)
+            module._parameters[attribute] = placeholder(expected)
+            return
+        dtype = expected.dtype
         value = weight.to(dtype) if isinstance(weight, Tensor) else weight.as_type(dtype)
         kept = nn.Parameter(value, requires_grad=False)
         kept._is_hf_initialized = True  # type: ignore[attr-defined]
@@ -88,15 +97,19 @@ class ThirdPartyLoader(LayerLoader):
             if self._error is not None:
                 raise self._error
             if weight.shape != expected.shape:
-                raise ValueError(
-                    f"{layer.name}.{attribute} has the shape {tuple(weight.shape)} in the checkpoint and "
-                    f"{tuple(expected.shape)} in the model: config.json belongs to another checkpoint"
-                )
+                raise _misfit(f"{layer.name}.{attribute}", weight, expected)
             if len(held) == len(layer.weights()):
                 self._records[layer.name] = self._quantizer.add(layer, _packed(layer, held))
         except ValueError as error:
             self._error = error
         release_free_memory()
+
+
+def _misfit(name: str, weight: Tensor | IntegerWeight | LazyRows, expected: Tensor) -> ValueError:
+    return ValueError(
+        f"{name} has the shape {tuple(weight.shape)} in the checkpoint and {tuple(expected.shape)} in the "
+        "model: config.json belongs to another checkpoint"
+    )
 
 
 def _packed(layer: Layer, held: dict[str, IntegerWeight]) -> Replacement:
@@ -132,15 +145,21 @@ def load_third_party(
     options: dict[str, Any] = {}
     if config is not None:
         config.source = None if checkpoint.dequantized else checkpoint.method
+        config.stored = checkpoint.stored
         options["quantization_config"] = config
-    model_class, model_config = _model_of(checkpoint.config)
-    model: PreTrainedModel = model_class.from_pretrained(
-        None,
-        config=model_config,
-        state_dict=checkpoint.weights,
-        dtype=_dtype(checkpoint) if dtype == "auto" else dtype,
-        **options,
-    )
+    with config_errors(checkpoint.source):
+        model_class, model_config = _model_of(checkpoint.config)
+        model: PreTrainedModel = model_class.from_pretrained(
+            None,
+            config=model_config,
+            state_dict=checkpoint.weights,
+            dtype=_dtype(checkpoint) if dtype == "auto" else dtype,
+            **options,
+        )
+    if config is None:
+        check_small_tensors(model, lambda name: checkpoint.source)
+    else:
+        _refuse_biases(checkpoint, model.hf_quantizer.ignored_biases)
     model.name_or_path = model.config.name_or_path = checkpoint.source
     if model.can_generate():
         with contextlib.suppress(OSError):
@@ -151,6 +170,16 @@ def load_third_party(
         if checkpoint.dequantized:
             report.notes.append(f"errors are against the weights that {checkpoint.method} stored")
     return model.eval()
+
+
+def _refuse_biases(checkpoint: ThirdPartyCheckpoint, names: Sequence[str]) -> None:
+    """Raises ValueError if biases that the model does not have are not 0, as tools write them."""
+    for name in names:
+        if bool(checkpoint.weights[name][...].any()):
+            raise ValueError(
+                f"{name} in {checkpoint.stored[name].file} is not 0, and the model has no such bias: "
+                "config.json belongs to another checkpoint"
+            )
 
 
 def _model_of(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:

@@ -222,7 +222,7 @@ def scheme_named(name: str) -> Scheme:
         ValueError: no scheme has this name.
     """
     name = DEFAULT if name == "int4" else name
-    if name not in SCHEMES:
+    if not isinstance(name, str) or name not in SCHEMES:
         raise ValueError(f"unknown quantization scheme {name!r}; there are {', '.join(SCHEMES)}")
     return SCHEMES[name]
 

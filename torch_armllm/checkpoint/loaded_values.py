@@ -1,0 +1,73 @@
+"""Checks of the values of a loaded model: norms, biases, scales of packed weights, and permutations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from torch_armllm.quant.modules.experts import QuantExperts
+from torch_armllm.quant.modules.linear import QuantLinear
+from torch_armllm.quant.packing import scales_are_finite
+
+_SMALL = 1 << 20
+"""Values of the largest tensor that is checked: norms, biases and routers, not embeddings and matrices."""
+
+FileOf = Callable[[str], str]
+"""Returns the file of a tensor, for messages."""
+
+
+def check_small_tensors(model: nn.Module, file_of: FileOf) -> None:
+    """Raises ValueError if a norm, a bias or another small float holds a NaN or an infinity."""
+    stored = set(model.state_dict())
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        small = tensor.is_floating_point() and tensor.numel() <= _SMALL
+        if small and name in stored and not tensor.is_meta and not bool(tensor.isfinite().all()):
+            index = tuple(int(axis[0]) for axis in torch.where(~tensor.detach().isfinite()))
+            raise ValueError(
+                f"{name} in {file_of(name)} holds {float(tensor[index])} at {index}, and finite values are "
+                "expected: the checkpoint is damaged; get it anew"
+            )
+
+
+def check_packed(model: nn.Module, file_of: FileOf) -> None:
+    """Raises ValueError if packed weights have a scale that is not finite, or an order that is none."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            _check_panels(f"{name}.weight_packed", module.weight_packed, module.in_features, module, file_of)
+            if module.order is not None:
+                _check_order(f"{name}.order", module.order, module.in_features, file_of)
+        elif isinstance(module, QuantExperts):
+            sizes = {"gate_up_packed": module.hidden_dim, "down_packed": module.intermediate_dim}
+            for part, columns in sizes.items():
+                panels = getattr(module, part).flatten(0, -2)
+                _check_panels(f"{name}.{part}", panels, columns, module, file_of)
+
+
+def _check_panels(
+    name: str, panels: Tensor, columns: int, module: QuantLinear | QuantExperts, file_of: FileOf
+) -> None:
+    if not scales_are_finite(panels, columns, module.scheme):
+        raise ValueError(
+            f"{name} in {file_of(name)} has a scale that is NaN or infinite, and finite scales of scheme "
+            f"{module.scheme} are expected: the checkpoint is damaged; get it anew"
+        )
+
+
+def _check_order(name: str, order: Tensor, columns: int, file_of: FileOf) -> None:
+    found = order.long()
+    low, high = int(found.min()), int(found.max())
+    if low < 0 or high >= columns:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"{name} in {file_of(name)} holds {wrong}, and a permutation of 0 … {columns - 1} is expected: "
+            "the checkpoint is damaged; get it anew"
+        )
+    counts = torch.bincount(found, minlength=columns)
+    if bool((counts != 1).any()):
+        raise ValueError(
+            f"{name} in {file_of(name)} holds {int(counts.argmax())} {int(counts.max())} times, and a "
+            f"permutation of 0 … {columns - 1} is expected: the checkpoint is damaged; get it anew"
+        )

@@ -1,0 +1,85 @@
+"""Reading of a checkpoint's configuration, and of errors that transformers has with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+MOST_LAYERS = 1000
+"""No model has more layers; a damaged config may say billions, and building them would never end."""
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_OWN = "torch_armllm."
+_CODE = "custom code"
+
+
+def read_config(source: str) -> PreTrainedConfig:
+    """Reads the config.json of a folder or hub name; code of a checkpoint is never run.
+
+    Raises:
+        ValueError: a field has a value that transformers cannot use, or the model needs code of its own.
+        OSError: there is none, or it is no JSON.
+    """
+    with config_errors(source):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        check_layers(source, config)
+    return config
+
+
+def check_layers(source: str, config: PreTrainedConfig) -> None:
+    """Raises ValueError if the number of layers is none that a model has."""
+    text = config.get_text_config(decoder=True)
+    for name in _LAYERS:
+        count = getattr(text, name, None)
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+            raise ValueError(
+                f"{name} is {count!r} in the configuration of {source}, and an integer is expected"
+            )
+        if count is not None and not 0 < count <= MOST_LAYERS:
+            raise ValueError(
+                f"{name} is {count} in the configuration of {source}, and 1 to {MOST_LAYERS} is expected"
+            )
+
+
+@contextmanager
+def config_errors(source: str) -> Iterator[None]:
+    """Turns what transformers raises over a damaged configuration into a ValueError.
+
+    transformers makes a configuration and a model without looking at the values first, so that a wrong one
+    ends in any kind of error.  Errors that this package's own code raises within the block pass unchanged.
+
+    Raises:
+        ValueError: transformers cannot use the configuration, or the model needs code of its own.
+    """
+    try:
+        yield
+    except (ImportError, MemoryError, OSError):
+        raise
+    except ValueError as error:
+        if _CODE in str(error):
+            raise ValueError(
+                f"{source} needs code of its own (auto_map in config.json), which is never run: load a model "
+                "whose class is in transformers"
+            ) from error
+        raise
+    except Exception as error:
+        if _passes_own_code(error.__traceback__):
+            raise
+        said = str(error).strip().replace("\n", " ") or "no message"
+        raise ValueError(
+            f"transformers cannot make a model of the configuration of {source} ({type(error).__name__}: "
+            f"{said}): a field of it is damaged, or it belongs to another checkpoint"
+        ) from error
+
+
+def _passes_own_code(trace: TracebackType | None) -> bool:
+    """True if code of this package, other than the callers of `config_errors`, was running."""
+    names: list[Any] = []
+    while trace is not None:
+        names.append(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    entered = next((at for at, name in enumerate(names) if not name.startswith(_OWN)), len(names))
+    return any(name.startswith(_OWN) for name in names[entered:])
