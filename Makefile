@@ -9,6 +9,7 @@
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
+#   make fuzz       mutated inputs for loaders and more, HOURS=n of them (default: a minute)
 #   make models     docs/models.md: what becomes of each model family of transformers
 #   make microbench every op alone, many shapes (pytest-benchmark)
 #
@@ -39,7 +40,7 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo check test test-arm bench bench-peers bench-arm microbench models lint format types docs asan wheel clean
+.PHONY: all install demo check test test-arm fuzz bench bench-peers bench-arm microbench models lint format types docs asan wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -76,6 +77,10 @@ test: $(READY) $(MODEL)
 
 test-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)
+
+HOURS ?= 0.0167
+fuzz: $(READY)
+	$(PY) -m tests.fuzz.run --hours $(HOURS) $(ARGS)
 
 bench: $(READY)
 	$(PY) -m bench.ops $(ARGS)

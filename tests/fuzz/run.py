@@ -1,0 +1,138 @@
+"""Runs the fuzz targets for a time, each in a process of its own, and prints counts.
+
+    python -m tests.fuzz.run --hours 0.5
+    python -m tests.fuzz.run --target checkpoint-gguf --seed 1234 --count 1
+
+A process that dies by a signal, or takes longer than --patience for one seed, is a finding as well; the next
+process goes on with the next seed.  The exit status is 1 if there are findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.fuzz.targets import TARGETS, target_named
+
+_STARTUP = 120.0
+"""Seconds that imports and a corpus may take before the first seed."""
+_SHOWN = 10
+"""Findings of one kind that are printed."""
+
+
+@dataclass
+class Tally:
+    """Counts of one target."""
+
+    inputs: int = 0
+    findings: Counter[str] = field(default_factory=Counter)
+
+
+def _serve(name: str, connection: Connection) -> None:
+    """Runs in the child: takes seeds, and sends back None or a finding."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)  # progress bars, warnings of libraries
+    target = target_named(name)
+    connection.send(None)
+    while (seed := connection.recv()) is not None:
+        try:
+            target(seed)
+            connection.send(None)
+        except BaseException:
+            connection.send(traceback.format_exc())
+
+
+class Worker:
+    """A child process that runs one target."""
+
+    def __init__(self, name: str) -> None:
+        self._connection, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_serve, args=(name, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer(_STARTUP)
+
+    def run(self, seed: int, patience: float) -> str | None:
+        """Runs one seed; returns the finding, or None."""
+        self._connection.send(seed)
+        return self._answer(patience)
+
+    def _answer(self, patience: float) -> str | None:
+        try:
+            if not self._connection.poll(patience):
+                return f"no answer within {patience:g} s"
+            found: str | None = self._connection.recv()
+            return found
+        except (EOFError, ConnectionError):
+            self._process.join()
+            return f"the process ended with status {self._process.exitcode}"
+
+    @property
+    def usable(self) -> bool:
+        """True if the process waits for a seed."""
+        return self._process.is_alive()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join()
+
+
+def fuzz(name: str, seconds: float, seed: int, count: int | None, patience: float) -> Tally:
+    """Runs one target for some seconds, or for a number of seeds, and prints its findings."""
+    tally = Tally()
+    worker = Worker(name)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end if count is None else tally.inputs < count:
+        finding = worker.run(seed, patience)
+        tally.inputs += 1
+        if finding is not None:
+            last = finding.strip().splitlines()[-1]
+            kind = last.partition(":")[0] if "Traceback" in finding else last
+            tally.findings[kind] += 1
+            if tally.findings[kind] <= _SHOWN:
+                print(f"{name}, seed {seed}:\n{finding}", flush=True)
+            if "Traceback" not in finding:
+                worker.close()
+                worker = Worker(name)
+        seed += 1
+    worker.close()
+    return tally
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
+    parser.add_argument("--hours", type=float, default=1 / 60, help="time of all targets together (a minute)")
+    parser.add_argument(
+        "--target", action="append", choices=sorted(TARGETS), help="only this one; repeatable"
+    )
+    parser.add_argument("--seed", type=int, default=None, help="the first seed; default: the time")
+    parser.add_argument("--count", type=int, help="seeds of each target, instead of a time")
+    parser.add_argument("--patience", type=float, default=10.0, help="seconds that a seed may take (10)")
+    options: Any = parser.parse_args(arguments)
+    names = options.target or list(TARGETS)
+    seed = int(time.time()) * 1000 if options.seed is None else options.seed
+    tallies = {}
+    for name in names:
+        seconds = options.hours * 3600 / len(names)
+        tallies[name] = tally = fuzz(name, seconds, seed, options.count, options.patience)
+        findings = ", ".join(f"{count} {kind}" for kind, count in tally.findings.items()) or "none"
+        print(f"{name:32} {tally.inputs:9,} inputs from seed {seed}; findings: {findings}", flush=True)
+    total = sum(tally.inputs for tally in tallies.values())
+    found = sum(tally.findings.total() for tally in tallies.values())
+    print(f"{total:,} inputs, {found:,} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
