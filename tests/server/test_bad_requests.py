@@ -193,7 +193,10 @@ def test_deeply_nested_schemas(http: httpx.Client) -> None:
         schema = {"type": "object", "properties": {"a": schema}}
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     got = http.post(CHAT, json={"messages": HELLO, "max_tokens": 1, "response_format": wanted})
-    assert got.status_code in (200, 400), got.text
+    assert "nested levels of the schema" in error(got, 400)["message"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    body = {"messages": HELLO, "max_tokens": 1, "tools": [tool], "tool_choice": "required"}
+    assert "nested levels of the schema" in error(http.post(CHAT, json=body), 400)["message"]
 
 
 def test_unknown_routes_and_methods(http: httpx.Client) -> None:

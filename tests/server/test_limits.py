@@ -15,7 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.support.server_live import Live, live, slowed, until
+from tests.support.server_live import NAME, Live, live, slowed, until
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.run import allow_many_connections
 
@@ -53,6 +53,34 @@ def test_too_large_bodies(tiny_llm: AsyncLLM) -> None:
             assert got.status_code == 413, got.text
             assert "1000" in got.json()["error"]["message"]
         assert post(server, HELLO).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"])
+def test_too_long_texts_are_refused_before_they_are_tokenized(
+    tiny_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    text = "a" * 4_000_000
+    fields = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "/v1/embeddings": {"input": text},
+    }
+    tokenizer = type(tiny_llm.get_tokenizer())
+    with live(tiny_llm) as server, monkeypatch.context() as patches:
+        patches.setattr(tokenizer, "__call__", lambda *args, **options: pytest.fail("it was tokenized"))
+        got = httpx.post(server.base + path, json={"model": NAME, **fields.get(path, {"prompt": text})})
+    assert got.status_code == 400, got.text
+    assert "has 4000000 characters" in got.json()["error"]["message"]
+
+
+def test_embedding_dimensions_are_checked_before_the_model_is_loaded(
+    tiny_llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live(tiny_llm) as server, monkeypatch.context() as patches:
+        patches.setattr(AsyncLLM, "model", property(lambda self: pytest.fail("the model was loaded")))
+        body = {"model": NAME, "input": "hello", "dimensions": 10**6}
+        got = httpx.post(server.base + "/v1/embeddings", json=body)
+    assert got.status_code == 400, got.text
+    assert "dimensions is 1000000; the model's embeddings have" in got.json()["error"]["message"]
 
 
 def test_full_queue(tiny_llm: AsyncLLM) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch_armllm.engine.outputs import RequestMetrics
 from torch_armllm.engine.request import Request
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.prompt_limit import PromptLimit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,6 +41,7 @@ class Preprocessor:
         self.tokenizer = tokenizer
         self._check_params = check
         self.max_model_len = max_model_len
+        self.prompt_limit = None if tokenizer is None else PromptLimit(tokenizer, max_model_len)
         self._seeds = random.Random(seed)
 
     def build_request(
@@ -70,7 +72,13 @@ class Preprocessor:
             return None, list(prompt)  # type: ignore[arg-type]
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer; give the prompt as prompt_token_ids")
-        return prompt, list(self.tokenizer(prompt)["input_ids"])
+        return prompt, self.tokenize(prompt)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Returns the tokens of a text; raises ValueError if it is too long to be tokenized."""
+        assert self.tokenizer is not None and self.prompt_limit is not None
+        self.prompt_limit.check(len(text))
+        return list(self.tokenizer(text)["input_ids"])
 
     def _check_length(self, tokens: list[int]) -> None:
         if not tokens:

@@ -113,7 +113,7 @@ class AsyncLLM(LLMBase):
         return self._thread.error
 
     def _tokens(self, prompt: str) -> dict[str, Any]:
-        return {"prompt": prompt, "prompt_token_ids": list(self.get_tokenizer()(prompt)["input_ids"])}
+        return {"prompt": prompt, "prompt_token_ids": self.llm_engine.preprocessor.tokenize(prompt)}
 
 
 def _end(thread: EngineThread, tokenizing: ThreadPoolExecutor) -> None:

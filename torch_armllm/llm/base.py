@@ -99,6 +99,13 @@ class LLMBase:
         return self.llm_engine.runner.vocab_size
 
     @property
+    def hidden_size(self) -> int | None:
+        """Width of the hidden states, known without the model; None if its configuration does not say."""
+        if isinstance(self._model, PlanModel):
+            return self._model.plan.program.columns
+        return getattr(self._model.config.get_text_config(), "hidden_size", None)
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt and its output together."""
         return self.llm_engine.preprocessor.max_model_len

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.protocol.chat import Message
 
@@ -35,10 +36,14 @@ class PromptBuilder:
     Args:
         tokenizer: the model's tokenizer.
         chat_template: replaces the tokenizer's own template.
+        limit: bounds the characters of a prompt.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None, limit: PromptLimit
+    ) -> None:
         self.tokenizer = tokenizer
+        self._limit = limit
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
@@ -57,6 +62,7 @@ class PromptBuilder:
         """
         knows_developer = "developer" in self.template
         messages = [_message(message, knows_developer) for message in body.messages]
+        self._check_size(sum(len(message["content"]) for message in messages), "messages")
         options: dict[str, Any] = {
             **(body.chat_template_kwargs or {}),
             **self._template_option,
@@ -71,7 +77,12 @@ class PromptBuilder:
         return await self._run(lambda: render_chat(self.tokenizer, messages, **options), "messages")
 
     async def from_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
-        """Builds the prompt of a text."""
+        """Builds the prompt of a text.
+
+        Raises:
+            ApiError: the text is too long to be tokenized.
+        """
+        self._check_size(len(text), "prompt")
 
         def tokens() -> dict[str, Any]:
             ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
@@ -94,6 +105,12 @@ class PromptBuilder:
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _check_size(self, characters: int, param: str) -> None:
+        try:
+            self._limit.check(characters)
+        except ValueError as error:
+            raise bad_request(error, param) from error
 
     async def _run(self, work: Callable[[], T], param: str) -> T:
         try:

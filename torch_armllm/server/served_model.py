@@ -10,6 +10,7 @@ from typing import Any
 
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.metrics import RequestMetrics, ServerMetrics
@@ -53,7 +54,11 @@ class ServedModel:
         self.vocab_size = llm.vocab_size
         self.defaults = llm.get_default_sampling_params()
         self.admission = Admission(llm.max_num_seqs, settings.max_queue)
-        self.prompts = PromptBuilder(llm.get_tokenizer(), model_settings.chat_template)
+        self.prompts = PromptBuilder(
+            llm.get_tokenizer(),
+            model_settings.chat_template,
+            PromptLimit(llm.get_tokenizer(), llm.max_model_len),
+        )
         self.metrics = metrics.for_model(model_settings.name, llm.llm_engine.stats)
 
     def acquire(self) -> None:

@@ -32,17 +32,22 @@ async def embed(served: ServedModel, tokens: list[int], body: EmbeddingRequest) 
             than requested.
     """
     served.check_tokens(tokens, "input", generates=False)
+    _check_dimensions(body.dimensions, served.llm.hidden_size)
     model = await run_in_worker_thread(lambda: served.llm.model)  # may load the model first
     prefill = _ChunkedPrefill(model, tokens)
     while not prefill.finished:
         await served.llm.between_steps(prefill.compute_chunk)
     vector = prefill.last if body.pooling == "last" else prefill.total / len(tokens)
     if body.dimensions is not None:
-        if body.dimensions > len(vector):
-            text = f"dimensions is {body.dimensions}; the model's embeddings have {len(vector)}"
-            raise ApiError(400, text, "dimensions")
+        _check_dimensions(body.dimensions, len(vector))
         vector = vector[: body.dimensions]
     return torch.nn.functional.normalize(vector, dim=0) if body.normalize else vector
+
+
+def _check_dimensions(dimensions: int | None, hidden_size: int | None) -> None:
+    if dimensions is not None and hidden_size is not None and dimensions > hidden_size:
+        text = f"dimensions is {dimensions}; the model's embeddings have {hidden_size}"
+        raise ApiError(400, text, "dimensions")
 
 
 class _ChunkedPrefill:

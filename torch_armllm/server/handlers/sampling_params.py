@@ -11,6 +11,7 @@ from torch_armllm.engine.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from torch_armllm.server.constraints import constraint
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.protocol.sampling import ResponseFormat, SamplingRequest
 
@@ -59,17 +60,15 @@ def structured_outputs(body: SamplingRequest) -> StructuredOutputsParams | None:
         return from_format
     if from_format is not None:
         raise ApiError(400, "give response_format or structured_outputs, not both", "response_format")
-    constraint = body.structured_outputs
-    try:
-        return StructuredOutputsParams(
-            json=constraint.json_,
-            regex=constraint.regex,
-            choice=constraint.choice,
-            grammar=constraint.grammar,
-            json_object=constraint.json_object,
-        )
-    except ValueError as error:
-        raise bad_request(error, "structured_outputs") from error
+    given = body.structured_outputs
+    return constraint(
+        "structured_outputs",
+        json=given.json_,
+        regex=given.regex,
+        choice=given.choice,
+        grammar=given.grammar,
+        json_object=given.json_object,
+    )
 
 
 def _from_response_format(response_format: ResponseFormat) -> StructuredOutputsParams | None:
@@ -82,7 +81,7 @@ def _from_response_format(response_format: ResponseFormat) -> StructuredOutputsP
         raise ApiError(400, text, "response_format.type")
     if response_format.json_schema is None or response_format.json_schema.schema_ is None:
         raise ApiError(400, "json_schema needs a schema", "response_format.json_schema.schema")
-    return StructuredOutputsParams(json=response_format.json_schema.schema_)
+    return constraint("response_format", json=response_format.json_schema.schema_)
 
 
 def _parse_logit_bias(logit_bias: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_armllm.engine.sampling_params import StructuredOutputsParams
+from torch_armllm.server.constraints import constraint
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.protocol.chat import ChatRequest, ChosenTool, Tool
 from torch_armllm.server.tools.forced import (
@@ -87,9 +87,9 @@ def tool_use(body: ChatRequest, template: str, parser: str | None) -> ToolUse:
                 400, f"tool_choice names {choice.function.name[:200]!r}, which is not in tools", "tool_choice"
             )
         name = chosen.function.name
-        settings = {"structured_outputs": StructuredOutputsParams(json=arguments_schema(chosen))}
+        settings = {"structured_outputs": constraint("tools", json=arguments_schema(chosen))}
         return ToolUse(tools, lambda: NamedToolParser(name), settings, "stop")
-    settings = {"structured_outputs": StructuredOutputsParams(json=calls_schema(tools, parallel))}
+    settings = {"structured_outputs": constraint("tools", json=calls_schema(tools, parallel))}
     return ToolUse(tools, RequiredToolParser, settings)
 
 
