@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -178,6 +178,8 @@ _CHARACTERS = st.text(
 
 
 @settings(max_examples=300, deadline=None)
+@example([" 𐀀"])  # the space is stripped, but it makes the unreadable run a byte longer
+@example(["a 𐀀"])
 @given(st.lists(st.one_of(st.sampled_from(WORDS + SPECIAL), _CHARACTERS), max_size=60))
 def test_whole_and_split_characters(parts: list[str]) -> None:
     for name in ("strip", "metaspace"):

@@ -126,9 +126,12 @@ class Detokenizer:
             if text.endswith(UNREADABLE) and self._pending < _MAX_CHAR_BYTES:
                 return ""  # a run of SentencePiece byte tokens is unreadable until its last byte
             text = self._restart()
-        open_end = text[-_MAX_CHAR_BYTES + 1 :]
-        final = len(text) - (len(open_end) - len(open_end.rstrip(UNREADABLE)))
-        new = text[len(self._shown) : final]
+        held = len(text) - len(text.rstrip(UNREADABLE))
+        if (
+            self._pending >= _MAX_CHAR_BYTES
+        ):  # before that, a run of byte tokens may become readable as a whole
+            held = min(held, _MAX_CHAR_BYTES - 1)
+        new = text[len(self._shown) : len(text) - held]
         self._shown += new
         if len(self._shown) == len(text):
             self._pending = 0
