@@ -204,6 +204,7 @@ class PatchedForward:
         return past, True
 
     def _step(self, cache: PagedCache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        ids = ids.long()  # modules take int32 as well
         batch, length = ids.shape
         past = cache.padded_length
         kept = _kept_tokens(cache, mask, past, length)
@@ -212,7 +213,7 @@ class PatchedForward:
             if first and bool((ids == first - 1).any()):
                 raise _Unserved("tokens of padding are counted in a way of their own")
             positions = torch.arange(first + past, first + past + length)[None]
-        positions = positions.expand(batch, length)
+        positions = positions.expand(batch, length).long()
         counts = [length] * batch if kept is None else kept.sum(1).tolist()
         if kept is None:
             flat_ids, flat_positions = ids.reshape(1, -1), positions.reshape(1, -1)

@@ -60,7 +60,9 @@ class TiedEmbedding(nn.Module):
         return self._shells[1]
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Looks up int64 ids of any shape: ``(*ids.shape, embedding_dim)``."""
+        """Looks up int32 or int64 ids of any shape: ``(*ids.shape, embedding_dim)``."""
+        if input_ids.dtype == torch.int32:  # transformers' continuous batching
+            input_ids = input_ids.long()
         return split_embedding(input_ids, self.weight_packed, self.rest, self.float_dtype)
 
     def dequantize(self) -> Tensor:
