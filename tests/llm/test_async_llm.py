@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -277,3 +278,15 @@ def test_waiting_work_raises_at_shutdown(make: Make) -> None:
             await asking
 
     asyncio.run(run())
+
+
+def test_forked_process_raises_instead_of_waiting(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make()
+    asyncio.run(read(llm, "ab", params(2)))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(EngineDeadError, match="was forked from it: start this process with .*spawn"):
+            asyncio.run(read(llm, "ab", params(2)))
+        asyncio.run(llm.abort("gone"))
+        llm._thread.stop()
+    assert asyncio.run(read(llm, "ab", params(2)))[-1].finished

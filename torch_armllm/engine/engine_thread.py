@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -109,6 +110,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._inbox: deque[_Add | _Abort | _Call] = deque()
         self._stopping = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="armllm-engine", daemon=True)
         self._thread.start()
 
@@ -124,7 +126,7 @@ class EngineThread:
 
     def abort(self, request_id: str, stream: OutputStream | None = None) -> None:
         """Ends a request; with a stream, only if the request's outputs go to that stream."""
-        if self.error is None:
+        if self.error is None and os.getpid() == self._process:
             self._post(_Abort(request_id, stream))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
@@ -138,19 +140,30 @@ class EngineThread:
         return done
 
     def check(self) -> None:
-        """Raises `EngineDeadError` if the engine has stopped."""
+        """Raises `EngineDeadError` if the engine has stopped, or runs in the process that forked this one."""
+        self._check_process()
         if self.error is not None:
             raise self._death()
 
     def stop(self) -> None:
         """Ends the thread after the current step; waiters get an error."""
+        if os.getpid() != self._process:  # the thread was not forked, and another may have held the lock
+            return
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineDeadError(
+                f"the engine runs in process {self._process}, and this one was forked from it: start this "
+                'process with multiprocessing.get_context("spawn") and load the model in it'
+            )
+
     def _post(self, command: _Add | _Abort | _Call) -> None:
+        self._check_process()
         with self._changed:
             if self.error is None:
                 self._inbox.append(command)

@@ -14,6 +14,7 @@ from torch_armllm.engine.preprocess import Prompt
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.engine.text.chat_template import render_chat
 from torch_armllm.llm.base import LLMBase
+from torch_armllm.system.forks import warn_if_forked
 from torch_armllm.system.progress import progress_bar
 from torch_armllm.system.sigint import interrupts_held
 
@@ -162,6 +163,7 @@ class LLM(LLMBase):
         priorities: Sequence[int],
     ) -> Generator[RequestOutput, None, None]:
         """Submits all prompts and runs steps until they finish; aborts the rest in case of an error."""
+        warn_if_forked()
         engine = self.llm_engine
         if engine.has_unfinished_requests():
             raise ValueError("this LLM is already generating; finish that first, or use AsyncLLM")

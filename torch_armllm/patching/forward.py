@@ -22,6 +22,7 @@ from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.pool_reuse import PoolReuse
 from torch_armllm.patching.token_log import TokenLog
 from torch_armllm.plan.step import Plan, StepInputs
+from torch_armllm.system.forks import warn_if_forked
 
 _IGNORED = {
     "cache_position",
@@ -86,6 +87,7 @@ class PatchedForward:
         **kwargs: Any,
     ) -> Any:
         """Runs the base model; its own ``forward`` documents the arguments."""
+        warn_if_forked()
         if self._given is not None:
             given = StepOutput(last_hidden_state=self._given)
             return given.to_tuple() if kwargs.get("return_dict") is False else given

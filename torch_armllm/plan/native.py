@@ -13,12 +13,14 @@ from torch import Tensor
 from torch_armllm.ops import LIBRARY_PATH
 from torch_armllm.plan.program import Encoded
 from torch_armllm.plan.step import StepInputs
+from torch_armllm.system.forks import prepare_for_forks
 
 
 class NativePlan:
     """A plan that C++ runs as a whole, from the first instruction of a step to the last."""
 
     def __init__(self, program: Encoded) -> None:
+        prepare_for_forks()
         self.program = program
         self.instructions = len(program.opcodes)
         self.opcodes = program.opcodes

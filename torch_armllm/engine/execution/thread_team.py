@@ -15,6 +15,7 @@ import torch
 
 from torch_armllm.ops import threads
 from torch_armllm.system.exclusive import PROCESS_LOCK, SharedExclusiveLock
+from torch_armllm.system.forks import is_forked
 from torch_armllm.system.host import cpu_limit, physical_cores
 
 _PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -86,6 +87,8 @@ def choose_threads(
     """
     if cores is None:
         cores, limit = physical_cores(), cpu_limit()
+    if is_forked():
+        return ThreadSettings(1, "this process was forked", (), "there is one")
     current = torch.get_num_threads() if current is None else current
     count, why = _count(count, cores, limit, current, environment)
     placed_by = [name for name in _PLACED_BY if environment.get(name)]
@@ -114,8 +117,10 @@ def apply_threads(chosen: ThreadSettings) -> list[int]:
     affinity. The system places it on the core that the workers leave free.
 
     Returns:
-        System ids of the pinned threads.
+        System ids of the pinned threads; none in a forked process, which keeps to one thread.
     """
+    if is_forked():
+        return []
     if torch.get_num_threads() != chosen.count:
         torch.set_num_threads(chosen.count)
     if not chosen.places:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torch_armllm.ops import linear
 from torch_armllm.quant.packing import dequantize_matrix
+from torch_armllm.system.forks import prepare_for_forks
 
 NOT_COMPUTED_WITH = frozenset({"error", "_shell"})
 """Attributes that may differ between two modules that compute the same from their weights."""
@@ -46,6 +47,7 @@ class QuantLinear(nn.Module):
         order: Tensor | None = None,
     ) -> None:
         super().__init__()
+        prepare_for_forks()
         self.float_dtype = float_dtype
         self.in_features = in_features
         self.out_features = out_features
