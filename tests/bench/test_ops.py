@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +11,17 @@ import torch
 from bench.ops import limits, timing
 
 
-def test_alternating_timing_returns_medians() -> None:
-    seconds = timing.in_turn({"quick": lambda: None, "slow": lambda: time.sleep(0.002)}, rounds=3)
-    assert seconds["quick"] < 0.001 < seconds["slow"] < 0.1
+def test_alternating_timing_returns_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(timing, "time", clock)
+    slow = iter([2.0, 2.0, 2.0, 9.0, 3.0])  # two calls before the rounds, then one in each
+
+    def take(seconds: float) -> None:
+        now[0] += seconds
+
+    seconds = timing.in_turn({"quick": lambda: take(0.002), "slow": lambda: take(next(slow))}, rounds=3)
+    assert seconds == {"quick": pytest.approx(0.002), "slow": pytest.approx(3.0)}
 
 
 def test_cold_copies_rotate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import timeit
+import sys
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -121,11 +123,24 @@ def test_zero_blocks_raise() -> None:
         BlockManager(0, 4)
 
 
-def test_allocation_time_is_independent_of_pool_size() -> None:
-    def seconds(num_blocks: int) -> float:
+def test_allocation_work_is_independent_of_pool_size() -> None:
+    def lines(num_blocks: int) -> int:
         blocks = BlockManager(num_blocks, 1)
         tokens = list(range(num_blocks))
         blocks.deallocate(written(blocks, tokens))  # all are now cached and idle: allocate evicts
-        return min(timeit.repeat(lambda: blocks.deallocate(blocks.allocate(8)), number=20, repeat=20))
+        count = 0
 
-    assert seconds(100_000) < 10 * seconds(100)
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            blocks.deallocate(blocks.allocate(8))
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert 8 < lines(10_000) == lines(100)

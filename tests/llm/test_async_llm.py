@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -241,9 +241,14 @@ def test_requests_of_a_closed_event_loop_are_dropped(make: Make) -> None:
 def test_engine_thread_sleeps_while_idle(make: Make) -> None:
     llm = make()
     asyncio.run(read(llm, "ab", params(2)))
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.01
+    thread = llm._thread._thread.ident
+    assert thread is not None
+
+    def is_asleep() -> bool:
+        code = sys._current_frames()[thread].f_code
+        return (code.co_filename, code.co_name) == (threading.__file__, "wait")
+
+    asyncio.run(until(is_asleep))
     assert llm.llm_engine.steps == 2
 
 
