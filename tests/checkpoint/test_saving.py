@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -281,3 +282,19 @@ def test_other_devices_are_rejected(saved: Path) -> None:
     with pytest.raises(ValueError, match="runs on the CPU; device_map asks for cuda:0"):
         load(saved, device_map={"": "cuda:0"})
     assert torch_armllm.is_patched(load(saved, device_map="auto"))
+
+
+@torch.no_grad()
+def test_saving_warns_of_rounded_rotary_frequencies(tmp_path: Path) -> None:
+    tiny("llama").save_pretrained(tmp_path / "float")
+    rounded = tiny("llama", torch.bfloat16)
+    quantize(rounded, Recipe(importance=False), progress=False)
+    with pytest.warns(UserWarning, match=r"rotary_emb.inv_freq is torch.bfloat16.*from_pretrained\(dtype="):
+        rounded.save_pretrained(tmp_path / "rounded")
+    model = load(tmp_path / "float", dtype=torch.bfloat16)
+    quantize(model, Recipe(importance=False), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.save_pretrained(tmp_path / "packed")
+    torch_armllm.patch(model, progress=False)
+    assert torch.equal(logits(load(tmp_path / "packed")), logits(model))

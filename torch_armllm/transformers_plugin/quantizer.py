@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,7 +133,11 @@ class ArmInt4Quantizer(HfQuantizer):
         return self._headers[name].file if name in self._headers else "the checkpoint"
 
     def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Returns what ``save_pretrained`` writes; views of merged weights become separate tensors."""
+        """Returns what ``save_pretrained`` writes; views of merged weights become separate tensors.
+
+        Warns if a rotary buffer was rounded: a folder does not hold it.
+        """
+        _warn_of_rounded_frequencies(model)
         from torch_armllm.checkpoint.saved_metadata import make_record
 
         state = {
@@ -169,6 +174,22 @@ class ArmInt4Quantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """False: packed weights cannot be trained."""
         return False
+
+
+def _warn_of_rounded_frequencies(model: nn.Module) -> None:
+    rounded = [
+        (name, buffer.dtype)
+        for name, buffer in model.named_buffers()
+        if name.endswith("inv_freq") and buffer.dtype in (torch.bfloat16, torch.float16)
+    ]
+    if rounded:
+        name, dtype = rounded[0]
+        warnings.warn(
+            f"torch_armllm: {name} is {dtype}, but a saved folder does not hold it: the loaded model "
+            "computes it in float32, and its logits differ; load the float model with from_pretrained("
+            f"dtype={dtype}) instead of model.to({dtype}), which rounds it",
+            stacklevel=4,
+        )
 
 
 class _Take(ConversionOps):  # type: ignore[misc]
