@@ -24,9 +24,8 @@ from torch_armllm.ops.linear.packed_layout import (
     is_int8,
     panel_count,
     panel_layout,
+    scale_sections,
     unpack_int,
-    unpack_offsets,
-    unpack_scales,
 )
 from torch_armllm.ops.linear.quant_linear import int4_linear, int4_linear_q, int8_linear
 from torch_armllm.ops.linear.reference import (
@@ -74,8 +73,7 @@ __all__ = [
     "reference_int_linear",
     "reference_rms_norm_int8",
     "rms_norm_int8",
+    "scale_sections",
     "unpack_int",
-    "unpack_offsets",
-    "unpack_scales",
     "unpack_weight",
 ]

@@ -168,6 +168,31 @@ def unpack_offsets(weight: Tensor, out_features: int, in_features: int, scheme: 
     return _float_section(weight, layout.offsets, layout, out_features)
 
 
+def scale_sections(weight: Tensor, in_features: int, scheme: str) -> list[Tensor]:
+    """Returns all scales and offsets of a packed weight, in the order of the panels.
+
+    Args:
+        weight: uint8 ``(panels, panel_bytes)``.
+        in_features: K.
+        scheme: the scheme of the packed weight.
+
+    Returns:
+        Copies of the sections of scales, bfloat16 or float32, and of offsets, float32.
+    """
+    layout = panel_layout(scheme, in_features)
+    size = layout.scale_groups * PANEL
+    if is_int8(scheme) and layout.span:
+        parts = [part[:, : PANEL * 4] for part in _int8_panels(weight, layout)]
+        found = [torch.cat(parts, 1).view(torch.float32)]
+    else:
+        dtype = torch.bfloat16 if has_bf16_scales(scheme) else torch.float32
+        start = layout.scales if layout.span else 0
+        found = [weight[:, start : start + size * dtype.itemsize].contiguous().view(dtype)]
+    if has_offsets(scheme):
+        found.append(weight[:, layout.offsets : layout.offsets + size * 4].contiguous().view(torch.float32))
+    return found
+
+
 def unpack_int(weight: Tensor, out_features: int, in_features: int, scheme: str) -> tuple[Tensor, Tensor]:
     """Unpacks a weight of an exact scheme (g32i, row, rowz, i8) to integers and one scale per row.
 

@@ -60,9 +60,11 @@ class Worker:
         self._process.start()
         theirs.close()
         self._answer(_STARTUP)
+        self._warm = False
 
     def run(self, seed: int, patience: float) -> str | None:
         """Runs one seed; returns the finding, or None."""
+        patience, self._warm = patience if self._warm else max(patience, _STARTUP), True
         self._connection.send(seed)
         return self._answer(patience)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.packing import scales_are_finite
+from torch_armllm.quant.parallel import each
 
 _SMALL = 1 << 20
 """Values of the largest tensor that is checked: norms, biases and routers, not embeddings and matrices."""
@@ -34,26 +35,26 @@ def check_small_tensors(model: nn.Module, file_of: FileOf) -> None:
 
 def check_packed(model: nn.Module, file_of: FileOf) -> None:
     """Raises ValueError if packed weights have a scale that is not finite, or an order that is none."""
+    panels: list[tuple[str, Tensor, int, str]] = []
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear):
-            _check_panels(f"{name}.weight_packed", module.weight_packed, module.in_features, module, file_of)
+            own = module.weight_packed, module.in_features, module.scheme
+            panels.append((f"{name}.weight_packed", *own))
             if module.order is not None:
                 _check_order(f"{name}.order", module.order, module.in_features, file_of)
         elif isinstance(module, QuantExperts):
             sizes = {"gate_up_packed": module.hidden_dim, "down_packed": module.intermediate_dim}
             for part, columns in sizes.items():
-                panels = getattr(module, part).flatten(0, -2)
-                _check_panels(f"{name}.{part}", panels, columns, module, file_of)
-
-
-def _check_panels(
-    name: str, panels: Tensor, columns: int, module: QuantLinear | QuantExperts, file_of: FileOf
-) -> None:
-    if not scales_are_finite(panels, columns, module.scheme):
-        raise ValueError(
-            f"{name} in {file_of(name)} has a scale that is NaN or infinite, and finite scales of scheme "
-            f"{module.scheme} are expected: the checkpoint is damaged; get it anew"
-        )
+                flat = getattr(module, part).flatten(0, -2)
+                panels.append((f"{name}.{part}", flat, columns, module.scheme))
+    # each matrix on one thread: the ops are small
+    finite = each(lambda one: scales_are_finite(*one[1:]), panels)
+    for (name, _, _, scheme), is_finite in zip(panels, finite, strict=True):
+        if not is_finite:
+            raise ValueError(
+                f"{name} in {file_of(name)} has a scale that is NaN or infinite, and finite scales of scheme "
+                f"{scheme} are expected: the checkpoint is damaged; get it anew"
+            )
 
 
 def _check_order(name: str, order: Tensor, columns: int, file_of: FileOf) -> None:

@@ -100,14 +100,11 @@ def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, schem
 def scales_are_finite(panels: Tensor, columns: int, scheme: str) -> bool:
     """True if all scales and offsets in panels, uint8 (P, bytes), are finite; the integers are not read."""
     name = op_name(scheme)
-    step = max(1, _PIECE // panels.shape[1])
-    for part in panels.split(step):
-        rows = PANEL * part.shape[0]
-        if not bool(linear.unpack_scales(part, rows, columns, name).isfinite().all()):
-            return False
-        offsets = linear.has_offsets(name)
-        if offsets and not bool(linear.unpack_offsets(part, rows, columns, name).isfinite().all()):
-            return False
+    for part in panels.split(max(1, _PIECE // panels.shape[1])):
+        for scales in linear.scale_sections(part, columns, name):
+            low, high = torch.aminmax(scales)  # one pass, and NaN if any is
+            if not bool(low.isfinite() & high.isfinite()):
+                return False
     return True
 
 
