@@ -191,8 +191,8 @@ def _header(file: Path, random_: random.Random) -> str:
     elif action == 7:
         other = header[random_.choice(names)]
         if isinstance(other, dict) and "shape" in other:
-            same = (other["dtype"], other["shape"]) == (info["dtype"], info["shape"])
-            kind = CONTENT if same else STRUCTURE
+            sizes = {end - begin for begin, end in (info["data_offsets"], other["data_offsets"])}
+            kind = CONTENT if len(sizes) == 1 else STRUCTURE  # each has the other's bytes, which fit
             info["data_offsets"], other["data_offsets"] = other["data_offsets"], info["data_offsets"]
     else:
         metadata = header.setdefault("__metadata__", {})
