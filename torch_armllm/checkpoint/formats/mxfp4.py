@@ -22,6 +22,8 @@ from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import scheme_named
 
 EXACT = "int8g32"
+_LARGEST = 252
+"""The exponent byte with which six, the largest value, is still finite in float32; 255 is NaN."""
 _PARTS = ("blocks", "scales")
 _TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 
@@ -34,8 +36,11 @@ def decode(blocks: Tensor, scales: Tensor) -> Quantized:
     """
     if blocks.dim() != 3 or blocks.shape[:2] != scales.shape or blocks.shape[2] != 16:
         raise ValueError(f"blocks of {tuple(blocks.shape)} and scales of {tuple(scales.shape)} do not match")
-    if bool((scales == 255).any()):
-        raise ValueError("a scale is NaN: the checkpoint is damaged")
+    if bool((scales > _LARGEST).any()):
+        raise ValueError(
+            f"a scale is NaN or too large for float32: its exponent byte is {int(scales.max())}, and at most "
+            f"{_LARGEST} is expected; the checkpoint is damaged"
+        )
     halves = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
     half = torch.full_like(scales, 0.5, dtype=torch.float32)
     return Quantized(EXACT, _TWICE[halves.int()], torch.ldexp(half, scales.int() - 127))
