@@ -6,6 +6,7 @@
 #   make lint       ruff, clang-format, the order of the layers, docstrings and line lengths
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
+#   make faults     kills and full disks at random moments of quantizing a folder: ROUNDS=200
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
@@ -20,6 +21,7 @@ SHELL  := bash
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+ROUNDS ?= 200
 
 BIN   := $(VENV)/bin
 PY    := $(BIN)/python
@@ -40,7 +42,7 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo check test test-arm fuzz bench bench-peers bench-arm microbench models lint format types docs asan wheel clean
+.PHONY: all install demo check test test-arm fuzz bench bench-peers bench-arm microbench models lint format types docs asan faults wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -129,6 +131,9 @@ asan: $(READY)
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest tests/ops -p no:cacheprovider $(ARGS)
+
+faults: $(READY)
+	$(PY) -m tests.faults.interrupted_quantize --rounds $(ROUNDS) $(ARGS)
 
 wheel: $(READY)
 	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
