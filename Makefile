@@ -10,6 +10,7 @@
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
+#   make fuzz-models random configurations of every family beside the unpatched models: ARGS="--seeds 1000"
 #   make fuzz       mutated inputs for loaders and more, HOURS=n of them (default: a minute)
 #   make models     docs/models.md: what becomes of each model family of transformers
 #   make microbench every op alone, many shapes (pytest-benchmark)
@@ -42,7 +43,8 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: all install demo check test test-arm fuzz bench bench-peers bench-arm microbench models lint format types docs asan faults wheel clean
+.PHONY: all install demo check test test-arm fuzz fuzz-models bench bench-peers bench-arm microbench models lint \
+        format types docs asan faults wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -81,6 +83,9 @@ test-arm: $(READY)
 	PATH="$(abspath $(BIN)):$$PATH" bash tests/arm/test-arm.sh $(ARGS)
 
 HOURS ?= 0.0167
+fuzz-models: $(READY)
+	$(PY) -m tests.fuzz.models $(ARGS)
+
 fuzz: $(READY)
 	$(PY) -m tests.fuzz.run --hours $(HOURS) $(ARGS)
 

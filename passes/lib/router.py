@@ -59,16 +59,12 @@ def _probe(experts: int) -> Tensor:
     return logits
 
 
-def _distinct(constants: Tensor | None) -> Tensor:
-    """Returns constants as float32; equal ones, such as a bias of zeros, are replaced by random numbers.
+def _probe_constant(shape: torch.Size, seed: int) -> Tensor:
+    """Returns random values in place of a constant's own.
 
-    A rewrite must be right for all values: a model's weights may be assigned after it.
+    A model's own values hide what is done with them if they are all equal, or too small to change a choice.
     """
-    assert constants is not None
-    wide = constants.float()
-    if bool((wide == wide.flatten()[0]).all()):
-        return torch.rand(wide.shape, generator=torch.Generator().manual_seed(1)) / 4
-    return wide
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) - 0.5
 
 
 def _by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +98,7 @@ def _setting_of(
     biases = [
         n for n in region.constants(module) if value(n).numel() == experts and value(n).is_floating_point()
     ]
-    values = {n: _distinct(constant(module, n)) for n in biases}
+    values = {n: _probe_constant(value(n).shape, i) for i, n in enumerate(biases)}
     try:
         ids, weights = choice(region.run(module, logits, values))
     except Exception:  # noqa: BLE001 - a region that cannot run on logits is no router

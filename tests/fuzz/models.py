@@ -63,7 +63,6 @@ _SWITCHES = (
 _ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.0},
-    {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
     {
         "rope_type": "llama3",
@@ -154,7 +153,13 @@ def run(case: Case) -> str:
         return "modules"
     suspicious = [note for note in report.notes if "report this as a bug" in note]
     assert not suspicious, suspicious
-    for name, (_, largest) in differences(steps(model), wanted).items():
+    try:
+        logits = steps(model)
+    except UserWarning as warning:
+        if "are not attended to as a whole" in str(warning):
+            return "modules"  # its chunks of attention are shorter than the prompt
+        raise
+    for name, (_, largest) in differences(logits, wanted).items():
         assert largest < TOLERANCE, f"{name}: logits differ by {largest:.2g}"
     by_nodes = any("node by node" in note for note in report.notes)
     return "graph" if by_nodes else "plan"

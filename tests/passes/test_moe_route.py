@@ -209,6 +209,27 @@ def test_fusion_is_right_for_weights_that_are_assigned_later(
     torch.testing.assert_close(graph(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
+def only_one(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """AFMoE with one expert a token: all weights are 1, so that the choice alone tells the scoring."""
+    scores = logits.sigmoid()
+    ids = torch.topk(scores + bias, 1, dim=-1)[1]
+    weights = scores.gather(1, ids)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20), ids
+
+
+def test_small_bias_is_not_lost() -> None:
+    """A bias too small to change the choice of the probes' experts was taken for none."""
+    layer = Layer(only_one)
+    layer.bias.mul_(0.01)
+    graph, x = captured(layer)
+    assert moe_route.run(graph, PassContext()) == 1
+    (node,) = (n for n in graph.graph.nodes if "moe_route" in str(n.target))
+    assert node.args[5] is not None
+    graph.recompile()
+    x = torch.randn(1, 2000, 16, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(graph(x), layer(x), atol=1e-5, rtol=1e-5)
+
+
 def test_logits_with_other_readers_are_kept() -> None:
     graph, x = captured(Layer(grouped_sigmoid, read_logits=True))
     expected = graph(x)

@@ -170,3 +170,6 @@ def test_sample_error() -> None:
     assert sample.error(decode) == pytest.approx(0.5, rel=1e-4)
     decode[-3:] = torch.nan
     assert sample.error(decode) == float("inf")
+    assert sample.strict_error(one_token) == 0
+    one_token[11] *= -1
+    assert sample.strict_error(one_token) == pytest.approx(2, rel=1e-4)

@@ -65,14 +65,15 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
     indexers = find_indexers(base)
     if indexers and max_dense_length(base) is None:
         raise CaptureError(f"{type(indexers[0]).__name__} chooses which tokens are attended to")
-    builder = _Builder(model, cache_dtype)
     captured = capture(model)
     sample = captured.sample
     assert sample is not None
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
+    builder = _Builder(model, cache_dtype)
     built = builder.build(captured)
+    builder.strict = dtype == torch.float32 == built.shape.dtype and not quantized
     bound = tolerance(sample, dtype, quantized, built.shape.dtype)
-    while not (error := _error(sample, built)) <= bound:
+    while not (error := _error(sample, built, builder.strict)) <= bound:
         guilty = builder.find_guilty_pass(sample, bound)
         if guilty is not None and guilty not in REQUIRED_PASSES:
             builder.skip |= {guilty}
@@ -99,9 +100,9 @@ def build_plan(model: Any, quantized: bool, cache_dtype: torch.dtype | None) -> 
     return built
 
 
-def _error(sample: Sample, built: BuiltPlan) -> float:
+def _error(sample: Sample, built: BuiltPlan, strict: bool) -> float:
     try:
-        return plan_error(sample, built.plan, built.shape)
+        return plan_error(sample, built.plan, built.shape, strict)
     except Exception:  # noqa: BLE001 - a plan that does not run is as wrong as one that differs
         return float("inf")
 
@@ -114,6 +115,7 @@ class _Builder:
     cache_dtype: torch.dtype | None
     skip: frozenset[str] = frozenset()
     native: bool = True
+    strict: bool = False
     notes: list[str] = field(default_factory=list)
 
     def build(self, captured: CapturedGraph) -> BuiltPlan:
@@ -135,7 +137,8 @@ class _Builder:
         captured = capture(self.model)
 
         def error(graph: fx.GraphModule) -> float:
-            return sample.error(graph(sample.input_ids, sample.position_ids))
+            hidden = graph(sample.input_ids, sample.position_ids)
+            return sample.strict_error(hidden) if self.strict else sample.error(hidden)
 
         return find_guilty_pass(captured.graph_module, self._context(captured), error, bound)
 

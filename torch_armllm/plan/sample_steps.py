@@ -32,6 +32,7 @@ def sample_hidden(plan: Plan, shape: Shape, input_ids: Tensor, position_ids: Ten
     return torch.cat(hidden)
 
 
-def plan_error(sample: Sample, plan: Plan, shape: Shape) -> float:
-    """Returns the error of a plan's hidden states: see `Sample.error`."""
-    return sample.error(sample_hidden(plan, shape, sample.input_ids, sample.position_ids))
+def plan_error(sample: Sample, plan: Plan, shape: Shape, strict: bool = False) -> float:
+    """Returns the error of a plan's hidden states: see `Sample.error` and `Sample.strict_error`."""
+    hidden = sample_hidden(plan, shape, sample.input_ids, sample.position_ids)
+    return sample.strict_error(hidden) if strict else sample.error(hidden)
