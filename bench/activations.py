@@ -52,11 +52,11 @@ def cost(x: Tensor, weight: Tensor) -> Cost:
 @torch.no_grad()
 def measure(model: Any, ids: Tensor) -> dict[str, Cost]:
     """Returns the figures of all linear layers but the head on tokens ``(1, T)``, by layer name."""
-    found: dict[str, Cost] = {}
+    costs: dict[str, Cost] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            found[name] = cost(arguments[0].float().flatten(0, -2), weight_of(module).float())
+            costs[name] = cost(arguments[0].float().flatten(0, -2), weight_of(module).float())
 
         return hook
 
@@ -68,7 +68,7 @@ def measure(model: Any, ids: Tensor) -> dict[str, Cost]:
     model.base_model(input_ids=ids, use_cache=False)
     for handle in hooks:
         handle.remove()
-    return found
+    return costs
 
 
 def main() -> None:
@@ -84,9 +84,9 @@ def main() -> None:
     tokenizer = load_tokenizer(options.model)
     text = options.text.read_text(encoding="utf-8")[: 16 * options.tokens]
     ids = torch.tensor([tokenizer(text).input_ids[: options.tokens]])
-    found = measure(load_model(options.model), ids)
+    costs = measure(load_model(options.model), ids)
     kinds: dict[str, list[Cost]] = defaultdict(list)
-    for name, layer in found.items():
+    for name, layer in costs.items():
         kinds[re.sub(r".*\.\d+\.", "", name)].append(layer)
     print(f"{'':<40}{'peak/RMS':>9}{'largest':>9}{'error':>9}{'by 64':>9}")
     for kind, layers in kinds.items():
@@ -94,7 +94,7 @@ def main() -> None:
             f"{kind} (median of {len(layers)})",
             Cost(*(median(column) for column in zip(*layers, strict=True))),
         )
-    for name, layer in sorted(found.items(), key=lambda item: -item[1].error)[: options.worst]:
+    for name, layer in sorted(costs.items(), key=lambda item: -item[1].error)[: options.worst]:
         _line(name, layer)
 
 

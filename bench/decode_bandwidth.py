@@ -53,8 +53,8 @@ def main() -> None:
     for _ in range(options.rounds):
         plain = limits.bandwidth(torch.get_num_threads()) / 1e9
         steps = read / step_seconds(engine, options.batch)
-        found = {"plain_gb_s": plain, "steps_gb_s": steps, "ratio": steps / plain}
-        print(json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
+        figures = {"plain_gb_s": plain, "steps_gb_s": steps, "ratio": steps / plain}
+        print(json.dumps({name: round(value, 2) for name, value in figures.items()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.patching.state import patched_forward
 from torch_armllm.system.allocator import release_free_memory
 
-LONGEST = 128
+MAX_MODEL_LEN = 128
 
 
 def tiny_model() -> Any:
@@ -64,9 +64,9 @@ class Churn:
         prompt = self.beginning[: random.choice([0, 0, 8, 16])] + self._tokens(random.randint(1, 8))
         temperature = random.choice([0.0, 0.8])
         n = 2 if temperature and random.random() < 0.25 else 1
-        most = random.randint(60, 100) if random.random() < 0.1 else random.randint(1, 12)
+        max_tokens = random.randint(60, 100) if random.random() < 0.1 else random.randint(1, 12)
         params = SamplingParams(
-            n=n, temperature=temperature, max_tokens=most, ignore_eos=random.random() < 0.9
+            n=n, temperature=temperature, max_tokens=max_tokens, ignore_eos=random.random() < 0.9
         )
         name = str(self.names)
         self.names += 1
@@ -107,7 +107,7 @@ def build(name: str, blocks: int, swap: bool) -> LLMEngine:
     assert forward is not None, "the model runs module by module"
     size = blocks * forward.shape.block_size * forward.shape.bytes_per_token
     config = EngineConfig(
-        max_model_len=LONGEST,
+        max_model_len=MAX_MODEL_LEN,
         max_num_seqs=32,
         max_num_batched_tokens=256,
         kv_cache_memory=size,
@@ -117,7 +117,7 @@ def build(name: str, blocks: int, swap: bool) -> LLMEngine:
     return build_engine(model, tokenizer, config)
 
 
-def held(engine: LLMEngine) -> dict[str, int]:
+def held_resources(engine: LLMEngine) -> dict[str, int]:
     """Return everything that an idle engine holds."""
     gc.collect()
     release_free_memory()
@@ -145,13 +145,13 @@ def main() -> None:
     engine = build(options.model, options.blocks, options.preemption == "swap")
     churn = Churn(engine, engine.sampler.vocab_size, options.seed)
     churn.run(options.requests // 10)
-    print(json.dumps({"before": held(engine)}), flush=True)
+    print(json.dumps({"before": held_resources(engine)}), flush=True)
     warm, began = dict(churn.counts), time.perf_counter()
     churn.run(options.requests)
     seconds = time.perf_counter() - began
-    happened = {name: count - warm[name] for name, count in churn.counts.items()}
-    print(json.dumps({**happened, "preemptions": engine.scheduler.preemptions, "seconds": round(seconds, 1)}))
-    print(json.dumps({"after": held(engine)}))
+    counts = {name: count - warm[name] for name, count in churn.counts.items()}
+    print(json.dumps({**counts, "preemptions": engine.scheduler.preemptions, "seconds": round(seconds, 1)}))
+    print(json.dumps({"after": held_resources(engine)}))
 
 
 if __name__ == "__main__":

@@ -31,16 +31,19 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=40, help="most tokens of an answer")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
-    cached, again = (converse(options, caching) for caching in (True, False))
+    cached, uncached = (converse(options, caching) for caching in (True, False))
     print("turn  prompt  cached   hit rate   first token, ms: cached / not")
-    for number, (one, other) in enumerate(zip(cached, again, strict=True), 1):
+    for number, (one, other) in enumerate(zip(cached, uncached, strict=True), 1):
         rate = one["cached"] / one["prompt"]
         print(
             f"{number:4d}  {one['prompt']:6d}  {one['cached']:6d}   {rate:7.1%}   "
             f"{one['ms']:10.1f} / {other['ms']:.1f}"
         )
-    asked = sum(turn["prompt"] for turn in cached)
-    print(f"of {asked} tokens of prompts {sum(turn['cached'] for turn in cached) / asked:.1%} were cached")
+    prompt_tokens = sum(turn["prompt"] for turn in cached)
+    print(
+        f"of {prompt_tokens} prompt tokens, "
+        f"{sum(turn['cached'] for turn in cached) / prompt_tokens:.1%} were cached"
+    )
 
 
 def converse(options: argparse.Namespace, caching: bool) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
     ``outside_model`` is the step without the phases of `MODEL`.
     """
     steps = [e for e in events if e["name"] == "step" and e["args"]["tokens"] == e["args"]["drawn"] == batch]
-    found: dict[str, list[float]] = {"step": [e["dur"] for e in steps]}
+    times: dict[str, list[float]] = {"step": [e["dur"] for e in steps]}
     parts = sorted((e for e in events if e["ph"] == "X" and e["name"] != "step"), key=lambda e: e["ts"])
     at = 0
     for begin, end in sorted((e["ts"], e["ts"] + e["dur"]) for e in steps):
@@ -57,25 +57,25 @@ def phases(events: list[dict[str, Any]], batch: int) -> dict[str, list[float]]:
         outside = end - begin
         while at < len(parts) and parts[at]["ts"] < end:
             name, took = parts[at]["name"], parts[at]["dur"]
-            found.setdefault(name, []).append(took)
+            times.setdefault(name, []).append(took)
             outside -= took if name in MODEL else 0.0
             at += 1
-        found.setdefault("outside_model", []).append(outside)
-    return found
+        times.setdefault("outside_model", []).append(outside)
+    return times
 
 
-def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
+def rebind_every_other_step() -> tuple[list[float], list[float]]:
     """Prevents the replay of every other step; returns lists that receive the microseconds of both kinds."""
     kinds: tuple[list[float], list[float]] = [], []
     run = FusedHead.run
 
     def timed(self: FusedHead, inputs: StepInputs) -> StepResult:
-        anew = len(kinds[0]) > len(kinds[1])
-        if anew:
+        rebind = len(kinds[0]) > len(kinds[1])
+        if rebind:
             self._inputs = None
         began = time.perf_counter_ns()
         computed = run(self, inputs)
-        kinds[anew].append((time.perf_counter_ns() - began) / 1e3)
+        kinds[rebind].append((time.perf_counter_ns() - began) / 1e3)
         return computed
 
     FusedHead.run = timed  # type: ignore[method-assign]
@@ -84,7 +84,7 @@ def begin_every_other_step_anew() -> tuple[list[float], list[float]]:
 
 def time_every_fifth_step() -> list[list[float]]:
     """Times every fifth greedy step; returns the list that receives rows of microseconds as in `INSIDE`."""
-    found: list[list[float]] = []
+    rows: list[list[float]] = []
     run, number = FusedHead.run, itertools.count()
 
     def timed(self: FusedHead, inputs: StepInputs) -> StepResult:
@@ -95,11 +95,11 @@ def time_every_fifth_step() -> list[list[float]]:
         if times is not None:
             *each, first, last = (times.double() / 1e3).tolist()
             instructions, between = (sum(row[column] for row in each) for column in (0, 2))
-            found.append([instructions, first[1] - began / 1e3, first[0], between, last[0]])
+            rows.append([instructions, first[1] - began / 1e3, first[0], between, last[0]])
         return computed
 
     FusedHead.run = timed  # type: ignore[method-assign]
-    return found
+    return rows
 
 
 def main() -> None:
@@ -112,16 +112,16 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--sampled", action="store_true", help="temperature 0.8, top-p 0.95 and a penalty")
-    parser.add_argument("--final", action="store_true", help="one output a request, at its end")
+    parser.add_argument("--final", action="store_true", help="one output per request, at its end")
     parser.add_argument(
-        "--anew", action="store_true", help="every other step points the plan at its data anew"
+        "--anew", action="store_true", help="every other step binds the plan to its data again"
     )
     parser.add_argument(
         "--inside", action="store_true", help="every fifth step's instructions are timed as well"
     )
     options = parser.parse_args()
     inside = time_every_fifth_step() if options.inside else []
-    again, anew = begin_every_other_step_anew() if options.anew else ([], [])
+    replayed, rebound = rebind_every_other_step() if options.anew else ([], [])
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         config = EngineConfig(
@@ -142,21 +142,21 @@ def main() -> None:
         while engine.has_unfinished_requests():
             engine.step()
         events = json.loads(trace.read_text())
-    found = phases(events, options.batch)
+    phase_times = phases(events, options.batch)
     for name, cut in (("median", 50), ("tenth_percentile", 10)):
         micro = {
-            phase: round(quantiles(times, n=100)[cut - 1], 1) for phase, times in found.items() if times[1:]
+            phase: round(quantiles(times, n=100)[cut - 1], 1) for phase, times in phase_times.items() if times[1:]
         }
         print(
-            json.dumps({"batch": options.batch, "steps": len(found["step"]), "microseconds": name, **micro})
+            json.dumps({"batch": options.batch, "steps": len(phase_times["step"]), "microseconds": name, **micro})
         )
-    if anew:
-        print(json.dumps({"again": round(median(again), 1), "anew": round(median(anew), 1)}))
+    if rebound:
+        print(json.dumps({"again": round(median(replayed), 1), "anew": round(median(rebound), 1)}))
     if inside:
         parts = dict(zip(INSIDE, map(median, zip(*inside, strict=True)), strict=True))
-        framework = median(found["outside_model"]) + sum(parts.values()) - parts["instructions"]
-        shown = {name: round(micro, 1) for name, micro in {**parts, "framework": framework}.items()}
-        print(json.dumps({**shown, "share": round(framework / median(found["step"]), 4)}))
+        framework = median(phase_times["outside_model"]) + sum(parts.values()) - parts["instructions"]
+        rounded = {name: round(micro, 1) for name, micro in {**parts, "framework": framework}.items()}
+        print(json.dumps({**rounded, "share": round(framework / median(phase_times["step"]), 4)}))
 
 
 if __name__ == "__main__":

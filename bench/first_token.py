@@ -105,13 +105,13 @@ def answer_by_server(folder: str) -> None:
     command = [sys.executable, "-m", "torch_armllm.cli", "serve", folder, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        place = next(re.search(r" at (http\S+)", line) for line in server.stdout if "serving" in line)
-        assert place is not None
+        url = next(re.search(r" at (http\S+)", line) for line in server.stdout if "serving" in line)
+        assert url is not None
         listens = time.perf_counter()
         body = json.dumps({"prompt": "The", "max_tokens": 1, "temperature": 0}).encode()
-        asked = urllib.request.Request(f"{place[1]}/completions", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked) as got:
-            text = json.load(got)["choices"][0]["text"]
+        request = urllib.request.Request(f"{url[1]}/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as response:
+            text = json.load(response)["choices"][0]["text"]
         answered = time.perf_counter()
         server.terminate()
     figures = {"listens_s": listens - start, "whole_s": answered - start}

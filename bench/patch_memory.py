@@ -73,14 +73,14 @@ def main() -> None:
     seconds = time.perf_counter() - start
     peak = memory("VmHWM")
     gc.collect()
-    whole = report.bytes_before
+    float_bytes = report.bytes_before
     print(
         json.dumps(
             {
-                "bf16_bytes": whole,
+                "bf16_bytes": float_bytes,
                 "patched_bytes": report.bytes_after,
-                "patched_share": round(report.bytes_after / whole, 4),
-                "peak_above_bf16_share": round((peak - resident) / whole, 4),
+                "patched_share": round(report.bytes_after / float_bytes, 4),
+                "peak_above_bf16_share": round((peak - resident) / float_bytes, 4),
                 "resident_before": resident,
                 "resident_peak": peak,
                 "resident_after": memory("VmRSS"),

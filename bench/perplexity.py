@@ -40,14 +40,14 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=3072)
     parser.add_argument("--quantization", default="g32i,g32,row")
-    parser.add_argument("--no-importance", action="store_true", help="search scales without regard to inputs")
-    parser.add_argument("--kv-cache-dtype", help="what keys and values are stored as; default: as the model")
+    parser.add_argument("--no-importance", action="store_true", help="search scales without input importance")
+    parser.add_argument("--kv-cache-dtype", help="dtype of keys and values; default: the model's")
     options = parser.parse_args()
     tokenizer = load_tokenizer(options.model)
     ids = tokenizer(options.text.read_text(), return_tensors="pt").input_ids[0, : options.tokens]
     model = load_model(options.model, torch.bfloat16, progress=False)
-    whole = perplexity(model, ids)
-    print(f"bf16  {whole:8.3f}", flush=True)
+    baseline = perplexity(model, ids)
+    print(f"bf16  {baseline:8.3f}", flush=True)
     for scheme in options.quantization.split(","):
         model = load_model(options.model, torch.bfloat16, progress=False)
         report = torch_armllm.patch(
@@ -59,9 +59,9 @@ def main() -> None:
         errors = [
             layer.error for layer in report.layers if layer.kind == "linear" and layer.error is not None
         ]
-        found = perplexity(model, ids)
+        quantized = perplexity(model, ids)
         mean = sum(errors) / max(len(errors), 1)
-        print(f"{scheme:5} {found:8.3f}  {found / whole:.3f} x  error {mean:.4f}", flush=True)
+        print(f"{scheme:5} {quantized:8.3f}  {quantized / baseline:.3f} x  error {mean:.4f}", flush=True)
 
 
 if __name__ == "__main__":

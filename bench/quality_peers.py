@@ -4,9 +4,9 @@
         --llama PYTHON [--text FILE --calibration FILE] [--sequences 8] [--ours g32i:mse,g32i:gptq]
     python -m bench.quality_peers --start smollm2 --text FILE --calibration FILE --llama PYTHON
 
-PYTHON is one that has llama-cpp-python.  The start is stories15M of llama2.c, which was published in full
-precision, or SmolLM2-135M-Instruct, moved off the grid of its 4-bit file by noise of one step.  stories15M is
-measured on stories that it tells, and calibrated with others that it tells.
+PYTHON is an interpreter with llama-cpp-python.  The start is stories15M of llama2.c, which was published in
+full precision, or SmolLM2-135M-Instruct, moved off the grid of its 4-bit file by noise of one step.
+stories15M is measured and calibrated on different stories that it generates.
 
 Both sides compute from INT8 activations, as they do when they serve; ``floats`` are our weights with float
 activations.  ``Q4_K_M`` falls back to 5 and 8 bits where rows are no multiple of 256 values; ``Q4_K_M,
@@ -35,8 +35,8 @@ from torch_armllm.llm.calibration_text import read_tokens
 from torch_armllm.quant.modules.linear import QuantLinear
 
 OURS = "g32i:rtn,g32i:mse,g32i:awq,g32i:gptq,g32:mse,g32:gptq"
-_PLAYED, _HEARD = 1, 7
-"""Seeds of the stories that are measured on, and of those for calibration."""
+_TEST_SEED, _CALIBRATION_SEED = 1, 7
+"""Seeds of the test stories and of the calibration stories."""
 
 
 class Comparison:
@@ -45,20 +45,20 @@ class Comparison:
     def __init__(self, model: Any, tokens: Tensor, calibration: Tensor) -> None:
         self.model, self.tokens, self.calibration = model, tokens, calibration
         self.weights = sum(p.numel() for p in model.parameters())
-        self.wanted = list(_logits(model, tokens))
+        self.expected = list(_logits(model, tokens))
 
     def line(self, name: str, bits: float | None, size: int | None, logits: Iterable[Tensor]) -> None:
         """Prints the divergence of logits from the float model's."""
-        found = Divergence()
-        for wanted, got, row in zip(self.wanted, logits, self.tokens, strict=True):
-            found.add(wanted, got, row)
+        divergence = Divergence()
+        for expected, actual, row in zip(self.expected, logits, self.tokens, strict=True):
+            divergence.add(expected, actual, row)
         cells = (
             name,
             "" if bits is None else f"{bits:.2f}",
             "" if size is None else f"{8 * size / self.weights:.2f}",
-            f"{found.kl:.4f}",
-            f"{found.perplexity:.3f}",
-            f"{100 * found.agreement:.1f} %",
+            f"{divergence.kl:.4f}",
+            f"{divergence.perplexity:.3f}",
+            f"{100 * divergence.agreement:.1f} %",
         )
         print("| " + " | ".join(cells) + " |", flush=True)
 
@@ -107,8 +107,8 @@ def _start(options: argparse.Namespace) -> Comparison:
         count, length = options.sequences, model.config.max_position_embeddings
         return Comparison(
             model,
-            sampled(model, count, length, _PLAYED),
-            sampled(model, options.calibration_sequences, length, _HEARD),
+            sampled(model, count, length, _TEST_SEED),
+            sampled(model, options.calibration_sequences, length, _CALIBRATION_SEED),
         )
     tokenizer = load_tokenizer(options.start)
     return Comparison(
@@ -136,7 +136,7 @@ def main() -> None:
     options = parser.parse_args()
     comparison = _start(options)
     print("| | bits | file | KL | perplexity | same first |\n|---|---|---|---|---|---|", flush=True)
-    comparison.line("floats", 32, None, comparison.wanted)
+    comparison.line("floats", 32, None, comparison.expected)
     for pair in filter(None, options.ours.split(",")):
         comparison.ours(*pair.split(":"))
     if options.llama:

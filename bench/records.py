@@ -27,13 +27,13 @@ FIGURES = (
 
 
 def record(
-    op: str, shape: str, dtype: str, variant: str, cpu: str, group_size: int = 0, **found: Any
+    op: str, shape: str, dtype: str, variant: str, cpu: str, group_size: int = 0, **figures: Any
 ) -> Record:
     """Returns the record of a measurement; ``group_size`` 0: one scale per row, or an op without groups."""
-    unknown = found.keys() - set(FIGURES)
+    unknown = figures.keys() - set(FIGURES)
     assert not unknown, f"no such figure: {sorted(unknown)}"
     keys = dict(zip(KEYS, (op, shape, dtype, group_size, variant, cpu), strict=True))
-    return keys | {name: value for name, value in found.items() if value is not None}
+    return keys | {name: value for name, value in figures.items() if value is not None}
 
 
 def shown(value: Any) -> str:

@@ -4,7 +4,7 @@
     JSON=build/bench/x86.json make bench
     python -m bench.report --arm build/bench/arm.json --silicon build/bench/x86.json
 
-A table stands between ``<!-- table: name -->`` and ``<!-- end -->``; no number in one is written by hand.
+A table is between ``<!-- table: name -->`` and ``<!-- end -->``; no number in a table is written by hand.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import Record, table
-from bench.targets import MODELLED, TIMED, Target
+from bench.targets import MODELED_TARGETS, TIMED_TARGETS, Target
 
 DOCUMENT = Path(__file__).parents[1] / "docs/performance/tables.md"
-ROW_HEADER = ["target", "figure", "wanted", "value", "met", "beside"]
+ROW_HEADER = ["target", "figure", "goal", "value", "met", "versus"]
 
 SVE_BITS = {"neoverse-v1": 256, "neoverse-v2": 128, "neoverse-n2": 128, "a64fx": 512, "sve512": 512}
 
 
-def targets(wanted: Iterable[Target], records: Sequence[Record]) -> str:
+def targets(rows: Iterable[Target], records: Sequence[Record]) -> str:
     """Return the table of targets and reached values."""
-    return table(ROW_HEADER, (target.row(records) for target in wanted))
+    return table(ROW_HEADER, (target.row(records) for target in rows))
 
 
 def _unique(values: Iterable[Any]) -> list[Any]:
@@ -73,14 +73,14 @@ def linear(records: Sequence[Record]) -> str:
     return table(["shape", *schemes, *peers], rows)
 
 
-def beside(records: Sequence[Record], ops: Sequence[str], figure: str, unit: str) -> str:
-    """Return a table that compares a figure of some ops with the peer's."""
+def comparison(records: Sequence[Record], ops: Sequence[str], figure: str, unit: str) -> str:
+    """Return a table that compares a figure of some ops with that of the peer."""
     rows = []
     for r in records:
         if r["op"] in ops and figure in r and "peer" in r:
             ratio = r[figure] / r["peer_value"]
             rows.append([r["op"], r["shape"], r["dtype"], r[figure], r["peer"], r["peer_value"], ratio])
-    return table(["op", "shape", "type", unit, "beside", f"its {unit}", "ratio"], rows)
+    return table(["op", "shape", "type", unit, "versus", f"its {unit}", "ratio"], rows)
 
 
 ROW_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "gated_act", "rope_", "moe_route", "sample")
@@ -91,33 +91,33 @@ ATTENTION = ("paged_attention", "mla_attention")
 def tables(arm: Sequence[Record], silicon: Sequence[Record]) -> dict[str, Callable[[], str]]:
     """Return every table of the document."""
     return {
-        "arm-targets": lambda: targets(MODELLED, arm),
+        "arm-targets": lambda: targets(MODELED_TARGETS, arm),
         "arm-products": lambda: modeled(arm, "insn_per_mac", "mac_per_cycle", "MAC"),
         "arm-elements": lambda: modeled(arm, "insn_per_elem", "cycles_per_elem", "element"),
-        "silicon-targets": lambda: targets(TIMED, silicon),
+        "silicon-targets": lambda: targets(TIMED_TARGETS, silicon),
         "silicon-limits": lambda: limits(silicon),
         "silicon-linear": lambda: linear(silicon),
-        "silicon-gemv": lambda: beside(silicon, ("int4_linear", "int8_linear"), "gb_s", "GB/s"),
-        "silicon-heads": lambda: beside(silicon, HEADS, "gops", "GOP/s"),
-        "silicon-moe": lambda: beside(silicon, ("int4_moe",), "gb_s", "GB/s"),
-        "silicon-moe-gops": lambda: beside(silicon, ("int4_moe",), "gops", "GOP/s"),
-        "silicon-prompt": lambda: beside(silicon, ATTENTION, "gops", "GOP/s"),
-        "silicon-decode": lambda: beside(silicon, ATTENTION, "gb_s", "GB/s"),
-        "silicon-rows": lambda: beside(silicon, ROW_OPS, "gb_s", "GB/s"),
+        "silicon-gemv": lambda: comparison(silicon, ("int4_linear", "int8_linear"), "gb_s", "GB/s"),
+        "silicon-heads": lambda: comparison(silicon, HEADS, "gops", "GOP/s"),
+        "silicon-moe": lambda: comparison(silicon, ("int4_moe",), "gb_s", "GB/s"),
+        "silicon-moe-gops": lambda: comparison(silicon, ("int4_moe",), "gops", "GOP/s"),
+        "silicon-prompt": lambda: comparison(silicon, ATTENTION, "gops", "GOP/s"),
+        "silicon-decode": lambda: comparison(silicon, ATTENTION, "gb_s", "GB/s"),
+        "silicon-rows": lambda: comparison(silicon, ROW_OPS, "gb_s", "GB/s"),
     }
 
 
 def rendered(text: str, arm: Sequence[Record] | None, silicon: Sequence[Record] | None) -> str:
     """Return the document with new tables; tables without records do not change."""
-    made = tables(arm or (), silicon or ())
+    writers = tables(arm or (), silicon or ())
 
     def replace(match: re.Match[str]) -> str:
         name = match[1]
-        if name not in made:
-            raise ValueError(f"no table is called {name!r}; there are: {', '.join(made)}")
+        if name not in writers:
+            raise ValueError(f"no table is called {name!r}; there are: {', '.join(writers)}")
         if (arm if name.startswith("arm") else silicon) is None:
             return match[0]
-        return f"<!-- table: {name} -->\n{made[name]()}\n<!-- end -->"
+        return f"<!-- table: {name} -->\n{writers[name]()}\n<!-- end -->"
 
     return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", replace, text, flags=re.S)
 

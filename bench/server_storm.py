@@ -4,12 +4,12 @@
 
 Serves the model from this process; the clients run in another process.  A first round of requests warms up
 caches and buffers; a second round of different requests is measured.  Requests are chat and text
-completions, streamed or not, with one or two outputs of 1 to 40 tokens.  The tokenizer, which caches the
-first 10,000 words that it sees, sees them before.  Clients at random wait for the end, close the connection
-after a few events, or leave at any moment, some in the middle of the request.  Prints JSON lines:
-``before`` and ``after`` with everything held (blocks, sequences, requests that hold the model, tasks,
-sockets, Python objects, threads, bytes allocated by C and C++, resident bytes), and the counts in between.
-A client that waits and does not get each of its tokens once is counted under ``wrong``.
+completions, streamed or not, with one or two outputs of 1 to 40 tokens.  The tokenizer caches the first
+10,000 words that it encodes; they are encoded before.  Clients at random wait for the end, close the
+connection after a few events, or disconnect at any moment, some in the middle of the request.  Prints JSON
+lines: ``before`` and ``after`` with everything held (blocks, sequences, requests that hold the model,
+tasks, sockets, Python objects, threads, bytes allocated by C and C++, resident bytes), and the counts in
+between.  A client that waits and does not get each of its tokens once is counted under ``wrong``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import httpx
 
 from bench.patch_memory import memory
 
-_MOST_TOKENS = 40
+_MAX_TOKENS = 40
 _WORDS_KEPT = 10_000
 
 
@@ -50,7 +50,7 @@ def request(draw: Random, number: int) -> tuple[str, dict[str, Any]]:
     """Return the path and the body of a random request."""
     temperature = draw.choice([0.0, 0.8])
     body: dict[str, Any] = {
-        "max_tokens": draw.randint(1, _MOST_TOKENS),
+        "max_tokens": draw.randint(1, _MAX_TOKENS),
         "ignore_eos": True,
         "temperature": temperature,
         "stream": draw.random() < 0.6,
@@ -67,11 +67,11 @@ def request(draw: Random, number: int) -> tuple[str, dict[str, Any]]:
 async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], events: int) -> int:
     """Send a request, read at most ``events`` events, and return the server's count of output tokens."""
     tokens = 0
-    async with client.stream("POST", path, json=body) as got:
-        got.raise_for_status()
+    async with client.stream("POST", path, json=body) as response:
+        response.raise_for_status()
         if not body["stream"]:
-            return int(json.loads(await got.aread())["usage"]["completion_tokens"])
-        async for line in got.aiter_lines():
+            return int(json.loads(await response.aread())["usage"]["completion_tokens"])
+        async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 usage = json.loads(line.removeprefix("data: ")).get("usage") or {}
                 tokens = usage.get("completion_tokens", 0)
@@ -87,9 +87,9 @@ async def break_off(port: int, path: str, body: dict[str, Any], draw: Random) ->
     head = (
         f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     )
-    whole = head.encode() + b"\r\n\r\n" + content
+    request_bytes = head.encode() + b"\r\n\r\n" + content
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(whole[: draw.randint(1, len(whole))])
+    writer.write(request_bytes[: draw.randint(1, len(request_bytes))])
     await writer.drain()
     writer.close()
 
@@ -116,18 +116,18 @@ async def one(client: httpx.AsyncClient, port: int, draw: Random, number: int) -
 async def storm(port: int, requests: int, at_once: int, seed: int) -> None:
     """Run all clients; print the number of clients by how they ended."""
     draw = Random(seed)
-    seats = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=at_once // 2)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=limits) as client:
 
-        async def seated(number: int) -> str:
-            async with seats:
+        async def limited(number: int) -> str:
+            async with slots:
                 try:
                     return await one(client, port, Random(draw.random()), number)
                 except httpx.HTTPError as error:
                     return type(error).__name__
 
-        fates = await asyncio.gather(*map(seated, range(requests)))
+        fates = await asyncio.gather(*map(limited, range(requests)))
     print(json.dumps(collections.Counter(fates)))
 
 
@@ -149,11 +149,11 @@ def allocated() -> int:
     except AttributeError:
         return 0
     ask.restype = _Allocated
-    found = ask()
-    return int(found.used + found.mapped)
+    stats = ask()
+    return int(stats.used + stats.mapped)
 
 
-def held(registry: Any) -> dict[str, int]:
+def held_resources(registry: Any) -> dict[str, int]:
     """Return everything that an idle server holds."""
     from torch_armllm.system.allocator import release_free_memory
 
@@ -217,7 +217,9 @@ async def serve(options: argparse.Namespace) -> None:
             seconds = round(time.perf_counter() - began, 1)
             await asyncio.sleep(1)  # the server notices the disconnects
             print(
-                json.dumps({name: held(registry), "requests": options.requests, "seconds": seconds}),
+                json.dumps(
+                    {name: held_resources(registry), "requests": options.requests, "seconds": seconds}
+                ),
                 flush=True,
             )
         server.should_exit = True

@@ -49,31 +49,29 @@ def tokenizer(package: Path) -> PreTrainedTokenizerFast:
     attention = 2 * width * width + 2 * width * width * kv_heads // heads
     layer = attention + 3 * width * inner + 2 * width
     # the floats are followed by tables of rotations, and the tokens by the length of the longest one
-    place = 28 + 4 * (vocabulary * width + layers * layer + width + context * (width // heads)) + 4
+    offset = 28 + 4 * (vocabulary * width + layers * layer + width + context * (width // heads)) + 4
     names, scores = [], []
     for number in range(vocabulary):
-        score, length = struct.unpack_from("<fi", data, place)
-        text = data[place + 8 : place + 8 + length].decode("utf-8", "replace").replace(" ", "▁")
+        score, length = struct.unpack_from("<fi", data, offset)
+        text = data[offset + 8 : offset + 8 + length].decode("utf-8", "replace").replace(" ", "▁")
         names.append(_NAMED[number] if number < len(_NAMED) else text)
         scores.append(score)
-        place += 8 + length
-    known = {name: number for number, name in enumerate(names)}
+        offset += 8 + length
+    ids = {name: number for number, name in enumerate(names)}
     merges = sorted(
-        (-scores[number], known[name[:cut]], known[name[cut:]], name[:cut], name[cut:])
+        (-scores[number], ids[name[:cut]], ids[name[cut:]], name[:cut], name[cut:])
         for number, name in enumerate(names[len(_NAMED) :], len(_NAMED))
         for cut in range(1, len(name))
-        if name[:cut] in known and name[cut:] in known
+        if name[:cut] in ids and name[cut:] in ids
     )
     pairs = [(left, right) for *_, left, right in merges]
-    made = Tokenizer(models.BPE(known, pairs, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
+    bpe = Tokenizer(models.BPE(ids, pairs, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bpe.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def main() -> None:

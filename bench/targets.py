@@ -25,13 +25,13 @@ class Target:
     """A name in records.FIGURES; ``ratio``: the measured rate over ``peer_value``."""
     least: float | None = None
     most: float | None = None
-    beside: str = ""
-    """The best other kernel's figure by the same method."""
+    reference: str = ""
+    """Figure of the best other kernel by the same method."""
     peer: str = ""
 
     def values(self, records: Sequence[Record]) -> list[float]:
         """Return the figure of every record that matches."""
-        found = []
+        values = []
         for r in records:
             same = r["op"] == self.op and r["dtype"] == self.dtype and re.search(self.shape, r["shape"])
             here = re.fullmatch(self.variant, r["variant"]) and re.search(self.cpu, r["cpu"])
@@ -40,33 +40,33 @@ class Target:
             if self.figure == "ratio":
                 reached = r.get("gops", r.get("gb_s"))
                 if reached is not None and r.get("peer_value"):
-                    found.append(reached / r["peer_value"])
+                    values.append(reached / r["peer_value"])
             elif self.figure in r:
-                found.append(r[self.figure])
-        return found
+                values.append(r[self.figure])
+        return values
 
     def row(self, records: Sequence[Record]) -> list[Any]:
         """Return the cells: subject, figure, target, value, met or not, and the best other kernel."""
         values = self.values(records)
-        wanted = f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
+        goal = f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
         if not values:
-            return [self.what, self.figure, wanted, "not measured", "", self.beside]
+            return [self.what, self.figure, goal, "not measured", "", self.reference]
         value = min(values) if self.least is not None else max(values)
         met = value >= self.least if self.least is not None else value <= (self.most or 0)
-        return [self.what, self.figure, wanted, value, "yes" if met else "no", self.beside]
+        return [self.what, self.figure, goal, value, "yes" if met else "no", self.reference]
 
 
-def _arm(what: str, op: str, shape: str, dtype: str, figure: str, wanted: float, beside: str = "") -> Target:
-    bound = {"least" if figure == MACS else "most": wanted}
+def _arm(what: str, op: str, shape: str, dtype: str, figure: str, goal: float, reference: str = "") -> Target:
+    bound = {"least" if figure == MACS else "most": goal}
     variant, core = ("dotprod", "neoverse-n1") if "N1" in what else ("i8mm", "neoverse-v2")
-    return Target(what, op, shape, dtype, variant, core, figure, beside=beside, **bound)
+    return Target(what, op, shape, dtype, variant, core, figure, reference=reference, **bound)
 
 
 PER_MAC, MACS, CYCLES = "insn_per_mac", "mac_per_cycle", "cycles_per_elem"
 GEMM, GEMV, DECODE, PROMPT = "^M=128 ", "^M=1 ", "^decode.*1024", "^128 queries"
 LINEAR, PAGED = "int4_linear", "paged_attention"
 
-MODELLED = (
+MODELED_TARGETS = (
     _arm("GEMM g32i, V2", LINEAR, GEMM, "g32i", MACS, 104, "KleidiAI group-32 59"),
     _arm("GEMM g32i", LINEAR, GEMM, "g32i", PER_MAC, 0.057, "KleidiAI group-32 0.0906"),
     _arm("GEMM g32 folded, V2", LINEAR, GEMM, "g32", MACS, 104, "KleidiAI group-32 59"),
@@ -88,12 +88,12 @@ MODELLED = (
 
 
 def _x86(what: str, op: str, shape: str, dtype: str, peer: str, least: float) -> Target:
-    return Target(what, op, shape, dtype, "avx512.*", "", "ratio", least=least, beside=peer, peer=peer)
+    return Target(what, op, shape, dtype, "avx512.*", "", "ratio", least=least, reference=peer, peer=peer)
 
 
 PLAIN, DENSE, SDPA = "plain read", "int4_linear M=512 N=K=2048", "SDPA bf16"
 
-TIMED = (
+TIMED_TARGETS = (
     _x86("GEMM g32i, M = 512, over oneDNN INT8", "int4_linear", "^M=512 ", "g32i", "oneDNN u8s8", 1.0),
     _x86("GEMV g32i, M = 1, over read bandwidth", "int4_linear", GEMV, "g32i", PLAIN, 0.9),
     _x86("MoE, one token, over read bandwidth", "int4_moe", "^1 tokens.* 2 threads", "g32i", PLAIN, 0.85),

@@ -1,4 +1,4 @@
-"""Dense experts (Llama 4), which see every token scaled by its score, compute the chosen tokens only."""
+"""Dense experts (Llama 4), run on every token scaled by its score, compute the chosen tokens only."""
 
 from __future__ import annotations
 

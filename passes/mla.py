@@ -98,8 +98,8 @@ def _tokens_first(graph: fx.Graph, node: Any) -> Node:
         source, sizes, *dim = node.args[0].args
         if dim in ([-1], [3]):
             begin = sum(sizes[: node.args[1]])
-            whole = _tokens_first(graph, source)
-            return call(graph, aten.slice.Tensor, whole, -1, begin, begin + sizes[node.args[1]])
+            tokens = _tokens_first(graph, source)
+            return call(graph, aten.slice.Tensor, tokens, -1, begin, begin + sizes[node.args[1]])
     return tokens_first(graph, node)
 
 
@@ -114,13 +114,13 @@ def _single_head(graph: fx.Graph, node: Any) -> Node:
 
 def _leads_only_to(x: Node, end: Node) -> bool:
     """True if all users of x lead to ``end``."""
-    pending, seen = [x], {end}
+    pending, visited = [x], {end}
     while pending:
         for user in pending.pop().users:
-            if user.op == "output" or len(seen) > 16:
+            if user.op == "output" or len(visited) > 16:
                 return False
-            if user not in seen:
-                seen.add(user)
+            if user not in visited:
+                visited.add(user)
                 pending.append(user)
     return True
 

@@ -59,7 +59,7 @@ def _float_matrix(module: fx.GraphModule, node: Any, dims: int) -> Tensor | None
 
 
 def _quantize_linear(module: fx.GraphModule, node: Node, scheme: str) -> bool:
-    x, weight_node, *rest = node.args
+    x, weight_node, *biases = node.args
     weight = _float_matrix(module, weight_node, 2)
     if weight is None or _is_router(node):
         return False
@@ -67,7 +67,7 @@ def _quantize_linear(module: fx.GraphModule, node: Node, scheme: str) -> bool:
     head = _is_head(node)
     packed, _ = quantize_matrix(weight, scheme_named("int8" if head else scheme))
     new = new_constant(module, node, f"{weight_node.target}_packed", packed)
-    bias = rest[0] if rest else None
+    bias = biases[0] if biases else None
     rows = weight.shape[0]
     with module.graph.inserting_before(node):
         if head:

@@ -15,14 +15,14 @@ _UNTAGGED = (aten.where, aten.__or__, aten.__and__)
 
 def _functions(module: fx.GraphModule, ids: Node) -> list[Node]:
     """Returns the nodes that are elementwise functions of the token ids."""
-    known = {ids}
+    elementwise = {ids}
     functions = []
     for node in module.graph.nodes:
         if not (torch.Tag.pointwise in getattr(node.target, "tags", ()) or is_op(node, *_UNTAGGED)):
             continue
         inputs = [n for n in node.all_input_nodes if constant(module, n) is None]
-        if inputs and known.issuperset(inputs) and value(node).shape == value(ids).shape:
-            known.add(node)
+        if inputs and elementwise.issuperset(inputs) and value(node).shape == value(ids).shape:
+            elementwise.add(node)
             functions.append(node)
     return functions
 
@@ -42,17 +42,17 @@ def _tabulate(
     module: fx.GraphModule, ids: Node, functions: list[Node], last: Node, size: int
 ) -> torch.Tensor:
     """Evaluates the function ``last`` for every token id."""
-    known: dict[Node, torch.Tensor] = {ids: torch.arange(size)[None]}
+    values: dict[Node, torch.Tensor] = {ids: torch.arange(size)[None]}
 
     def read(node: Node) -> torch.Tensor:
         tensor = constant(module, node)
-        return known[node] if tensor is None else tensor
+        return values[node] if tensor is None else tensor
 
     for node in functions:
-        known[node] = node.target(*fx.map_arg(node.args, read), **fx.map_arg(node.kwargs, read))  # type: ignore[operator]
+        values[node] = node.target(*fx.map_arg(node.args, read), **fx.map_arg(node.kwargs, read))  # type: ignore[operator]
         if node is last:
             break
-    return known[last].reshape(size, 1)
+    return values[last].reshape(size, 1)
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -69,10 +69,10 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     functions = _functions(module, ids)
     for node in functions:
         sizes = [_table_rows(module, user, node) for user in node.users]
-        known = [size for size in sizes if size is not None]
-        if value(node).dtype != torch.int64 or not known:
+        num_rows = [size for size in sizes if size is not None]
+        if value(node).dtype != torch.int64 or not num_rows:
             continue
-        table = _tabulate(module, ids, functions, node, max(known))
+        table = _tabulate(module, ids, functions, node, max(num_rows))
         weight = new_constant(module, node, "ids_by_id", table)
         with graph.inserting_before(node):
             looked_up = call(graph, aten.embedding.default, weight, ids)

@@ -47,43 +47,43 @@ class Bench:
         self.functions = symbols(driver)
 
     def measure(self, case: Case, machine: Machine) -> Measured:
-        """Count and model a case; raise RuntimeError with the reason if that is impossible."""
+        """Counts and models a case; raises RuntimeError with the reason if that is impossible."""
         emulator = self.sme_emulator if machine.cpu == "sme2" else self.emulator
         if emulator is None:
-            raise RuntimeError("no QEMU that knows SME2")
+            raise RuntimeError("no QEMU that emulates SME2")
         command = [str(self.driver), case.op, f"variant={machine.variant}", *case.options]
-        counts, worth = emulator.count(machine.cpu, command)
+        counts, work = emulator.count(machine.cpu, command)
         cycles, shares = Model(counts, self.functions, self.mca).cycles(machine.cores)
-        return Measured(counts.total, worth["macs"], worth["elements"], cycles, shares)
+        return Measured(counts.total, work["macs"], work["elements"], cycles, shares)
 
 
-def records_of(case: Case, machine: Machine, found: Measured) -> list[Record]:
+def records_of(case: Case, machine: Machine, measured: Measured) -> list[Record]:
     """Return a record for each modeled core; a record without cycles if no core is modeled."""
-    made = []
+    records = []
     for core in machine.cores or (machine.cpu,):
         figures: dict[str, float] = {}
-        cycles = found.cycles.get(core)
-        if found.macs:
-            figures["insn_per_mac"] = found.instructions / found.macs
+        cycles = measured.cycles.get(core)
+        if measured.macs:
+            figures["insn_per_mac"] = measured.instructions / measured.macs
             if cycles:
-                figures["mac_per_cycle"] = found.macs / cycles
-        if found.elements:
-            figures["insn_per_elem"] = found.instructions / found.elements
+                figures["mac_per_cycle"] = measured.macs / cycles
+        if measured.elements:
+            figures["insn_per_elem"] = measured.instructions / measured.elements
             if cycles:
-                figures["cycles_per_elem"] = cycles / found.elements
-        made.append(
+                figures["cycles_per_elem"] = cycles / measured.elements
+        records.append(
             record(case.op, case.shape, case.dtype, machine.variant, core, case.group_size, **figures)
         )
-    return made
+    return records
 
 
-def print_regions(found: Measured, most: int) -> None:
+def print_regions(measured: Measured, count: int) -> None:
     """Print the regions that hold most instructions and cycles."""
-    for share in found.shares[:most]:
+    for share in measured.shares[:count]:
         kinds = " ".join(f"{name} {n / share.instructions:.0%}" for name, n in share.kinds.most_common(7))
         cycles = " ".join(f"{core} {n:.0f}" for core, n in share.cycles.items())
         print(
-            f"    {share.instructions / found.instructions:6.1%} {share.instructions} instructions, "
+            f"    {share.instructions / measured.instructions:6.1%} {share.instructions} instructions, "
             f"{share.iterations} iterations; cycles {cycles or 'not modeled'}; {kinds}"
         )
         print(f"           {share.name[:140]}")
@@ -116,9 +116,9 @@ def print_tables(results: Sequence[Result]) -> None:
 def print_failures(results: Sequence[Result]) -> None:
     """Print the cases that could not be counted, one line per reason."""
     reasons: dict[str, list[str]] = {}
-    for case, machine, found in results:
-        if isinstance(found, str):
-            reasons.setdefault(f"{machine.variant} on {machine.cpu}: {found}", []).append(case.name)
+    for case, machine, result in results:
+        if isinstance(result, str):
+            reasons.setdefault(f"{machine.variant} on {machine.cpu}: {result}", []).append(case.name)
     for reason, names in reasons.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         print(f"not counted: {reason} ({names[0]}{more})", file=sys.stderr)
@@ -132,15 +132,15 @@ def main() -> None:
     parser.add_argument("--driver", type=Path, default=Path("build/arm/bench/driver"))
     parser.add_argument("--plugin", type=Path, default=Path("build/arm/bench/tbcount.so"))
     parser.add_argument("--qemu", default="qemu-aarch64")
-    parser.add_argument("--sme-qemu", help="one that knows SME2")
+    parser.add_argument("--sme-qemu", help="a QEMU that emulates SME2")
     parser.add_argument("--variant", help="only these, with commas between")
     parser.add_argument("--only", default="", help="regular expression on `op key=value…`")
-    parser.add_argument("--regions", type=int, default=0, help="print so many regions of each case")
+    parser.add_argument("--regions", type=int, default=0, help="number of regions to print for each case")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     bench = Bench(options.driver, options.plugin, options.qemu, options.sme_qemu)
     variants = options.variant.split(",") if options.variant else None
-    wanted = [
+    selected = [
         (case, machine)
         for case in cases()
         for machine in MACHINES
@@ -157,13 +157,13 @@ def main() -> None:
 
     with ThreadPoolExecutor(options.jobs) as pool:
         results = []
-        for case, machine, found in pool.map(run, wanted):
-            results.append((case, machine, found))
-            text = found if isinstance(found, str) else f"{found.instructions} instructions"
+        for case, machine, result in pool.map(run, selected):
+            results.append((case, machine, result))
+            text = result if isinstance(result, str) else f"{result.instructions} instructions"
             print(f"{machine.variant} on {machine.cpu}: {case.name}: {text}", file=sys.stderr, flush=True)
-            if options.regions and not isinstance(found, str):
+            if options.regions and not isinstance(result, str):
                 print(f"{machine.variant} on {machine.cpu}: {case.name}")
-                print_regions(found, options.regions)
+                print_regions(result, options.regions)
     bench.mca.save()
     print_tables(results)
     print_failures(results)

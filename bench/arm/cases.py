@@ -14,7 +14,7 @@ class Machine:
     cpu: str
     cores: tuple[str, ...]
     families: tuple[str, ...] = ("linear", "groups", "attention", "rows")
-    """Those of which this variant has kernels of its own."""
+    """Kernel families that this variant implements itself."""
 
 
 V2, V1, N2, N1 = "neoverse-v2", "neoverse-v1", "neoverse-n2", "neoverse-n1"

@@ -106,8 +106,8 @@ class Emulator:
             raise RuntimeError(errors.strip()[-500:] or f"status {status}")
         if not counts.executions:
             raise RuntimeError("nothing ran between the marks")
-        worth = dict(part.split("=") for part in output.split())
-        return counts, {name: float(value) for name, value in worth.items()}
+        work = dict(part.split("=") for part in output.split())
+        return counts, {name: float(value) for name, value in work.items()}
 
     @staticmethod
     def _from_log(start: list[str], command: list[str]) -> tuple[Counts, str, str, int]:
@@ -131,8 +131,8 @@ class Emulator:
 
 def has_plugins(qemu: str) -> bool:
     """Return True if this QEMU was built with TCG plugins."""
-    found = subprocess.run([qemu, "-help"], capture_output=True, text=True)
-    return "-plugin" in found.stdout
+    help_text = subprocess.run([qemu, "-help"], capture_output=True, text=True)
+    return "-plugin" in help_text.stdout
 
 
 def symbols(program: Path, environment: Mapping[str, str] = os.environ) -> list[tuple[int, str]]:
@@ -141,9 +141,9 @@ def symbols(program: Path, environment: Mapping[str, str] = os.environ) -> list[
     listing = subprocess.run(
         [nm, "-n", "-C", "--defined-only", str(program)], capture_output=True, text=True, check=True
     )
-    found = []
+    functions = []
     for line in listing.stdout.splitlines():
         address, kind, name = line.split(" ", 2)
         if kind in "tTwWiVv" and not name.startswith("$"):
-            found.append((int(address, 16), name))
-    return found
+            functions.append((int(address, 16), name))
+    return functions

@@ -15,7 +15,7 @@ PREFERRED = 19
 
 
 def version(program: str) -> int:
-    """Return the major version of an LLVM program; 0 where it prints none."""
+    """Return the major version of an LLVM program; 0 if it prints none."""
     printed = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
     match = re.search(r"LLVM version (\d+)", printed)
     return int(match[1]) if match else 0
@@ -33,9 +33,9 @@ def tool(name: str) -> str:
     for candidate in (*(f"{name}-{v}" for v in versions), name):
         if shutil.which(candidate) is None:
             continue
-        if (found := version(candidate)) >= OLDEST:
+        if (installed := version(candidate)) >= OLDEST:
             return candidate
-        too_old.append(f"{candidate} is version {found}")
+        too_old.append(f"{candidate} is version {installed}")
     reason = f" ({', '.join(too_old)})" if too_old else ""
     raise RuntimeError(f"no {name} of LLVM {OLDEST} or later{reason}; run bench/arm/setup.sh")
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from bench.arm.counting import Counts
 from bench.arm.disassembly import branch_target, disassemble, is_conditional, kind, neutral, tool
 
-LONGEST = 3000  # instructions that are modeled as one body
-ENOUGH = 6000  # instructions of a run of llvm-mca: long enough that its start and end hardly count
-SMALL = 0.005  # regions below this share of the instructions run at the average speed of the others
+MAX_BODY = 3000  # instructions that are modeled as one body
+MIN_RUN = 6000  # instructions of a run of llvm-mca: long enough that its start and end hardly count
+MIN_SHARE = 0.005  # regions below this share of the instructions run at the average speed of the others
 
 
 @dataclass
@@ -53,23 +53,23 @@ class Mca:
 
     def __init__(self, cache: Path | None = None) -> None:
         self._path = cache
-        self._known: dict[str, float] = json.loads(cache.read_text()) if cache and cache.exists() else {}
+        self._cycles: dict[str, float] = json.loads(cache.read_text()) if cache and cache.exists() else {}
 
     def save(self) -> None:
         if self._path:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self._known))
+            self._path.write_text(json.dumps(self._cycles))
 
     def cycles(self, body: list[str], cpu: str) -> float:
         """Return the cycles of one iteration of ``body`` in an endless loop."""
         source = "\n".join(map(neutral, body)) + "\n"
         key = hashlib.sha256(f"{cpu}\n{source}".encode()).hexdigest()[:24]
-        if key not in self._known:
+        if key not in self._cycles:
             few = 2
-            many = few + max(2, ENOUGH // len(body))
+            many = few + max(2, MIN_RUN // len(body))
             first, last = (self._total(source, cpu, n) for n in (few, many))
-            self._known[key] = (last - first) / (many - few)
-        return self._known[key]
+            self._cycles[key] = (last - first) / (many - few)
+        return self._cycles[key]
 
     @staticmethod
     def _total(source: str, cpu: str, iterations: int) -> int:
@@ -109,11 +109,11 @@ class Model:
 
     def _own(self, region: Region) -> list[int]:
         """Return the addresses of the region outside its children."""
-        found = []
+        own = []
         for at in self._span(region.low, region.high):
             if not any(child.low <= at <= child.high for child in region.children):
-                found.append(at)
-        return found
+                own.append(at)
+        return own
 
     def _span(self, low: int, high: int) -> list[int]:
         return self._addresses[
@@ -166,18 +166,18 @@ class Model:
                 if at == child.low:
                     inner = self._expanded(child)
                     times = round(child.iterations / region.iterations)
-                    if inner is None or len(inner) * times > LONGEST:
+                    if inner is None or len(inner) * times > MAX_BODY:
                         return None
                     body += inner * times
             elif self.counts.executions[at] >= 0.5 * region.iterations:
                 body.append(at)
-        return body if len(body) <= LONGEST else None
+        return body if len(body) <= MAX_BODY else None
 
     def _shares(self, region: Region, cpus: tuple[str, ...]) -> Iterator[Share]:
         everything = self._span(region.low, region.high)
-        whole = self._executed(everything)
-        if whole < SMALL * self.counts.total:
-            yield Share(region.name, whole, region.iterations, {}, Counter())
+        executed = self._executed(everything)
+        if executed < MIN_SHARE * self.counts.total:
+            yield Share(region.name, executed, region.iterations, {}, Counter())
             return
         body = self._expanded(region)
         if body:
@@ -192,7 +192,7 @@ class Model:
         times = sorted(self.counts.executions[at] for at in own)[len(own) // 2]
         rest = Region(region.low, region.high, max(1, times), f"{region.name} rest")
         body = [at for at in own if self.counts.executions[at] >= 0.5 * rest.iterations]
-        yield self._share(rest, body[:LONGEST], own, cpus)
+        yield self._share(rest, body[:MAX_BODY], own, cpus)
 
     def _share(self, region: Region, body: list[int], addresses: list[int], cpus: tuple[str, ...]) -> Share:
         executed = self._executed(addresses)
@@ -201,6 +201,6 @@ class Model:
         for at in addresses:
             kinds[kind(self.text[at])] += self.counts.executions[at]
         cycles: dict[str, float] = {}
-        if executed >= SMALL * self.counts.total:
+        if executed >= MIN_SHARE * self.counts.total:
             cycles = {cpu: self.mca.cycles(texts, cpu) / len(texts) * executed for cpu in cpus}
         return Share(region.name, executed, region.iterations, cycles, kinds)

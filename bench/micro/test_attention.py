@@ -20,14 +20,14 @@ def sequences(
     """Returns q, caches, table, query_start and seq_lens of ``count`` sequences, blocks in random order."""
     q_heads, kv_heads, size = heads
     blocks = -(-length // BLOCK)
-    made = attention.new_kv_cache(count * blocks, kv_heads, size, size, BLOCK, cache)
+    kv_cache = attention.new_kv_cache(count * blocks, kv_heads, size, size, BLOCK, cache)
     for block in range(count * blocks):
-        made.k[block].copy_(torch.randn(made.k.shape[1:]))
-        made.v[block].copy_(torch.randn(made.v.shape[1:]))
+        kv_cache.k[block].copy_(torch.randn(kv_cache.k.shape[1:]))
+        kv_cache.v[block].copy_(torch.randn(kv_cache.v.shape[1:]))
     table = torch.randperm(count * blocks).to(torch.int32).view(count, blocks)
     q = torch.randn(count * new, q_heads, size, dtype=torch.bfloat16)
     start = torch.arange(count + 1, dtype=torch.int32) * new
-    return q, made.k, made.v, table, start, torch.full((count,), length, dtype=torch.int32)
+    return q, kv_cache.k, kv_cache.v, table, start, torch.full((count,), length, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float32], ids=str)

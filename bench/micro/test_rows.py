@@ -37,14 +37,14 @@ def test_norm_and_linear(measure: Any, tokens: int, quantized: bool) -> None:
     multipliers = torch.randint(1, 17, (size, size // 32), dtype=torch.uint8)
     weight = linear.pack_int4(q, multipliers, torch.rand(size))
 
-    def apart() -> torch.Tensor:
+    def through_bfloat16() -> torch.Tensor:
         return linear.int4_linear(norm.rms_norm(x, norm_weight, 1e-6), weight, size)
 
     def through_int8() -> torch.Tensor:
         values, scales, _ = linear.rms_norm_int8(x, norm_weight, 1e-6)
         return linear.int4_linear_q(values, scales, weight, size)
 
-    measure(through_int8 if quantized else apart, operations=2 * tokens * size * size)
+    measure(through_int8 if quantized else through_bfloat16, operations=2 * tokens * size * size)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

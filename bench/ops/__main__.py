@@ -19,7 +19,7 @@ from bench.ops import attention, heads, limits, linear, moe, rows
 from bench.records import Record, record, table, write_json
 from torch_armllm.ops import variants
 
-# With the family of kernels whose variant is named.
+# Each with the kernel family whose variant its records name.
 SECTIONS = {
     "linear": (linear.run, "linear"),
     "heads": (heads.run, "linear"),
@@ -32,26 +32,26 @@ SECTIONS = {
 def cpu_name() -> str:
     """Returns the CPU's name as the system reports it."""
     info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
-    return found[1].strip() if found else platform.machine()
+    match = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
+    return match[1].strip() if match else platform.machine()
 
 
 def print_limits(variant: str, cpu: str) -> list[Record]:
     """Prints the limits of one core and of all cores."""
-    found, lines = [], []
+    records, lines = [], []
     for threads in sorted({1, torch.get_num_threads()}):
         read = limits.bandwidth(threads) / 1e9
         int8, bf16 = 2e-9 * limits.int8_peak(threads), 2e-9 * limits.bf16_peak(threads)
         shape = f"{threads} threads"
-        found += [
+        records += [
             record("read", shape, "bytes", variant, cpu, gb_s=read),
             record("multiply", shape, "i8", variant, cpu, gops=int8),
             record("multiply", shape, "bf16", variant, cpu, gops=bf16),
         ]
         lines.append([threads, read, int8, bf16])
-    print(f"{cpu}: what the machine can do\n")
+    print(f"{cpu}: limits of the machine\n")
     print(table(["threads", "read, GB/s", "INT8, GOP/s", "BF16, GFLOP/s"], lines))
-    return found
+    return records
 
 
 def main() -> None:
@@ -63,11 +63,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     machine, cpu = variants.machine(), cpu_name()
-    found = print_limits(machine.selected, cpu)
+    records = print_limits(machine.selected, cpu)
     for name in options.only.split(","):
         run, family = SECTIONS[name]
-        found += run(machine.families[family].variant, cpu)
-    write_json(found)
+        records += run(machine.families[family].variant, cpu)
+    write_json(records)
 
 
 if __name__ == "__main__":

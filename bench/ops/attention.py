@@ -56,7 +56,7 @@ def call(q: Tensor, caches: Callable[[], tuple[Tensor, ...]], length: int) -> Ca
 
 
 def _prompts(variant: str, cpu: str) -> list[Record]:
-    found, rows = [], []
+    records, rows = [], []
     for heads, (q_heads, kv_heads, size) in HEADS.items():
         q = torch.randn(PROMPT, q_heads, size, dtype=torch.bfloat16)
         k, v = torch.randn(2, 1, kv_heads, PROMPT, size, dtype=torch.bfloat16)
@@ -75,16 +75,16 @@ def _prompts(variant: str, cpu: str) -> list[Record]:
         for name in CACHES:
             peers = {"peer": "SDPA bf16", "peer_value": gops["SDPA"]}
             shape = f"prompt of {PROMPT}, {heads}"
-            found.append(record("paged_attention", shape, name, variant, cpu, gops=gops[name], **peers))
+            records.append(record("paged_attention", shape, name, variant, cpu, gops=gops[name], **peers))
             ratio = gops[name] / gops["SDPA"]
             rows.append([heads, name, seconds[name] * 1e3, gops[name], gops["SDPA"], ratio])
-    print(f"\npaged_attention, causal prompt of {PROMPT} tokens, all cores: GOP/s beside SDPA in bfloat16\n")
+    print(f"\npaged_attention, causal prompt of {PROMPT} tokens, all cores: GOP/s, versus SDPA in bfloat16\n")
     print(table(["heads", "cache", "ms", "paged_attention", "SDPA", "ratio"], rows))
-    return found
+    return records
 
 
 def _decode(variant: str, cpu: str) -> list[Record]:
-    found, rows = [], []
+    records, rows = [], []
     q_heads, kv_heads, size = HEADS["32/8x128"]
     for name, dtype in CACHES.items():
         first = filled_cache(CONTEXT // BLOCK, kv_heads, size, dtype)
@@ -96,17 +96,17 @@ def _decode(variant: str, cpu: str) -> list[Record]:
         rate, plain = used / seconds["ours"] / 1e9, sides["read"].bytes / seconds["read"] / 1e9
         peers = {"peer": "plain read", "peer_value": plain}
         shape = f"decode 32/8x128, context {CONTEXT}"
-        found.append(record("paged_attention", shape, name, variant, cpu, gb_s=rate, **peers))
+        records.append(record("paged_attention", shape, name, variant, cpu, gb_s=rate, **peers))
         rows.append([name, seconds["ours"] * 1e3, rate, plain, rate / plain])
     print(
         f"\npaged_attention, decode at context {CONTEXT}, batch 1, 32/8x128, all cores: GB/s of the cache\n"
     )
     print(table(["cache", "ms", "paged_attention", "plain read", "share"], rows))
-    return found
+    return records
 
 
 def _latent(variant: str, cpu: str) -> list[Record]:
-    found, rows = [], []
+    records, rows = [], []
     blocks = LATENT_CONTEXT // BLOCK
     for heads in (16, 128):
         first = mla.new_latent_cache(blocks, RANK, ROPE, BLOCK, torch.bfloat16)
@@ -137,13 +137,13 @@ def _latent(variant: str, cpu: str) -> list[Record]:
         shape = f"decode {heads} heads, {RANK} + {ROPE}, context {LATENT_CONTEXT}"
         for name, peer in (("torch", "torch products"), ("read", "plain read")):
             peers: dict[str, Any] = {"peer": peer, "peer_value": rates[name]}
-            found.append(record("mla_attention", shape, "bf16", variant, cpu, gb_s=rates["ours"], **peers))
+            records.append(record("mla_attention", shape, "bf16", variant, cpu, gb_s=rates["ours"], **peers))
         work = 2e-9 * heads * LATENT_CONTEXT * (2 * RANK + ROPE)
         gops = work / seconds["ours"]
         rows.append([heads, seconds["ours"] * 1e3, rates["ours"], rates["read"], rates["torch"], gops])
     print(f"\nmla_attention, decode at context {LATENT_CONTEXT}, batch 1, all cores: GB/s of the cache\n")
     print(table(["heads", "ms", "mla_attention", "plain read", "torch", "GOP/s"], rows))
-    return found
+    return records
 
 
 def run(variant: str, cpu: str) -> list[Record]:

@@ -30,7 +30,7 @@ def _batched(x: Tensor, first: Tensor) -> Callable[[], Tensor]:
 
 def run(variant: str, cpu: str) -> list[Record]:
     """Measures and prints the table."""
-    found, rows = [], []
+    records, rows = [], []
     for heads in HEADS:
         q = torch.randint(-127, 128, (heads, OUTPUTS, INPUTS), dtype=torch.int8)
         packed = linear.pack_int8(q, torch.rand(heads, OUTPUTS))
@@ -48,8 +48,8 @@ def run(variant: str, cpu: str) -> list[Record]:
             shape = f"M={tokens}, {heads} heads, N={OUTPUTS} K={INPUTS}"
             for name, dtype in (("int8_heads_linear", "i8"), ("dense_heads_linear", "bf16")):
                 peers: dict[str, Any] = {"peer": "bmm bf16", "peer_value": gops["bmm"]}
-                found.append(record(name, shape, dtype, variant, cpu, gops=gops[name], **peers))
+                records.append(record(name, shape, dtype, variant, cpu, gops=gops[name], **peers))
             rows.append([heads, tokens, *gops.values()])
-    print(f"\nA weight of each head, N = {OUTPUTS}, K = {INPUTS}, from memory, all cores, bfloat16: GOP/s\n")
+    print(f"\nOne weight per head, N = {OUTPUTS}, K = {INPUTS}, from memory, all cores, bfloat16: GOP/s\n")
     print(table(["heads", "M", *sides], rows))
-    return found
+    return records

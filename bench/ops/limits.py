@@ -34,13 +34,13 @@ def library() -> ctypes.CDLL:
         native = "-march=native" if os.uname().machine == "x86_64" else "-mcpu=native"
         command = [compiler, "-std=c++17", "-O3", native, "-shared", "-fPIC", str(source), "-o", str(built)]
         subprocess.run(command, check=True)
-    found = ctypes.CDLL(str(built))
-    found.read_memory.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    found.read_memory.restype = None
+    loaded = ctypes.CDLL(str(built))
+    loaded.read_memory.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    loaded.read_memory.restype = None
     for name in ("multiply_int8", "multiply_bf16"):
-        getattr(found, name).argtypes = [ctypes.c_int64]
-        getattr(found, name).restype = ctypes.c_int64
-    return found
+        getattr(loaded, name).argtypes = [ctypes.c_int64]
+        getattr(loaded, name).restype = ctypes.c_int64
+    return loaded
 
 
 @cache
@@ -54,7 +54,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 class Reader:
-    """Reads memory that no cache holds, on torch's current threads; each call continues further on."""
+    """Reads memory that no cache holds, on torch's current threads; each call reads the next part."""
 
     def __init__(self, size: int = READ_BYTES // 4) -> None:
         self.threads = torch.get_num_threads()

@@ -99,7 +99,7 @@ def peer(name: str, x: Tensor, tokens: int) -> Callable[[], Tensor] | None:
 
 def run(variant: str, cpu: str) -> list[Record]:
     """Measures and prints the tables."""
-    found: list[Record] = []
+    records: list[Record] = []
     rates: list[list[Any]] = []
     bandwidths: list[list[Any]] = []
     with threads(1):
@@ -126,14 +126,14 @@ def run(variant: str, cpu: str) -> list[Record]:
                 for name in PEERS:
                     if name in gops:
                         peers: dict[str, Any] = {"peer": name, "peer_value": gops[name]}
-                        found.append(record(op, shape, scheme, variant, cpu, group, **figures, **peers))
+                        records.append(record(op, shape, scheme, variant, cpu, group, **figures, **peers))
                 if "read" in seconds:
                     read, plain = sizes[scheme] / seconds[scheme] / 1e9, reader.bytes / seconds["read"] / 1e9
                     peers = {"peer": "plain read", "peer_value": plain}
-                    found.append(record(op, shape, scheme, variant, cpu, group, gb_s=read, **peers))
+                    records.append(record(op, shape, scheme, variant, cpu, group, gb_s=read, **peers))
                     bandwidths.append([tokens, scheme, read, plain, read / plain])
     print(f"\nLinear layers, N = K = {SIZE}, one thread, bfloat16 in and out: GOP/s\n")
     print(table(["M", *SCHEMES, *PEERS], rates))
-    print("\nThe same: weights read from memory, GB/s, beside a plain read\n")
+    print("\nThe same: weights read from memory, GB/s, versus a plain read\n")
     print(table(["M", "scheme", "int4/int8_linear", "plain read", "share"], bandwidths))
-    return found
+    return records

@@ -47,7 +47,7 @@ def call(x: Tensor, ids: Iterator[Tensor], weights: Tensor, gate_up: Tensor, dow
 
 def run(variant: str, cpu: str) -> list[Record]:
     """Measures and prints the tables."""
-    found: list[Record] = []
+    records: list[Record] = []
     rows: list[list[Any]] = []
     gate_up, down = experts(2 * INNER, HIDDEN), experts(HIDDEN, INNER)
     expert_bytes = gate_up[0].nbytes + down[0].nbytes
@@ -76,21 +76,21 @@ def run(variant: str, cpu: str) -> list[Record]:
                 shape = f"{tokens} tokens, {kind}, {count} threads"
                 if tokens == 512:
                     rate = 2e-9 * 3 * tokens * TOP_K * HIDDEN * INNER / ours
-                    beside = 2e-9 * 512 * 2048 * 2048 / seconds["dense"]
+                    peer_rate = 2e-9 * 512 * 2048 * 2048 / seconds["dense"]
                     figures: dict[str, Any] = {"gops": rate, "peer": "int4_linear M=512 N=K=2048"}
                     unit = "GOP/s; dense int4_linear"
                 else:
                     rate = used * expert_bytes / ours / 1e9
-                    beside = reader.bytes / seconds["read"] / 1e9
+                    peer_rate = reader.bytes / seconds["read"] / 1e9
                     figures = {"gb_s": rate, "peer": "plain read"}
                     unit = "GB/s; plain read"
-                found.append(
-                    record("int4_moe", shape, SCHEME, variant, cpu, 32, **figures, peer_value=beside)
+                records.append(
+                    record("int4_moe", shape, SCHEME, variant, cpu, 32, **figures, peer_value=peer_rate)
                 )
                 rows.append(
-                    [tokens, kind, count, ours * 1e3, rate, beside, unit, rate / beside, single / ours]
+                    [tokens, kind, count, ours * 1e3, rate, peer_rate, unit, rate / peer_rate, single / ours]
                 )
     print(f"\nint4_moe, {EXPERTS} experts, top-{TOP_K}, H = {HIDDEN}, I = {INNER}, {SCHEME}\n")
-    header = ["tokens", "routing", "threads", "ms", "int4_moe", "beside it", "unit", "share", "speed-up"]
+    header = ["tokens", "routing", "threads", "ms", "int4_moe", "versus", "unit", "share", "speed-up"]
     print(table(header, rows))
-    return found
+    return records

@@ -102,12 +102,12 @@ def sides() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str, int]]:
 
 def run(variant: str, cpu: str) -> list[Record]:
     """Measures and prints the table."""
-    found, rows = [], []
+    records, rows = [], []
     for name, (ours, theirs, shape, moved) in sides().items():
         seconds = in_turn({"ours": ours, "torch": theirs})
         rate, peer = moved / seconds["ours"] / 1e9, moved / seconds["torch"] / 1e9
-        found.append(record(name, shape, "bf16", variant, cpu, gb_s=rate, peer="torch", peer_value=peer))
+        records.append(record(name, shape, "bf16", variant, cpu, gb_s=rate, peer="torch", peer_value=peer))
         rows.append([name, shape, seconds["ours"] * 1e6, rate, peer, rate / peer])
-    print("\nOps on rows, bfloat16, all cores: GB/s read and written, beside PyTorch's operators\n")
+    print("\nOps on rows, bfloat16, all cores: GB/s read and written, versus PyTorch's operators\n")
     print(table(["op", "shape", "us", "ours", "torch", "ratio"], rows))
-    return found
+    return records

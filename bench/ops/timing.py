@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 ROUNDS = 9
-LEAST = 0.006  # seconds that one side runs in a round
+MIN_SECONDS = 0.006  # seconds that one side runs in a round
 COLD_BYTES = 160 << 20  # copies of what is read that together exceed the last-level cache by far
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dic
         side()
         start = time.perf_counter()
         side()
-        calls[name] = max(1, round(LEAST / max(1e-7, time.perf_counter() - start)))
+        calls[name] = max(1, round(MIN_SECONDS / max(1e-7, time.perf_counter() - start)))
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -36,7 +36,7 @@ def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dic
             for _ in range(calls[name]):
                 side()
             times[name].append((time.perf_counter() - start) / calls[name])
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(seconds) for name, seconds in times.items()}
 
 
 @contextmanager

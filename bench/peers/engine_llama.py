@@ -64,55 +64,55 @@ class Context:
         params.no_perf = True
         self.handle = llama.llama_init_from_model(model, params)
         if not self.handle:
-            raise RuntimeError("llama.cpp makes no context of these settings")
+            raise RuntimeError("llama.cpp cannot create a context with these settings")
         self.memory = llama.llama_get_memory(self.handle)
         self.batch = llama.llama_batch_init(BATCH, 0, 1)
         self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-        self.places = [Sequence() for _ in range(sequences)]
+        self.slots = [Sequence() for _ in range(sequences)]
 
     def start(self, request: str, prompt: list[int]) -> None:
         """Assign the free slot that shares the longest prefix with the prompt."""
-        free = [i for i, place in enumerate(self.places) if place.request is None]
-        chosen = max(free, key=lambda i: _common(self.places[i].held, prompt))
-        kept = min(_common(self.places[chosen].held, prompt), len(prompt) - 1)
-        llama.llama_memory_seq_rm(self.memory, chosen, kept, -1)
-        self.places[chosen] = Sequence(prompt[:kept], prompt[kept:], request)
+        free = [i for i, slot in enumerate(self.slots) if slot.request is None]
+        chosen = max(free, key=lambda i: _common(self.slots[i].held, prompt))
+        num_cached = min(_common(self.slots[chosen].held, prompt), len(prompt) - 1)
+        llama.llama_memory_seq_rm(self.memory, chosen, num_cached, -1)
+        self.slots[chosen] = Sequence(prompt[:num_cached], prompt[num_cached:], request)
 
     def stop(self, request: str) -> None:
         """Free a slot; its tokens stay in the cache."""
-        for place in self.places:
-            if place.request == request:
-                place.request, place.pending = None, []
+        for slot in self.slots:
+            if slot.request == request:
+                slot.request, slot.pending = None, []
 
     def step(self) -> dict[str, list[int]]:
         """Decode a token of every running sequence, then fill the batch with prompt tokens."""
-        running = [(i, place) for i, place in enumerate(self.places) if place.pending]
+        running = [(i, slot) for i, slot in enumerate(self.slots) if slot.pending]
         running.sort(key=lambda each: len(each[1].pending) > 1)
-        batch, used, wanted = self.batch, 0, []
-        for i, place in running:
-            taken = place.pending[: BATCH - used]
-            for token in taken:
-                batch.token[used], batch.pos[used] = token, len(place.held)
+        batch, used, outputs = self.batch, 0, []
+        for i, slot in running:
+            tokens = slot.pending[: BATCH - used]
+            for token in tokens:
+                batch.token[used], batch.pos[used] = token, len(slot.held)
                 batch.n_seq_id[used], batch.seq_id[used][0] = 1, i
                 batch.logits[used] = 0
-                place.held.append(token)
+                slot.held.append(token)
                 used += 1
-            place.pending = place.pending[len(taken) :]
-            if taken and not place.pending:
+            slot.pending = slot.pending[len(tokens) :]
+            if tokens and not slot.pending:
                 batch.logits[used - 1] = 1
-                wanted.append((place, used - 1))
+                outputs.append((slot, used - 1))
         batch.n_tokens = used
         if used and (status := llama.llama_decode(self.handle, batch)) != 0:
-            raise RuntimeError(f"llama_decode gave {status}")
-        return dict(self._drawn(wanted))
+            raise RuntimeError(f"llama_decode returned {status}")
+        return dict(self._drawn(outputs))
 
-    def _drawn(self, wanted: list[tuple[Sequence, int]]) -> Iterable[tuple[str, list[int]]]:
-        for place, row in wanted:
+    def _drawn(self, outputs: list[tuple[Sequence, int]]) -> Iterable[tuple[str, list[int]]]:
+        for slot, row in outputs:
             logits = llama.llama_get_logits_ith(self.handle, row)
             token = int(np.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
-            place.pending = [token]
-            assert place.request is not None
-            yield place.request, [token]
+            slot.pending = [token]
+            assert slot.request is not None
+            yield slot.request, [token]
 
 
 class Llama:
@@ -163,7 +163,7 @@ class Llama:
 
 @llama.llama_log_callback
 def _errors(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Only those: there are hundreds of lines a model otherwise."""
+    """Prints errors only: llama.cpp logs hundreds of lines per model."""
     if level == ERROR:
         sys.stderr.write(text.decode(errors="replace"))
 

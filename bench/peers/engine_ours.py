@@ -15,7 +15,7 @@ from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams
 from torch_armllm.llm.loader import load_engine
 
-LONGEST = 4608
+MAX_MODEL_LEN = 4608
 TOKENS = 16_384  # that the cache holds
 CHUNK = 512
 
@@ -41,7 +41,7 @@ class Ours:
 
     def __init__(self, folder: Path, threads: int) -> None:
         config = EngineConfig(
-            max_model_len=LONGEST,
+            max_model_len=MAX_MODEL_LEN,
             max_num_seqs=16,
             max_num_batched_tokens=CHUNK,
             kv_cache_memory=1 << 30,
@@ -63,8 +63,8 @@ class Ours:
         self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
 
     def step(self) -> dict[str, list[int]]:
-        found = {output.request_id: list(output.outputs[0].token_ids) for output in self.engine.step()}
-        return {name: tokens for name, tokens in found.items() if tokens}
+        outputs = {output.request_id: list(output.outputs[0].token_ids) for output in self.engine.step()}
+        return {name: tokens for name, tokens in outputs.items() if tokens}
 
     def stop(self, name: str) -> None:
         self.engine.abort_request(name)

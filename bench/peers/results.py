@@ -27,21 +27,21 @@ def best(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 
 def records(measured: Rounds) -> list[Record]:
     """Return a record for each engine, model and workload."""
-    found: list[Record] = []
+    results: list[Record] = []
     for (model, work, engine), ways in measured.items():
         way = best(ways)
         figures = {name: [each[name] for each in ways[way]] for name in ways[way][0]}
-        found.append({"engine": engine, "model": model, "work": work, "way": way, **figures})
-    ours = {(r["model"], r["work"]): median(r["tok_s"]) for r in found if r["engine"] == OURS}
-    for r in found:
+        results.append({"engine": engine, "model": model, "work": work, "way": way, **figures})
+    ours = {(r["model"], r["work"]): median(r["tok_s"]) for r in results if r["engine"] == OURS}
+    for r in results:
         mine = ours.get((r["model"], r["work"]))
         r["ratio_to_ours"] = None if mine is None else median(r["tok_s"]) / mine
-    return found
+    return results
 
 
-def shown(found: Iterable[Record]) -> str:
+def shown(results: Iterable[Record]) -> str:
     """Return a table: for each model and workload the median rates, and our rate over each peer's."""
-    rows = [r for r in found if "work" in r]
+    rows = [r for r in results if "work" in r]
     engines = sorted({r["engine"] for r in rows}, key=lambda e: (e != OURS, e))
     peers = [engine for engine in engines if engine != OURS]
     lines: dict[tuple[str, str], dict[str, Record]] = {}
@@ -56,7 +56,7 @@ def shown(found: Iterable[Record]) -> str:
     return table(header, body)
 
 
-def waits(found: Iterable[Record]) -> str:
+def waits(results: Iterable[Record]) -> str:
     """Return the table of chats' latencies: a line for each model and engine."""
     rows = [
         [
@@ -65,7 +65,7 @@ def waits(found: Iterable[Record]) -> str:
             r["engine"],
             *(median(r[f]) for f in ("ttft_ms", "tpot_ms", "tok_s")),
         ]
-        for r in found
+        for r in results
         if "ttft_ms" in r
     ]
     return table(["model", "work", "engine", "TTFT, ms", "TPOT, ms", "tok/s"], rows) if rows else ""

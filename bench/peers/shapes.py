@@ -138,4 +138,4 @@ _ALL = (
 
 SHAPES = {shape.name: shape for shape in _ALL}
 COMPARED = ("smollm2", "1b", "moe", "deepseek")
-"""Those that are compared unless others are asked for."""
+"""Models that are compared by default."""

@@ -28,11 +28,11 @@ VOCABULARY = 49_000
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to do.
+    """A workload.
 
     Attributes:
         kind: ``prefill``, ``decode`` or ``chats``.
-        size: tokens of the prompt, or sequences at once.
+        size: tokens of the prompt, or number of concurrent sequences.
         context: tokens before the first decode step.
         busy: True if a busy loop runs in another process meanwhile.
     """
@@ -59,7 +59,7 @@ class Work:
 
     @property
     def sequences(self) -> int:
-        """Number of sequences at once."""
+        """Number of concurrent sequences."""
         return 1 if self.kind == "prefill" else self.size
 
     @staticmethod
@@ -67,14 +67,14 @@ class Work:
         """Return the workload of a name.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: no workload has this name.
         """
-        found = re.fullmatch(r"(prefill|decode|chats)-(\d+)(?:@(\d+))?(\+busy)?", name)
-        if found is None or int(found[2]) < 1:
+        match = re.fullmatch(r"(prefill|decode|chats)-(\d+)(?:@(\d+))?(\+busy)?", name)
+        if match is None or int(match[2]) < 1:
             raise ValueError(
                 f"no such work: {name!r}; it is prefill-TOKENS, decode-BATCH[@CONTEXT][+busy] or chats-NUMBER"
             )
-        return Work(found[1], int(found[2]), int(found[3] or AFTER), bool(found[4]))
+        return Work(match[1], int(match[2]), int(match[3] or AFTER), bool(match[4]))
 
 
 ALL = (
@@ -163,29 +163,29 @@ def decode(engine: Engine, batch: int, context: int, least: float) -> dict[str, 
 
 
 def chats(engine: Engine, number: int) -> dict[str, float]:
-    """Run ``size`` conversations at once; each question immediately follows the answer before it.
+    """Run ``number`` concurrent conversations; each question immediately follows the answer before it.
 
     Returns:
         ``ttft_ms`` and ``tpot_ms``, means over questions, and ``tok_s``, generated tokens a second.
     """
     texts = [_random(f"chat {i} {time.time_ns()}", QUESTION) for i in range(number)]
     turns = [0] * number
-    asked: dict[str, tuple[int, float]] = {}
+    submitted: dict[str, tuple[int, float]] = {}
     times: dict[str, list[float]] = {}
 
     def ask(chat: int) -> None:
         name = f"request-{next(_names)}"
-        asked[name] = chat, time.perf_counter()
+        submitted[name] = chat, time.perf_counter()
         times[name] = []
         engine.start(name, list(texts[chat]), ANSWER)
 
     began = time.perf_counter()
     for chat in range(number):
         ask(chat)
-    waiting = set(asked)
+    waiting = set(submitted)
     while waiting:
         for name, tokens in engine.step().items():
-            chat, _ = asked[name]
+            chat, _ = submitted[name]
             texts[chat] += tokens
             times[name] += [time.perf_counter()] * len(tokens)
             if len(times[name]) < ANSWER:
@@ -196,9 +196,9 @@ def chats(engine: Engine, number: int) -> dict[str, float]:
             if turns[chat] < TURNS:
                 texts[chat] += _random(f"{chat} {turns[chat]}", FOLLOWING)
                 ask(chat)
-                waiting.add(next(reversed(asked)))
+                waiting.add(next(reversed(submitted)))
     spent = time.perf_counter() - began
-    firsts = [times[name][0] - at for name, (_, at) in asked.items()]
+    firsts = [times[name][0] - at for name, (_, at) in submitted.items()]
     gaps = [(t[-1] - t[0]) / (len(t) - 1) for t in times.values()]
     return {
         "ttft_ms": 1e3 * statistics.mean(firsts),
@@ -208,7 +208,7 @@ def chats(engine: Engine, number: int) -> dict[str, float]:
 
 
 def do(engine: Engine, work: Work, least: float) -> dict[str, float]:
-    """Run a workload for at least ``seconds`` and return its figures."""
+    """Run a workload for at least ``least`` seconds and return its figures."""
     if work.kind == "prefill":
         return prefill(engine, work.size, least)
     if work.kind == "decode":

@@ -25,12 +25,12 @@ class Divergence:
     positions: int = 0
     followed: int = 0
 
-    def add(self, wanted: Tensor, got: Tensor, tokens: Tensor) -> None:
+    def add(self, expected: Tensor, actual: Tensor, tokens: Tensor) -> None:
         """Add the logits ``(n, V)`` of both models on a text of tokens ``(n,)``."""
-        wanted, got = wanted.float().log_softmax(-1), got.float().log_softmax(-1)
-        self.nats += float((wanted.exp() * (wanted - got)).sum())
-        self.loss -= float(got[:-1].gather(1, tokens[1:, None]).sum())
-        self.same += int((wanted.argmax(-1) == got.argmax(-1)).sum())
+        expected, actual = expected.float().log_softmax(-1), actual.float().log_softmax(-1)
+        self.nats += float((expected.exp() * (expected - actual)).sum())
+        self.loss -= float(actual[:-1].gather(1, tokens[1:, None]).sum())
+        self.same += int((expected.argmax(-1) == actual.argmax(-1)).sum())
         self.positions += len(tokens)
         self.followed += len(tokens) - 1
 

@@ -42,23 +42,30 @@ class Peer:
         Raises:
             RuntimeError: llama.cpp cannot run the file.
         """
-        place = self.folder / "logits"
-        place.mkdir(exist_ok=True)
+        folder = self.folder / "logits"
+        folder.mkdir(exist_ok=True)
         np.save(self.folder / "tokens.npy", tokens.numpy())
-        command = [self.python, str(_SIDE), "logits", str(model), str(self.folder / "tokens.npy"), str(place)]
+        command = [
+            self.python,
+            str(_SIDE),
+            "logits",
+            str(model),
+            str(self.folder / "tokens.npy"),
+            str(folder),
+        ]
         with (self.folder / "logits.log").open("w+") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
             try:
                 for index in range(len(tokens)):
-                    file = place / f"{index}.npy"
+                    file = folder / f"{index}.npy"
                     while not file.exists():
                         if process.poll() is not None and not file.exists():
                             log.seek(0)
                             raise RuntimeError(f"llama.cpp stopped at {model}: {log.read()[-2000:]}")
                         time.sleep(0.01)
-                    found = torch.from_numpy(np.load(file))
+                    logits = torch.from_numpy(np.load(file))
                     file.unlink()
-                    yield found
+                    yield logits
             finally:
                 process.kill()
                 process.wait()

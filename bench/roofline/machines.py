@@ -31,7 +31,7 @@ class Machine:
 
 
 SHARE = 0.8
-"""Of the data sheet's bandwidth that a program can read; STREAM and its kin reach 75 to 90 % on these."""
+"""Fraction of the data sheet's bandwidth that programs reach; STREAM reaches 75 to 90 % here."""
 BARRIER_US = 1.5
 """Microseconds from the last tile of a phase to the first of the next on a whole socket; assumed."""
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 INT4_BITS = 4 + 4 / 32
-"""Of ``g32i``, without the four bytes of a row's scale."""
+"""Bits per weight of ``g32i``, without the four bytes of a row's scale."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """``rows`` × ``columns`` weights that every token of a step meets."""
+    """``rows`` × ``columns`` weights that every token of a step is multiplied by."""
 
     rows: int
     columns: int
@@ -46,7 +46,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Attention:
-    """Of one layer, bfloat16.  ``latent``: heads share rows of ``key`` values, ``value`` of them values."""
+    """Attention of one layer, bfloat16.
+
+    With ``latent``, heads share rows of ``key`` elements; the first ``value`` of them are the values.
+    """
 
     heads: int
     kv_heads: int

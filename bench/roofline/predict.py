@@ -31,7 +31,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step's seconds, by what binds them; ``tok_s`` counts all sequences together."""
+    """A step's seconds by bottleneck; ``tok_s`` counts all sequences together."""
 
     tokens: int
     memory_s: float
@@ -51,7 +51,7 @@ class Prediction:
 
 _PHASES = {Product: 2, Experts: 6, Attention: 3}
 _ROW_PHASES = 3
-"""Of a layer: norms with their residuals, rotations and writing of keys."""
+"""Phases of a layer: norms with their residuals, rotations and writing of keys."""
 
 
 def predict(

@@ -66,9 +66,9 @@ def _first_half(node: Any) -> Any:
     """Matches ``unsqueeze(a[..., :half], 1)``; returns a."""
     if not is_op(node, aten.unsqueeze.default) or not is_op(node.args[0], aten.slice.Tensor):
         return None
-    whole, dim, begin, end, *step = node.args[0].args
-    size = value(whole).shape[-1]
-    return whole if dim in (2, -1) and begin == 0 and 2 * end == size and not step else None
+    source, dim, begin, end, *step = node.args[0].args
+    size = value(source).shape[-1]
+    return source if dim in (2, -1) and begin == 0 and 2 * end == size and not step else None
 
 
 def _unzipped(node: Any) -> MlaRotation | None:

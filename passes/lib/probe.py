@@ -62,12 +62,12 @@ class Region:
         Raises:
             Exception: an operator fails.
         """
-        known: dict[Node, Any] = {self.entry: entry.clone(), **(constants or {})}
+        values: dict[Node, Any] = {self.entry: entry.clone(), **(constants or {})}
         rows = entry.shape[0]
 
         def read(node: Node) -> Any:
-            if node in known:
-                return known[node]
+            if node in values:
+                return values[node]
             tensor = constant(module, node)
             if tensor is not None:
                 return tensor.float() if tensor.is_floating_point() else tensor
@@ -76,8 +76,8 @@ class Region:
         for node in self.nodes:
             args = fx.node.map_aggregate(fx.map_arg(node.args, read), in_float32)
             kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
-            known[node] = node.target(*args, **kwargs)  # type: ignore[operator,misc]
-        return [known[node] for node in self.results]
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator,misc]
+        return [values[node] for node in self.results]
 
     def erase(self, graph: fx.Graph) -> None:
         """Removes the nodes without outside readers, including in-place writes to dead nodes."""

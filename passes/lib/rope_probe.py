@@ -45,7 +45,7 @@ class RotationFinder:
         self._order = {node: i for i, node in enumerate(module.graph.nodes)}
         self._positional = self._depends_on_positions()
         self._sampled: dict[Node, Any] = {}
-        self._known: dict[Any, Rotation | None] = {}
+        self._rotations: dict[Any, Rotation | None] = {}
 
     def find(self, heads: Node) -> tuple[Node, Rotation] | None:
         """Returns the input ``(1, T, n, size)`` and the rotation that yield ``heads`` ``(1, n, T, size)``."""
@@ -54,9 +54,9 @@ class RotationFinder:
             return None
         entry, nodes = region
         key = self._signature(entry, nodes)
-        if key not in self._known:
-            self._known[key] = self._probe(heads, entry, nodes)
-        rotation = self._known[key]
+        if key not in self._rotations:
+            self._rotations[key] = self._probe(heads, entry, nodes)
+        rotation = self._rotations[key]
         return None if rotation is None else (entry, rotation)
 
     def _depends_on_positions(self) -> set[Node]:
@@ -121,10 +121,10 @@ class RotationFinder:
                 self._sampled[node] = self._run(node, {})
         return self._sampled[node]
 
-    def _run(self, node: Node, known: dict[Node, Any]) -> Any:
+    def _run(self, node: Node, values: dict[Node, Any]) -> Any:
         def read(source: Node) -> Any:
-            if source in known:
-                return known[source]
+            if source in values:
+                return values[source]
             if source in self._positional:
                 return self._sample(source)
             tensor = constant(self.module, source)
@@ -140,13 +140,13 @@ class RotationFinder:
         count, _, size = value(heads).shape[1:]
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(1, len(_POSITIONS), int(count), int(size), generator=generator)
-        known: dict[Node, Any] = {entry: x.clone()}
+        values: dict[Node, Any] = {entry: x.clone()}
         try:
             for node in nodes:
-                known[node] = self._run(node, known)
+                values[node] = self._run(node, values)
         except Exception:  # noqa: BLE001 - a region that cannot run on a few tokens is no rotation
             return None
-        rotated = known[heads].transpose(1, 2)
+        rotated = values[heads].transpose(1, 2)
         angles = self._angles(nodes)
         factors = {a for n in angles if is_op(n, aten.mul.Tensor) for a in n.args if isinstance(a, float)}
         for candidate in self._frequencies(angles, int(size) // 2):
@@ -157,14 +157,14 @@ class RotationFinder:
 
     def _angles(self, nodes: list[Node]) -> list[Node]:
         """Returns the nodes that compute a region's angles."""
-        seen: dict[Node, None] = {}
+        visited: dict[Node, None] = {}
         pending = [s for n in nodes for s in n.all_input_nodes if s in self._positional]
         while pending:
             node = pending.pop()
-            if node not in seen:
-                seen[node] = None
+            if node not in visited:
+                visited[node] = None
                 pending += [s for s in node.all_input_nodes if constant(self.module, s) is None]
-        return list(seen)
+        return list(visited)
 
     def _frequencies(self, angles: list[Node], max_numel: int) -> Iterable[Node]:
         """Yields constants that the angles depend on, which may be frequencies."""

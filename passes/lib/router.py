@@ -40,15 +40,15 @@ def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> I
     """Yields every setting that the constants and integers of a router allow."""
     numbers = region.integers()
     grouped = [
-        (g, kept)
+        (g, top_k_groups)
         for g in sorted(numbers)
         if 1 < g < experts and experts % g == 0
-        for kept in sorted(numbers)
-        if 0 < kept < g and kept * (experts // g) >= top_k
+        for top_k_groups in sorted(numbers)
+        if 0 < top_k_groups < g and top_k_groups * (experts // g) >= top_k
     ]
-    for scoring, bias, (groups, kept) in product(SCORINGS, [None, *biases], [(1, 1), *grouped]):
+    for scoring, bias, (groups, top_k_groups) in product(SCORINGS, [None, *biases], [(1, 1), *grouped]):
         for renormalize in (False, True) if scoring != "topk_softmax" else (False,):
-            yield Route(scoring, renormalize, 1.0, bias, groups, kept)
+            yield Route(scoring, renormalize, 1.0, bias, groups, top_k_groups)
 
 
 @cache

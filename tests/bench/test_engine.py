@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.decode_bandwidth import step_seconds
-from bench.engine_churn import Churn, build, held
-from bench.engine_overhead import INSIDE, begin_every_other_step_anew, phases, time_every_fifth_step
+from bench.engine_churn import Churn, build, held_resources
+from bench.engine_overhead import INSIDE, phases, rebind_every_other_step, time_every_fifth_step
 from tests.support.engines import generate_token_ids, make_engine
 from tests.support.models import token_ids
 from torch_armllm.engine.execution.fused_head import FusedHead
@@ -21,7 +21,7 @@ def test_finished_and_aborted_requests_free_all_blocks(swap: bool) -> None:
     counts = churn.counts
     assert counts["finished"] + counts["aborted"] == 80 and counts["aborted"] > 0
     assert engine.scheduler.preemptions > 0
-    found = held(engine)
+    found = held_resources(engine)
     assert found["blocks"] == found["swap_blocks"] == found["unfinished"] == 0
 
 
@@ -50,9 +50,9 @@ def test_rebinding_every_other_step_does_not_change_outputs(monkeypatch: pytest.
     prompts = [token_ids(1, 9, seed=0)[0].tolist()]
     expected = generate_token_ids(make_engine(), prompts, params)
     monkeypatch.setattr(FusedHead, "run", FusedHead.run)  # restored after the test
-    again, anew = begin_every_other_step_anew()
+    replayed, rebound = rebind_every_other_step()
     assert generate_token_ids(make_engine(), prompts, params) == expected
-    assert len(again) == len(anew) + 1 == 5  # the first two steps prefill the prompt and fuse the head
+    assert len(replayed) == len(rebound) + 1 == 5  # the first two steps prefill the prompt and fuse the head
 
 
 def test_timing_every_fifth_step_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +70,4 @@ def test_timing_every_fifth_step_does_not_change_outputs(monkeypatch: pytest.Mon
 def test_decode_step_timing_frees_all_blocks(batch: int) -> None:
     made = make_engine(max_model_len=161)
     assert 0 < step_seconds(made, batch) < 60
-    assert not made.has_unfinished_requests() and held(made)["blocks"] == 0
+    assert not made.has_unfinished_requests() and held_resources(made)["blocks"] == 0

@@ -65,7 +65,7 @@ def test_latency_table_contains_chats_only() -> None:
 
 def test_missing_engine_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.missing("ours", sys.executable) is None
-    monkeypatch.setitem(process.NEEDED, "vllm", ("no_such_module", "PYTHON -m pip install it"))
+    monkeypatch.setitem(process.REQUIRED, "vllm", ("no_such_module", "PYTHON -m pip install it"))
     found = process.missing("vllm", sys.executable)
     assert found is not None
     assert f"{sys.executable} -m pip install it" in found

@@ -6,11 +6,11 @@ import pytest
 
 from bench.records import record
 from bench.report import DOCUMENT, rendered
-from bench.targets import MODELLED, TIMED
+from bench.targets import MODELED_TARGETS, TIMED_TARGETS
 
 
 def test_target_selects_matching_records() -> None:
-    target = MODELLED[0]
+    target = MODELED_TARGETS[0]
     records = [
         record("int4_linear", "M=128 N=K=2048", "g32i", "i8mm", "neoverse-v2", 32, mac_per_cycle=110.0),
         record("int4_linear", "M=128 N=K=2048", "g32i", "i8mm", "neoverse-n2", 32, mac_per_cycle=55.0),
@@ -22,7 +22,7 @@ def test_target_selects_matching_records() -> None:
 
 
 def test_ratio_uses_the_named_peer() -> None:
-    target = TIMED[0]
+    target = TIMED_TARGETS[0]
     shape = ("int4_linear", "M=512 N=K=2048", "g32i", "avx512", "EPYC", 32)
     records = [
         record(*shape, gops=400.0, peer="oneDNN u8s8", peer_value=500.0),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bench.report import DOCUMENT
-from bench.roofline.__main__ import WORKS, beside_published, rates, records
+from bench.roofline.__main__ import WORKS, compare_published, rates, records
 from bench.roofline.figures import Figures, read_records, shown_records
 from bench.roofline.machines import BARRIER_US, SHARE, Machine
 from bench.roofline.models import Attention, Experts, Model, Product, model_named
@@ -96,7 +96,7 @@ def test_document_tables_cover_every_model_and_machine() -> None:
     assert all(r["tok_s"] > 0 and r["kind"] == "prediction" for r in found)
     assert rates(found).count("\n") == 1 + len(MODELS) * len(MACHINES)
     document = PREDICTIONS.read_text()
-    assert rates(found) in document and beside_published(shown) in document  # as `python -m bench.roofline`
+    assert rates(found) in document and compare_published(shown) in document  # as `python -m bench.roofline`
 
 
 def test_empty_cells_are_skipped() -> None:

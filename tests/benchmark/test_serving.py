@@ -287,7 +287,7 @@ def test_failures_are_counted_and_printed(
         (["--request-rate", "1", "nan"], "above 0, got nan"),
         (["--max-concurrency", "0"], "--max-concurrency must be at least 1"),
         (["--base-url", "localhost:8000"], "must begin with http"),
-        (["--base-url", "http://127.0.0.1:9"], "does not tell its models"),
+        (["--base-url", "http://127.0.0.1:9"], "does not list its models"),
         (["--base-url", "http://127.0.0.1:9", "--model", "a"], "does not answer"),
     ],
 )

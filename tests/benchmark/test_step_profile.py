@@ -22,7 +22,7 @@ def test_times_of_equal_instructions_are_summed() -> None:
     assert found == [
         Part("linear", 2, 4.0, 4.5 / 8),
         Part("attention", 1, 4.0, 1.0),
-        Part("behind the last", 0, 0.6, None),
+        Part("after the last", 0, 0.6, None),
         Part("before the first", 0, 0.5, None),
         Part("between instructions", 0, pytest.approx(0.3), None),
     ]

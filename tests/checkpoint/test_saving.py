@@ -235,7 +235,7 @@ def test_configuration_of_another_model_is_rejected(saved: Path) -> None:
     for modules, message in (
         ({"model.layers.7.mlp.up_proj": {"scheme": "g32i"}}, "does not have: config.json belongs to another"),
         ({"model.norm": {"scheme": "g32i"}}, "LlamaRMSNorm is no layer to pack"),
-        (None, "has no 'modules': save the model anew"),
+        (None, "has no 'modules': save the model again"),
     ):
         config["quantization_config"]["modules"] = modules
         (saved / "config.json").write_text(json.dumps(config))

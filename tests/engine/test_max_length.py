@@ -19,7 +19,7 @@ def test_smallest_limit_applies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"), [(65, "64 at most"), (1, "at least 2"), (10**6, "ask for less")]
+    ("wanted", "message"), [(65, "at most 64"), (1, "at least 2"), (10**6, "request fewer")]
 )
 def test_invalid_max_model_len_raises(wanted: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

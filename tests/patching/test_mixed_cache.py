@@ -39,7 +39,7 @@ def test_layers_that_share_keys_and_values_need_no_memory() -> None:
         (1, 2, 16, 16),
         (1, 1, 32, 32),
     ]
-    assert shape.places == ((0, 0), (1, 0), (0, 0), (1, 0))
+    assert shape.positions == ((0, 0), (1, 0), (0, 0), (1, 0))
     assert report.kv_bytes == 2 * (2 * 16 + 32) * 4
 
 

@@ -51,7 +51,7 @@ UNSUPPORTED = {
     "split over tokens": "splits another dimension than the last",
     "broadcast head": "is not a product of rows",
     "non-contiguous heads": "the heads of getitem_[0-9]+ are not contiguous",
-    "single column": "is no order of columns",
+    "single column": "is not a permutation of columns",
     "selected sequence": "selects along dimension 0",
 }
 

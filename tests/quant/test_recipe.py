@@ -99,7 +99,7 @@ def test_latent_expansion_is_int8_or_unquantized() -> None:
         "int8",
         "g64",
     )
-    with pytest.raises(ValueError, match="expands latents, which is done in int8, or not quantized"):
+    with pytest.raises(ValueError, match="expands latents: its scheme must be int8 or None"):
         Recipe(overrides={"*.v_proj": "g64"}).assign(latents)
 
 

@@ -230,7 +230,7 @@ class Simulation:
     def check_cache(self) -> None:
         """Checks that every cached block holds exactly the tokens of its key."""
         cache = self.blocks.prefix_cache
-        assert cache is not None and 0 <= cache.tokens_found <= cache.tokens_asked
+        assert cache is not None and 0 <= cache.tokens_hit <= cache.tokens_queried
         numbers = {0: 0}
         for (content, tokens), block in sorted(cache._blocks.items(), key=lambda kv: cache._contents[kv[1]]):
             assert cache._keys[block] == (content, tokens)

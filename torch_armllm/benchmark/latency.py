@@ -140,11 +140,11 @@ def measure_in_turn(
         new_tokens: as in `measure`.
         rounds: how often each is measured; the medians are returned.
     """
-    found: dict[str, list[Latency]] = {name: [] for name in models}
+    latencies: dict[str, list[Latency]] = {name: [] for name in models}
     for _ in range(rounds):
         for name, model in models.items():
-            found[name].append(measure(model, batch_size, prompt_len, new_tokens, repeats=1))
-    return {name: _median(runs) for name, runs in found.items()}
+            latencies[name].append(measure(model, batch_size, prompt_len, new_tokens, repeats=1))
+    return {name: _median(runs) for name, runs in latencies.items()}
 
 
 def _median(runs: list[Latency]) -> Latency:

@@ -97,13 +97,13 @@ def measure_shape(name: str, folder: Path, works: Works, layers: int | None = No
         raise ValueError(
             f"{name} takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: measure fewer layers"
         )
-    longest = max([*works.prompts, works.context + works.steps + max(works.batches)]) + 1
+    max_model_len = max([*works.prompts, works.context + works.steps + max(works.batches)]) + 1
     loaded = load_engine(
         str(folder),
         skip_tokenizer_init=True,
         progress=False,
         config=EngineConfig(
-            max_model_len=longest,
+            max_model_len=max_model_len,
             max_num_seqs=2
             * max(works.batches),  # sizes the cache for twice the largest batch, so that new blocks fit
             max_num_batched_tokens=max(2048, *works.prompts),

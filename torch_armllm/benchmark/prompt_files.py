@@ -22,10 +22,10 @@ def read_prompt_file(file: Path) -> list[str | Messages]:
         ValueError: there is no prompt, or a line has another form; the message names the line.
         OSError: the file cannot be read.
     """
-    found = list(_entries(file))
-    if not found:
+    prompts = list(_entries(file))
+    if not prompts:
         raise ValueError(f"{file} holds no prompt")
-    return found
+    return prompts
 
 
 def _entries(file: Path) -> Iterator[str | Messages]:

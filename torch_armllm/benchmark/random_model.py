@@ -66,17 +66,17 @@ def save_random_model(
 def _packed_modules(model: nn.Module, recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Returns every layer to quantize, with its scheme."""
     layers, schemes = recipe.assign(find_layers(model, (), loading=True))
-    found: dict[str, dict[str, Any]] = {}
+    modules: dict[str, dict[str, Any]] = {}
     for layer in layers:
         if layer.reason is not None:
             continue
         name = schemes[layer.name].name
-        found[layer.name] = {"scheme": name, "error": 0.0}
+        modules[layer.name] = {"scheme": name, "error": 0.0}
         own = {id(weight) for weight in layer.weights()}
-        for place, module in model.named_modules():
+        for path, module in model.named_modules():
             if isinstance(module, nn.Embedding) and id(module.weight) in own and can_share(module, name):
-                found[place] = {"scheme": TIED}
-    return found
+                modules[path] = {"scheme": TIED}
+    return modules
 
 
 def _tensors(model: nn.Module, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
@@ -142,7 +142,7 @@ def _random_values(name: str, tensor: Tensor, generator: torch.Generator) -> Ten
 def _save_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     """Writes files of about 1 GiB each, and their index."""
     shard: dict[str, Tensor] = {}
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     count = size = total = 0
 
     def write() -> None:
@@ -150,7 +150,7 @@ def _save_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         count += 1
         file = f"model-{count:05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
-        places.update(dict.fromkeys(shard, file))
+        weight_map.update(dict.fromkeys(shard, file))
         shard, size = {}, 0
 
     for name, tensor in tensors:
@@ -160,5 +160,5 @@ def _save_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         size += tensor.nbytes
         total += tensor.nbytes
     write()
-    index = {"metadata": {"total_size": total}, "weight_map": places}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

@@ -68,21 +68,21 @@ def parts(opcodes: Sequence[str], times: Tensor, threads: int) -> list[Part]:
     rows: dict[str, list[int]] = {}
     for number, name in enumerate(opcodes):
         rows.setdefault(name, []).append(number)
-    found = []
+    profile = []
     for name, numbers in rows.items():
         spent, worked = float(middle[numbers, 0].sum()), float(middle[numbers, 1].sum())
-        found.append(Part(name, len(numbers), spent, worked / (threads * spent) if spent else 0.0))
-    found.append(Part("between instructions", 0, float(middle[:-2, 2].sum()), None))
-    found.append(Part("before the first", 0, float(middle[-2, 0]), None))
-    found.append(Part("behind the last", 0, float(middle[-1, 0]), None))
-    return sorted(found, key=lambda part: -part.microseconds)
+        profile.append(Part(name, len(numbers), spent, worked / (threads * spent) if spent else 0.0))
+    profile.append(Part("between instructions", 0, float(middle[:-2, 2].sum()), None))
+    profile.append(Part("before the first", 0, float(middle[-2, 0]), None))
+    profile.append(Part("after the last", 0, float(middle[-1, 0]), None))
+    return sorted(profile, key=lambda part: -part.microseconds)
 
 
-def table(found: Sequence[Part]) -> str:
+def table(profile: Sequence[Part]) -> str:
     """Formats the parts as text, one line for each."""
-    total = sum(part.microseconds for part in found)
+    total = sum(part.microseconds for part in profile)
     lines = [f"{'':22}{'':>6}{'µs':>10}{'share':>8}{'working':>9}"]
-    for part in found:
+    for part in profile:
         working = "" if part.working is None else f"{part.working:.0%}"
         count = part.count or ""
         lines.append(

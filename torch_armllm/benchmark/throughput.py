@@ -73,8 +73,8 @@ def read_prompts(file: Path, count: int | None, llm: LLM) -> list[Prompt]:
         ValueError: the file holds no prompt, or a line of another form.
         OSError: the file cannot be read.
     """
-    found = [_prompt(entry, llm) for entry in read_prompt_file(file)]
-    return found if count is None else [found[i % len(found)] for i in range(count)]
+    prompts = [_prompt(entry, llm) for entry in read_prompt_file(file)]
+    return prompts if count is None else [prompts[i % len(prompts)] for i in range(count)]
 
 
 def _prompt(entry: str | Messages, llm: LLM) -> Prompt:

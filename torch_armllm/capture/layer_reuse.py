@@ -173,8 +173,8 @@ class LayerReuse:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not args or not isinstance(args[0], Tensor):
                 return original(*args, **kwargs)
-            hidden, rest = args[0], (args[1:], *sorted(kwargs.items()))
-            inputs = (str(hidden.shape), hidden.dtype, self._describer.describe(rest, {}))
+            hidden, other_inputs = args[0], (args[1:], *sorted(kwargs.items()))
+            inputs = (str(hidden.shape), hidden.dtype, self._describer.describe(other_inputs, {}))
             key = (layer.signature(self._describer), inputs)
             if key in self._first:
                 like, wrap = self._first[key]

@@ -47,12 +47,12 @@ class BlockReader:
         self._mapping = names_of.mapping
         self._ties = _tied(model)
         self._keys: dict[str, list[tuple[str, Path]]] = defaultdict(list)
-        held: set[str] = set()
+        available: set[str] = set()
         for key, header in read_headers(files).items():
             names, _ = names_of.of(key)
-            held.update(names)
+            available.update(names)
             self._keys[block_of(names[0])].append((key, Path(header.file)))
-        self._refuse_missing(set(names_of.state) - held)
+        self._refuse_missing(set(names_of.state) - available)
         # the head comes after the base model, whether or not it is tied to the embedding
         self.blocks = sorted(
             self._keys, key=lambda block: (not _BLOCK.match(f"{block}."), dot_natural_key(block))
@@ -75,31 +75,31 @@ class BlockReader:
                 for file, keys in by_file.items():
                     reader = opened.enter_context(safe_open(file, framework="pt"))
                     tensors.update((key, reader.get_slice(key)) for key in keys)
-                found, _ = convert_and_load_state_dict_in_model(self._model, tensors, self._config())
+                info, _ = convert_and_load_state_dict_in_model(self._model, tensors, self._config())
         finally:
             if bar:
                 logging.enable_progress_bar()
-        for problem in (found.mismatched_keys, found.conversion_errors, found.error_msgs):
+        for problem in (info.mismatched_keys, info.conversion_errors, info.error_msgs):
             if problem:
                 raise ValueError(
                     f"the checkpoint does not fit the model ({next(iter(problem))}): config.json belongs to "
                     "another checkpoint"
                 )
-        for places in self._ties:
-            parameters = [module._parameters[name] for _, module, name in places]
+        for uses in self._ties:
+            parameters = [module._parameters[name] for _, module, name in uses]
             real = next((p for p in parameters if p is not None and not p.is_meta), None)
-            for _, module, name in places if real is not None else ():
+            for _, module, name in uses if real is not None else ():
                 module._parameters[name] = real
 
     def loaded_tensors(self) -> dict[str, Tensor]:
         """Returns the tensors in memory, by their names in a checkpoint; tied tensors once."""
-        found: dict[str, Tensor] = {}
+        loaded: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             if not tensor.is_meta and id(tensor) not in seen:
                 seen.add(id(tensor))
-                found[name] = tensor.detach()
-        tensors: dict[str, Tensor] = revert_weight_conversion(self._model, found)
+                loaded[name] = tensor.detach()
+        tensors: dict[str, Tensor] = revert_weight_conversion(self._model, loaded)
         return tensors
 
     def release(self) -> None:
@@ -115,8 +115,8 @@ class BlockReader:
                     module._buffers[name] = torch.empty_like(buffer, device="meta")
 
     def _refuse_missing(self, missing: set[str]) -> None:
-        for places in self._ties:
-            names = {name for name, _, _ in places}
+        for uses in self._ties:
+            names = {name for name, _, _ in uses}
             if not names <= missing:
                 missing = missing - names
         allowed = self._model._keys_to_ignore_on_load_missing or []
@@ -140,15 +140,15 @@ class BlockReader:
 
 def _tied(model: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
     """Returns the names, modules and attributes of each parameter that several modules share."""
-    places: dict[int, list[tuple[str, nn.Module, str]]] = defaultdict(list)
+    uses: dict[int, list[tuple[str, nn.Module, str]]] = defaultdict(list)
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                places[id(parameter)].append((f"{path}.{name}", module, name))
-    return [several for several in places.values() if len(several) > 1]
+                uses[id(parameter)].append((f"{path}.{name}", module, name))
+    return [several for several in uses.values() if len(several) > 1]
 
 
 def block_of(name: str) -> str:
     """Returns the name of the block of a model's tensor."""
-    found = _BLOCK.match(name)
-    return found.group(1) if found else name.rpartition(".")[0]
+    match = _BLOCK.match(name)
+    return match.group(1) if match else name.rpartition(".")[0]

@@ -36,22 +36,22 @@ class LayerLoader:
         self._method = make_method(recipe.method, model, self._layers)
         memory = SpillFile(in_memory=None)
         self._quantizer = LayerQuantizer(model, self._schemes, self._method, spill=memory)
-        self._wanted: dict[str, Layer] = {}
+        self._layer_of: dict[str, Layer] = {}
         self._records: dict[str, LayerRecord] = {}
         self._error: ValueError | None = None
         tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         for layer in self._layers:
             if layer.reason is None and not any(id(weight) in tied for weight in layer.weights()):
-                self._wanted.update({f"{layer.name}.{name}": layer for name in layer.weight_names})
+                self._layer_of.update({f"{layer.name}.{name}": layer for name in layer.weight_names})
 
     def wants(self, name: str) -> bool:
         """True if `take` handles the parameter."""
-        return name in self._wanted
+        return name in self._layer_of
 
     @torch.no_grad()
     def take(self, name: str, weight: Tensor) -> None:
         """Receives a weight; `finish` raises its errors, since transformers would hide them in a log."""
-        layer = self._wanted[name]
+        layer = self._layer_of[name]
         module, attribute = layer.module, name.rpartition(".")[2]
         module._is_hf_initialized = True  # type: ignore[assignment]
         expected = module.get_parameter(attribute).shape

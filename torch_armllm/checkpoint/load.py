@@ -129,8 +129,8 @@ def load_model(
     if third_party is not None and dequantize:
         return load_third_party(third_party, None, dtype)
     if third_party is not None:
-        wanted = quantization or Recipe()
-        recipe = Recipe(head=wanted.head, ignore=wanted.ignore)
+        requested = quantization or Recipe()
+        recipe = Recipe(head=requested.head, ignore=requested.ignore)
         return load_third_party(third_party, ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype), dtype)
     saved = getattr(config, "quantization_config", None)
     options = {"config": config, "dtype": dtype}

@@ -138,7 +138,7 @@ class _BlockQuantizer:
         self._quantizer = LayerQuantizer(model, schemes, method, spill=SpillFile(in_memory=None))
         self._sizes = {layer.name: sum(weight.numel() for weight in layer.weights()) for layer in layers}
         done = {record.name for record in finished}
-        self._left = [layer for layer in layers if layer.name not in done]
+        self._remaining = [layer for layer in layers if layer.name not in done]
         self.bar = progress_bar(
             show=progress,
             total=sum(self._sizes.values()),
@@ -154,8 +154,8 @@ class _BlockQuantizer:
         Raises:
             ValueError: a weight is not finite.
         """
-        loaded = [layer for layer in self._left if not any(weight.is_meta for weight in layer.weights())]
-        self._left = [layer for layer in self._left if layer not in loaded]
+        loaded = [layer for layer in self._remaining if not any(weight.is_meta for weight in layer.weights())]
+        self._remaining = [layer for layer in self._remaining if layer not in loaded]
         check_finite(loaded)
         records = []
         for layer in loaded:
@@ -206,11 +206,11 @@ def _check_resumable(
     by_name = {layer.name: layer for layer in layers}
     for record in records:
         scheme = schemes.get(record.name)
-        wanted = None if scheme is None else scheme.name
-        if record.name not in by_name or (record.scheme if record.quantized else None) != wanted:
+        expected = None if scheme is None else scheme.name
+        if record.name not in by_name or (record.scheme if record.quantized else None) != expected:
             raise ValueError(
                 f"the unfinished run has {record.name} as {record.scheme}, and the recipe says "
-                f"{wanted or 'not quantized'}: start over with restart=True (--restart), or name another "
+                f"{expected or 'not quantized'}: start over with restart=True (--restart), or name another "
                 "folder"
             )
 
@@ -218,8 +218,8 @@ def _check_resumable(
 def _write_metadata(model: nn.Module, source: Path, out: Path, quantization: ArmInt4Config) -> None:
     """Writes everything but the weights; config.json last, since it makes the folder a model."""
     for file in sorted(source.iterdir()):
-        wanted = file.is_file() and not file.name.endswith((*_WEIGHTS, ".index.json"))
-        if wanted and file.name not in ("config.json", "README.md"):
+        is_metadata = file.is_file() and not file.name.endswith((*_WEIGHTS, ".index.json"))
+        if is_metadata and file.name not in ("config.json", "README.md"):
             shutil.copyfile(file, out / file.name)
     config: Any = model.config
     if not (out / "generation_config.json").exists():

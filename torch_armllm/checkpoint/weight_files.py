@@ -69,11 +69,11 @@ def read_index(file: Path) -> dict[str, Any]:
 
 
 def _file(source: str, name: str) -> Path | None:
-    found: str | None = cached_file(
+    path: str | None = cached_file(
         source,
         name,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)

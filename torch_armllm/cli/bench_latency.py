@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> None:
         _profile(models["armllm"], sizes, options.prompt_len)
         return
     for size in sizes:
-        found = measure_in_turn(models, size, options.prompt_len, options.new_tokens, options.repeats)
-        for engine, latency in found.items():
+        latencies = measure_in_turn(models, size, options.prompt_len, options.new_tokens, options.repeats)
+        for engine, latency in latencies.items():
             line = {
                 "model": options.model,
                 "engine": engine,
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> None:
                 **latency.to_dict(),
             }
             if options.compare and engine == "armllm":
-                line.update(ratios(latency, found["transformers"]))
+                line.update(ratios(latency, latencies["transformers"]))
             _print(line, options.json)
 
 

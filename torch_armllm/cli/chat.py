@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> None:
 
     llm = LLM(options.model, **{"max_num_seqs": 1, **engine_arguments(options)})
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **given), options.system)
+    overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    chat = ChatSession(llm, replace(llm.get_default_sampling_params(), **overrides), options.system)
     print(_HELP)
     while (text := _read()) is not None:
         if text == "/exit":

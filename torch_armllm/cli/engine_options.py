@@ -65,12 +65,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `LLM`; settings that were not given are left out."""
-    given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
+    settings = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
     return {
         "dtype": options.dtype,
         "quantization": None if options.quantization == "none" else options.quantization,
         **({"verify": True} if options.verify else {}),
-        **given,
+        **settings,
     }
 
 
@@ -88,9 +88,9 @@ def _memory(text: str) -> int | float:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"method": "ngram"}}')
-    return found
+    return value

@@ -120,8 +120,8 @@ def _calibration_tokens(source: Path, out: Path, file: Path | None, restart: boo
     from torch_armllm.checkpoint.streamed_calibration import saved_tokens
     from torch_armllm.llm.calibration_text import calibration_tokens
 
-    kept = None if restart or file is not None else saved_tokens(out)
-    return calibration_tokens(str(source), file) if kept is None else kept
+    saved = None if restart or file is not None else saved_tokens(out)
+    return calibration_tokens(str(source), file) if saved is None else saved
 
 
 def _scheme(text: str) -> str | None:

@@ -131,16 +131,16 @@ def _counted_only(
     The model's own caches hold its state; the blocks only count how many positions are in use.
     """
     logger.warning(
-        "%s has no plan (%s): its texts run one after the other, by its own forward, without prefix caching, "
-        "swapping and guesses",
+        "%s has no plan (%s): its sequences run one at a time through the model's own forward, without "
+        "prefix caching, swapping or speculative decoding",
         type(model).__name__,
         why_not_captured(model),
     )
-    most = config.max_num_seqs * -(-max_model_len // block_size)
-    blocks = most if memory is None else memory.num_blocks
+    max_blocks = config.max_num_seqs * -(-max_model_len // block_size)
+    blocks = max_blocks if memory is None else memory.num_blocks
     return BlockManager(blocks, block_size, enable_prefix_caching=False)
 
 
-def _drawable(known: int, tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """Returns the number of token ids that may be sampled: those that model and tokenizer both know."""
-    return known if tokenizer is None else min(known, max(tokenizer.get_vocab().values()) + 1)
+def _drawable(vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """Returns the number of token ids that may be sampled: those of both the model and the tokenizer."""
+    return vocab_size if tokenizer is None else min(vocab_size, max(tokenizer.get_vocab().values()) + 1)

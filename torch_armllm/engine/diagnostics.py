@@ -48,35 +48,35 @@ def describe() -> dict[str, Any]:
     }
 
 
-def warnings(found: dict[str, Any]) -> list[str]:
+def warnings(info: dict[str, Any]) -> list[str]:
     """Returns the settings in the result of `describe` that make models slow, each with its remedy."""
-    told = []
-    if len(found["openmp"]) > 1:
-        told.append(
-            f"{len(found['openmp'])} OpenMP runtimes are loaded ({', '.join(found['openmp'])}): threads can "
+    messages = []
+    if len(info["openmp"]) > 1:
+        messages.append(
+            f"{len(info['openmp'])} OpenMP runtimes are loaded ({', '.join(info['openmp'])}): threads can "
             "end up on one core; remove the package that brings the second one, or LD_PRELOAD one of them"
         )
-    if found["selected"] != found["runnable"][0]:
-        told.append(
-            f"kernel variant {found['selected']} is in use, {found['runnable'][0]} is the best here: "
+    if info["selected"] != info["runnable"][0]:
+        messages.append(
+            f"kernel variant {info['selected']} is in use, {info['runnable'][0]} is the best here: "
             "unset ARMLLM_ISA"
         )
-    if found["threads"] > found["cores"]:
-        told.append(
-            f"{found['threads']} threads share {found['cores']} cores: set OMP_NUM_THREADS={found['cores']}"
+    if info["threads"] > info["cores"]:
+        messages.append(
+            f"{info['threads']} threads share {info['cores']} cores: set OMP_NUM_THREADS={info['cores']}"
         )
-    elif found["cpu_limit"] is not None and found["threads"] > found["cpu_limit"]:
-        told.append(
-            f"{found['threads']} threads share the time of {found['cpu_limit']:g} cores that the control "
-            f"group grants: set OMP_NUM_THREADS={max(int(found['cpu_limit']), 1)}"
+    elif info["cpu_limit"] is not None and info["threads"] > info["cpu_limit"]:
+        messages.append(
+            f"{info['threads']} threads share the time of {info['cpu_limit']:g} cores that the control "
+            f"group grants: set OMP_NUM_THREADS={max(int(info['cpu_limit']), 1)}"
         )
-    return told
+    return messages
 
 
-def render(found: dict[str, Any]) -> str:
+def render(info: dict[str, Any]) -> str:
     """Formats the result of `describe` for people, warnings included."""
     lines = []
-    for name, value in found.items():
+    for name, value in info.items():
         if name == "kernels":
             lines += [
                 _line(family, f"{kernel['variant']} ({kernel['why']})") for family, kernel in value.items()
@@ -85,7 +85,7 @@ def render(found: dict[str, Any]) -> str:
             lines += [_line(f"{name} {key}", inner) for key, inner in value.items()] or [_line(name, None)]
         else:
             lines.append(_line(name, ", ".join(map(str, value)) if isinstance(value, list) else value))
-    return "\n".join(lines + [_line("warning", text) for text in warnings(found)])
+    return "\n".join(lines + [_line("warning", text) for text in warnings(info)])
 
 
 def _line(name: str, value: object) -> str:

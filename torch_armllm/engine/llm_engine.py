@@ -155,7 +155,7 @@ class LLMEngine:
         if drawn is None:
             tokens = self._sample(step, logits)
             self._trace.mark("sample")
-            drawn = {sequence: self._append_tokens(sequence, found) for sequence, found in tokens.items()}
+            drawn = {sequence: self._append_tokens(sequence, samples) for sequence, samples in tokens.items()}
         self._trace.mark("detokenize")
         now = time.monotonic()
         self.stats.record(step, drawn, began, now)
@@ -240,25 +240,25 @@ class LLMEngine:
     def _record_prompt_logprobs(self, sequence: Sequence, start: int, logits: Tensor) -> None:
         """Records log-probabilities of the prompt tokens that follow positions from ``start`` on."""
         request, prompt = sequence.request, sequence.request.prompt_token_ids
-        found = request.prompt_logprobs = request.prompt_logprobs or [None]
-        new = range(len(found), min(start + len(logits) + 1, len(prompt)))
+        logprobs = request.prompt_logprobs = request.prompt_logprobs or [None]
+        new = range(len(logprobs), min(start + len(logits) + 1, len(prompt)))
         if new:
             rows = logits[new.start - 1 - start : new.stop - 1 - start]
             count = sequence.params.prompt_logprobs
             assert count is not None
-            found += self.sampler.prompt_logprobs(rows, prompt[new.start : new.stop], count)
+            logprobs += self.sampler.prompt_logprobs(rows, prompt[new.start : new.stop], count)
 
     def _append_tokens(self, sequence: Sequence, drawn: GenericSequence[SampledToken]) -> list[int]:
         """Appends tokens up to the end of a sequence; returns the appended ones."""
-        kept = []
-        for one in drawn:
-            kept.append(one.token_id)
-            if one.logprobs is not None:
-                sequence.logprobs.append(one.logprobs)
-                sequence.cumulative_logprob += one.logprobs[one.token_id].logprob
-            if self._append_token(sequence, one.token_id):
+        token_ids = []
+        for sample in drawn:
+            token_ids.append(sample.token_id)
+            if sample.logprobs is not None:
+                sequence.logprobs.append(sample.logprobs)
+                sequence.cumulative_logprob += sample.logprobs[sample.token_id].logprob
+            if self._append_token(sequence, sample.token_id):
                 break
-        return kept
+        return token_ids
 
     def _append_token(self, sequence: Sequence, token_id: int) -> bool:
         """Appends a token to a sequence and its text; True if it ends the sequence."""

@@ -21,16 +21,16 @@ def resolve_max_model_len(
         return min(position_limit or stated_positions, max_length or stated_positions)
     if requested < 2:
         raise ValueError(
-            f"max_model_len = {requested} leaves no room for a prompt and an output token: give at least 2"
+            f"max_model_len = {requested} leaves no room for a prompt and an output token: request at least 2"
         )
     if position_limit is not None and requested > position_limit:
         raise ValueError(
-            f"max_model_len = {requested}, but this model was made for sequences of {position_limit} tokens: "
-            "ask for less, or load it with rope scaling"
+            f"max_model_len = {requested}, but this model supports sequences of at most {position_limit} "
+            "tokens: request fewer, or load it with rope scaling"
         )
     if max_length is not None and requested > max_length:
         raise ValueError(
-            f"max_model_len = {requested}, but the plan of this model attends to {max_length} tokens as a "
-            f"whole at most: ask for {max_length} at most"
+            f"max_model_len = {requested}, but the plan of this model supports sequences of at most "
+            f"{max_length} tokens: request at most {max_length}"
         )
     return requested

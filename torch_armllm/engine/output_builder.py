@@ -13,7 +13,7 @@ _DELTA, _FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 
 class DeltaProgress:
-    """Amount of a sequence that earlier delta outputs have held."""
+    """Amount of a sequence that earlier delta outputs have contained."""
 
     __slots__ = ("finished", "text", "tokens")
 

@@ -53,7 +53,7 @@ class Step:
         swaps_in: (swap block, block) pairs, copied second.
         copies: (block, block) pairs, copied third: copy-on-write of shared blocks.
         preempted: sequences that were preempted when the step was scheduled.
-        prefill_work: cost of its prompt tokens; see `PrefillBudget.taken`.
+        prefill_work: cost of its prompt tokens; see `PrefillBudget.used`.
         decode_only: True if each entry is the last known token of a sequence that has output tokens, without
             draft tokens.
     """

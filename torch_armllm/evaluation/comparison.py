@@ -75,20 +75,20 @@ def compare(results: Mapping[str, Mapping[str, TaskResult]], baseline: str) -> l
     ]
 
 
-def _line(task: str, metric: str, scheme: str, found: TaskResult, base: TaskResult | None) -> Iterator[Line]:
-    if metric not in found.scores:
+def _line(task: str, metric: str, scheme: str, result: TaskResult, base: TaskResult | None) -> Iterator[Line]:
+    if metric not in result.scores:
         return
-    kind = found.kinds[metric]
-    values = found.values(metric)
-    known: dict[str, Any] = {"stderr": _stderr(kind, list(values.values()))}
+    kind = result.kinds[metric]
+    values = result.values(metric)
+    figures: dict[str, Any] = {"stderr": _stderr(kind, list(values.values()))}
     if base is not None and metric in base.scores:
         shared = [key for key in values if key in base.values(metric)]
-        known.update(
+        figures.update(
             _change(kind, [base.values(metric)[key] for key in shared], [values[key] for key in shared])
         )
-        known.update(_answer_changes(base, found))
-        known.update({key: found.distributions.get(key) for key in ("kl", "kl_stderr", "agreement")})
-    yield Line(task, len(values), metric, kind, scheme, found.scores[metric], **known)
+        figures.update(_answer_changes(base, result))
+        figures.update({key: result.distributions.get(key) for key in ("kl", "kl_stderr", "agreement")})
+    yield Line(task, len(values), metric, kind, scheme, result.scores[metric], **figures)
 
 
 def _stderr(kind: str, values: list[Any]) -> float | None:
@@ -110,11 +110,11 @@ def _change(kind: str, a: list[Any], b: list[Any]) -> dict[str, float]:
     if not a or kind == "other":
         return {}
     if kind == "mean":
-        found = difference(a, b)
+        change = difference(a, b)
         right = all(value in (0, 1) for value in (*a, *b))
         return {
-            "change": found.value,
-            "change_stderr": found.stderr,
+            "change": change.value,
+            "change_stderr": change.stderr,
             **({"p": mcnemar(a, b)} if right else {}),
         }
     if kind == "perplexity":
@@ -126,12 +126,12 @@ def _change(kind: str, a: list[Any], b: list[Any]) -> dict[str, float]:
     return {"change": math.exp(lost.value), "change_stderr": math.exp(lost.value) * lost.stderr}
 
 
-def _answer_changes(base: TaskResult, found: TaskResult) -> dict[str, float]:
+def _answer_changes(base: TaskResult, result: TaskResult) -> dict[str, float]:
     """Returns the share of changed answers and the change of log-likelihoods; nothing for texts."""
-    if any(kind in ("weighted", "bits") for kind in found.kinds.values()):
+    if any(kind in ("weighted", "bits") for kind in result.kinds.values()):
         return {}
     before = {row.id: row for row in base.rows}
-    pairs = [(before[row.id], row) for row in found.rows if row.id in before]
+    pairs = [(before[row.id], row) for row in result.rows if row.id in before]
     if not pairs:
         return {}
     moved = [abs(x - y) for a, b in pairs for x, y in zip(a.loglikelihoods, b.loglikelihoods, strict=True)]

@@ -70,13 +70,13 @@ class LogitComparison:
     def result(self) -> dict[str, Any]:
         """Returns tokens, mean KL divergence from the baseline (nats), its standard error and agreement."""
         self._file.close()
-        found = np.array(self._divergences)
-        count = len(found)
+        divergences = np.array(self._divergences)
+        count = len(divergences)
         if not count:
             return {"tokens": 0}
         return {
             "tokens": count,
-            "kl": float(found.mean()),
-            "kl_stderr": float(found.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
+            "kl": float(divergences.mean()),
+            "kl_stderr": float(divergences.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
             "agreement": self._same / count,
         }

@@ -90,7 +90,7 @@ class ArmLM(HFLM):  # type: ignore[misc]
 
     def _score_window(self, span: Span) -> LogLikelihood:
         """Scores a window of a long text: all of its positions, without sharing."""
-        found, greedy, at = torch.empty(len(span.targets)), True, 0
+        scores, greedy, at = torch.empty(len(span.targets)), True, 0
         for logits in self._rows(span):
             log_probs = log_probabilities(logits)
             if self.watch is not None:
@@ -99,9 +99,9 @@ class ArmLM(HFLM):  # type: ignore[misc]
             if begin < at:
                 rows = log_probs[begin - at :]
                 targets = torch.tensor(span.targets[begin - span.first : at - span.first])
-                found[begin - span.first : at - span.first] = rows.gather(1, targets[:, None])[:, 0]
+                scores[begin - span.first : at - span.first] = rows.gather(1, targets[:, None])[:, 0]
                 greedy = greedy and bool((rows.argmax(-1) == targets).all())
-        return float(found.sum()), greedy
+        return float(scores.sum()), greedy
 
     def _rows(self, span: Span) -> Iterator[Tensor]:
         if isinstance(self._scorer, PlanScorer) and self._scorer.serves([span]):

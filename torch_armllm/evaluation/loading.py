@@ -44,8 +44,8 @@ def load_variant(
         ValueError: the checkpoint is already quantized in another scheme than the variant's; or the
             calibration text is too short.
     """
-    wanted = variant.dtype or dtype
-    chosen = wanted if wanted == "auto" else getattr(torch, wanted)
+    requested_dtype = variant.dtype or dtype
+    chosen = requested_dtype if requested_dtype == "auto" else getattr(torch, requested_dtype)
     model = load_model(source, chosen, progress=progress, dequantize=not variant.saved)
     if is_packed(model):
         _check_packed(model, variant)

@@ -71,16 +71,16 @@ class ModuleScorer:
         self, spans: Sequence[Span], scores: SpanScores, batch: list[Node], cache: Any, use_cache: bool
     ) -> Any:
         """Runs nodes that begin at the same position, padded on the right, and returns the cache."""
-        longest = max(node.end - node.start for node in batch)
-        ids = torch.zeros(len(batch), longest, dtype=torch.int64)
+        max_len = max(node.end - node.start for node in batch)
+        ids = torch.zeros(len(batch), max_len, dtype=torch.int64)
         for row, node in zip(ids, batch, strict=True):
             row[: node.end - node.start] = torch.tensor(spans[node.sequences[0]].ids[node.start : node.end])
         start = batch[0].start
-        first = min(scores.wanted(node) for node in batch) if self._can_keep else start
-        keep = {"logits_to_keep": max(start + longest - first, 1)} if self._can_keep else {}
+        first = min(scores.first_needed(node) for node in batch) if self._can_keep else start
+        keep = {"logits_to_keep": max(start + max_len - first, 1)} if self._can_keep else {}
         out = self._model(ids, past_key_values=cache, use_cache=use_cache, **keep)
         for row, node in zip(out.logits, batch, strict=True):
-            for begin, end in pieces(scores.wanted(node), node.end, _ROWS):
+            for begin, end in pieces(scores.first_needed(node), node.end, _ROWS):
                 scores.add_logits(node, begin, row[begin - first : end - first])
         return out.past_key_values
 
@@ -101,6 +101,6 @@ def _repeated(cache: Any, count: int) -> Any:
     """Returns a copy of a one-row cache with ``count`` rows."""
     if cache is None:
         return None
-    made = copy.deepcopy(cache)
-    made.batch_repeat_interleave(count)
-    return made
+    repeated = copy.deepcopy(cache)
+    repeated.batch_repeat_interleave(count)
+    return repeated

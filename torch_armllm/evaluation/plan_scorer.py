@@ -90,25 +90,25 @@ class PlanScorer:
         self, batch: list[tuple[Node, SequenceBlocks | None]], scores: SpanScores, hidden: Tensor
     ) -> None:
         """Computes the logits that spans need, batched over all nodes of a step."""
-        wanted: list[tuple[Node, int, int]] = []
+        ranges: list[tuple[Node, int, int]] = []
         rows: list[Tensor] = []
         at = 0
         for node, _ in batch:
-            first = scores.wanted(node)
+            first = scores.first_needed(node)
             for begin, end in pieces(first, node.end, _ROWS):
-                wanted.append((node, begin, end))
+                ranges.append((node, begin, end))
                 rows.append(hidden[at + begin - node.start : at + end - node.start])
             at += node.end - node.start
-        while wanted:
+        while ranges:
             count, total = 1, len(rows[0])
             while count < len(rows) and total + len(rows[count]) <= _ROWS:
                 total += len(rows[count])
                 count += 1
             logits = self._model.head(torch.cat(rows[:count]))
             parts = logits.split([len(part) for part in rows[:count]])
-            for (node, begin, _), part in zip(wanted[:count], parts, strict=True):
+            for (node, begin, _), part in zip(ranges[:count], parts, strict=True):
                 scores.add_logits(node, begin, part)
-            del wanted[:count], rows[:count]
+            del ranges[:count], rows[:count]
 
     def _step(self, chunks: list[list[int]], sequences: list[SequenceBlocks]) -> Tensor:
         """Appends chunks to their sequences, and returns the hidden states ``(T, hidden)``."""

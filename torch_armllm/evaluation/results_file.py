@@ -37,10 +37,10 @@ class VariantResult:
         return {"bits": self.bits, "bytes": self.bytes, "tasks": tasks, "error": self.error}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> VariantResult:
+    def from_dict(cls, saved: dict[str, Any]) -> VariantResult:
         """Restores a result of `to_dict`, without the error: the next run may succeed."""
-        tasks = {name: TaskResult.from_dict(task) for name, task in found["tasks"].items()}
-        return cls(found["bits"], found["bytes"], tasks)
+        tasks = {name: TaskResult.from_dict(task) for name, task in saved["tasks"].items()}
+        return cls(saved["bits"], saved["bytes"], tasks)
 
 
 class ResultsFile:
@@ -83,8 +83,8 @@ class ResultsFile:
 
     def lines(self) -> Any:
         """Compares all variants with the first one."""
-        found = {name: result.tasks for name, result in self.variants.items()}
-        return compare(found, next(iter(found), ""))
+        tasks = {name: result.tasks for name, result in self.variants.items()}
+        return compare(tasks, next(iter(tasks), ""))
 
     def _all(self) -> dict[str, VariantResult]:
         return {**self.variants, **self._earlier}
@@ -92,13 +92,13 @@ class ResultsFile:
 
 def _read(file: Path, settings: dict[str, Any]) -> dict[str, VariantResult]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        own, schemes = found["settings"], found["schemes"]
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        own, schemes = saved["settings"], saved["schemes"]
         differing = [key for key in settings if own.get(key) != settings[key]]
-        if found["version"] != _VERSION or differing:
-            said = ", ".join(f"{key}: {own.get(key)} before, {settings[key]} now" for key in differing)
+        if saved["version"] != _VERSION or differing:
+            differences = ", ".join(f"{key}: {own.get(key)} before, {settings[key]} now" for key in differing)
             raise ValueError(
-                f"{file} holds results of other settings ({said}): name another file, or remove it"
+                f"{file} holds results of other settings ({differences}): name another file, or remove it"
             )
         return {name: VariantResult.from_dict(scheme) for name, scheme in schemes.items()}
     except (json.JSONDecodeError, KeyError, TypeError) as error:

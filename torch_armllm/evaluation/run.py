@@ -124,11 +124,14 @@ def _evaluate_variant(
         watch = _logit_observer(file, variant is baseline, base, options) if _is_text(task) else None
         lm.watch = watch.add if watch else None
         begin, cpu_begin = time.perf_counter(), time.process_time()
-        found = TaskResult.of(name, task, _evaluate(lm, task, options))
-        found.seconds, found.cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
+        task_result = TaskResult.of(name, task, _evaluate(lm, task, options))
+        task_result.seconds, task_result.cpu_seconds = (
+            time.perf_counter() - begin,
+            time.process_time() - cpu_begin,
+        )
         if watch is not None:
-            found.distributions = watch.result()
-        result.tasks[name] = found
+            task_result.distributions = watch.result()
+        result.tasks[name] = task_result
         results.save()
 
 
@@ -151,7 +154,7 @@ def _evaluate(lm: Any, task: Any, options: Options) -> dict[str, Any]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    found: dict[str, Any] = simple_evaluate(
+    results: dict[str, Any] = simple_evaluate(
         model=lm,
         tasks=[task],
         task_manager=TaskManager(include_defaults=False),
@@ -161,4 +164,4 @@ def _evaluate(lm: Any, task: Any, options: Options) -> dict[str, Any]:
         bootstrap_iters=0,
         log_samples=True,
     )
-    return found
+    return results

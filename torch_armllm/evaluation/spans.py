@@ -43,10 +43,10 @@ class SpanScores:
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
-        self._found = [torch.empty(len(span.targets)) for span in spans]
+        self._scores = [torch.empty(len(span.targets)) for span in spans]
         self._greedy = [torch.empty(len(span.targets), dtype=torch.int64) for span in spans]
 
-    def wanted(self, node: Node) -> int:
+    def first_needed(self, node: Node) -> int:
         """Returns the first position of a node whose logits a span needs; the node's end if none does."""
         return min([node.end, *(max(self._spans[n].first, node.start) for n in node.sequences)])
 
@@ -58,16 +58,19 @@ class SpanScores:
             span = self._spans[number]
             begin, end = max(start, span.first), min(start + len(logits), len(span.ids))
             if begin < end:
-                rows, places = slice(begin - start, end - start), slice(begin - span.first, end - span.first)
-                targets = torch.tensor(span.targets[places])
-                self._found[number][places] = scores[rows].gather(1, targets[:, None])[:, 0]
-                self._greedy[number][places] = best[rows]
+                rows, targets_range = (
+                    slice(begin - start, end - start),
+                    slice(begin - span.first, end - span.first),
+                )
+                targets = torch.tensor(span.targets[targets_range])
+                self._scores[number][targets_range] = scores[rows].gather(1, targets[:, None])[:, 0]
+                self._greedy[number][targets_range] = best[rows]
 
     def results(self) -> list[LogLikelihood]:
         """Returns the log-likelihoods of all spans, in order."""
         return [
-            (float(found.sum()), greedy.tolist() == span.targets)
-            for span, found, greedy in zip(self._spans, self._found, self._greedy, strict=True)
+            (float(scores.sum()), greedy.tolist() == span.targets)
+            for span, scores, greedy in zip(self._spans, self._scores, self._greedy, strict=True)
         ]
 
 

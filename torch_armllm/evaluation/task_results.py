@@ -63,9 +63,11 @@ class TaskResult:
             for metric in sample["metrics"]:
                 how = getattr(aggregations.get(metric), "__name__", "")
                 kinds[_key(metric, sample["filter"])] = KINDS.get(how, "other")
-        found = results["results"][name]
+        task_results = results["results"][name]
         keys = {key: key if "," in key else f"{key},none" for key in kinds}
-        scores = {key: float(found[full]) for key, full in keys.items() if _is_number(found.get(full))}
+        scores = {
+            key: float(task_results[full]) for key, full in keys.items() if _is_number(task_results.get(full))
+        }
         return cls(kinds, scores, [_row(sample) for sample in samples])
 
     def values(self, metric: str) -> dict[str, Any]:
@@ -77,9 +79,9 @@ class TaskResult:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> TaskResult:
+    def from_dict(cls, saved: dict[str, Any]) -> TaskResult:
         """Restores a result of `to_dict`."""
-        return cls(**{**found, "rows": [Row(**row) for row in found["rows"]]})
+        return cls(**{**saved, "rows": [Row(**row) for row in saved["rows"]]})
 
 
 def _key(metric: str, filtered: str) -> str:

@@ -37,7 +37,7 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     manager = TaskManager(include_path=paths, include_defaults=False) if paths else None
     if manager is None or not all(manager.match_tasks([name]) for name in names):
         manager = TaskManager(include_path=paths or None)
-    found: dict[str, Any] = {}
+    tasks: dict[str, Any] = {}
     for name in names:
         matches = manager.match_tasks([name])
         if not matches:
@@ -45,8 +45,8 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
                 f"there is no task {name!r}; local ones need --include-path{_hint(manager, name)}"
             )
         for match in matches:
-            found.update(_load(manager, match))
-    return found
+            tasks.update(_load(manager, match))
+    return tasks
 
 
 def _hint(manager: Any, name: str) -> str:

@@ -44,10 +44,10 @@ def read_layout(module: nn.Module) -> ExpertLayout | str:
     missing = [name for name in layout.weights if not isinstance(getattr(module, name, None), Tensor)]
     if missing:
         return f"it has no parameter {missing[0]}"
-    found = _recognize(module, layout.gated)
-    if found is None:
+    activation = _recognize(module, layout.gated)
+    if activation is None:
         return "its activation has no fused op"
-    return replace(layout, activation=found[0], limit=found[1])
+    return replace(layout, activation=activation[0], limit=activation[1])
 
 
 _FAR = (20.0, 60.0, 200.0, 1000.0)
@@ -77,13 +77,13 @@ def _recognize(module: nn.Module, gated: bool) -> tuple[str, float] | None:
         function, gate, up, joined = module.act_fn, points, points, points[:, None]  # type: ignore[assignment]
     try:
         with torch.no_grad():
-            got = function(joined)[..., 0]
+            actual = function(joined)[..., 0]
     except Exception:  # noqa: BLE001 - the op does not support gates with another signature
         return None
     for name, limit in _candidates(module):
         expected = FUNCTIONS[name](gate, up, limit)
         # float32 activations lose digits in their tails, and up multiplies the error
-        if bool(((got - expected).abs() <= 1e-5 * (1 + expected.abs() + up.abs())).all()):
+        if bool(((actual - expected).abs() <= 1e-5 * (1 + expected.abs() + up.abs())).all()):
             return name, limit
     return None
 
@@ -114,16 +114,16 @@ def _shrunk(module: nn.Module) -> nn.Module | None:
 
 def _recognize_batched(module: nn.Module) -> ExpertLayout | None:
     """Detects batched experts by running a small copy."""
-    twin = _shrunk(module)
-    if twin is None:
+    small_copy = _shrunk(module)
+    if small_copy is None:
         return None
-    tokens, (gate_up, down) = 5, (parameter(twin, name) for name in ("gate_up_proj", "down_proj"))
+    tokens, (gate_up, down) = 5, (parameter(small_copy, name) for name in ("gate_up_proj", "down_proj"))
     for transposed, interleaved in product((True, False), (False, True)):
         plain = ExpertLayout(transposed, interleaved, False, "silu", batched=True)
         hidden = plain.outer(down)[0].shape[0]
         x = torch.randn(3, tokens, hidden, generator=torch.Generator().manual_seed(1))
         try:
-            got = twin(x.reshape(-1, hidden)).reshape(3, tokens, hidden)
+            actual = small_copy(x.reshape(-1, hidden)).reshape(3, tokens, hidden)
             gates, ups = (
                 torch.stack([row @ w.t() for row, w in zip(x, part, strict=True)])
                 for part in plain.inner(gate_up)
@@ -133,6 +133,6 @@ def _recognize_batched(module: nn.Module) -> ExpertLayout | None:
         for name, limit in _candidates(module):
             between = FUNCTIONS[name](gates, ups, limit)
             expected = torch.stack([row @ w.t() for row, w in zip(between, plain.outer(down), strict=True)])
-            if torch.allclose(got, expected, rtol=1e-4, atol=1e-4):
+            if torch.allclose(actual, expected, rtol=1e-4, atol=1e-4):
                 return replace(plain, activation=name, limit=limit)
     return None

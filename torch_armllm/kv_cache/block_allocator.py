@@ -26,11 +26,11 @@ class BlockAllocator:
     def allocate(self, count: int) -> list[int]:
         """Allocates free blocks; the caller holds one reference to each."""
         assert count <= len(self._free)
-        taken = [self._free.pop() for _ in range(count)]
-        for block in taken:
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
             assert self._references[block] == 0
             self._references[block] = 1
-        return taken
+        return blocks
 
     def share(self, blocks: Sequence[int]) -> list[int]:
         """Adds a reference to each block and returns the blocks as a new list."""

@@ -54,7 +54,7 @@ class BlockManager(BlockAllocator):
     def allocate(self, count: int) -> list[int]:
         """Allocates blocks without references; those that the prefix cache can find are used last."""
         assert count <= self.free
-        taken = []
+        blocks = []
         for _ in range(count):
             if self._free:
                 block = self._free.pop()
@@ -63,8 +63,8 @@ class BlockManager(BlockAllocator):
                 block = self.prefix_cache.evict()
             assert self._references[block] == 0
             self._references[block] = 1
-            taken.append(block)
-        return taken
+            blocks.append(block)
+        return blocks
 
     def share(self, blocks: Sequence[int]) -> list[int]:
         """Adds a reference to each block, allocated or returned by `find`, and returns them as a new list."""

@@ -83,7 +83,7 @@ def size_kv_memory(
             free, or ``memory`` is neither a number of bytes nor a fraction.
     """
     free = free_memory() if free is None else free
-    wanted = max_length if max_model_len is None else max_model_len
+    length = max_length if max_model_len is None else max_model_len
     block_bytes = shape.block_size * shape.bytes_per_token
     granted, origin = _granted(memory, free)
     if granted + swap_space > free:
@@ -93,20 +93,21 @@ def size_kv_memory(
             "kv_cache_memory=0.5"
         )
     blocks = granted // block_bytes
-    a_text = -(-wanted // shape.block_size)
-    if blocks < a_text:
+    blocks_per_sequence = -(-length // shape.block_size)
+    if blocks < blocks_per_sequence:
         fitting = blocks * shape.block_size
         if max_model_len is not None or fitting == 0:
             raise ValueError(
-                f"one text of max_model_len = {wanted} tokens needs {format_bytes(a_text * block_bytes)} of "
-                f"keys and values ({shape.bytes_per_token} bytes a token), but they get "
-                f"{format_bytes(granted)}, {origin}: {_remedies(shape, fitting)}"
+                f"one sequence of max_model_len = {length} tokens needs "
+                f"{format_bytes(blocks_per_sequence * block_bytes)} of keys and values "
+                f"({shape.bytes_per_token} bytes per token), but the KV cache has {format_bytes(granted)}, "
+                f"{origin}: {_remedies(shape, fitting)}"
             )
-        wanted = fitting
+        length = fitting
     if memory is None:
-        blocks = min(blocks, max_num_seqs * a_text)
+        blocks = min(blocks, max_num_seqs * blocks_per_sequence)
     dtype = dtype_name(shape.dtype)
-    return KvMemory(blocks, swap_space // block_bytes, shape.block_size, block_bytes, wanted, dtype)
+    return KvMemory(blocks, swap_space // block_bytes, shape.block_size, block_bytes, length, dtype)
 
 
 def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:
@@ -122,8 +123,8 @@ def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:
     text = config.get_text_config()
 
     def size_of(name: str) -> int:
-        found = getattr(text, name, None)
-        return found if isinstance(found, int) else 0
+        value = getattr(text, name, None)
+        return value if isinstance(value, int) else 0
 
     layers, heads = size_of("num_hidden_layers"), size_of("num_attention_heads")
     if not (layers and heads and size_of("hidden_size")):
@@ -133,12 +134,12 @@ def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:
 
 
 def _remedies(shape: Shape, fitting: int) -> str:
-    found = ["raise kv_cache_memory"]
+    remedies = ["raise kv_cache_memory"]
     if fitting:
-        found.append(f"set max_model_len to {fitting} or less")
+        remedies.append(f"set max_model_len to {fitting} or less")
     if not isinstance(shape, LatentShape) and shape.dtype != torch.int8:
-        found.append('store them as int8 (kv_cache_dtype="int8")')
-    return ", or ".join(found)
+        remedies.append('store them as int8 (kv_cache_dtype="int8")')
+    return ", or ".join(remedies)
 
 
 def _granted(memory: int | float | None, free: int) -> tuple[int, str]:

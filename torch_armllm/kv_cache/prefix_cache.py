@@ -22,14 +22,14 @@ class PrefixCache:
     both and compares them, so by induction a block is found for exactly its prefix, even if hashes collide.
 
     Attributes:
-        tokens_asked: tokens that were looked up for admitted sequences.
-        tokens_found: tokens among them that did not have to be computed.
+        tokens_queried: tokens that were looked up for admitted sequences.
+        tokens_hit: tokens among them that did not have to be computed.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.tokens_asked = 0
-        self.tokens_found = 0
+        self.tokens_queried = 0
+        self.tokens_hit = 0
         self._blocks: dict[_Key, int] = {}
         self._keys: list[_Key | None] = [None] * num_blocks
         self._contents = [_UNKNOWN] * num_blocks
@@ -47,19 +47,19 @@ class PrefixCache:
     @property
     def hit_rate(self) -> float:
         """Fraction of the tokens looked up that were found, 0 … 1."""
-        return self.tokens_found / self.tokens_asked if self.tokens_asked else 0.0
+        return self.tokens_hit / self.tokens_queried if self.tokens_queried else 0.0
 
     def find(self, token_ids: Sequence[int], length: int) -> list[int]:
         """Returns the blocks that hold the longest cached prefix of ``token_ids[:length]``."""
-        found: list[int] = []
+        blocks: list[int] = []
         content, size = _NOTHING, self.block_size
         for end in range(size, length + 1, size):
             block = self._blocks.get((content, tuple(token_ids[end - size : end])))
             if block is None:
                 break
-            found.append(block)
+            blocks.append(block)
             content = self._contents[block]
-        return found
+        return blocks
 
     def insert(self, block: int, before: int | None, tokens: Sequence[int]) -> None:
         """Makes a full block findable; ``before`` is the previous block of its sequence.

@@ -94,13 +94,13 @@ class MixedShape:
 
     groups: tuple[CacheShape, ...]
     """Groups of layers of equal shape; the layers of a group need not be consecutive."""
-    places: tuple[tuple[int, int], ...]
+    positions: tuple[tuple[int, int], ...]
     """Group of each layer, and its index in the group; layers that share keys and values share both."""
 
     @property
     def layers(self) -> int:
         """Number of layers, including those that read the keys and values of other layers."""
-        return len(self.places)
+        return len(self.positions)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,12 +124,12 @@ class MixedShape:
     def layer(self, cache: Cache, index: int) -> KvCache:
         """Returns the tensors of one layer, as views of its group's."""
         assert isinstance(cache, MixedCache)
-        group, number = self.places[index]
+        group, number = self.positions[index]
         return _layer(cache.group(group), number)
 
     def at(self, index: int) -> CacheShape:
         """Returns the shape that writes and reads a layer."""
-        return self.groups[self.places[index][0]]
+        return self.groups[self.positions[index][0]]
 
 
 @dataclass(frozen=True)

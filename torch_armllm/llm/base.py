@@ -70,8 +70,8 @@ class LLMBase:
         def load_model() -> PreTrainedModel:
             return load_patched(model, dtype, quantization, progress, config.kv_cache_dtype)
 
-        asked = {"dtype": dtype, "quantization": quantization}
-        loaded = load_with_plan_cache(model, tokenizer, config, asked, skip_tokenizer_init, load)
+        requested = {"dtype": dtype, "quantization": quantization}
+        loaded = load_with_plan_cache(model, tokenizer, config, requested, skip_tokenizer_init, load)
         self.llm_engine, self._model, self._tokenizer = loaded
         self._load_model = load_model
         self._model_lock = threading.Lock()

@@ -184,12 +184,12 @@ class LLM(LLMBase):
         return [str(next(self._numbers)) for _ in range(count)]
 
     def _params(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        if given is None or isinstance(given, SamplingParams):
-            one = self.get_default_sampling_params() if given is None else given
+        if params is None or isinstance(params, SamplingParams):
+            one = self.get_default_sampling_params() if params is None else params
             return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY)] * count
-        several = _one_each("sampling_params", given, count, None)
+        several = _one_each("sampling_params", params, count, None)
         return [replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in several]
 
 
@@ -203,12 +203,12 @@ def as_prompt_list(prompts: Prompts) -> list[Prompt]:
     return several  # type: ignore[return-value]
 
 
-def _one_each(name: str, given: Sequence[Any] | None, count: int, default: Any) -> list[Any]:
-    if given is None:
+def _one_each(name: str, values: Sequence[Any] | None, count: int, default: Any) -> list[Any]:
+    if values is None:
         return [default] * count
-    if len(given) != count:
-        raise ValueError(f"{name} has {len(given)} entries for {count} prompts; give one per prompt")
-    return list(given)
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for {count} prompts; give one per prompt")
+    return list(values)
 
 
 @contextmanager

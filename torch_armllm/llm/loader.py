@@ -104,11 +104,11 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     Raises:
         ValueError: a setting is unknown.
     """
-    known = [field.name for field in fields(EngineConfig)]
+    names = [field.name for field in fields(EngineConfig)]
     for name in settings:
-        if name not in known:
+        if name not in names:
             raise ValueError(
-                f"unknown setting {name!r}; an engine has {', '.join(known)}; how its model is quantized is "
+                f"unknown setting {name!r}; an engine has {', '.join(names)}; how its model is quantized is "
                 "said by quantization=Recipe(…)"
             )
     return EngineConfig(**settings)
@@ -128,10 +128,10 @@ def default_sampling_params(generation: GenerationConfig | None) -> SamplingPara
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if isinstance(dtype, str) and dtype != "auto":
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        torch_dtype = getattr(torch, dtype, None)
+        if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
             raise ValueError(f"dtype must be auto, bfloat16, float16 or float32, not {dtype!r}")
-        return found
+        return torch_dtype
     return dtype
 
 

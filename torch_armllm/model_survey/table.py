@@ -99,11 +99,11 @@ def survey_all(names: Sequence[str] = (), processes: int | None = None) -> Itera
     Raises:
         ValueError: transformers has no such family.
     """
-    known = families()
-    unknown = sorted(set(names) - set(known))
+    all_families = families()
+    unknown = sorted(set(names) - set(all_families))
     if unknown:
         raise ValueError(f"transformers has no causal language model of type {', '.join(unknown)}")
-    chosen = names or known
+    chosen = names or all_families
     if len(chosen) == 1:
         _quiet()
         yield survey(chosen[0])

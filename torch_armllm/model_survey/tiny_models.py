@@ -25,35 +25,35 @@ def families() -> list[str]:
 
 def _layers(values: dict[str, Any]) -> int:
     """Returns the number of layers: one per kind, at least two."""
-    kinds = [len(set(found)) for found in values.values() if _is_by_layer(found, values)]
+    kinds = [len(set(value)) for value in values.values() if _is_by_layer(value, values)]
     return max([2, *kinds])
 
 
-def _is_by_layer(found: Any, values: dict[str, Any]) -> bool:
+def _is_by_layer(value: Any, values: dict[str, Any]) -> bool:
     """True if a value is a list with an entry per layer."""
-    if not isinstance(found, (list, tuple)) or not found or isinstance(found[0], (list, tuple, dict)):
+    if not isinstance(value, (list, tuple)) or not value or isinstance(value[0], (list, tuple, dict)):
         return False
     return (
-        len(found) in {values.get(name) for name in COUNTS}
-        and len(set(found)) <= MOST_KINDS
-        and len(found) > 2
+        len(value) in {values.get(name) for name in COUNTS}
+        and len(set(value)) <= MOST_KINDS
+        and len(value) > 2
     )
 
 
-def _first_kinds(found: Any, count: int) -> list[Any]:
-    kinds = list(dict.fromkeys(found))
+def _first_kinds(values: Any, count: int) -> list[Any]:
+    kinds = list(dict.fromkeys(values))
     return [kinds[i % len(kinds)] for i in range(count)]
 
 
 def _defaults(kind: Any, fields: set[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     try:
-        made = kind()
+        config = kind()
     except Exception:  # noqa: BLE001 - a configuration without defaults needs its overrides
         return values
     for name in sorted(fields):
         with contextlib.suppress(Exception):  # some properties fail for the defaults
-            values[name] = getattr(made, name)
+            values[name] = getattr(config, name)
     return values
 
 
@@ -61,29 +61,29 @@ def _shrunk(kind: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """Returns arguments for a tiny configuration of a class."""
     fields = set(getattr(kind, "__dataclass_fields__", ()))
     subs = {name: sub for name, sub in getattr(kind, "sub_configs", {}).items() if isinstance(sub, type)}
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, sub in subs.items():
         if hasattr(sub, "model_type") and sub.model_type:
-            made[name] = {"model_type": sub.model_type, **_shrunk(sub, overrides.get(name, {}))}
+            arguments[name] = {"model_type": sub.model_type, **_shrunk(sub, overrides.get(name, {}))}
     values = _defaults(kind, fields)
     layers = overrides.get("num_hidden_layers", _layers(values))
-    for name, found in values.items():
-        if name in subs or isinstance(found, bool):
+    for name, value in values.items():
+        if name in subs or isinstance(value, bool):
             continue
-        if name == "head_dim" and found is None:
-            made[name] = EXACT[name]
-        elif name in COUNTS and isinstance(found, int):
-            made[name] = layers
-        elif name in EXACT and isinstance(found, int):
-            made[name] = min(EXACT[name], found) if found > 0 else found
-        elif name.endswith(("_token_id", "_token_index")) and isinstance(found, int):
-            made[name] = min(found, VOCABULARY - 1) if found > 2 else found
-        elif _is_by_layer(found, values):
-            kinds = _first_kinds(found, layers)
-            made[name] = [min(EXACT[name], kind) for kind in kinds] if name in EXACT else kinds
-    if "kv_lora_rank" in made and "num_key_value_heads" in made:
-        made["num_key_value_heads"] = made["num_attention_heads"]  # latents expand to every head
-    return {**made, **{k: v for k, v in overrides.items() if k not in subs}}
+        if name == "head_dim" and value is None:
+            arguments[name] = EXACT[name]
+        elif name in COUNTS and isinstance(value, int):
+            arguments[name] = layers
+        elif name in EXACT and isinstance(value, int):
+            arguments[name] = min(EXACT[name], value) if value > 0 else value
+        elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
+            arguments[name] = min(value, VOCABULARY - 1) if value > 2 else value
+        elif _is_by_layer(value, values):
+            kinds = _first_kinds(value, layers)
+            arguments[name] = [min(EXACT[name], kind) for kind in kinds] if name in EXACT else kinds
+    if "kv_lora_rank" in arguments and "num_key_value_heads" in arguments:
+        arguments["num_key_value_heads"] = arguments["num_attention_heads"]  # latents expand to every head
+    return {**arguments, **{k: v for k, v in overrides.items() if k not in subs}}
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:

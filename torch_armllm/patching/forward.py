@@ -59,20 +59,20 @@ class PatchedForward:
         shape: Shape,
         vocab_size: int,
         max_length: int | None = None,
-        apart: bool = False,
+        needs_recompute: bool = False,
     ) -> None:
         self.base = base
         self.plan = plan
         self.shape = shape
         self.vocab_size = vocab_size
         self.max_length = max_length
-        self.apart = apart
-        """True if modules cannot continue from the plan's cache, and compute the sequence from its start."""
+        self.needs_recompute = needs_recompute
+        """True if modules cannot continue from the plan's cache, and recompute the whole sequence."""
         self.first_position = first_position_of(base)
         self.module_forward: Callable[..., Any] = base.forward
         self._warned: set[str] = set()
         self._modules_only: str | None = None
-        self._given: Tensor | None = None
+        self._hidden_override: Tensor | None = None
         self._pools = PoolReuse(shape)
         self._transient = PagedCache(BlockPool(shape))
 
@@ -88,9 +88,9 @@ class PatchedForward:
     ) -> Any:
         """Runs the base model; its own ``forward`` documents the arguments."""
         warn_if_forked()
-        if self._given is not None:
-            given = StepOutput(last_hidden_state=self._given)
-            return given.to_tuple() if kwargs.get("return_dict") is False else given
+        if self._hidden_override is not None:
+            output = StepOutput(last_hidden_state=self._hidden_override)
+            return output.to_tuple() if kwargs.get("return_dict") is False else output
         try:
             if self._modules_only is not None:
                 raise _Unserved(self._modules_only)
@@ -102,8 +102,8 @@ class PatchedForward:
             hidden = self._step(cache, input_ids, attention_mask, position_ids)
         except _Unserved as reason:
             self._warn(str(reason))
-            if self.apart and isinstance(past_key_values, PagedCache):
-                self._tell_again(past_key_values)
+            if self.needs_recompute and isinstance(past_key_values, PagedCache):
+                self._recompute(past_key_values)
             return self.module_forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -122,11 +122,11 @@ class PatchedForward:
 
         The model then computes only the part after its base model.
         """
-        self._given = hidden
+        self._hidden_override = hidden
         try:
             yield
         finally:
-            self._given = None
+            self._hidden_override = None
 
     @contextmanager
     def by_modules(self, reason: str) -> Iterator[None]:
@@ -147,9 +147,9 @@ class PatchedForward:
     def _check(self, past: Any, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
         config = self.base.config
         for name in _RECORDED:
-            wanted = kwargs.get(name)
-            if wanted if wanted is not None else getattr(config, name, False):
-                raise _Unserved(f"{name} is asked for")
+            requested = kwargs.get(name)
+            if requested if requested is not None else getattr(config, name, False):
+                raise _Unserved(f"{name} is requested")
         # `generate` passes empty encodings to a multimodal model if no other modality is given
         unknown = sorted(k for k, v in kwargs.items() if k not in _IGNORED and not _is_nothing(v))
         if unknown:
@@ -164,9 +164,9 @@ class PatchedForward:
     def _check_length(self, past: Any, length: int) -> None:
         before = past.get_seq_length() if past is not None else 0
         if self.max_length is not None and before + length > self.max_length:
-            raise _Unserved(f"texts of more than {self.max_length} tokens are not attended to as a whole")
+            raise _Unserved(f"the plan supports at most {self.max_length} tokens")
 
-    def _tell_again(self, cache: PagedCache) -> None:
+    def _recompute(self, cache: PagedCache) -> None:
         """Turns a paged cache into the modules' own, in place, and recomputes its tokens with the modules."""
         token_log = cache.token_log
         config: Any = self.base.config
@@ -184,22 +184,22 @@ class PatchedForward:
         batch = input_ids.shape[0]
         if past is None:
             if use_cache if use_cache is not None else getattr(self.base.config, "use_cache", True):
-                made = self._pools.cache(lambda pool: PagedCache(pool, batch))
-                made.token_log = TokenLog(batch) if self.apart else None
-                return made, True
+                cache = self._pools.cache(lambda pool: PagedCache(pool, batch))
+                cache.token_log = TokenLog(batch) if self.needs_recompute else None
+                return cache, True
             self._transient.reset()
             self._transient.rows = [SequenceBlocks(self._transient.pool) for _ in range(batch)]
             return self._transient, False
         if type(past) is DynamicCache:
-            if self.apart and past.get_seq_length():
+            if self.needs_recompute and past.get_seq_length():
                 raise _Unserved("the given cache was filled by modules")
             if any(not _is_whole(layer) for layer in past.layers):
-                raise _Unserved("the given cache has forgotten positions behind a sliding window")
-            given = past
-            past = self._pools.cache(lambda pool: PagedCache.adopt(given, pool, batch))
+                raise _Unserved("the given cache has dropped positions outside a sliding window")
+            dynamic_cache = past
+            past = self._pools.cache(lambda pool: PagedCache.adopt(dynamic_cache, pool, batch))
         if not past.rows:
             past.rows = [SequenceBlocks(past.pool) for _ in range(batch)]
-        if self.apart and past.token_log is None:
+        if self.needs_recompute and past.token_log is None:
             past.token_log = TokenLog(batch)
         if len(past.rows) != batch:
             raise ValueError(f"the cache holds {len(past.rows)} sequences but the batch has {batch}")
@@ -213,7 +213,9 @@ class PatchedForward:
         if positions is None:
             first = self.first_position
             if first and bool((ids == first - 1).any()):
-                raise _Unserved("tokens of padding are counted in a way of their own")
+                raise _Unserved(
+                    "the input has padding tokens, and this model numbers their positions in its own way"
+                )
             positions = torch.arange(first + past, first + past + length)[None]
         positions = positions.expand(batch, length).long()
         counts = [length] * batch if kept is None else kept.sum(1).tolist()
@@ -253,8 +255,8 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
 
     @functools.wraps(own)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        wanted = kwargs.get("labels") is not None and torch.is_grad_enabled()
-        if wanted and any(p.requires_grad for p in model.parameters()):
+        has_loss = kwargs.get("labels") is not None and torch.is_grad_enabled()
+        if has_loss and any(p.requires_grad for p in model.parameters()):
             with patched.by_modules("labels are given and gradients are enabled"):
                 return own(*args, **kwargs)
         return own(*args, **kwargs)
@@ -262,8 +264,8 @@ def with_gradients_by_modules(model: nn.Module, patched: PatchedForward) -> Call
     return forward
 
 
-def _is_nothing(given: Any) -> bool:
-    return given is None or (isinstance(given, dict) and not given)
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value)
 
 
 def _span(ids: Tensor) -> str:
@@ -290,9 +292,9 @@ def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int)
         return None
     if mask.shape[1] != past + length:
         raise _Unserved(f"the attention mask covers {mask.shape[1]} positions instead of {past + length}")
-    seen = mask != 0
+    kept = mask != 0
     if past:
-        if seen[:, :past].sum(1).tolist() != lengths:
+        if kept[:, :past].sum(1).tolist() != lengths:
             raise _Unserved("the attention mask hides tokens that the cache holds")
-        seen = seen[:, past:]
-    return None if bool(seen.all()) else seen
+        kept = kept[:, past:]
+    return None if bool(kept.all()) else kept

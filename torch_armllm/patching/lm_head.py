@@ -38,7 +38,7 @@ class LMHead:
         self._forward = forward
         self.layer: nn.Module = model.get_output_embeddings()
         self._by_layer = _exact(self.layer)
-        self._alone: bool | None = None
+        self._layer_only: bool | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
@@ -50,9 +50,9 @@ class LMHead:
         Args:
             like: hidden states of the model; their values do not matter.
         """
-        if self._alone is None:
-            self._alone = self._is_alone(like)
-        return self._alone
+        if self._layer_only is None:
+            self._layer_only = self._is_alone(like)
+        return self._layer_only
 
     def weights(self, like: Tensor) -> HeadWeights | None:
         """Returns the weights of a head that is one matrix product; None for any other head."""
@@ -68,8 +68,8 @@ class LMHead:
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(len(_SCALES), like.shape[-1], generator=generator, dtype=torch.float32)
         rows = (rows * torch.tensor(_SCALES, dtype=torch.float32)[:, None]).to(like.dtype)
-        whole, alone = self._by_model(rows), self._by_layer(rows)
-        return whole.dtype == alone.dtype and torch.equal(whole, alone)
+        by_model, by_layer = self._by_model(rows), self._by_layer(rows)
+        return by_model.dtype == by_layer.dtype and torch.equal(by_model, by_layer)
 
 
 def weights_of(layer: nn.Module) -> HeadWeights | None:

@@ -77,22 +77,22 @@ class PagedCache(DynamicCache):
     def _write_dense(self, layer: int, keys: Tensor, values: Tensor, new: bool) -> None:
         count = keys.shape[2]
         for number, row in enumerate(self.rows):
-            taken = row.append(count) if new else row.slots()[-count:] if count else []
-            slots = torch.tensor(taken, dtype=torch.int64)
+            positions = row.append(count) if new else row.slots()[-count:] if count else []
+            slots = torch.tensor(positions, dtype=torch.int64)
             cache = self.pool.layer(layer)
             self.shape.at(layer).write(cache, keys[number], values[number], slots)
 
     def _read_dense(self, layer: int) -> tuple[Tensor, Tensor]:
         total, cache = self.padded_length, self.pool.layer(layer)
-        found = []
+        padded = []
         for row in self.rows:
             blocks = torch.tensor(row.blocks, dtype=torch.int64)
             keys, values = self.shape.at(layer).read(cache, blocks)
             padding = total - row.length
-            found.append(
+            padded.append(
                 [torch.nn.functional.pad(x[:, : row.length], (0, 0, padding, 0)) for x in (keys, values)]
             )
-        keys, values = (torch.stack(side) for side in zip(*found, strict=True))
+        keys, values = (torch.stack(side) for side in zip(*padded, strict=True))
         return keys, values
 
     def update(
@@ -178,9 +178,7 @@ class PagedCache(DynamicCache):
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last ``-tokens_to_remove`` positions of every row."""
         if tokens_to_remove > 0:
-            raise ValueError(
-                f"crop takes a number of tokens to remove, negative or zero; it got {tokens_to_remove}"
-            )
+            raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         count = min(-tokens_to_remove, self.padded_length)
         for row in self.rows:
             row.truncate(max(0, row.length - count))

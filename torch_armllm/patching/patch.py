@@ -39,7 +39,7 @@ def _check_model(model: nn.Module) -> None:
             "a patched model would not see them change: merge them first, model = model.merge_and_unload()"
         )
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"patch takes a transformers model; it got a {kind}")
+        raise ValueError(f"patch needs a transformers model, got a {kind}")
     if model.get_output_embeddings() is None or base_model_of(model) is model or not model.can_generate():
         raise ValueError(f"{kind} is not a causal language model; load it with AutoModelForCausalLM")
     if is_patched(model):
@@ -51,8 +51,8 @@ def _check_model(model: nn.Module) -> None:
     )
     if not is_packed(model) and (foreign is not None or getattr(model, "is_quantized", False)):
         raise ValueError(
-            f"this {kind} has weights quantized by {foreign}; torch_armllm.load(folder) reads what others "
-            "quantized, or load it in BF16 or FP32 to patch it"
+            f"this {kind} has weights quantized by {foreign}; torch_armllm.load(folder) reads "
+            "such weights, or load it in BF16 or FP32 to patch it"
         )
     elsewhere = {str(p.device) for p in model.parameters() if p.device.type != "cpu"}
     if elsewhere:
@@ -94,13 +94,13 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         return None
     report.notes += built.notes
     shape, dense = built.shape, max_dense_length(base)
-    longest = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
-    if longest is not None:
-        why = "attention is sparse" if longest == dense else "attention is chunked"
-        report.notes.append(f"texts of more than {longest} tokens run module by module: {why}")
-    apart = dense is not None or built.repeats_attention
+    max_length = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
+    if max_length is not None:
+        why = "attention is sparse" if max_length == dense else "attention is chunked"
+        report.notes.append(f"texts of more than {max_length} tokens run module by module: {why}")
+    needs_recompute = dense is not None or built.repeats_attention
     vocabulary = model.get_input_embeddings().num_embeddings
-    forward = PatchedForward(base, built.plan, shape, vocabulary, longest, apart)
+    forward = PatchedForward(base, built.plan, shape, vocabulary, max_length, needs_recompute)
     by_plan = with_gradients_by_modules(model, forward)
     report.captured = True
     report.kv_bytes = shape.bytes_per_token
@@ -139,12 +139,12 @@ def patch(
         calibration: token ids ``(sequences, length)`` for the methods that calibrate.
 
     Returns:
-        The report: what became of each layer, the layers that were left alone and why, sizes and errors.  It
-        prints as a table.
+        The report: result of each layer, reasons of unquantized layers, sizes and errors.  It prints as a
+        table.
 
     Raises:
         ValueError: the model is not a causal language model, is patched already, is in training mode, is not
-            on the CPU, has unmerged adapters, or was quantized by other means; a weight is not finite; or an
+            on the CPU, has unmerged adapters, or was quantized by another tool; a weight is not finite; or an
             option is unknown.
     """
     _check_model(model)

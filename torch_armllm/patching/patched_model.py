@@ -10,7 +10,7 @@ from torch_armllm.patching.state import patched_forward
 from torch_armllm.plan.plan_model import PlanModel
 from torch_armllm.plan.servable_model import ServableModel
 
-if TYPE_CHECKING:  # imports transformers, which an engine from the plan cache goes without
+if TYPE_CHECKING:  # imports transformers, which an engine from the plan cache does not need
     from torch_armllm.patching.forward import PatchedForward
 
 DEFAULT_POSITIONS = 32768

@@ -18,7 +18,7 @@ STATE = "_armllm"
 
 @dataclass
 class PatchState:
-    """Record of what `patch` did, for `unpatch` and for reports."""
+    """Changes that `patch` made, for `unpatch` and for reports."""
 
     base: nn.Module
     forward: PatchedForward | None

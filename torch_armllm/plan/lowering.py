@@ -34,7 +34,7 @@ class CacheLayer:
 
 
 def inner_sizes(val: Tensor) -> tuple[int, ...]:
-    """Returns the sizes after the token dimension, which is the first, or the second after a 1."""
+    """Returns the sizes after the token dimension: the first, or the second if the first has size 1."""
     skip = 2 if val.dim() >= 2 and isinstance(val.shape[0], int) and val.shape[0] == 1 else 1
     sizes = tuple(val.shape[skip:])
     if not all(isinstance(s, int) for s in sizes):
@@ -43,7 +43,7 @@ def inner_sizes(val: Tensor) -> tuple[int, ...]:
 
 
 class Lowering:
-    """Locations of the nodes' results while a graph's program is written.
+    """State of a lowering: the program, and the location of each node's result.
 
     Args:
         module: the graph.
@@ -56,21 +56,21 @@ class Lowering:
         self.program = Program()
         self.inputs = [n.name for n in module.graph.nodes if n.op == "placeholder" and n.name != _LENGTH]
         """Names of a native step's inputs."""
-        self.known: dict[Node, Any] = {}
+        self.locations: dict[Node, Any] = {}
 
     def heads(self, node: Any) -> Operand:
         """Returns the location of a node's result; its heads need not be contiguous."""
-        found = self.known.get(node) if isinstance(node, Node) else None
-        if not isinstance(found, Operand):
+        operand = self.locations.get(node) if isinstance(node, Node) else None
+        if not isinstance(operand, Operand):
             raise Unlowerable(f"{node} is not rows of tokens")
-        return found
+        return operand
 
     def rows(self, node: Any) -> Operand:
         """Returns the location of a node's result; each token is contiguous."""
-        found = self.heads(node)
-        if found.strided_heads:
+        operand = self.heads(node)
+        if operand.strided_heads:
             raise Unlowerable(f"the heads of {node} are not contiguous")
-        return found
+        return operand
 
     def weight(self, node: Any, dtype: torch.dtype | None = None) -> Operand:
         """Returns a constant, or `NOTHING` for None."""
@@ -124,12 +124,12 @@ class Lowering:
 
     def _placeholder(self, node: Node) -> None:
         if node.name in STEP_INPUTS:
-            self.known[node] = Operand("input", self.inputs.index(node.name), node.meta["val"].dtype)
+            self.locations[node] = Operand("input", self.inputs.index(node.name), node.meta["val"].dtype)
 
     def _output(self, node: Node) -> None:
         last = self.rows(node)
         if last.storage is None or last.column != 0 or last.width != last.storage.columns:
-            raise Unlowerable("no instruction of its own writes the graph's result")
+            raise Unlowerable("the graph's result is not the whole output of an instruction")
         self.program.outputs.append(last.storage)
 
     def _call(self, node: Node) -> None:
@@ -138,7 +138,7 @@ class Lowering:
             raise Unlowerable(f"no instruction for {node.target}")
         result = lower(self, node, *node.args, **node.kwargs)
         if result is not None:
-            self.known[node] = result
+            self.locations[node] = result
 
     def same_rows(self, node: Node, source: Any) -> Operand:
         """Returns the rows of another node, viewed with this node's sizes."""

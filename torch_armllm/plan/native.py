@@ -17,7 +17,7 @@ from torch_armllm.system.forks import prepare_for_forks
 
 
 class NativePlan:
-    """A plan that C++ runs as a whole, from the first instruction of a step to the last."""
+    """A plan that C++ runs as a whole, from the first to the last instruction of a step."""
 
     def __init__(self, program: Encoded) -> None:
         prepare_for_forks()
@@ -75,15 +75,15 @@ class NativePlan:
             two rows the first column has the time before the first instruction and after the last.  Their
             second column has the monotonic clock at the beginning and at the end.
         """
-        found: Tensor = torch.ops.armllm.plan_profile(self._handle, _tensors(inputs), inputs.tokens)
-        return found
+        times: Tensor = torch.ops.armllm.plan_profile(self._handle, _tensors(inputs), inputs.tokens)
+        return times
 
 
 @functools.cache
 def _entry() -> Callable[[int, int, int, int | None], bool]:
-    found = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_replay
-    found.argtypes, found.restype = (*(ctypes.c_int64,) * 3, ctypes.c_void_p), ctypes.c_bool
-    return found
+    replay = ctypes.CDLL(str(LIBRARY_PATH)).armllm_plan_replay
+    replay.argtypes, replay.restype = (*(ctypes.c_int64,) * 3, ctypes.c_void_p), ctypes.c_bool
+    return replay
 
 
 def _tensors(i: StepInputs) -> list[Tensor]:

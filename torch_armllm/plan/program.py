@@ -100,13 +100,13 @@ class Instruction:
     def __post_init__(self) -> None:
         if self.opcode not in INSTRUCTIONS:
             raise ValueError(f"unknown instruction {self.opcode!r}; there are: {', '.join(INSTRUCTIONS)}")
-        known = [f.name for f in INSTRUCTIONS[self.opcode].fields]
-        missing = [name for name in known if name not in self.fields]
-        unknown = [name for name in self.fields if name not in known]
+        names = [f.name for f in INSTRUCTIONS[self.opcode].fields]
+        missing = [name for name in names if name not in self.fields]
+        unknown = [name for name in self.fields if name not in names]
         if missing or unknown:
             raise ValueError(
                 f"instruction {self.opcode!r}: missing fields {missing}, unknown fields {unknown}; "
-                f"its fields are: {', '.join(known)}"
+                f"its fields are: {', '.join(names)}"
             )
 
     @property
@@ -155,7 +155,7 @@ class Encoded:
 
 @dataclass
 class Program:
-    """Instructions with their constants, complete enough for a native plan."""
+    """Instructions with their constants, storages and outputs: the input of `encode`."""
 
     instructions: list[Instruction] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
@@ -221,7 +221,9 @@ def _encode_fields(opcode: str, values: Mapping[str, Field], floats: list[float]
         elif isinstance(value, int) and entry.kind in ("int", "flag"):
             body.append(operator.index(value))
         else:
-            raise TypeError(f"field {entry.name!r} of instruction {opcode!r} is no {entry.kind}: {value!r}")
+            raise TypeError(
+                f"field {entry.name!r} of instruction {opcode!r} is not a valid {entry.kind}: {value!r}"
+            )
     return body
 
 

@@ -15,11 +15,11 @@ class Head(Protocol):
     """The output layer: hidden states to logits."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
+        """Returns logits ``(R, vocab_size)`` of rows ``(R, hidden)``."""
         ...
 
     def weights(self, like: Tensor) -> HeadWeights | None:
-        """The weights of a head that is one matrix product; None for any other head.
+        """Returns the weights of a head that is one matrix product; None for any other head.
 
         Args:
             like: hidden states of the model; their values do not matter.
@@ -56,7 +56,7 @@ class ServableModel(Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """Longest sequence, in tokens, that the plan attends to as a whole; None: no limit."""
+        """Length of the longest sequence that the plan supports, in tokens; None: no limit."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class ServableModel(Protocol):
 
     @property
     def position_limit(self) -> int | None:
-        """Positions that the model was made for; None if its rotary embedding grows with the sequence."""
+        """Most positions that the model supports; None if its rotary embedding grows with the sequence."""
         ...
 
     @property

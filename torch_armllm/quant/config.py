@@ -1,4 +1,4 @@
-"""The ``quantization_config`` of a model: how transformers is to quantize it, or how it was quantized."""
+"""The ``quantization_config`` of a model: settings for quantizing it, or those it was quantized with."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class ArmInt4Config(QuantizationConfigMixin):
         source: str | None = None,
         **saved: Any,
     ) -> None:
-        """Makes a configuration; ``saved`` are the further fields of a saved one: see `to_dict`.
+        """Creates a configuration; ``saved`` holds further fields of a saved one: see `to_dict`.
 
         Raises:
-            ValueError: a scheme, method, cache type or field is unknown, or the format is a newer one.
+            ValueError: a scheme, method, cache type or field is unknown, or the format is newer.
         """
         method = saved.pop("quant_method", METHOD)
         if method != METHOD:
@@ -83,7 +83,7 @@ class ArmInt4Config(QuantizationConfigMixin):
         self.stored: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of the saved ``quantization_config``: the recipe's lie flat beside the others."""
+        """Returns the fields of the saved ``quantization_config``; the recipe's are on the top level."""
         return {
             "quant_method": self.quant_method,
             "format": FORMAT,

@@ -21,8 +21,8 @@ class LayerQuantizer:
     """Quantizes layers one by one in two steps.
 
     `run` packs a layer and leaves the model as it is; `commit` puts the packed module into the model and
-    frees the float weights.  Whether a layer is committed at once, after its block or after all layers is the
-    caller's choice.
+    frees the float weights.  The caller chooses to commit a layer immediately, after its block, or after
+    all layers.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LayerQuantizer:
             schemes: scheme by layer name.
             method: chooses the integers.
             keep_original: keep the float weights after `commit`, for `restore`.
-            spill: holds packed weights until `commit`; by default most of them lie in a temporary file.
+            spill: holds packed weights until `commit`; by default most of them are in a temporary file.
         """
         self._model = model
         self._schemes = schemes

@@ -73,12 +73,12 @@ def _computes_linear(module: nn.Linear) -> bool:
     x = torch.linspace(-1.0, 1.0, 2 * module.in_features).view(1, 2, -1).to(module.weight.dtype)
     try:
         with torch.no_grad():
-            got = type(module).forward(module, x)
-            wanted = nn.functional.linear(x, module.weight, module.bias)
+            actual = type(module).forward(module, x)
+            expected = nn.functional.linear(x, module.weight, module.bias)
     except Exception:  # noqa: BLE001 - a forward with other arguments is no linear layer
         return False
-    same = isinstance(got, Tensor) and got.shape == wanted.shape
-    return same and torch.allclose(got.float(), wanted.float(), rtol=2e-2, atol=1e-3)
+    same = isinstance(actual, Tensor) and actual.shape == expected.shape
+    return same and torch.allclose(actual.float(), expected.float(), rtol=2e-2, atol=1e-3)
 
 
 def weight_of(module: nn.Module) -> Tensor:
@@ -99,21 +99,21 @@ def find_layers(model: nn.Module, ignore: Sequence[str] = (), loading: bool = Fa
     Raises:
         ValueError: a weight is not on the CPU, not a float, or quantized already; or a pattern fits no layer.
     """
-    found = [
+    layers = [
         _classify(model, name, module, loading)
         for name, module in model.named_modules()
         if _holds_matrix(module)
     ]
     for pattern in ignore:
-        if not any(fnmatchcase(layer.name, pattern) for layer in found):
+        if not any(fnmatchcase(layer.name, pattern) for layer in layers):
             raise ValueError(
-                f"ignore pattern {pattern!r} fits no layer; layers are named like {found[0].name!r}"
+                f"ignore pattern {pattern!r} fits no layer; layers are named like {layers[0].name!r}"
             )
     return [
         Layer(layer.name, layer.module, layer.kind, "left out on request")
         if any(fnmatchcase(layer.name, pattern) for pattern in ignore)
         else layer
-        for layer in found
+        for layer in layers
     ]
 
 
@@ -128,7 +128,7 @@ def check_finite(layers: Sequence[Layer]) -> None:
                 index = tuple(int(axis[0]) for axis in torch.where(~weight.detach().isfinite()))
                 raise ValueError(
                     f"the weight of {layer.name} holds {float(weight[index])} at {index}: the checkpoint is "
-                    f"damaged; get it anew, or leave the layer out with ignore=[{layer.name!r}]"
+                    f"damaged; download it again, or leave the layer out with ignore=[{layer.name!r}]"
                 )
 
 
@@ -172,7 +172,7 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
     if _is_router(model, attribute, module):
         return Layer(name, module, "router", "it chooses experts: rounding it would change the choice")
     if not is_linear(module):
-        return Layer(name, module, "other", f"{type(module).__name__} is not a kind of layer with a fused op")
+        return Layer(name, module, "other", f"{type(module).__name__} has no fused op")
     head = getattr(model, "get_output_embeddings", lambda: None)()
     parent = model.get_submodule(parent_name)
     kind = "head" if module is head else "latent" if is_up_projection(parent, attribute) else "linear"

@@ -16,8 +16,8 @@ FACTOR = 2.0
 """Times the expected error; twice corresponds to a step twice as wide, so to the loss of one bit."""
 HARMLESS = 0.05
 """Errors below this are never outliers: INT4 itself costs more."""
-_ENOUGH = 5
-"""Layers of a scheme needed to take their median error as usual for the model."""
+_MIN_LAYERS = 5
+"""Fewest layers of a scheme whose median error counts as usual for the model."""
 
 
 @cache
@@ -40,20 +40,20 @@ def expected_errors(records: Iterable[LayerRecord]) -> dict[str, float]:
         if record.error is not None:
             errors[record.scheme].append(record.error)
     return {
-        scheme: max(gaussian_error(scheme), median(found) if len(found) >= _ENOUGH else 0.0)
-        for scheme, found in errors.items()
+        scheme: max(gaussian_error(scheme), median(values) if len(values) >= _MIN_LAYERS else 0.0)
+        for scheme, values in errors.items()
     }
 
 
 def find_outliers(records: Sequence[LayerRecord]) -> list[tuple[LayerRecord, float]]:
     """Returns layers with more than `FACTOR` times the expected error and that expectation, worst first."""
     expected = expected_errors(records)
-    found = [
+    outliers = [
         (record, expected[record.scheme])
         for record in records
         if record.error is not None and record.error > max(FACTOR * expected[record.scheme], HARMLESS)
     ]
-    return sorted(found, key=lambda pair: pair[0].error or 0.0, reverse=True)
+    return sorted(outliers, key=lambda pair: pair[0].error or 0.0, reverse=True)
 
 
 def refuse_outliers(records: Sequence[LayerRecord], state: str = "nothing was changed") -> None:
@@ -63,17 +63,17 @@ def refuse_outliers(records: Sequence[LayerRecord], state: str = "nothing was ch
         records: records of a model's layers.
         state: the state that the error leaves, for the message.
     """
-    found = find_outliers(records)
-    if not found:
+    outliers = find_outliers(records)
+    if not outliers:
         return
-    worst, expected = found[0]
-    more = ", ".join(f"{record.name} ({record.error:.3f})" for record, _ in found[1:4])
-    rest = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    worst, expected = outliers[0]
+    more = ", ".join(f"{record.name} ({record.error:.3f})" for record, _ in outliers[1:4])
+    others = f" and {len(outliers) - 4} more" if len(outliers) > 4 else ""
     remedy = f"ignore=[{worst.name!r}]"
     if worst.scheme != "int8":
         remedy = f'overrides={{{worst.name!r}: "int8"}} or {remedy}'
     raise ValueError(
         f"{worst.name} loses {worst.error:.3f} of its weights' norm as {worst.scheme}, where "
-        f"{expected:.3f} is usual: {state}. Give it more bits or leave it, {remedy}, or accept this with "
-        "allow_outliers=True" + (f". So do {more}{rest}" if more else "")
+        f"{expected:.3f} is usual: {state}. Use more bits or skip the layer ({remedy}), or accept this with "
+        "allow_outliers=True" + (f". Other outliers: {more}{others}" if more else "")
     )

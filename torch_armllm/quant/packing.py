@@ -49,7 +49,7 @@ def quantize_matrices(
     Args:
         weights: the matrices.
         scheme: the scheme.
-        roundings: one for each of them; without, scales are searched.
+        roundings: one per matrix; None: scales are searched.
 
     Returns:
         The panels, uint8 (E, ⌈N/16⌉, bytes), and the relative round-trip error of all of them together.
@@ -109,14 +109,14 @@ def scales_are_finite(panels: Tensor, columns: int, scheme: str) -> bool:
 
 
 def split_panels(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gate and up panels (…, P, bytes) of (…, 2·P, bytes) where they alternate."""
+    """Splits alternating panels (…, 2·P, bytes) into gate and up panels (…, P, bytes)."""
     return gate_up[..., 0::2, :].contiguous(), gate_up[..., 1::2, :].contiguous()
 
 
 def _quantize(
     weights: Sequence[Tensor], scheme: Scheme, roundings: Sequence[Rounding]
 ) -> tuple[Tensor, float, float]:
-    """The panels of E float matrices, Σ(W − Ŵ)² and ΣW²."""
+    """Returns the panels of E float matrices, Σ(W − Ŵ)² and ΣW²."""
     rows, columns = weights[0].shape
     jobs = [
         (index, part)
@@ -128,9 +128,9 @@ def _quantize(
 
     def work(job: tuple[int, slice]) -> tuple[float, float]:
         index, part = job
-        found, error, energy = scheme.quantize_chunk(weights[index][part], roundings[index])
+        quantized, error, energy = scheme.quantize_chunk(weights[index][part], roundings[index])
         panels = slice(part.start // PANEL, linear.panel_count(part.stop))
-        packed[index, panels] = pack(found)
+        packed[index, panels] = pack(quantized)
         return error, energy
 
     sums = each(work, jobs)

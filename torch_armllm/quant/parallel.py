@@ -16,7 +16,7 @@ def each(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Resu
     """Calls ``function`` on every item with `torch.get_num_threads` threads and returns the results in order.
 
     Every call runs its torch ops on one thread: long chains of small ops would otherwise spend their time in
-    barriers, above all when other processes use the cores too.
+    barriers, especially when other processes use the cores too.
     """
     before = torch.get_num_threads()
     threads = min(before, len(items))

@@ -1,4 +1,4 @@
-"""The recipe of a quantization: schemes by layer, rounding method and what else decides about the weights."""
+"""The recipe of a quantization: schemes by layer, rounding method and other settings of the weights."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Recipe:
             `find_outliers`.
         importance: for ``mse``: weight squared errors by the energy of each input channel, measured by
             running the float model once on random tokens; see `torch_armllm.quant.methods.importance`.  This
-            needs the whole float model in memory.  None: measure where it is in memory anyway (`patch`,
-            `quantize`), not where weights are quantized as they are read.
+            needs the whole float model in memory.  None: measure if the float model is in memory anyway
+            (`patch`, `quantize`), but not if weights are quantized as they are read.
     """
 
     scheme: str = "g32i"
@@ -73,9 +73,9 @@ class Recipe:
             or not isinstance(self.ignore, Sequence)
             or not all(isinstance(pattern, str) for pattern in self.ignore)
         ):
-            raise ValueError(f"ignore takes a list of patterns, not {self.ignore!r}")
+            raise ValueError(f"ignore must be a list of patterns, not {self.ignore!r}")
         if not isinstance(self.overrides, Mapping) or not all(isinstance(x, str) for x in self.overrides):
-            raise ValueError(f"overrides takes a dictionary of schemes by pattern, not {self.overrides!r}")
+            raise ValueError(f"overrides must be a dictionary of schemes by pattern, not {self.overrides!r}")
         if not isinstance(self.allow_outliers, bool):
             raise ValueError(f"allow_outliers must be true or false, not {self.allow_outliers!r}")
         if not (self.importance is None or isinstance(self.importance, bool)):
@@ -89,7 +89,7 @@ class Recipe:
         object.__setattr__(self, "overrides", overrides)
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes as JSON types, as a saved ``quantization_config`` holds them."""
+        """Returns the attributes as JSON types, as a saved ``quantization_config`` holds them."""
         return {
             "scheme": self.scheme,
             "head": self.head,
@@ -132,17 +132,17 @@ class Recipe:
         """
         if source is not None:
             raise ValueError(
-                f"the weights are packed as {source} stored them; to have them as {self.scheme!r}, load the "
+                f"the weights are packed as {source} stored them; to use {self.scheme!r}, load the "
                 "original model"
             )
         if self.scheme != own.scheme:
             raise ValueError(
-                f"the weights are packed as {own.scheme!r} already; to have them as {self.scheme!r}, load "
+                f"the weights are packed as {own.scheme!r} already; to use {self.scheme!r}, load "
                 "the original model"
             )
         if self.overrides and dict(self.overrides) != dict(own.overrides):
             raise ValueError(
-                f"the weights are packed already, with the overrides {dict(own.overrides)}; to have "
+                f"the weights are packed already, with the overrides {dict(own.overrides)}; to use "
                 f"{dict(self.overrides)}, load the original model"
             )
 
@@ -172,8 +172,8 @@ class Recipe:
             )
         if scheme != "int8" and all(layer.kind == "latent" for layer in fitting):
             raise ValueError(
-                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} expands latents, which is "
-                "done in int8, or not quantized (None)"
+                f"override {pattern!r} asks for {scheme!r}, but {fitting[0].name} expands latents: "
+                "its scheme must be int8 or None (not quantized)"
             )
 
 

@@ -112,13 +112,13 @@ def _quantize_experts(layer: Layer, scheme: Scheme, method: Method) -> QuantExpe
     inner_roundings, outer_roundings = (
         [method.rounding(layer, scheme, name, expert) for expert in experts] for name in layout.weights
     )
-    made = [quantize_matrices(part, scheme, inner_roundings) for part in layout.inner(inner)]
+    inner_packed = [quantize_matrices(part, scheme, inner_roundings) for part in layout.inner(inner)]
     down, down_error = quantize_matrices(downs, scheme, outer_roundings)
     hidden, intermediate = downs[0].shape
     biases = layout.biases(module)
-    errors = [*(error for _, error in made), down_error]
+    errors = [*(error for _, error in inner_packed), down_error]
     return QuantExperts(
-        interleave_panels(made[0][0], made[1][0]) if layout.gated else made[0][0],
+        interleave_panels(inner_packed[0][0], inner_packed[1][0]) if layout.gated else inner_packed[0][0],
         down,
         intermediate,
         hidden,

@@ -30,7 +30,7 @@ class LayerRecord:
         scheme: scheme of its weight, or the dtype of an unquantized weight.
         parameters: number of weights.
         bytes_before, bytes_after: size of the weights.
-        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖, None where nothing was quantized, or by another tool.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖, None if unquantized, or if another tool quantized it.
         reason: reason why it is unquantized; None if it is quantized.
     """
 
@@ -64,16 +64,16 @@ class Report:
     """The result of patching or quantizing a model.
 
     Attributes:
-        layers: a record for every module with a weight matrix; embeddings, looked up, are left out.
-        captured: whether the model's forward runs as a graph of fused ops.
-        capture_reason: why it does not.
-        variant: kernel variant in use, such as ``i8mm``; empty where nothing runs.
-        ops: how often a step calls each op.
-        outliers: layers whose errors are out of line with their schemes, and what error is usual.
+        layers: a record for every module with a weight matrix, except embeddings.
+        captured: True if the model's forward runs as a graph of fused ops.
+        capture_reason: reason why it does not.
+        variant: kernel variant in use, such as ``i8mm``; empty if no kernel is used.
+        ops: number of calls of each op in a step.
+        outliers: layers whose errors are out of line with their schemes, and the usual error.
         bytes_before, bytes_after: all parameters and buffers of the model.
-        kv_bytes: bytes of keys and values, or latents, that a token takes in the cache; 0 where not captured.
-        kv_bytes_expanded: what latents would take as keys and values; None where the cache holds no latents.
-        notes: anything else that the user should know.
+        kv_bytes: bytes of keys and values, or latents, per token in the cache; 0 if not captured.
+        kv_bytes_expanded: bytes of latents as expanded keys and values; None if the cache holds no latents.
+        notes: further information for the user.
     """
 
     layers: list[LayerRecord] = field(default_factory=list)
@@ -90,41 +90,41 @@ class Report:
 
     @property
     def quantized(self) -> list[LayerRecord]:
-        """The layers whose weights are stored in integers now."""
+        """Layers whose weights are stored as integers now."""
         return [layer for layer in self.layers if layer.quantized]
 
     @property
     def left(self) -> list[LayerRecord]:
-        """The layers left as they were, each with its reason."""
+        """Layers that were not quantized, each with its reason."""
         return [layer for layer in self.layers if not layer.quantized]
 
     @property
     def share(self) -> float:
-        """Share of the weight bytes that are quantized now, 0…1, embeddings left out."""
-        whole = sum(layer.bytes_before for layer in self.layers)
-        return sum(layer.bytes_before for layer in self.quantized) / whole if whole else 0.0
+        """Share of the weight bytes that are quantized now, 0…1, without embeddings."""
+        total = sum(layer.bytes_before for layer in self.layers)
+        return sum(layer.bytes_before for layer in self.quantized) / total if total else 0.0
 
     def worst(self, count: int = 10) -> list[LayerRecord]:
         """Returns the quantized layers with the largest round-trip errors."""
-        known = [layer for layer in self.quantized if layer.error is not None]
-        ranked = sorted(known, key=lambda layer: layer.error or 0.0, reverse=True)
+        with_error = [layer for layer in self.quantized if layer.error is not None]
+        ranked = sorted(with_error, key=lambda layer: layer.error or 0.0, reverse=True)
         return ranked[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON types."""
+        """Returns everything as plain JSON types."""
         return {**asdict(self), "share": self.share}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterable[str]:
-        whole = (
+        mode = (
             "whole forward"
             if self.captured
             else f"module by module ({self.capture_reason or 'not captured'})"
         )
         if self.variant:
-            yield labeled("fused ops", f"{whole}; kernels: {self.variant}", _INDENT)
+            yield labeled("fused ops", f"{mode}; kernels: {self.variant}", _INDENT)
         if self.ops:
             calls = ", ".join(f"{op} x {count}" for op, count in sorted(self.ops.items()))
             yield labeled("a step calls", calls, _INDENT)
@@ -137,10 +137,10 @@ class Report:
             expanded = f" as latents ({self.kv_bytes_expanded} expanded)" if self.kv_bytes_expanded else ""
             yield labeled("KV cache", f"{self.kv_bytes} bytes a token{expanded}", _INDENT)
         yield from _table(self.layers)
-        for place, layer in enumerate(self.worst()):
+        for index, layer in enumerate(self.worst()):
             usual = self.outliers.get(layer.name)
             warning = f"  out of line: {usual:.4f} is usual" if usual is not None else ""
-            yield f"{'' if place else 'largest errors':<{_INDENT}}{layer.error:.4f}  {layer.name}{warning}"
+            yield f"{'' if index else 'largest errors':<{_INDENT}}{layer.error:.4f}  {layer.name}{warning}"
         for (dtype, reason), names in _by_reason(self.left).items():
             yield labeled("left as it was", f"{dtype}: {reason}", _INDENT)
             yield from (f"{'':<{_INDENT}}{count:>4} x {name}" for name, count in _alike(names).items())
@@ -149,10 +149,10 @@ class Report:
 
 
 def _by_reason(layers: list[LayerRecord]) -> dict[tuple[str, str], list[str]]:
-    found: dict[tuple[str, str], list[str]] = {}
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for layer in layers:
-        found.setdefault((layer.scheme, layer.reason or ""), []).append(layer.name)
-    return found
+        by_reason.setdefault((layer.scheme, layer.reason or ""), []).append(layer.name)
+    return by_reason
 
 
 def _alike(names: list[str]) -> dict[str, int]:
@@ -161,7 +161,7 @@ def _alike(names: list[str]) -> dict[str, int]:
 
 
 def _table(layers: list[LayerRecord]) -> Iterable[str]:
-    """One line for each kind, op and scheme, with counts, sizes and the mean error."""
+    """Yields a line for each kind, op and scheme, with counts, sizes and the mean error."""
     groups: dict[tuple[str, str, str], list[LayerRecord]] = {}
     for layer in layers:
         groups.setdefault((layer.kind, layer.op, layer.scheme), []).append(layer)

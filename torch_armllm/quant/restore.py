@@ -35,17 +35,17 @@ def restore(model: nn.Module) -> list[str]:
         if not isinstance(module, (QuantLinear, QuantExperts)):
             continue
         shell = module.shell
-        assert shell is not None, f"{name} was not made by quantize()"
+        assert shell is not None, f"{name} was not created by quantize()"
         if isinstance(module, QuantLinear):
             if shell.weight is None:
                 weight = module.dequantize()
-                _give(
+                _set_weight(
                     shell, "weight", weight.t().contiguous() if isinstance(shell, Conv1D) else weight, module
                 )
                 rounded.append(name)
         elif (layout := module.layout) is not None and getattr(shell, layout.weights[0]) is None:
             for attribute, value in zip(layout.weights, layout.store(*module.dequantize()), strict=True):
-                _give(shell, attribute, value, module)
+                _set_weight(shell, attribute, value, module)
             rounded.append(name)
         if isinstance(module, QuantLinear) and module.bias is not None:
             shell.bias = module.bias
@@ -58,5 +58,5 @@ def restore(model: nn.Module) -> list[str]:
     return rounded
 
 
-def _give(shell: nn.Module, name: str, value: Tensor, module: QuantLinear | QuantExperts) -> None:
+def _set_weight(shell: nn.Module, name: str, value: Tensor, module: QuantLinear | QuantExperts) -> None:
     setattr(shell, name, nn.Parameter(value.to(module.float_dtype), requires_grad=False))

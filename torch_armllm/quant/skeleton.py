@@ -1,4 +1,4 @@
-"""The saved form of a quantized model: packed buffers under their modules' names, the same on every CPU."""
+"""The saved form of a quantized model: packed buffers by module name, the same on every CPU."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torch_armllm.quant.packing import empty_panels
 
 def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns scheme and round-trip error of every packed module, by name."""
-    found: dict[str, dict[str, Any]] = {}
+    described: dict[str, dict[str, Any]] = {}
     for name, module in model.named_modules():
         if isinstance(module, TiedEmbedding):
-            found[name] = {"scheme": TIED}
+            described[name] = {"scheme": TIED}
         elif isinstance(module, (QuantLinear, QuantExperts)):
             error = None if module.error is None else round(module.error, 6)
-            found[name] = {"scheme": module.scheme, "error": error}
+            described[name] = {"scheme": module.scheme, "error": error}
             if isinstance(module, QuantLinear) and module.order is not None:
-                found[name]["ordered"] = True
-    return found
+                described[name]["ordered"] = True
+    return described
 
 
 def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
@@ -41,7 +41,7 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
     """
     if config.modules is None:
         raise ValueError(
-            "the quantization_config in config.json has no 'modules': save the model anew by save_pretrained"
+            "the quantization_config in config.json has no 'modules': save the model again by save_pretrained"
         )
     slots = ModuleSlots(model)
     own = dict(model.named_modules(remove_duplicate=False))
@@ -87,7 +87,7 @@ def forget_ties(model: Any) -> None:
 
 def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
     """Returns a packed module on the meta device that replaces ``shell``, which loses its weights."""
-    made: nn.Module
+    packed_module: nn.Module
     scheme, error = str(saved.get("scheme")), saved.get("error", 0.0)
     if is_linear(shell):
         weight = weight_of(shell)
@@ -95,12 +95,12 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
         packed = empty_panels((), rows, columns, scheme)
         bias: Any = shell.bias
         order = torch.empty(columns, dtype=torch.int32, device="meta") if saved.get("ordered") else None
-        made = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype, order)
+        packed_module = QuantLinear(packed, columns, rows, scheme, bias, error, shell, weight.dtype, order)
         names: tuple[str, ...] = ("weight",)
     elif is_experts(shell) and not isinstance(layout := read_layout(shell), str):
         downs = layout.outer(parameter(shell, "down_proj"))
         hidden, intermediate = downs[0].shape
-        made = QuantExperts(
+        packed_module = QuantExperts(
             empty_panels((len(downs),), intermediate, hidden, scheme, 2 if layout.gated else 1),
             empty_panels((len(downs),), hidden, intermediate, scheme),
             intermediate,
@@ -117,13 +117,13 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
         names = layout.weights
     else:
         raise ValueError(
-            f"quantization_config says that {name} is packed, but {type(shell).__name__} is no layer to pack"
+            f"quantization_config says that {name} is packed, but a {type(shell).__name__} cannot be packed"
         )
     for attribute in names:
         shell._parameters[attribute] = None
     if is_linear(shell):
-        made.__dict__["weight"] = placeholder(weight)
-    return made.train(shell.training)
+        packed_module.__dict__["weight"] = placeholder(weight)
+    return packed_module.train(shell.training)
 
 
 def placeholder(weight: torch.Tensor) -> nn.Parameter:

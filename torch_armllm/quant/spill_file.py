@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 _IN_MEMORY = 16 << 20
-_ROOMY = "/var/tmp"  # /tmp is in memory on many systems
+_DISK_FOLDER = "/var/tmp"  # /tmp is in memory on many systems
 
 
 class SpillFile:
@@ -23,10 +23,10 @@ class SpillFile:
 
     def __init__(self, in_memory: int | None = _IN_MEMORY) -> None:
         """``in_memory``: bytes kept in memory before a file is used; None: never use a file."""
-        self._left = in_memory or 0
+        self._memory_left = in_memory or 0
         self._file: IO[bytes] | None = None
         self._full = in_memory is None
-        self._held: dict[nn.Module, dict[str, list[Tensor | _Stored]]] = {}
+        self._stored: dict[nn.Module, dict[str, list[Tensor | _Stored]]] = {}
 
     def store(self, module: nn.Module) -> None:
         """Stores a module's buffers, except those on the meta device, whose rows `append` has stored."""
@@ -37,11 +37,11 @@ class SpillFile:
 
     def append(self, module: nn.Module, name: str, rows: Tensor) -> None:
         """Stores the next rows of a buffer that is on the meta device in the module."""
-        self._held.setdefault(module, {}).setdefault(name, []).append(self._put(rows))
+        self._stored.setdefault(module, {}).setdefault(name, []).append(self._put(rows))
 
     def load(self, module: nn.Module) -> None:
         """Moves a module's buffers back into the module."""
-        for name, pieces in self._held.pop(module, {}).items():
+        for name, pieces in self._stored.pop(module, {}).items():
             empty = module._buffers[name]
             assert empty is not None
             module._buffers[name] = self._join(pieces, empty)
@@ -49,7 +49,7 @@ class SpillFile:
     def peek(self, module: nn.Module) -> dict[str, Tensor]:
         """Returns a module's buffers without removing them."""
         buffers = {}
-        for name, pieces in self._held.get(module, {}).items():
+        for name, pieces in self._stored.get(module, {}).items():
             empty = module._buffers[name]
             assert empty is not None
             buffers[name] = self._join(list(pieces), empty)
@@ -58,22 +58,22 @@ class SpillFile:
     def _join(self, pieces: list[Tensor | _Stored], empty: Tensor) -> Tensor:
         if len(pieces) == 1 and isinstance(pieces[0], Tensor):
             return pieces[0]
-        whole = torch.empty_like(empty, device="cpu")
-        rest = whole
+        joined = torch.empty_like(empty, device="cpu")
+        remaining = joined
         while pieces:
             piece = pieces.pop(0)
             if isinstance(piece, Tensor):
-                rest[: len(piece)] = piece
-                rest = rest[len(piece) :]
+                remaining[: len(piece)] = piece
+                remaining = remaining[len(piece) :]
             else:
-                self._read(piece.begin, rest[: piece.rows])
-                rest = rest[piece.rows :]
-        assert not len(rest), "a buffer lacks rows"
-        return whole
+                self._read(piece.begin, remaining[: piece.rows])
+                remaining = remaining[piece.rows :]
+        assert not len(remaining), "a buffer lacks rows"
+        return joined
 
     def _put(self, rows: Tensor) -> Tensor | _Stored:
-        if rows.nbytes <= self._left or self._full:
-            self._left -= rows.nbytes
+        if rows.nbytes <= self._memory_left or self._full:
+            self._memory_left -= rows.nbytes
             return rows
         try:
             if self._file is None:
@@ -87,20 +87,20 @@ class SpillFile:
     @staticmethod
     def _write(file: IO[bytes], tensor: Tensor) -> int:
         begin = file.seek(0, 2)
-        rest = _bytes(tensor.contiguous())
-        while rest:
-            rest = rest[file.write(rest) :]
+        remaining = _bytes(tensor.contiguous())
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
         return begin
 
     def _read(self, begin: int, tensor: Tensor) -> None:
         assert self._file is not None
         self._file.seek(begin)
-        room = _bytes(tensor)
-        while room:
-            count = self._file.readinto(room)  # type: ignore[attr-defined]  # typing knows no raw files
+        remaining = _bytes(tensor)
+        while remaining:
+            count = self._file.readinto(remaining)  # type: ignore[attr-defined]  # typing knows no raw files
             if not count:
                 raise OSError("the temporary file of the quantized weights is truncated")
-            room = room[count:]
+            remaining = remaining[count:]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class _Stored:
 def _folder() -> str | None:
     """Returns the folder of the file: None (the environment's choice), or a folder on a disk."""
     chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
-    return None if chosen or not os.access(_ROOMY, os.W_OK) else _ROOMY
+    return None if chosen or not os.access(_DISK_FOLDER, os.W_OK) else _DISK_FOLDER
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -24,14 +24,14 @@ def detachable(starts: Iterable[int], page: int, maps: str | None = None) -> set
         page: bytes per page.
         maps: text in the format of ``/proc/self/maps``; None: that file.
     """
-    left = sorted(starts, reverse=True)
-    found: set[int] = set()
+    remaining = sorted(starts, reverse=True)
+    detachable_pages: set[int] = set()
     for first, last in _private_files(_MAPS.read_text() if maps is None else maps):
-        while left and left[-1] < first:
-            left.pop()
-        while left and left[-1] + page <= last:
-            found.add(left.pop())
-    return found
+        while remaining and remaining[-1] < first:
+            remaining.pop()
+        while remaining and remaining[-1] + page <= last:
+            detachable_pages.add(remaining.pop())
+    return detachable_pages
 
 
 def detach(starts: Iterable[int], page: int) -> None:
@@ -79,14 +79,14 @@ def _detach(start: int, size: int, page: int) -> None:
     system.madvise.argtypes = (word, word, flags)
     system.munmap.argtypes = (word, word)
     access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    room = system.mmap(0, size + page, access, kind, -1, 0)
-    if room == _FAILED:
+    address = system.mmap(0, size + page, access, kind, -1, 0)
+    if address == _FAILED:
         return
-    aligned = -(-room // page) * page  # huge pages need alignment
+    aligned = -(-address // page) * page  # huge pages need alignment
     system.madvise(aligned, size, mmap.MADV_HUGEPAGE)
     ctypes.memmove(aligned, start, size)
     moved = system.mremap(aligned, size, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, start)
     if moved == _FAILED:
         system.munmap(aligned, size)
-    system.munmap(room, aligned - room)
-    system.munmap(aligned + size, room + page - aligned)
+    system.munmap(address, aligned - address)
+    system.munmap(aligned + size, address + page - aligned)

@@ -48,22 +48,22 @@ def physical_cores(
     if allowed is None:
         can_ask = hasattr(os, "sched_getaffinity")
         allowed = os.sched_getaffinity(0) if can_ask else set(range(os.cpu_count() or 1))
-    found: dict[str, list[int]] = {}
+    cores: dict[str, list[int]] = {}
     for cpu in sorted(allowed):
         topology = root / f"cpu{cpu}" / "topology"
         siblings = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
-        found.setdefault(siblings.strip() or str(cpu), []).append(cpu)
-    return [tuple(core) for core in found.values()]
+        cores.setdefault(siblings.strip() or str(cpu), []).append(cpu)
+    return [tuple(core) for core in cores.values()]
 
 
 def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
     """Returns the CPUs of each NUMA node that has any, as ``{"node0": "0-31"}``; empty if unknown."""
-    found = {}
+    nodes = {}
     for file in sorted(root.glob("node[0-9]*/cpulist"), key=lambda f: int(f.parent.name[4:])):
         cpus = _read(file).strip()
         if cpus:
-            found[file.parent.name] = cpus
-    return found
+            nodes[file.parent.name] = cpus
+    return nodes
 
 
 def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
@@ -73,8 +73,8 @@ def cpu_limit(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> fl
         root: the mount point of the groups.
         own: text in the format of ``/proc/self/cgroup``; None: that file.
     """
-    found = [limit for group in _groups("cpu", root, own) for limit in _limits(group)]
-    return min(found, default=None)
+    limits = [limit for group in _groups("cpu", root, own) for limit in _limits(group)]
+    return min(limits, default=None)
 
 
 def free_memory(
@@ -92,7 +92,7 @@ def free_memory(
         free = 1024 * int(system["MemAvailable"].split()[0])
     else:  # not Linux: assume half of the memory
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return min([free, *(left for group in _groups("memory", root, own) for left in _left(group))])
+    return min([free, *(left for group in _groups("memory", root, own) for left in _bytes_left(group))])
 
 
 def _groups(controller: str, root: Path, own: str | None) -> Iterator[Path]:
@@ -112,16 +112,16 @@ def _groups(controller: str, root: Path, own: str | None) -> Iterator[Path]:
                 yield hierarchy.joinpath(*parts[:depth])
 
 
-def _left(group: Path) -> list[int]:
+def _bytes_left(group: Path) -> list[int]:
     """Returns the bytes until a group reaches its limit; droppable file pages count as free."""
     for limit, used, dropped in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        most, taken = _read(group / limit).strip(), _read(group / used).strip()
-        if most.isdigit() and taken.isdigit():
+        total, in_use = _read(group / limit).strip(), _read(group / used).strip()
+        if total.isdigit() and in_use.isdigit():
             statistics = dict(line.split() for line in _read(group / "memory.stat").splitlines())
-            return [max(0, int(most) - int(taken) + int(statistics.get(dropped, 0)))]
+            return [max(0, int(total) - int(in_use) + int(statistics.get(dropped, 0)))]
     return []
 
 

@@ -46,11 +46,11 @@ class ArmInt4Quantizer(HfQuantizer):
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Raises ValueError for any device but the CPU."""
-        places = device_map.values() if isinstance(device_map, dict) else [device_map]
-        wrong = [str(place) for place in places if str(place) not in ("None", "cpu", "auto")]
-        if wrong:
+        devices = device_map.values() if isinstance(device_map, dict) else [device_map]
+        unsupported = [str(device) for device in devices if str(device) not in ("None", "cpu", "auto")]
+        if unsupported:
             raise ValueError(
-                f"torch_armllm runs on the CPU; device_map asks for {', '.join(wrong)}: leave it out"
+                f"torch_armllm runs on the CPU; device_map asks for {', '.join(unsupported)}: leave it out"
             )
 
     def update_device_map(self, device_map: Any) -> Any:

@@ -42,8 +42,8 @@ def _explain_refusal(quantizers: Any, own: type) -> None:
     merge = quantizers.merge_quantization_configs
 
     def explained(stored: Any, given: Any = None) -> Any:
-        said = stored if isinstance(stored, dict) else stored.to_dict()
-        method = said.get("quant_method")
+        settings = stored if isinstance(stored, dict) else stored.to_dict()
+        method = settings.get("quant_method")
         if isinstance(given, own) and method is not None and method != METHOD:
             raise ValueError(
                 f"this checkpoint is quantized by {getattr(method, 'value', method)} already, and "

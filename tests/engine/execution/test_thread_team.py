@@ -33,26 +33,26 @@ def chosen(**given: Any) -> ThreadSettings:
 
 def test_default_is_one_pinned_thread_per_core() -> None:
     found = chosen()
-    assert (found.count, found.places) == (4, tuple(ALONE))
+    assert (found.count, found.cores) == (4, tuple(ALONE))
     assert str(found) == "4 threads (physical cores), pinned to CPUs 0-3"
     found = chosen(cores=SHARED, current=8)
-    assert (found.count, found.places) == (4, tuple(SHARED))
+    assert (found.count, found.cores) == (4, tuple(SHARED))
     assert str(found) == "4 threads (physical cores of 8 CPUs), pinned to CPUs 0-7"
     assert str(chosen(cores=[(1,), (2,), (9,)], current=3)).endswith("pinned to CPUs 1-2, 9")
 
 
 def test_cgroup_limit_sets_the_count_and_disables_pinning() -> None:
     found = chosen(limit=2.5)
-    assert (found.count, found.places) == (2, ())
+    assert (found.count, found.cores) == (2, ())
     assert chosen(limit=0.5).count == 1
-    assert chosen(limit=4.0).places
-    assert chosen(limit=2.5, count=4).places == ()
+    assert chosen(limit=4.0).cores
+    assert chosen(limit=2.5, count=4).cores == ()
 
 
 @pytest.mark.parametrize(
     ("given", "count", "why"),
     [
-        ({"count": 3, "current": 4}, 3, "as asked for"),
+        ({"count": 3, "current": 4}, 3, "as requested"),
         ({"current": 2, "environment": {"OMP_NUM_THREADS": "2"}}, 2, "OMP_NUM_THREADS"),
         ({"current": 6, "environment": {"MKL_NUM_THREADS": "6"}}, 6, "MKL_NUM_THREADS"),
         ({"current": 3}, 3, "torch.set_num_threads"),
@@ -62,24 +62,24 @@ def test_cgroup_limit_sets_the_count_and_disables_pinning() -> None:
 def test_user_settings_take_precedence(given: dict[str, Any], count: int, why: str) -> None:
     found = chosen(**given)
     assert (found.count, found.why) == (count, why)
-    assert bool(found.places) == (count == 4)
+    assert bool(found.cores) == (count == 4)
 
 
 @pytest.mark.parametrize("name", ["OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES"])
 def test_openmp_affinity_variables_disable_pinning(name: str) -> None:
     found = chosen(environment={name: "close"})
-    assert (found.count, found.places) == (4, ())
+    assert (found.count, found.cores) == (4, ())
     assert name in str(found)
-    assert chosen(environment={name: "close"}, pin=True).places
+    assert chosen(environment={name: "close"}, pin=True).cores
 
 
 def test_pinning_can_be_disabled_and_forced() -> None:
-    assert chosen(pin=False).places == ()
-    assert chosen(pin=True, count=2).places == ((0,), (1,))
-    assert chosen(count=1).places == ()
+    assert chosen(pin=False).cores == ()
+    assert chosen(pin=True, count=2).cores == ((0,), (1,))
+    assert chosen(count=1).cores == ()
     with pytest.raises(ValueError, match="5 threads cannot be pinned to 4 cores"):
         chosen(pin=True, count=5)
-    with pytest.raises(ValueError, match="one thread at least, not 0"):
+    with pytest.raises(ValueError, match="at least 1, not 0"):
         chosen(count=0)
 
 

@@ -114,7 +114,7 @@ def test_few_or_no_inputs_are_supported() -> None:
 def test_nearly_equal_inputs_are_supported() -> None:
     x = (8 + 0.05 * correlated(512, count=1024)).bfloat16()
     found = Hessian(512)
-    found.add(x, wanted=x * 1.01)
+    found.add(x, float_inputs=x * 1.01)
     assert bool(torch.linalg.cholesky(found.damped()).isfinite().all())
     correction = found.correction()
     assert correction is not None and bool(correction.isfinite().all())

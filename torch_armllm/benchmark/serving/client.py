@@ -85,9 +85,11 @@ class Client:
             answer.raise_for_status()
             self.model = answer.json()["data"][0]["id"]
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ValueError(f"{self._target.base_url} does not tell its models: {_told(error)}") from error
+            raise ValueError(
+                f"{self._target.base_url} does not list its models: {_error_text(error)}"
+            ) from error
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{self._target.base_url} does not tell its models; give --model") from error
+            raise ValueError(f"{self._target.base_url} does not list its models; give --model") from error
 
     async def ask(self, question: Question) -> Record:
         """Send a request and wait for the last chunk of its output; errors go into the record."""
@@ -102,7 +104,7 @@ class Client:
         except (LookupError, TypeError, AttributeError) as error:
             record.error = f"an event of the stream is of another shape: {error!r}"
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, BadAnswerError) as error:
-            record.error = _told(error)
+            record.error = _error_text(error)
         return record
 
     def _body(self, question: Question) -> dict[str, Any]:
@@ -150,12 +152,12 @@ async def _listen(response: httpx.Response, record: Record) -> None:
 def _parsed(reader: EventReader, piece: bytes) -> list[dict[str, Any] | None]:
     """Parses the events of a chunk; None marks the end of the stream."""
     try:
-        found = [None if data == "[DONE]" else json.loads(data) for data in reader.feed(piece)]
+        events = [None if data == "[DONE]" else json.loads(data) for data in reader.feed(piece)]
     except ValueError as error:
         raise BadAnswerError(f"an event of the stream is not JSON: {error}") from error
-    if not all(event is None or isinstance(event, dict) for event in found):
+    if not all(event is None or isinstance(event, dict) for event in events):
         raise BadAnswerError("an event of the stream is not an object")
-    return found
+    return events
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
@@ -164,5 +166,5 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return bool(choice.get("text") or any(delta.get(name) for name in names))
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

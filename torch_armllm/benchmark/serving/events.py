@@ -13,7 +13,7 @@ class EventReader:
     """Extracts the ``data`` of events by the HTML standard; other fields are ignored."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._partial_line = b""
         self._data: list[bytes] = []
         self._begun = False
 
@@ -27,7 +27,7 @@ class EventReader:
             UnicodeDecodeError: an event is not UTF-8.
         """
         # A carriage return at the end stays: the line feed that may follow it belongs to it.
-        *lines, self._rest = _LINE.split(self._rest + piece)
+        *lines, self._partial_line = _LINE.split(self._partial_line + piece)
         for line in lines:
             if not self._begun:
                 self._begun = True

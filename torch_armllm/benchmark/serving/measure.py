@@ -42,7 +42,7 @@ class Plan:
 
 
 async def measure(
-    target: Target, questions: Questions, plan: Plan, tell: Callable[[str, ServingResult], None]
+    target: Target, questions: Questions, plan: Plan, report: Callable[[str, ServingResult], None]
 ) -> None:
     """Measures the rates in turn, each with different questions.
 
@@ -50,7 +50,7 @@ async def measure(
         target: the server.
         questions: source of the requests.
         plan: rates and numbers of requests.
-        tell: called after each rate with the model's name and the result.
+        report: called after each rate with the model's name and the result.
 
     Raises:
         ValueError: the first requests fail.
@@ -59,16 +59,16 @@ async def measure(
         await client.find_model()
         if plan.warmup:
             first = questions.draw(plan.warmup, f"{plan.seed} warm-up")
-            found = await run_load(client.ask, first, float("inf"), plan.max_concurrency, "")
-            for record in found.records:
+            warmup = await run_load(client.ask, first, float("inf"), plan.max_concurrency, "")
+            for record in warmup.records:
                 if record.error is not None:
                     raise ValueError(f"{target.base_url} does not answer: {record.error}")
         for number, rate in enumerate(plan.rates):
             seed = f"{plan.seed} {number}"
-            asked = questions.draw(plan.num_prompts, seed)
+            requests = questions.draw(plan.num_prompts, seed)
             with _bar(plan) as step:
-                run = await run_load(client.ask, asked, rate, plan.max_concurrency, seed, step)
-            tell(client.model, summarize(run, rate, plan.max_concurrency))
+                run = await run_load(client.ask, requests, rate, plan.max_concurrency, seed, step)
+            report(client.model, summarize(run, rate, plan.max_concurrency))
 
 
 @contextmanager

@@ -38,10 +38,10 @@ class Spread:
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """Returns a percentile of sorted values, interpolated as numpy does."""
-    place = (len(ordered) - 1) * percent / 100
-    lower = math.floor(place)
+    position = (len(ordered) - 1) * percent / 100
+    lower = math.floor(position)
     upper = min(lower + 1, len(ordered) - 1)
-    return ordered[lower] + (ordered[upper] - ordered[lower]) * (place - lower)
+    return ordered[lower] + (ordered[upper] - ordered[lower]) * (position - lower)
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ class ServingResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all figures in vLLM's layout; an infinite rate is the string ``inf``."""
-        found = {k: v for k, v in asdict(self).items() if k not in ("ttft", "tpot", "itl", "e2el")}
+        figures = {k: v for k, v in asdict(self).items() if k not in ("ttft", "tpot", "itl", "e2el")}
         if math.isinf(self.request_rate):
-            found["request_rate"] = "inf"
+            figures["request_rate"] = "inf"
         for name in ("ttft", "tpot", "itl", "e2el"):
             spread: Spread = getattr(self, name)
-            found[f"mean_{name}_ms"] = spread.mean
-            found[f"median_{name}_ms"] = spread.median
-            found[f"std_{name}_ms"] = spread.std
-            found.update({f"p{p}_{name}_ms": value for p, value in spread.percentiles.items()})
-        return found
+            figures[f"mean_{name}_ms"] = spread.mean
+            figures[f"median_{name}_ms"] = spread.median
+            figures[f"std_{name}_ms"] = spread.std
+            figures.update({f"p{p}_{name}_ms": value for p, value in spread.percentiles.items()})
+        return figures
 
 
 def summarize(run: Run, rate: float, max_concurrency: int | None) -> ServingResult:

@@ -27,8 +27,8 @@ def find_indexers(base: nn.Module) -> list[Any]:
 def max_dense_length(base: nn.Module) -> int | None:
     """Returns the length up to which every indexer selects all tokens; None if an indexer is unknown."""
     limits = [_num_selected(indexer) for indexer in find_indexers(base)]
-    known = [limit for limit in limits if limit is not None]
-    return min(known) if known and len(known) == len(limits) else None
+    known_limits = [limit for limit in limits if limit is not None]
+    return min(known_limits) if known_limits and len(known_limits) == len(limits) else None
 
 
 def _num_selected(indexer: Any) -> int | None:

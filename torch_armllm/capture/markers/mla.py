@@ -108,7 +108,7 @@ def _expansion(module: Any) -> _Expansion | None:
     else:
         return None
     nope_size, value_size = int(module.qk_nope_head_dim), int(module.v_head_dim)
-    heads, rest = divmod(int(linear.out_features), nope_size + value_size)
+    heads, remainder = divmod(int(linear.out_features), nope_size + value_size)
     random = torch.Generator().manual_seed(0)
     latent, k_rot = (
         torch.randn(1, 1, 2, size, generator=random).to(dtype)
@@ -116,7 +116,7 @@ def _expansion(module: Any) -> _Expansion | None:
     )
     actual = module.expand_kv(latent, k_rot)
     expected = _join(linear(latent), k_rot, heads, nope_size)
-    if rest or not all(map(torch.equal, actual, expected)):
+    if remainder or not all(map(torch.equal, actual, expected)):
         return None
     return _Expansion(weight, heads, nope_size, value_size, scheme)
 

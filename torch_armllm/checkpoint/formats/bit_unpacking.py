@@ -33,10 +33,10 @@ def unpack(packed: Tensor, bits: int, axis: int, order: Sequence[int] | None = N
     if packed.dtype not in (torch.int32, torch.uint32):
         raise ValueError(f"packed integers are int32, not {packed.dtype}")
     words, count = packed.view(torch.int32), 32 // bits
-    made = torch.empty((*words.shape[: axis + 1], count, *words.shape[axis + 1 :]), dtype=torch.uint8)
-    for lane, place in enumerate(order or range(count)):
-        made.select(axis + 1, lane).copy_((words >> (bits * place)).bitwise_and_((1 << bits) - 1))
-    return made.flatten(axis, axis + 1)
+    unpacked = torch.empty((*words.shape[: axis + 1], count, *words.shape[axis + 1 :]), dtype=torch.uint8)
+    for lane, position in enumerate(order or range(count)):
+        unpacked.select(axis + 1, lane).copy_((words >> (bits * position)).bitwise_and_((1 << bits) - 1))
+    return unpacked.flatten(axis, axis + 1)
 
 
 def centered(values: Tensor, bits: int) -> Tensor:
@@ -91,14 +91,14 @@ def integer_weight(
         ValueError: a scale is not finite, or the shapes do not fit.
     """
     rows, columns = q.shape
-    whole = group <= 0 or group >= columns
-    count = 1 if whole else -(-columns // group)
+    whole_row = group <= 0 or group >= columns
+    count = 1 if whole_row else -(-columns // group)
     for name, part in (("scales", scales), ("zero points", zeros)):
         if part is not None and part.shape != (rows, count):
             raise ValueError(f"{name} have the shape {tuple(part.shape)}, and {(rows, count)} is expected")
     if not bool(scales.isfinite().all()):
         raise ValueError("a scale is not finite: the checkpoint is damaged")
-    span = 0 if whole else next((span for span in GROUP_SIZES if group % span == 0), None)
+    span = 0 if whole_row else next((span for span in GROUP_SIZES if group % span == 0), None)
     if span is None:
         value = q.float() if zeros is None else q.float() - _repeated(zeros, group, columns, 1)
         value *= _repeated(scales.float(), group, columns, 1)

@@ -221,9 +221,9 @@ def _notes(groups: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any])
     """Returns a note for each setting that is computed in another way."""
     notes = []
     inputs = [mapping(group, "input_activations") for group in groups.values()]
-    if any(given and not given.get("dynamic") for given in inputs):
+    if any(activations and not activations.get("dynamic") for activations in inputs):
         notes.append("activations have a scale for each token, not the static ones of the checkpoint")
-    if any(given.get("type") == "float" for given in inputs):
+    if any(activations.get("type") == "float" for activations in inputs):
         notes.append("activations are rounded to INT8, not to the floats that the checkpoint asks for")
     if settings.get("kv_cache_scheme"):
         notes.append("the checkpoint's scales of keys and values are not used: see kv_cache")

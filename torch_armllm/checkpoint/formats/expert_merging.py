@@ -50,17 +50,17 @@ def fit_experts(config: PreTrainedConfig, weights: dict[str, Any], merged: Colle
     converters = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightConverter)]
     for experts, names in separate.items():
         layout = layouts.get(_suffix(experts))
-        known = next(name for (_, _, part), name in names.items() if part == "weight")
-        if layout is not None and not any(one.rename_source_key(known)[1] for one in converters):
+        weight_name = next(name for (_, _, part), name in names.items() if part == "weight")
+        if layout is not None and not any(one.rename_source_key(weight_name)[1] for one in converters):
             own = {key: weights.pop(name) for key, name in names.items()}
             weights.update({f"{experts}.{name}": one for name, one in _join(experts, own, layout).items()})
 
 
 def _layouts(model: PreTrainedModel) -> dict[str, ExpertLayout]:
-    found = {
+    layouts = {
         _suffix(name): read_layout(module) for name, module in model.named_modules() if is_experts(module)
     }
-    return {place: layout for place, layout in found.items() if isinstance(layout, ExpertLayout)}
+    return {suffix: layout for suffix, layout in layouts.items() if isinstance(layout, ExpertLayout)}
 
 
 def _suffix(name: str) -> str:
@@ -86,7 +86,7 @@ def _join(
     """Returns the merged weights and biases, by their names in the module."""
     count = 1 + max(number for number, _, _ in own)
     halves = {"up_proj": ["up_proj"], "gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
-    made = {}
+    merged = {}
     for name in layout.weights:
         for part, suffix in (("weight", ""), ("bias", "_bias")) if layout.biased else (("weight", ""),):
             parts = [[(number, half, part) for number in range(count)] for half in halves[name]]
@@ -95,14 +95,16 @@ def _join(
             alternate = layout.interleaved and len(parts) > 1
             transposed = layout.transposed and part == "weight"
             sources = [[own[key] for key in keys] for keys in parts]
-            made[f"{name}{suffix}"] = LazyWeight(lambda s=sources, a=alternate, t=transposed: _merge(s, a, t))  # type: ignore[misc]
-    return made
+            merged[f"{name}{suffix}"] = LazyWeight(
+                lambda s=sources, a=alternate, t=transposed: _merge(s, a, t)
+            )  # type: ignore[misc]
+    return merged
 
 
 def _merge(halves: list[list[Any]], alternate: bool, transposed: bool) -> IntegerWeight | Tensor:
     """Merges a weight or bias of all experts to (E, rows, …); ``halves`` are lists of gates and of ups."""
-    found: Any = torch.cat([torch.stack([one[...] for one in half]) for half in halves], 1)
+    merged: Any = torch.cat([torch.stack([one[...] for one in half]) for half in halves], 1)
     if alternate:
-        order = torch.arange(found.shape[1]).view(2, -1).t().flatten()
-        found = found.rows(order) if isinstance(found, IntegerWeight) else found[:, order]
-    return torch.transpose(found, 1, 2) if transposed else found
+        order = torch.arange(merged.shape[1]).view(2, -1).t().flatten()
+        merged = merged.rows(order) if isinstance(merged, IntegerWeight) else merged[:, order]
+    return torch.transpose(merged, 1, 2) if transposed else merged

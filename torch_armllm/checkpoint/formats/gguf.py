@@ -187,7 +187,7 @@ class GgufReader:
             self._processor = processor(config=config.get_text_config(decoder=True).to_dict())
             family = "llama" if config.model_type == "mixtral" else None
             self._names: dict[str, str] = get_gguf_hf_weights_map(model, self._processor, family)
-        self._wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        self._targets = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         count = file.fields.get(f"{file.architecture}.block_count")
         layers = config.get_text_config(decoder=True).num_hidden_layers
         self._blocks = max(layers, 0 if count is None else int(count.contents()))
@@ -204,18 +204,18 @@ class GgufReader:
                 )
             if match := _EXPERTS.fullmatch(name):
                 experts.setdefault(match[1], {})[match[2]] = name
-            elif (target := self._names.get(name)) is not None and target in self._wanted:
+            elif (target := self._names.get(name)) is not None and target in self._targets:
                 embedding = name == _EMBEDDING and not self._dequantize
-                self._check_shape(name, self._wanted[target])
+                self._check_shape(name, self._targets[target])
                 weights[target] = LazyWeight(
                     partial(self._file.matrix, name) if embedding else self._reader_of(name)
                 )
         for layer, parts in experts.items():
             weights.update(self._experts(layer, parts))
         if _EMBEDDING in self._file.tensors and self._untied:
-            head = next(name for name in self._wanted if name.endswith("lm_head.weight"))
+            head = next(name for name in self._targets if name.endswith("lm_head.weight"))
             weights[head] = LazyWeight(self._reader_of(_EMBEDDING))
-        missing = sorted(set(self._wanted) - set(weights) - set(self._tied()))
+        missing = sorted(set(self._targets) - set(weights) - set(self._tied()))
         if missing:
             raise ValueError(f"{self._path} has no {missing[0]}: it is incomplete or of another model")
         return ThirdPartyCheckpoint(
@@ -241,7 +241,7 @@ class GgufReader:
 
     def _tied(self) -> list[str]:
         tied = self._config.get_text_config(decoder=True).tie_word_embeddings
-        return [name for name in self._wanted if name.endswith("lm_head.weight")] if tied else []
+        return [name for name in self._targets if name.endswith("lm_head.weight")] if tied else []
 
     def _reader_of(self, name: str) -> Callable[[], IntegerWeight | Tensor]:
         return lambda: self._weight(name, self._scheme(name))
@@ -276,16 +276,16 @@ class GgufReader:
             return self._requantizer.requantize_rows(
                 lambda part: file.floats(name, part), (rows, columns), scheme, kind
             )
-        whole = (file.floats(name, slice(expert, expert + 1))[0] for expert in range(experts[0]))
-        return stacked([self._requantizer.requantize(expert, scheme, kind) for expert in whole])
+        matrices = (file.floats(name, slice(expert, expert + 1))[0] for expert in range(experts[0]))
+        return stacked([self._requantizer.requantize(expert, scheme, kind) for expert in matrices])
 
     def _row_permutation(self, name: str, rows: int) -> Tensor | None:
         """Returns the file's row for each row of transformers' weight; None if the orders are the same."""
         if len(self._file.tensors[name].shape) != 2:
             return None
         index = np.arange(rows)[:, None]
-        found = torch.from_numpy(np.array(self._processor.process(index, name).weights)[:, 0])
-        return None if torch.equal(found, torch.arange(rows)) else found
+        permutation = torch.from_numpy(np.array(self._processor.process(index, name).weights)[:, 0])
+        return None if torch.equal(permutation, torch.arange(rows)) else permutation
 
     def _experts(self, layer: str, parts: dict[str, str]) -> dict[str, LazyWeight]:
         """Returns merged gates and ups, and downs, all in one scheme, as the fused op requires."""
@@ -309,7 +309,7 @@ class GgufReader:
         if self._config.model_type == "mixtral":
             targets.append(f"model.layers.{number}.mlp.experts.{attribute}")
         for target in targets:
-            if target in self._wanted:
+            if target in self._targets:
                 return str(target)
         raise ValueError(f"{self._path}: experts of architecture {self._file.architecture!r} cannot be read")
 

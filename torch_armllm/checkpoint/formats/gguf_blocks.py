@@ -70,9 +70,9 @@ def _q8_0(blocks: Tensor) -> Quantized:
 
 def _six_bit_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Unpacks scales and minimums of eight groups of 32 from twelve bytes: uint8 (…, 8) each."""
-    low, high, rest = blocks[..., 0:4], blocks[..., 4:8], blocks[..., 8:12]
-    scales = torch.cat((low & 63, (rest & 15) | ((low >> 2) & 48)), -1)
-    minimums = torch.cat((high & 63, (rest >> 4) | ((high >> 2) & 48)), -1)
+    low, high, both = blocks[..., 0:4], blocks[..., 4:8], blocks[..., 8:12]
+    scales = torch.cat((low & 63, (both & 15) | ((low >> 2) & 48)), -1)
+    minimums = torch.cat((high & 63, (both >> 4) | ((high >> 2) & 48)), -1)
     return scales, minimums
 
 

@@ -38,8 +38,8 @@ def read_config(path: str, architecture: str, fields: Any) -> PreTrainedConfig:
     except ValueError as error:
         raise ValueError(f"{path}: architecture {architecture!r} cannot be read ({error})") from error
     for field, name in _UNREAD.items():
-        if (found := fields.get(f"{architecture}.{field}")) is not None and hasattr(config, name):
-            setattr(config, name, _integer(path, field, found))
+        if (entry := fields.get(f"{architecture}.{field}")) is not None and hasattr(config, name):
+            setattr(config, name, _integer(path, field, entry))
     experts = fields.get(f"{architecture}.expert_count")
     count = 0 if experts is None else _integer(path, "expert_count", experts)
     if config.model_type in ("llama", "mistral") and count:

@@ -72,12 +72,12 @@ class GptqReader(ModuleReader):
         if "g_idx" in parts:
             permutation = group_permutation(parts["g_idx"], q.shape[1], self._group)
             q = q if permutation is None else q.index_select(1, permutation)
-        found = integer_weight(
+        weight = integer_weight(
             q, parts["scales"].t(), centered_zeros, self._group, self.requantizer, permutation, self._bits
         )
         if self._act_order and _EXPERT.search(name):
-            return self.requantizer.requantize(found.dequantize(), INT8_SCHEME, "experts with desc_act")
-        return found
+            return self.requantizer.requantize(weight.dequantize(), INT8_SCHEME, "experts with desc_act")
+        return weight
 
 
 def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> ThirdPartyCheckpoint:

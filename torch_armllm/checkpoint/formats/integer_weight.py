@@ -119,13 +119,13 @@ class LazyRows:
 
     def as_type(self, dtype: torch.dtype) -> Tensor:
         """Returns the matrix in a float dtype."""
-        found = torch.empty(self.shape, dtype=dtype)
+        matrix = torch.empty(self.shape, dtype=dtype)
 
         def fill(rows: slice) -> None:
-            found[rows] = self._read(rows)
+            matrix[rows] = self._read(rows)
 
         each(fill, row_chunks(self.shape[0], self.shape[1], CHUNK))
-        return found
+        return matrix
 
     def __getitem__(self, index: Any) -> LazyRows:
         assert index is Ellipsis, "transformers reads a weight as a whole"
@@ -157,12 +157,12 @@ def _stack(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:
     if dim != 0:
         raise ValueError(f"integer matrices stack along axis 0, not {dim}")
     orders = [weight.permutation for weight in weights]
-    given = [order for order in orders if order is not None]
-    if given and len(given) < len(orders):
+    permutations = [order for order in orders if order is not None]
+    if permutations and len(permutations) < len(orders):
         columns = weights[0].quantized.q.shape[-1]
-        given = [torch.arange(columns) if order is None else order for order in orders]
+        permutations = [torch.arange(columns) if order is None else order for order in orders]
     joined = _join([weight.quantized for weight in weights], torch.stack)
-    return IntegerWeight(joined, torch.stack(given) if given else None, weights[0].transposed)
+    return IntegerWeight(joined, torch.stack(permutations) if permutations else None, weights[0].transposed)
 
 
 def _cat(weights: Sequence[IntegerWeight], dim: int = 0) -> IntegerWeight:

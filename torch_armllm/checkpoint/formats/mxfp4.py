@@ -60,12 +60,12 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
         blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"]
 
         def expert(block: Tensor, scale: Tensor) -> IntegerWeight:
-            found = decode(block, scale)
+            quantized = decode(block, scale)
             if scheme == EXACT:
-                return IntegerWeight(found)
-            return requantizer.requantize(scheme_named(EXACT).dequantize(found), scheme, "MXFP4")
+                return IntegerWeight(quantized)
+            return requantizer.requantize(scheme_named(EXACT).dequantize(quantized), scheme, "MXFP4")
 
-        def whole() -> IntegerWeight:
+        def all_experts() -> IntegerWeight:
             try:
                 experts = [expert(*parts) for parts in zip(blocks[...], scales[...], strict=True)]
             except ValueError as error:
@@ -73,7 +73,7 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
             weight = stacked(experts)
             return IntegerWeight(weight.quantized, transposed=True)
 
-        return LazyWeight(whole)
+        return LazyWeight(all_experts)
 
     names = [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]
     if not names:

@@ -76,13 +76,13 @@ def open_third_party(
 def quantization_settings(config: PreTrainedConfig) -> dict[str, Any] | None:
     """Returns the ``quantization_config`` of a model, or of the language model in it."""
     for part in (config, config.get_text_config(decoder=True)):
-        found = getattr(part, "quantization_config", None)
-        if isinstance(found, QuantizationConfigMixin):
-            return dict(found.to_dict())
-        if found is not None and not isinstance(found, dict):
-            raise ValueError(f"quantization_config is {found!r}, and an object is expected in config.json")
-        if found is not None:
-            return dict(found)
+        settings = getattr(part, "quantization_config", None)
+        if isinstance(settings, QuantizationConfigMixin):
+            return dict(settings.to_dict())
+        if settings is not None and not isinstance(settings, dict):
+            raise ValueError(f"quantization_config is {settings!r}, and an object is expected in config.json")
+        if settings is not None:
+            return dict(settings)
     return None
 
 

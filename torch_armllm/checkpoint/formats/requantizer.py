@@ -24,9 +24,9 @@ class Requantizer:
         self, read: Callable[[slice], Tensor], shape: Sequence[int], scheme: str, kind: str
     ) -> IntegerWeight:
         """Rounds a matrix on several threads; ``read`` returns some of its rows."""
-        found, error = scheme_named(scheme).quantize_parts(read, shape)
+        quantized, error = scheme_named(scheme).quantize_parts(read, shape)
         self._errors.setdefault((kind, scheme), []).append(error)
-        return IntegerWeight(found)
+        return IntegerWeight(quantized)
 
     @property
     def notes(self) -> list[str]:

@@ -72,9 +72,9 @@ def read_folder(
     Raises:
         ValueError: there is no file, a file is damaged, or a module lacks one of its tensors.
     """
-    found, headers = open_tensors(source)
-    names = {reader.renamed(name, found): name for name in found}
-    tensors = {name: found[own] for name, own in names.items()}
+    opened, headers = open_tensors(source)
+    names = {reader.renamed(name, opened): name for name in opened}
+    tensors = {name: opened[own] for name, own in names.items()}
     quantized = {
         name.removesuffix(f".{reader.marker}") for name in tensors if name.endswith(f".{reader.marker}")
     }
@@ -151,16 +151,16 @@ def open_tensors(source: str) -> tuple[dict[str, Any], dict[str, TensorHeader]]:
     """
     files = weight_files(source)
     headers = read_headers(files)
-    found: dict[str, Any] = {}
+    all_tensors: dict[str, Any] = {}
     for file in files:
         if file.suffix == ".safetensors":
             opened: Any = safe_open(file, framework="pt")
-            found.update({name: opened.get_slice(name) for name in opened.keys()})  # noqa: SIM118
+            all_tensors.update({name: opened.get_slice(name) for name in opened.keys()})  # noqa: SIM118
         else:
             tensors = _unpickle(file)
-            found.update(tensors)
+            all_tensors.update(tensors)
             headers.update({name: TensorHeader.of(str(file), one) for name, one in tensors.items()})
-    return found, headers
+    return all_tensors, headers
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:

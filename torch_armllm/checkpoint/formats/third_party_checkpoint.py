@@ -46,8 +46,8 @@ def as_floats(checkpoint: ThirdPartyCheckpoint) -> ThirdPartyCheckpoint:
 
     def floats(weight: LazyWeight) -> LazyWeight:
         def read() -> Tensor:
-            found = weight[...]
-            return found if isinstance(found, Tensor) else found.as_type(torch.float32)
+            matrix = weight[...]
+            return matrix if isinstance(matrix, Tensor) else matrix.as_type(torch.float32)
 
         return LazyWeight(read)
 

@@ -37,7 +37,7 @@ class ThirdPartyLoader(LayerLoader):
     def __init__(self, model: nn.Module, config: ArmInt4Config) -> None:
         super().__init__(model, config)
         self._integers: dict[str, dict[str, IntegerWeight]] = {}
-        self._left: dict[str, str] = {}
+        self._unquantized: dict[str, str] = {}
         self._plain: dict[str, nn.Module] = {}
         for layer in self._layers:
             if layer.reason is not None and layer.kind != "experts":
@@ -52,7 +52,7 @@ class ThirdPartyLoader(LayerLoader):
     @torch.no_grad()
     def take(self, name: str, weight: Tensor) -> None:  # noqa: D102
         attribute = name.rpartition(".")[2]
-        layer = self._wanted.get(name)
+        layer = self._layer_of.get(name)
         if layer is None:
             self._keep(self._plain[name], name, weight)
         elif isinstance(weight, IntegerWeight):
@@ -60,13 +60,13 @@ class ThirdPartyLoader(LayerLoader):
         elif layer.kind == "head":
             super().take(name, weight)
         else:
-            self._left[layer.name] = f"the checkpoint left it in {dtype_name(weight.dtype)}"
+            self._unquantized[layer.name] = f"the checkpoint left it in {dtype_name(weight.dtype)}"
             self._keep(layer.module, name, weight)
 
     @torch.no_grad()
     def finish(self) -> list[LayerRecord]:  # noqa: D102
         self._layers = [
-            replace(layer, reason=self._left.get(layer.name, layer.reason)) for layer in self._layers
+            replace(layer, reason=self._unquantized.get(layer.name, layer.reason)) for layer in self._layers
         ]
         return super().finish()
 
@@ -82,24 +82,24 @@ class ThirdPartyLoader(LayerLoader):
             return
         dtype = expected.dtype
         value = weight.to(dtype) if isinstance(weight, Tensor) else weight.as_type(dtype)
-        kept = nn.Parameter(value, requires_grad=False)
-        kept._is_hf_initialized = True  # type: ignore[attr-defined]
-        module._parameters[attribute] = kept
+        parameter = nn.Parameter(value, requires_grad=False)
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        module._parameters[attribute] = parameter
 
     def _hold(self, layer: Layer, attribute: str, weight: IntegerWeight) -> None:
         """Holds integers until their layer is complete, then packs it."""
         module = layer.module
         expected = module.get_parameter(attribute)
-        held = self._integers.setdefault(layer.name, {})
-        held[attribute] = weight
+        integers = self._integers.setdefault(layer.name, {})
+        integers[attribute] = weight
         module._parameters[attribute] = placeholder(expected)
         try:
             if self._error is not None:
                 raise self._error
             if weight.shape != expected.shape:
                 raise _misfit(f"{layer.name}.{attribute}", weight, expected)
-            if len(held) == len(layer.weights()):
-                self._records[layer.name] = self._quantizer.add(layer, _packed(layer, held))
+            if len(integers) == len(layer.weights()):
+                self._records[layer.name] = self._quantizer.add(layer, _packed(layer, integers))
         except ValueError as error:
             self._error = error
         release_free_memory()
@@ -112,17 +112,17 @@ def _misfit(name: str, weight: Tensor | IntegerWeight | LazyRows, expected: Tens
     )
 
 
-def _packed(layer: Layer, held: dict[str, IntegerWeight]) -> Replacement:
+def _packed(layer: Layer, integers: dict[str, IntegerWeight]) -> Replacement:
     new: QuantLinear | QuantExperts
     try:
         if layer.layout is not None:
-            new, op = packed_experts(layer, *(held[name] for name in layer.layout.weights)), "int4_moe"
+            new, op = packed_experts(layer, *(integers[name] for name in layer.layout.weights)), "int4_moe"
         else:
-            new = packed_linear(layer, held["weight"])
+            new = packed_linear(layer, integers["weight"])
             op = "int8_linear" if new.scheme == "int8" else "int4_linear"
     except (ValueError, RuntimeError) as error:  # the packing op raises RuntimeError
         raise ValueError(f"{layer.name}: {error}") from error
-    held.clear()
+    integers.clear()
     return Replacement(new.train(layer.module.training), op)
 
 
@@ -186,10 +186,10 @@ def _model_of(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
     """Returns the class and configuration of a language model, or of the one in a multimodal model."""
     for part in (config, config.get_text_config(decoder=True)):
         if type(part) in MODEL_FOR_CAUSAL_LM_MAPPING:
-            found = MODEL_FOR_CAUSAL_LM_MAPPING[type(part)]
-            own = found.config_class
+            model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(part)]
+            own = model_class.config_class
             inner = own is not None and own == part.sub_configs.get("text_config")
-            return found, part.get_text_config() if inner else part
+            return model_class, part.get_text_config() if inner else part
     raise ValueError(f"{type(config).__name__} is not the configuration of a causal language model")
 
 

@@ -37,10 +37,10 @@ def read(source: str, config: PreTrainedConfig, settings: dict[str, Any]) -> Thi
     if files[0].suffix != ".safetensors":
         _require_torchao()
     weights, headers = open_tensors(source)
-    found = _described(weights, files) if files[0].suffix == ".safetensors" else _objects(weights)
+    entries = _described(weights, files) if files[0].suffix == ".safetensors" else _objects(weights)
     notes: list[str] = []
     requantizer = Requantizer()
-    for name, kind, data, own in found:
+    for name, kind, data, own in entries:
         if kind not in _KINDS:
             raise ValueError(f"{name} is a {kind}; {', '.join(_KINDS)} can be read")
         weights[name] = _lazy_weight(name, kind, data, own, requantizer)
@@ -67,7 +67,7 @@ _Entry = tuple[str, str, dict[str, Any], dict[str, Any]]
 
 def _described(weights: dict[str, Any], files: list[Path]) -> list[_Entry]:
     """Returns the tensors that the files' headers describe, and removes their parts from ``weights``."""
-    found = []
+    entries = []
     for name, description in _descriptions(files).items():
         kind = description.get("_type")
         if kind == "Tensor":
@@ -83,8 +83,8 @@ def _described(weights: dict[str, Any], files: list[Path]) -> list[_Entry]:
             for part in parts
             if f"{module}._{attribute}_{part}" in weights
         }
-        found.append((name, kind, dict(data), own))
-    return found
+        entries.append((name, kind, dict(data), own))
+    return entries
 
 
 def _require_torchao() -> None:
@@ -98,7 +98,7 @@ def _require_torchao() -> None:
 
 def _objects(weights: Mapping[str, Any]) -> list[_Entry]:
     """Returns the tensors that were pickled as objects of torchao's classes."""
-    found = []
+    entries = []
     for name, value in weights.items():
         if type(value) in (Tensor, Parameter):
             continue
@@ -106,21 +106,22 @@ def _objects(weights: Mapping[str, Any]) -> list[_Entry]:
         own = {part: getattr(value, part) for part in parts if getattr(value, part, None) is not None}
         target = str(getattr(value, "target_dtype", "")).removeprefix("torch.")
         data = {"block_size": list(getattr(value, "block_size", ())), "target_dtype": target}
-        found.append((name, type(value).__name__, data, own))
-    return found
+        entries.append((name, type(value).__name__, data, own))
+    return entries
 
 
 def _descriptions(files: list[Path]) -> dict[str, Any]:
     """Returns each tensor's description in the headers, by name."""
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            found.update(opened.metadata() or {})
-    names = _json("tensor_names", found.get("tensor_names", "[]"), list)
-    names = names or [name for name in found if "." in name]
+            metadata.update(opened.metadata() or {})
+    names = _json("tensor_names", metadata.get("tensor_names", "[]"), list)
+    names = names or [name for name in metadata if "." in name]
     if not names:
         raise ValueError("the headers of its files do not say which tensors are torchao's")
-    return {name: _json(name, found[name], dict) for name in names if isinstance(name, str) and name in found}
+    known = [name for name in names if isinstance(name, str) and name in metadata]
+    return {name: _json(name, metadata[name], dict) for name in known}
 
 
 def _json(name: str, text: str, kind: type[_T]) -> _T:
@@ -190,11 +191,11 @@ def _int4(data: Mapping[str, Any], parts: Mapping[str, Tensor], requantizer: Req
     packed = stored.view(torch.uint8)
     q = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).to(torch.int8)
     q = torch.where(q > 7, q - 16, q)
-    found = integer_weight(q, scale.t(), None, size, requantizer)
+    weight = integer_weight(q, scale.t(), None, size, requantizer)
     offsets = offset.t()
     if not bool(offsets.any()):
-        return found
-    return with_offsets(found, offsets)
+        return weight
+    return with_offsets(weight, offsets)
 
 
 def _block_of(data: Mapping[str, Any]) -> tuple[int, int]:

@@ -98,7 +98,7 @@ def _program(body: NativePlan, head: HeadWeights, drawable: int) -> Program:
         )
     best = program.allocate(1, torch.int64)
     program.emit("best_tokens", logits=logits, ids=best, vocab_size=drawable)
-    for made in (logits, best):
-        assert made.storage is not None
-        program.outputs.append(made.storage)
+    for output in (logits, best):
+        assert output.storage is not None
+        program.outputs.append(output.storage)
     return program

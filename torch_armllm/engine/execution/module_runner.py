@@ -57,7 +57,7 @@ class ModuleRunner:
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
         self._trace = trace
         self._at_work = nullcontext() if team is None else team.at_work()
-        self._takes = set(inspect.signature(model.forward).parameters)
+        self._parameters = set(inspect.signature(model.forward).parameters)
         self._texts: MutableMapping[Sequence, Text] = WeakKeyDictionary()
 
     def compute(self, step: Step, best: bool = False) -> StepResult:
@@ -77,9 +77,9 @@ class ModuleRunner:
             if s.start and s.sequence not in self._texts:
                 self._fork(s)
         self._trace.mark("prepare")
-        found = [self._logits(s) for s in step.scheduled if s.logit_positions]
+        logits = [self._logits(s) for s in step.scheduled if s.logit_positions]
         self._trace.mark("modules")
-        return torch.cat(found) if found else torch.empty(0, self.vocab_size)
+        return torch.cat(logits) if logits else torch.empty(0, self.vocab_size)
 
     def _forget(self, step: Step) -> None:
         for sequence in [a for a in self._texts if a.status is Status.FINISHED]:
@@ -97,14 +97,16 @@ class ModuleRunner:
 
     def _logits(self, s: Scheduled) -> Tensor:
         """Returns the logits of a sequence's `Scheduled.logit_positions`."""
-        sequence, wanted = s.sequence, s.logit_positions
+        sequence, positions = s.sequence, s.logit_positions
         tokens = torch.tensor([(sequence.token_ids + sequence.draft)[: s.end]])
         text = self._texts.pop(sequence, None)
-        begins = text is None or text.length != s.end - 1 or len(wanted) > 1
+        begins = text is None or text.length != s.end - 1 or len(positions) > 1
         if text is None or begins:
             text = Text(self._first_arguments(s.end), 0)
         # Without it a model computes logits of the whole prompt, which can take more memory than its weights.
-        last_only = {"logits_to_keep": 1} if len(wanted) == 1 and "logits_to_keep" in self._takes else {}
+        last_only = (
+            {"logits_to_keep": 1} if len(positions) == 1 and "logits_to_keep" in self._parameters else {}
+        )
         inputs = self.model.prepare_inputs_for_generation(
             tokens,
             next_sequence_length=None if begins else 1,
@@ -113,7 +115,7 @@ class ModuleRunner:
             **last_only,
         )
         out = self.model(**inputs, return_dict=True)
-        logits: Tensor = out.logits[0, -len(wanted) :]
+        logits: Tensor = out.logits[0, -len(positions) :]
         arguments = self.model._update_model_kwargs_for_generation(out, text.arguments)
         if any(arguments.get(name) is not None for name in _STATES):
             self._texts[sequence] = Text(arguments, s.end)
@@ -121,12 +123,12 @@ class ModuleRunner:
 
     def _first_arguments(self, length: int) -> dict[str, Any]:
         """Returns the arguments that `generate` passes to a model with the tokens of a new prompt."""
-        made: dict[str, Any] = {"use_cache": True}
-        if "attention_mask" in self._takes:
-            made["attention_mask"] = torch.ones(1, length, dtype=torch.int64)
-        if "position_ids" in self._takes:
-            made["position_ids"] = torch.arange(length)[None]
+        arguments: dict[str, Any] = {"use_cache": True}
+        if "attention_mask" in self._parameters:
+            arguments["attention_mask"] = torch.ones(1, length, dtype=torch.int64)
+        if "position_ids" in self._parameters:
+            arguments["position_ids"] = torch.arange(length)[None]
         if self.model._supports_default_dynamic_cache():
-            name = "cache_params" if "cache_params" in self._takes else "past_key_values"
-            made[name] = DynamicCache(config=self.model.config.get_text_config(decoder=True))
-        return made
+            name = "cache_params" if "cache_params" in self._parameters else "past_key_values"
+            arguments[name] = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+        return arguments

@@ -18,38 +18,38 @@ class BlockTable:
     """Block table of a step, one row per sequence; only blocks that changed are written."""
 
     def __init__(self) -> None:
-        self.known: list[list[int]] = []
+        self.written: list[list[int]] = []
         self._reserve(8, 64)
 
     def _reserve(self, rows: int, width: int) -> None:
         self._width = width
         self._buffer = SharedBuffer("i", rows * width)
         self._views: dict[int, Tensor] = {}
-        before, self.known = self.known, [[] for _ in range(rows)]
+        before, self.written = self.written, [[] for _ in range(rows)]
         for row, blocks in enumerate(before):
             self.write(row, blocks)
 
     def write(self, row: int, blocks: list[int]) -> None:
         """Writes these blocks to the start of a row; entries after them keep their old values."""
         if len(blocks) > self._width:
-            self._reserve(len(self.known), 2 * len(blocks))
-        had = self.known[row]
-        same = len(had) if blocks[: len(had)] == had else 0
+            self._reserve(len(self.written), 2 * len(blocks))
+        previous = self.written[row]
+        same = len(previous) if blocks[: len(previous)] == previous else 0
         first = row * self._width
         self._buffer.items[first + same : first + len(blocks)] = array("i", blocks[same:])
-        self.known[row] = list(blocks)
+        self.written[row] = list(blocks)
 
     def reserve_rows(self, rows: int) -> None:
         """Grows the table to at least ``rows`` rows."""
-        if rows > len(self.known):
+        if rows > len(self.written):
             self._reserve(2 * rows, self._width)
 
     def view(self, rows: int) -> Tensor:
         """Returns the first rows, int32 ``(rows, width)``."""
-        found = self._views.get(rows)
-        if found is None:
-            found = self._views[rows] = self._buffer.view(rows, self._width)
-        return found
+        view = self._views.get(rows)
+        if view is None:
+            view = self._views[rows] = self._buffer.view(rows, self._width)
+        return view
 
 
 class _Views:
@@ -58,13 +58,13 @@ class _Views:
     def __init__(self, capacity: int, make: Callable[[int], tuple[Tensor, ...]]) -> None:
         self.capacity = capacity
         self._make = make
-        self._made: dict[int, tuple[Tensor, ...]] = {}
+        self._views: dict[int, tuple[Tensor, ...]] = {}
 
     def __getitem__(self, size: int) -> tuple[Tensor, ...]:
-        found = self._made.get(size)
-        if found is None:
-            found = self._made[size] = self._make(size)
-        return found
+        views = self._views.get(size)
+        if views is None:
+            views = self._views[size] = self._make(size)
+        return views
 
 
 class StepBuilder:
@@ -109,20 +109,20 @@ class StepBuilder:
             self._reserve(count, count)
         ids, positions, slots, lengths = self._ids, self._positions, self._slots, self._lengths
         table, size, first = self._table, self.block_size, self.first_position
-        longest = 0
+        max_seq_len = 0
         for row, (sequence, start, _) in enumerate(scheduled):
             blocks = sequence.blocks
             ids[row] = sequence.token_ids[start]
             positions[row] = first + start
             slots[row] = blocks[start // size] * size + start % size
             lengths[row] = start + 1
-            if table.known[row] != blocks:
+            if table.written[row] != blocks:
                 table.write(row, blocks)
-            if start >= longest:
-                longest = start + 1
+            if start >= max_seq_len:
+                max_seq_len = start + 1
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
-        inputs.max_seq_len = longest
+        inputs.max_seq_len = max_seq_len
         return inputs
 
     def _decode_inputs(self, count: int) -> StepInputs:
@@ -141,16 +141,16 @@ class StepBuilder:
         assert tokens > 0
         self._reserve(tokens, len(scheduled))
         ids, positions, slots = self._ids, self._positions, self._slots
-        starts, lengths, table_rows = self._starts, self._lengths, self._table.known
+        starts, lengths, table_rows = self._starts, self._lengths, self._table.written
         size, first = self.block_size, self.first_position
         rows: list[int] = []
-        at = longest = 0
+        at = max_seq_len = 0
         for number, s in enumerate(scheduled):
             sequence, start, count = s
-            known, blocks = sequence.token_ids, sequence.blocks
+            token_ids, blocks = sequence.token_ids, sequence.blocks
             end = start + count
-            if count == 1 and end == len(known):
-                ids[at] = known[start]
+            if count == 1 and end == len(token_ids):
+                ids[at] = token_ids[start]
                 positions[at] = first + start
                 slots[at] = blocks[start // size] * size + start % size
                 rows.append(at)
@@ -159,17 +159,17 @@ class StepBuilder:
                 rows.extend([position + at - start for position in s.logit_positions])
             if table_rows[number] != blocks:
                 self._table.write(number, blocks)
-                table_rows = self._table.known
+                table_rows = self._table.written
             at += count
             starts[number + 1] = at
             lengths[number] = end
-            if end > longest:
-                longest = end
+            if end > max_seq_len:
+                max_seq_len = end
         input_ids, position_ids, slot_ids = self._by_tokens[tokens]
         query_start, seq_lens = self._by_sequences[len(scheduled)]
         table = self._table.view(len(scheduled))
         step_inputs = StepInputs(
-            input_ids, position_ids, slot_ids, table, query_start, seq_lens, longest, self.cache
+            input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache
         )
         return step_inputs, rows
 

@@ -22,7 +22,7 @@ _PLACED_BY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"
 """Environment variables that place OpenMP's threads on cores."""
 _COUNTED_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-_LOOK = 0.5
+_CHECK_INTERVAL = 0.5
 """Seconds between two checks of how long workers waited for a core."""
 _DISPLACED = 1 / 8
 """Fraction of that time above which a worker counts as displaced; next to a busy process it waits half of it.
@@ -43,17 +43,17 @@ class ThreadSettings:
     Attributes:
         count: number of threads, the calling thread included.
         why: source of the number, for messages.
-        places: the core of each thread; empty if the system places them.
-        why_there: reason for the placement; for pinned threads, their CPUs.
+        cores: the core of each thread; empty if the system places them.
+        placement: reason for the placement; for pinned threads, their CPUs.
     """
 
     count: int
     why: str
-    places: tuple[Core, ...]
-    why_there: str
+    cores: tuple[Core, ...]
+    placement: str
 
     def __str__(self) -> str:
-        where = f"pinned to {self.why_there}" if self.places else f"not pinned: {self.why_there}"
+        where = f"pinned to {self.placement}" if self.cores else f"not pinned: {self.placement}"
         return f"{self.count} thread{'s' if self.count > 1 else ''} ({self.why}), {where}"
 
 
@@ -77,9 +77,9 @@ def choose_threads(
     Args:
         count: number of threads; None: see above.
         pin: True to pin threads, False not to; None: see above.
-        cores: cores that the process may use; None: asks the system.
+        cores: cores that the process may use; None: read from the system.
         limit: CPU time that the control group grants, in CPUs; read from the system if ``cores`` is None.
-        current: torch's number of threads; None: asks torch.
+        current: torch's number of threads; None: read from torch.
         environment: environment variables, for OpenMP's settings.
 
     Raises:
@@ -93,16 +93,16 @@ def choose_threads(
     count, why = _count(count, cores, limit, current, environment)
     placed_by = [name for name in _PLACED_BY if environment.get(name)]
     if pin is False:
-        return ThreadSettings(count, why, (), "not wanted")
+        return ThreadSettings(count, why, (), "as requested")
     if pin and count > len(cores):
-        raise ValueError(f"{count} threads cannot be pinned to {len(cores)} cores: ask for fewer threads")
+        raise ValueError(f"{count} threads cannot be pinned to {len(cores)} cores: request fewer threads")
     if not hasattr(os, "sched_setaffinity"):
-        return ThreadSettings(count, why, (), "this system has no way to")
+        return ThreadSettings(count, why, (), "this system does not support it")
     if not pin:
         if placed_by:
             return ThreadSettings(count, why, (), f"{placed_by[0]} places them")
         if count == 1:
-            return ThreadSettings(count, why, (), "there is one")
+            return ThreadSettings(count, why, (), "there is only one thread")
         if count != len(cores):
             return ThreadSettings(count, why, (), f"the process may use {len(cores)} cores")
         if limit is not None and limit < count:
@@ -123,10 +123,10 @@ def apply_threads(chosen: ThreadSettings) -> list[int]:
         return []
     if torch.get_num_threads() != chosen.count:
         torch.set_num_threads(chosen.count)
-    if not chosen.places:
+    if not chosen.cores:
         return []
     _, *workers = threads.team_threads()
-    for worker, core in zip(workers, chosen.places[1:], strict=True):
+    for worker, core in zip(workers, chosen.cores[1:], strict=True):
         os.sched_setaffinity(worker, core)
     return workers
 
@@ -138,16 +138,16 @@ class ThreadTeam:
     core, or a second engine chose the same cores, the system must be free to move them.
 
     Args:
-        chosen: how many there are, and where.
-        lock: the lock of the process.
+        chosen: number of threads, and their cores.
+        lock: shared while the threads compute; held exclusively while a model is traced.
     """
 
     def __init__(self, chosen: ThreadSettings, lock: SharedExclusiveLock = PROCESS_LOCK) -> None:
         self.chosen = chosen
         self._lock = lock
         self._caller: int | None = None
-        self._waited: dict[int, int] = {}
-        self._looked = 0.0
+        self._wait_times: dict[int, int] = {}
+        self._last_check = 0.0
 
     def at_work(self) -> ThreadTeam:
         """Returns a context manager: inside, the chosen threads compute, and no model is traced."""
@@ -169,21 +169,21 @@ class ThreadTeam:
         caller, now = threading.get_ident(), time.monotonic()
         if caller != self._caller:
             self._caller = caller
-            self._waited = {worker: waited(worker) for worker in apply_threads(self.chosen)}
-            self._looked = now
-        elif self._waited and now - self._looked >= _LOOK:
-            self._look(now)
+            self._wait_times = {worker: waited(worker) for worker in apply_threads(self.chosen)}
+            self._last_check = now
+        elif self._wait_times and now - self._last_check >= _CHECK_INTERVAL:
+            self._check_workers(now)
 
-    def _look(self, now: float) -> None:
+    def _check_workers(self, now: float) -> None:
         """Unpins the workers if one of them has waited too long for its core."""
-        before, most = self._waited, _DISPLACED * (now - self._looked) * 1e9
-        self._waited = {worker: waited(worker) for worker in before}
-        self._looked = now
-        if any(after - before[worker] > most for worker, after in self._waited.items()):
+        before, most = self._wait_times, _DISPLACED * (now - self._last_check) * 1e9
+        self._wait_times = {worker: waited(worker) for worker in before}
+        self._last_check = now
+        if any(after - before[worker] > most for worker, after in self._wait_times.items()):
             for worker in before:
                 with contextlib.suppress(ProcessLookupError):  # OpenMP ends workers that it does not need
                     os.sched_setaffinity(worker, os.sched_getaffinity(0))
-            self._waited.clear()
+            self._wait_times.clear()
             _logger.info("threads are not pinned any more: other processes want their cores")
 
 
@@ -201,8 +201,8 @@ def _count(
     """Returns the number of threads, and its source."""
     if count is not None:
         if count < 1:
-            raise ValueError(f"there must be one thread at least, not {count}")
-        return count, "as asked for"
+            raise ValueError(f"the number of threads must be at least 1, not {count}")
+        return count, "as requested"
     named = [name for name in _COUNTED_BY if environment.get(name)]
     if named:
         return current, named[0]

@@ -48,7 +48,7 @@ class SamplingBatch:
 
     Attributes:
         greedy: True if no row is sampled at random.
-        plain: True if, besides, no row has penalties.
+        plain: True if, in addition, no row has penalties.
     """
 
     def __init__(

@@ -189,8 +189,10 @@ class Sampler:
         if count is None:
             return [SampledToken(token, None) for token in token_ids]
         rows = logits[: len(token_ids), : self.vocab_size]
-        found = token_logprobs(rows, token_ids, [count] * len(token_ids), self._texts)
-        return [SampledToken(token, logprobs) for token, logprobs in zip(token_ids, found, strict=True)]
+        all_logprobs = token_logprobs(rows, token_ids, [count] * len(token_ids), self._texts)
+        return [
+            SampledToken(token, logprobs) for token, logprobs in zip(token_ids, all_logprobs, strict=True)
+        ]
 
     def prompt_logprobs(self, logits: Tensor, token_ids: GenericSequence[int], count: int) -> list[Logprobs]:
         """Returns the log-probabilities of prompt tokens: ``token_ids[i]`` by row i, of the token before."""
@@ -208,8 +210,8 @@ class Sampler:
             return [SampledToken(token, None) for token in ids]
         rows = [i for i, _ in counts]
         selected = logits if len(rows) == len(ids) else logits[rows]
-        found = token_logprobs(selected, [ids[i] for i in rows], [c for _, c in counts], self._texts)
-        by_row = dict(zip(rows, found, strict=True))
+        logprobs = token_logprobs(selected, [ids[i] for i in rows], [c for _, c in counts], self._texts)
+        by_row = dict(zip(rows, logprobs, strict=True))
         return [SampledToken(token, by_row.get(row)) for row, token in enumerate(ids)]
 
     def _tokens(

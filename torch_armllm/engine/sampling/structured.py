@@ -163,9 +163,9 @@ class GrammarMatcher:
             warnings.warn(f"a structured output ends: {self._matcher.get_error()}", stacklevel=2)
             self._off_grammar = True
             return self._only_eos()
-        known = min(self._forbidden.size, 32 * self._bits.size)
-        bits = np.unpackbits(self._bits.view(np.uint8), count=known, bitorder="little")
-        np.equal(bits, 0, out=self._forbidden[:known])
+        num_tokens = min(self._forbidden.size, 32 * self._bits.size)
+        bits = np.unpackbits(self._bits.view(np.uint8), count=num_tokens, bitorder="little")
+        np.equal(bits, 0, out=self._forbidden[:num_tokens])
         return torch.from_numpy(self._forbidden)
 
     def _only_eos(self) -> Tensor:

@@ -30,16 +30,16 @@ class TokenHistory:
             token_ids: of prompt and output; earlier tokens must not change between calls.
             prefix: draft tokens, treated as sampled.
         """
-        known = len(token_ids) - self._begin
-        needed = known + len(prefix)
+        length = len(token_ids) - self._begin
+        needed = length + len(prefix)
         if needed > self._output.numel():
             grown = torch.empty(2 * needed, dtype=torch.int64)
             grown[: self._count] = self._output[: self._count]
             self._output = grown
-        if known > self._count:
+        if length > self._count:
             new = token_ids[self._begin + self._count :]
-            self._output[self._count : known] = torch.tensor(new, dtype=torch.int64)
-            self._count = known
+            self._output[self._count : length] = torch.tensor(new, dtype=torch.int64)
+            self._count = length
         if not prefix:
-            return self._output[:known]
-        return torch.cat([self._output[:known], torch.tensor(prefix, dtype=torch.int64)])
+            return self._output[:length]
+        return torch.cat([self._output[:length], torch.tensor(prefix, dtype=torch.int64)])

@@ -40,17 +40,19 @@ class BlockTables:
         blocks = self.blocks
         slots = self.swapped.get(sequence)
         cacheable = self._cacheable(sequence)
-        found = blocks.find(sequence.token_ids, cacheable)
-        if not self._has_room(sequence, found, reserve, max_uncomputed):
+        cached_blocks = blocks.find(sequence.token_ids, cacheable)
+        if not self._has_room(sequence, cached_blocks, reserve, max_uncomputed):
             return False
-        cached = len(found) * blocks.block_size
-        sequence.blocks = blocks.share(found) + blocks.allocate(self._size(sequence) - len(found))
+        cached = len(cached_blocks) * blocks.block_size
+        sequence.blocks = blocks.share(cached_blocks) + blocks.allocate(
+            self._size(sequence) - len(cached_blocks)
+        )
         if slots is None:
             sequence.computed = cached
             self._count(sequence, cacheable)
         else:
             held = sequence.blocks[: len(slots)]
-            step.swaps_in += list(zip(slots, held, strict=True))[len(found) :]
+            step.swaps_in += list(zip(slots, held, strict=True))[len(cached_blocks) :]
             blocks.swap.deallocate(self.swapped.pop(sequence))
             self._arriving[sequence] = cached  # cached anew once the step has copied them
         return True
@@ -61,19 +63,19 @@ class BlockTables:
             sequence, self.blocks.find(sequence.token_ids, self._cacheable(sequence)), reserve, max_uncomputed
         )
 
-    def fits_beside(self, sequence: Sequence, others: GenericSequence[Sequence], reserve: int) -> bool:
+    def fits_with(self, sequence: Sequence, others: GenericSequence[Sequence], reserve: int) -> bool:
         """True if a sequence fits while only these other sequences keep their blocks."""
         held = {block for other in others for block in other.blocks}
-        found = self.blocks.find(sequence.token_ids, self._cacheable(sequence))
-        missing = self._size(sequence) - sum(block in held for block in found)
+        cached_blocks = self.blocks.find(sequence.token_ids, self._cacheable(sequence))
+        missing = self._size(sequence) - sum(block in held for block in cached_blocks)
         return missing + reserve + len(held) <= self.blocks.num_blocks
 
     def _has_room(
-        self, sequence: Sequence, found: GenericSequence[int], reserve: int, max_uncomputed: int
+        self, sequence: Sequence, cached_blocks: GenericSequence[int], reserve: int, max_uncomputed: int
     ) -> bool:
         swapped = sequence in self.swapped
-        computed = sequence.computed if swapped else len(found) * self.blocks.block_size
-        missing = self._size(sequence) - len(found) + self.blocks.count_free(found)
+        computed = sequence.computed if swapped else len(cached_blocks) * self.blocks.block_size
+        missing = self._size(sequence) - len(cached_blocks) + self.blocks.count_free(cached_blocks)
         uncomputed = len(sequence.token_ids) - computed
         return uncomputed <= max_uncomputed and missing + reserve <= self.blocks.free
 
@@ -92,8 +94,8 @@ class BlockTables:
     def _count(self, sequence: Sequence, cacheable: int) -> None:
         cache, request = self.blocks.prefix_cache, sequence.request
         if cache is not None:
-            cache.tokens_asked += cacheable
-            cache.tokens_found += sequence.computed
+            cache.tokens_queried += cacheable
+            cache.tokens_hit += sequence.computed
         if request.metrics.preemptions == 0:
             request.num_cached_tokens = sequence.computed
 
@@ -114,7 +116,7 @@ class BlockTables:
         return True
 
     def fit_draft(self, sequence: Sequence, max_tokens: int, reserve: int) -> int:
-        """Shortens a draft to ``max_tokens``, and to the blocks that it may take.
+        """Shortens a draft to ``max_tokens``, and to the blocks that it may use.
 
         Args:
             sequence: has the draft.
@@ -124,11 +126,11 @@ class BlockTables:
         Returns:
             The number of tokens that remain.
         """
-        blocks, table, known = self.blocks, sequence.blocks, len(sequence.token_ids)
+        blocks, table, length = self.blocks, sequence.blocks, len(sequence.token_ids)
         count = max(0, min(len(sequence.draft), max_tokens))
-        while len(table) * blocks.block_size < known + count and blocks.free > reserve:
+        while len(table) * blocks.block_size < length + count and blocks.free > reserve:
             table += blocks.allocate(1)
-        count = min(count, len(table) * blocks.block_size - known)
+        count = min(count, len(table) * blocks.block_size - length)
         del sequence.draft[count:]
         return count
 
@@ -140,9 +142,9 @@ class BlockTables:
         size = self.blocks.block_size
         if self._arriving:
             start = self._arriving.pop(sequence, start)
-        known = sequence.token_ids
-        known += tokens
-        computed = len(known) - 1
+        token_ids = sequence.token_ids
+        token_ids += tokens
+        computed = len(token_ids) - 1
         if end < computed:
             computed = end
         sequence.computed = computed
@@ -150,9 +152,9 @@ class BlockTables:
             self.blocks.cache_full_blocks(sequence.blocks, sequence.token_ids, start, computed)
         if sequence.draft:
             sequence.draft.clear()
-            kept = -(-len(sequence.token_ids) // size)
-            self.blocks.deallocate(sequence.blocks[kept:])
-            del sequence.blocks[kept:]
+            num_blocks = -(-len(sequence.token_ids) // size)
+            self.blocks.deallocate(sequence.blocks[num_blocks:])
+            del sequence.blocks[num_blocks:]
 
     def swap_out(self, sequence: Sequence, step: Step) -> bool:
         """Swaps the computed blocks of a sequence out; False if swap memory has no room."""

@@ -22,33 +22,33 @@ class PrefillBudget:
 
     Attributes:
         tokens: left of `max_num_batched_tokens`.
-        work: limit of ``taken``.
-        taken: cost of the tokens taken so far, in units of a token at the beginning of a prompt.
+        work: limit of ``used``.
+        used: cost of the prompt tokens in the step so far, in units of a token at the beginning of a prompt.
     """
 
     tokens: int
     work: float = inf
-    taken: float = 0.0
+    used: float = 0.0
 
     @property
     def any(self) -> bool:
         """True if at least one token fits."""
-        return self.tokens > 0 and self.taken < self.work
+        return self.tokens > 0 and self.used < self.work
 
     def take(self, start: int, count: int) -> int:
-        """Takes up to ``count`` tokens of a prompt from position ``start`` on; returns how many."""
+        """Reserves up to ``count`` tokens of a prompt from position ``start`` on; returns their number."""
         cost = _cost(start)
-        fitting = count if self.work == inf else int((self.work - self.taken) / cost)
-        count = min(count, self.tokens, max(fitting, 1 if self.taken else _MIN_CHUNK))
+        fitting = count if self.work == inf else int((self.work - self.used) / cost)
+        count = min(count, self.tokens, max(fitting, 1 if self.used else _MIN_CHUNK))
         self.tokens -= count
-        self.taken += count * cost
+        self.used += count * cost
         return count
 
 
 class ChunkBudget:
     """Learns from step times how much prompt work fits into a step.
 
-    Past steps tell how long decoding alone takes and how much time a prompt token adds; both change little
+    Past steps show how long decoding alone takes and how much time a prompt token adds; both change little
     from one chunk to the next. Results do not depend on where a prompt is cut into chunks.
 
     Args:
@@ -75,5 +75,5 @@ class ChunkBudget:
             self._decode_time = seconds if before is None else 0.8 * before + 0.2 * seconds
         elif work >= _MIN_CHUNK:
             added = max(seconds - (self._decode_time or 0.0), seconds / 4)
-            latest, known = added / work, self._time_per_token
-            self._time_per_token = latest if known is None else (known + latest) / 2
+            latest, previous = added / work, self._time_per_token
+            self._time_per_token = latest if previous is None else (previous + latest) / 2

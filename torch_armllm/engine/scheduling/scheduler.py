@@ -26,10 +26,10 @@ _SortKey = tuple[float, int, int]
 class Scheduler:
     """Continuous batching: each step decodes all running sequences, then fills up with prompt tokens.
 
-    A sequence is admitted when there are blocks for its whole prompt, and gets them at once. Decoding asks
-    for further blocks one at a time. When none is free, the running sequence that is last in the policy's
-    order is preempted. A waiting sequence preempts running ones that come later in the policy's order, if
-    that admits it.
+    A sequence is admitted when there are blocks for its whole prompt, which are allocated together. Decoding
+    allocates further blocks one at a time. When none is free, the running sequence that is last in the
+    policy's order is preempted. A waiting sequence preempts running ones that come later in the policy's
+    order, if that admits it.
 
     No block is moved twice in one step: sequences that are scheduled come before all that can still be
     preempted in the step, and a step in which decoding preempted a sequence admits none.
@@ -102,7 +102,7 @@ class Scheduler:
         if num_sequences > self.config.max_num_seqs:
             raise ValueError(
                 f"request {request.request_id!r} wants {num_sequences} sequences; max_num_seqs is "
-                f"{self.config.max_num_seqs}: ask for fewer, or raise it"
+                f"{self.config.max_num_seqs}: request fewer, or raise it"
             )
         (sequence,) = request.sequences
         self._requests[request.request_id] = request
@@ -150,7 +150,7 @@ class Scheduler:
             if self._chunk_budget is not None and step.scheduled:
                 budget.work = self._chunk_budget.work()
             self._schedule_prefills(step, prefilling, budget, admit=len(step.preempted) == preempted)
-            step.prefill_work = budget.taken
+            step.prefill_work = budget.used
         assert step.scheduled or not self._requests
         return step
 
@@ -260,7 +260,7 @@ class Scheduler:
         kept = self._running[:num_kept]
         slots = sum(map(self._slots_of, kept))
         enough_slots = slots + self._slots_of(first) <= self.config.max_num_seqs
-        if not (enough_slots and self._tables.fits_beside(first, kept, slots)):
+        if not (enough_slots and self._tables.fits_with(first, kept, slots)):
             self._preemption_futile = first, num_kept  # until one of the kept sequences is gone
             return
         while not self._can_admit(first):
@@ -301,7 +301,7 @@ class Scheduler:
 
         Args:
             step: computes their first chunks.
-            budget: what the step has left for prompts.
+            budget: room that the step has left for prompts.
             before: stops at sequences after this key.
         """
         while budget.any and self._waiting:

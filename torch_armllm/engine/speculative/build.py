@@ -45,23 +45,23 @@ def _draft_model(
     from torch_armllm.patching.patched_model import servable_model
     from torch_armllm.patching.state import is_patched
 
-    given: Any = config.model
-    model = load_model(given) if isinstance(given, str) else given
+    model_or_name: Any = config.model
+    model = load_model(model_or_name) if isinstance(model_or_name, str) else model_or_name
     if not is_patched(model):
         patch(model, progress=False)
     servable = servable_model(model)
     if servable is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another model")
     num_blocks = -(-positions // servable.shape.block_size)
-    longest = _longest(model, servable.max_length)
+    max_length = _max_length(model, servable.max_length)
     rejection = config.draft_sampling == "rejection"
     return DraftModelProposer(
-        PlanRunner(servable, num_blocks), num_blocks, sampler, chunk, longest, rejection
+        PlanRunner(servable, num_blocks), num_blocks, sampler, chunk, max_length, rejection
     )
 
 
-def _longest(model: Any, by_plan: int | None) -> int | None:
+def _max_length(model: Any, by_plan: int | None) -> int | None:
     """Returns the maximum context length of the draft model; None: unlimited."""
     by_model = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    known = [n for n in (by_plan, by_model) if n is not None]
-    return min(known, default=None)
+    limits = [n for n in (by_plan, by_model) if n is not None]
+    return min(limits, default=None)

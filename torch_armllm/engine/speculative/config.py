@@ -68,11 +68,11 @@ class SpeculativeConfig:
         if unknown or "method" not in settings:
             problem = f"has unknown settings {', '.join(unknown)}" if unknown else "has no 'method'"
             raise ValueError(f"speculative_config {problem}; known settings: {', '.join(sorted(known))}")
-        given = dict(settings)
-        most = given.get("prompt_lookup_max")
-        if isinstance(most, int) and "prompt_lookup_min" not in given:
-            given["prompt_lookup_min"] = max(1, min(cls.prompt_lookup_min, most))
-        least = given.get("prompt_lookup_min")
-        if isinstance(least, int) and "prompt_lookup_max" not in given:
-            given["prompt_lookup_max"] = max(cls.prompt_lookup_max, least)
-        return cls(**given)
+        values = dict(settings)
+        most = values.get("prompt_lookup_max")
+        if isinstance(most, int) and "prompt_lookup_min" not in values:
+            values["prompt_lookup_min"] = max(1, min(cls.prompt_lookup_min, most))
+        least = values.get("prompt_lookup_min")
+        if isinstance(least, int) and "prompt_lookup_max" not in values:
+            values["prompt_lookup_max"] = max(cls.prompt_lookup_max, least)
+        return cls(**values)

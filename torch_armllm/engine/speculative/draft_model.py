@@ -32,31 +32,31 @@ class DraftSequence:
 
     Attributes:
         shadow: the sequence in the draft model's steps; holds known and draft tokens.
-        known: number of tokens of the sequence at the last `follow`.
+        num_known: number of tokens of the sequence at the last `follow`.
         probabilities: distributions of the draft tokens, if rejection sampling needs them.
     """
 
     def __init__(self, sequence: Sequence) -> None:
         request = sequence.request
         self.shadow = Request(request.request_id, request.prompt_token_ids, SamplingParams(), 0).sequences[0]
-        self.known = sequence.prompt_length
+        self.num_known = sequence.prompt_length
         self.probabilities: list[Tensor] = []
 
     def follow(self, tokens: GenericSequence[int]) -> None:
-        """Takes over the sequence's tokens; the computed state of accepted draft tokens stays valid."""
-        shadow, same = self.shadow, self.known
+        """Copies the sequence's tokens; the computed state of accepted draft tokens stays valid."""
+        shadow, same = self.shadow, self.num_known
         most = min(len(shadow.token_ids), len(tokens))
         while same < most and shadow.token_ids[same] == tokens[same]:
             same += 1
         shadow.token_ids[same:] = tokens[same:]
         shadow.computed = min(shadow.computed, same, len(tokens) - 1)
-        self.known = len(tokens)
+        self.num_known = len(tokens)
         self.probabilities = []
 
     @property
     def draft(self) -> list[int]:
         """The draft tokens, which follow the known tokens."""
-        return self.shadow.token_ids[self.known :]
+        return self.shadow.token_ids[self.num_known :]
 
     def scheduled(self, most: int) -> Scheduled:
         """Schedules the tokens that are not computed yet, up to ``most``."""
@@ -114,17 +114,17 @@ class DraftModelProposer:
     def propose(self, sequences: GenericSequence[Sequence], counts: GenericSequence[int]) -> list[list[int]]:
         """Returns one draft per sequence, empty while the draft model's prefill is not complete."""
         self.release_finished()
-        wanted = {a: count for a, count in zip(sequences, counts, strict=True) if count > 0}
+        draft_lengths = {a: count for a, count in zip(sequences, counts, strict=True) if count > 0}
         spare, steps = self._chunk, []
-        for sequence, count in wanted.items():
+        for sequence, count in draft_lengths.items():
             state = self._drafts.get(sequence) or self._drafts.setdefault(sequence, DraftSequence(sequence))
             state.follow(sequence.token_ids)
             if self._reserve(state.shadow, len(sequence.token_ids) + count - 1) and spare > 0:
                 steps.append((sequence, state.scheduled(spare)))
                 spare -= steps[-1][1].count
         while steps:
-            steps = self._compute(steps, wanted)
-        return [self._drafts[a].draft if a in wanted else [] for a in sequences]
+            steps = self._compute(steps, draft_lengths)
+        return [self._drafts[a].draft if a in draft_lengths else [] for a in sequences]
 
     def release_finished(self) -> None:
         """Frees the blocks of finished sequences."""
@@ -132,7 +132,7 @@ class DraftModelProposer:
             self._free += self._drafts.pop(sequence).shadow.blocks
 
     def _compute(
-        self, steps: list[tuple[Sequence, Scheduled]], wanted: dict[Sequence, int]
+        self, steps: list[tuple[Sequence, Scheduled]], draft_lengths: dict[Sequence, int]
     ) -> list[tuple[Sequence, Scheduled]]:
         """Runs a step of the draft model and returns the next step."""
         logits = self._runner.execute(Step([scheduled for _, scheduled in steps]))
@@ -145,19 +145,19 @@ class DraftModelProposer:
         return [
             (sequence, state.scheduled(1))
             for sequence, state in zip(drawing, states, strict=True)
-            if len(state.draft) < wanted[sequence]
+            if len(state.draft) < draft_lengths[sequence]
         ]
 
     def probabilities(self, sequence: Sequence) -> Tensor | None:
         """Returns the distributions ``(k, V)`` from which a draft was sampled; None if not needed."""
-        found = self._drafts[sequence].probabilities if sequence in self._drafts else []
-        return torch.stack(found) if found else None
+        distributions = self._drafts[sequence].probabilities if sequence in self._drafts else []
+        return torch.stack(distributions) if distributions else None
 
     def _draw(self, logits: Tensor, sequences: GenericSequence[Sequence]) -> list[int]:
         prefixes = [self._drafts[a].draft for a in sequences]
         if self._purpose and not all(is_greedy(a.params) for a in sequences):
-            found = self._sampler.probabilities(logits, sequences, prefixes, keep=True)
-            for sequence, row in zip(sequences, found, strict=True):
+            distributions = self._sampler.probabilities(logits, sequences, prefixes, keep=True)
+            for sequence, row in zip(sequences, distributions, strict=True):
                 if not is_greedy(sequence.params):
                     self._drafts[sequence].probabilities.append(row)
         return self._sampler.draw_after(logits, sequences, prefixes, self._purpose)

@@ -43,15 +43,15 @@ class TokenStrings:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._decode = None if tokenizer is None else decoder(tokenizer, skip_special_tokens=False)
-        self._known: dict[int, str] = {}
+        self._strings: dict[int, str] = {}
 
     def __call__(self, token_id: int) -> str | None:
         """Returns a token's string; None without a tokenizer."""
         if self._decode is None:
             return None
-        text = self._known.get(token_id)
+        text = self._strings.get(token_id)
         if text is None:
-            text = self._known[token_id] = self._decode([token_id])
+            text = self._strings[token_id] = self._decode([token_id])
         return text
 
 
@@ -89,7 +89,7 @@ class Detokenizer:
             window.
     """
 
-    __slots__ = ("_decode", "_late", "_pending", "_pieces", "_shown", "_window")
+    __slots__ = ("_decode", "_late", "_pending", "_pieces", "_emitted", "_window")
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class Detokenizer:
         self._pieces = pieces if pieces is not None and pieces.any else None
         self._late: list[int] = []  # tokens whose text was output, not in the window yet
         prompt = list(prompt_token_ids[-_WINDOW:])
-        self._window, self._shown = self._context(prompt)
+        self._window, self._emitted = self._context(prompt)
         self._pending = 0  # tokens after the last one with complete output
         for unfinished in range(1, _MAX_CHAR_BYTES):  # the prompt may end within a character
-            if self._shown.endswith(UNREADABLE):
+            if self._emitted.endswith(UNREADABLE):
                 window, text = self._context(prompt[:-unfinished])
                 if not text.endswith(UNREADABLE):
-                    self._window, self._shown = window + prompt[-unfinished:], text
+                    self._window, self._emitted = window + prompt[-unfinished:], text
                     self._pending = unfinished
 
     def append(self, token_id: int) -> str:
@@ -122,7 +122,7 @@ class Detokenizer:
         self._window.append(token_id)
         self._pending += 1
         text = self._decode(self._window)
-        if not text.startswith(self._shown):
+        if not text.startswith(self._emitted):
             if text.endswith(UNREADABLE) and self._pending < _MAX_CHAR_BYTES:
                 return ""  # a run of SentencePiece byte tokens is unreadable until its last byte
             text = self._restart()
@@ -131,38 +131,38 @@ class Detokenizer:
             self._pending >= _MAX_CHAR_BYTES
         ):  # before that, a run of byte tokens may become readable as a whole
             held = min(held, _MAX_CHAR_BYTES - 1)
-        new = text[len(self._shown) : len(text) - held]
-        self._shown += new
-        if len(self._shown) == len(text):
+        new = text[len(self._emitted) : len(text) - held]
+        self._emitted += new
+        if len(self._emitted) == len(text):
             self._pending = 0
         if len(self._window) >= _WINDOW:
-            self._shrink(len(text) - len(self._shown))
+            self._shrink(len(text) - len(self._emitted))
         return new
 
     def flush(self) -> str:
         """Returns the text that was held back because its last character is incomplete."""
         self._catch_up()
         text = self._decode(self._window)
-        if not text.startswith(self._shown):
+        if not text.startswith(self._emitted):
             text = self._restart()
-        rest = text[len(self._shown) :]
-        self._shown, self._pending = text, 0
+        rest = text[len(self._emitted) :]
+        self._emitted, self._pending = text, 0
         return rest
 
     def _catch_up(self) -> None:
         if self._late:
-            self._window, self._shown = self._context(self._window + self._late)
+            self._window, self._emitted = self._context(self._window + self._late)
             self._late.clear()
 
     def _restart(self) -> str:
         """Drops the output tokens from the window: an invalid byte made their whole run unreadable."""
         self._window = self._window[-self._pending :]
-        self._shown = ""
+        self._emitted = ""
         return self._decode(self._window)
 
     def _shrink(self, held: int) -> None:
         self._window, text = self._context(self._window)
-        self._shown = text[: max(0, len(text) - held)]
+        self._emitted = text[: max(0, len(text) - held)]
         self._pending = min(self._pending, len(self._window))
 
     def _context(self, ids: Sequence[int]) -> tuple[list[int], str]:

@@ -24,13 +24,13 @@ def find_eos_token_ids(
     tokenizer: PreTrainedTokenizerBase | None, generation: GenerationConfig | None
 ) -> tuple[int, ...]:
     """Returns a model's EOS tokens: the tokenizer's first, then those of the generation config."""
-    found: list[int] = []
+    ids: list[int] = []
     if tokenizer is not None and tokenizer.eos_token_id is not None:
-        found.append(tokenizer.eos_token_id)
+        ids.append(tokenizer.eos_token_id)
     configured = generation.eos_token_id if generation is not None else None
     if configured is not None:
-        found += [configured] if isinstance(configured, int) else configured
-    return tuple(dict.fromkeys(found))
+        ids += [configured] if isinstance(configured, int) else configured
+    return tuple(dict.fromkeys(ids))
 
 
 class OutputText:
@@ -67,12 +67,12 @@ class OutputText:
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
             skip = params.skip_special_tokens
-            known = None if pieces is None else pieces[skip]
-            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip, known)
+            own_pieces = None if pieces is None else pieces[skip]
+            self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip, own_pieces)
         self._length = 0
         self._unread: list[int] = []  # tokens that are not detokenized yet
-        self._known = ""  # all text, the held-back part included
-        self._shown = 0  # characters that may be output
+        self._text = ""  # all text, the held-back part included
+        self._released = 0  # characters that may be output
         self._searched = 0  # matches of stop strings that end within these characters are ignored
 
     def append(self, token_id: int) -> Finish | None:
@@ -85,7 +85,7 @@ class OutputText:
         if self._stops:
             self._read()
             if self._length <= self._params.min_tokens:
-                self._searched = len(self._known)
+                self._searched = len(self._text)
         if ends:
             is_eos = token_id == self._eos and token_id not in self._stop_ids
             return self._finish(Finish("stop", None if is_eos else token_id))
@@ -94,7 +94,7 @@ class OutputText:
         if self._length == self._max_tokens:
             return self._finish(Finish("length"))
         if self._stops:
-            self._shown = len(self._known) - self._held_back()
+            self._released = len(self._text) - self._held_back()
         return None
 
     @property
@@ -102,21 +102,21 @@ class OutputText:
         """The text that may be output."""
         if self._unread:
             self._read()
-            self._shown = len(self._known)
-        return self._known if self._shown == len(self._known) else self._known[: self._shown]
+            self._released = len(self._text)
+        return self._text if self._released == len(self._text) else self._text[: self._released]
 
     def flush(self) -> str:
         """Releases held-back text at the end of a sequence; returns the whole text."""
         self._read()
         if self._detokenizer is not None:
-            self._known += self._detokenizer.flush()
-        self._shown = len(self._known)
-        return self._known
+            self._text += self._detokenizer.flush()
+        self._released = len(self._text)
+        return self._text
 
     def _read(self) -> None:
         assert self._detokenizer is not None or not self._unread
         for token in self._unread:
-            self._known += self._detokenizer.append(token)  # type: ignore[union-attr]
+            self._text += self._detokenizer.append(token)  # type: ignore[union-attr]
         self._unread.clear()
 
     def _finish(self, finish: Finish) -> Finish:
@@ -127,16 +127,16 @@ class OutputText:
         """Returns the first stop string in the text and truncates the text there."""
         first: tuple[int, str] | None = None
         for stop in self._stops:
-            position = self._known.find(stop, max(0, self._searched - len(stop) + 1))
+            position = self._text.find(stop, max(0, self._searched - len(stop) + 1))
             if position >= 0 and (first is None or position < first[0]):
                 first = position, stop
-        self._searched = len(self._known)
+        self._searched = len(self._text)
         if first is None:
             return None
         position, stop = first
         end = position + len(stop) if self._params.include_stop_str_in_output else position
-        self._known = self._known[:end]
-        self._shown = end
+        self._text = self._text[:end]
+        self._released = end
         return stop
 
     def _held_back(self) -> int:
@@ -145,7 +145,7 @@ class OutputText:
             return 0
         most = 0
         for stop in self._stops:
-            tail = self._known[max(0, len(self._known) - len(stop) + 1) :]
+            tail = self._text[max(0, len(self._text) - len(stop) + 1) :]
             start = tail.find(stop[0])
             while 0 <= start < len(tail) - most:
                 if stop.startswith(tail[start:]):

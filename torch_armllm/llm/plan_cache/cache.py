@@ -213,7 +213,7 @@ def _tokenizer_class(path: list[str] | None) -> type | None:
 def _describe_shape(shape: Shape) -> dict[str, Any]:
     if isinstance(shape, MixedShape):
         return {
-            "places": [list(p) for p in shape.places],
+            "places": [list(p) for p in shape.positions],
             "groups": [_describe_shape(g) for g in shape.groups],
         }
     return {"kind": type(shape).__name__, **asdict(shape), "dtype": dtype_name(shape.dtype)}

@@ -80,8 +80,8 @@ def _find_source(tensor: Tensor, named: Sequence[tuple[str, Tensor]]) -> Source 
             parts.append((name, other))
     if not tensor.is_contiguous() or sum(other.numel() for _, other in parts) != tensor.numel():
         return None
-    whole = {"parts": [{"name": name, **_view(other, tensor)} for name, other in parts]}
-    return {**whole, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
+    source = {"parts": [{"name": name, **_view(other, tensor)} for name, other in parts]}
+    return {**source, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
 
 
 def rebuild(sources: Sequence[Source], values: Mapping[str, Tensor], folder: Path) -> list[Tensor]:
@@ -98,8 +98,8 @@ def rebuild(sources: Sequence[Source], values: Mapping[str, Tensor], folder: Pat
     arena = torch.empty(sum(_aligned(size) for size in sizes), dtype=torch.uint8)
     prefer_huge(arena)
     spaces = iter(_cut(arena, sizes))
-    whole = {n: next(spaces).view(files[n].dtype).view(files[n].shape) for n in names}
-    reads: list[tuple[TensorLocation, Tensor]] = [(files[name], tensor) for name, tensor in whole.items()]
+    tensors = {n: next(spaces).view(files[n].dtype).view(files[n].shape) for n in names}
+    reads: list[tuple[TensorLocation, Tensor]] = [(files[name], tensor) for name, tensor in tensors.items()]
     merged_tensors: list[Tensor] = []
     for source in merged:
         tensor = next(spaces).view(_dtype(source)).view(source["shape"])
@@ -108,18 +108,18 @@ def rebuild(sources: Sequence[Source], values: Mapping[str, Tensor], folder: Pat
             reads.append((files[part["name"]], _part(tensor, part)))
     read_into(reads)
     merged_iterator = iter(merged_tensors)
-    return [_constant(source, whole, merged_iterator, values) for source in sources]
+    return [_constant(source, tensors, merged_iterator, values) for source in sources]
 
 
 def _constant(
-    source: Source, whole: Mapping[str, Tensor], merged: Any, values: Mapping[str, Tensor]
+    source: Source, tensors: Mapping[str, Tensor], merged: Any, values: Mapping[str, Tensor]
 ) -> Tensor:
     if "value" in source:
         return values[source["value"]]
     if "parts" in source:
         tensor: Tensor = next(merged)
         return tensor
-    return _part(whole[source["name"]], source)
+    return _part(tensors[source["name"]], source)
 
 
 def _part(tensor: Tensor, source: Source) -> Tensor:

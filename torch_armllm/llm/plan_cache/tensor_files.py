@@ -86,9 +86,9 @@ def _pieces(tensor: Tensor) -> Iterator[list[memoryview]]:
     piece: list[memoryview] = []
     size = 0
     for row in _rows(tensor):
-        whole = row.view(-1).view(torch.uint8).numpy().data
-        for at in range(0, len(whole), _PIECE):
-            part = whole[at : at + _PIECE]
+        buffer = row.view(-1).view(torch.uint8).numpy().data
+        for at in range(0, len(buffer), _PIECE):
+            part = buffer[at : at + _PIECE]
             if piece and (size + len(part) > _PIECE or len(piece) == _BUFFERS):
                 yield piece
                 piece, size = [], 0

@@ -53,8 +53,8 @@ def _rope(
 
 def _cache(low: Lowering, k: Any, v: Any, k_scales: Any, v_scales: Any) -> dict[str, int]:
     """Returns the fields of a cache: numbers of its inputs, -1 for scales that it lacks, and its layer."""
-    keys, values = low.known[k], low.known[v]
-    scales = [-1 if s is None else low.known[s].input for s in (k_scales, v_scales)]
+    keys, values = low.locations[k], low.locations[v]
+    scales = [-1 if s is None else low.locations[s].input for s in (k_scales, v_scales)]
     return {
         "k_cache": keys.input,
         "v_cache": values.input,
@@ -75,7 +75,7 @@ def _kv_write(
 
 def _attention(
     low: Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any,
-        longest: Any,
+        max_seq_len: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
     k_scales: Any = None, v_scales: Any = None,
 ) -> Operand:  # fmt: skip

@@ -23,8 +23,8 @@ def _gated_act(low: Lowering, node: Node, gate: Any, up: Any, act: str) -> Opera
 
 def _constant_row(low: Lowering, width: int, tensor: Tensor) -> Operand:
     """Returns a constant row that every token reads."""
-    made = low.program.constant(tensor.expand(width).contiguous())
-    return Operand(made.space, made.index, made.dtype, (width,), 0, 0)
+    row = low.program.constant(tensor.expand(width).contiguous())
+    return Operand(row.space, row.index, row.dtype, (width,), 0, 0)
 
 
 def _unary(name: str) -> Writer:
@@ -106,7 +106,7 @@ def _index_select(low: Lowering, node: Node, source: Any, dim: int, order: Any) 
     if dim % val.dim() != val.dim() - 1 or len(rows.inner) != 1:
         raise Unlowerable(f"{node} selects along dimension {dim}")
     if constant(low.module, order) is None or node.meta["val"].shape != val.shape or val.dtype.itemsize == 1:
-        raise Unlowerable(f"{node} is no order of columns")
+        raise Unlowerable(f"{node} is not a permutation of columns")
     out = low.new(node)
     low.emit("reorder", x=rows, permutation=low.weight(order, torch.int32), out=out, width=out.width)
     return out

@@ -28,7 +28,7 @@ def _embedding(low: Lowering, node: Node, table: Node, ids: Node, *_: Any) -> Op
 
 
 def _ids_by_id(low: Lowering, table: Tensor, ids: Node) -> Operand:
-    """Other ids for ids; the instruction copies them as two floats each."""
+    """Replaces ids by table entries; the instruction copies each entry as two floats."""
     halves = low.program.allocate(2, torch.float32)
     low.emit(
         "embed",

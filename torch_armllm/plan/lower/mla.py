@@ -1,4 +1,4 @@
-"""Latent attention, and linear layers with a weight of each head's own."""
+"""Latent attention, and linear layers with one weight per head."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _dense_heads(low: Lowering, node: Node, x: Any, weight: Any) -> Operand:
 
 
 def _write(low: Lowering, node: Node, latent: Any, k_rope: Any, cache: Any, slots: Any) -> None:
-    rows, keys, layer = low.rows(latent), low.rows(k_rope), low.known[cache]
+    rows, keys, layer = low.rows(latent), low.rows(k_rope), low.locations[cache]
     low.emit(
         "mla_write",
         latent=rows,
@@ -63,9 +63,9 @@ def _write(low: Lowering, node: Node, latent: Any, k_rope: Any, cache: Any, slot
 
 def _attention(
     low: Lowering, node: Node, q_latent: Any, q_rope: Any, cache: Any, table: Any, starts: Any, lengths: Any,
-    longest: Any, scale: float,
+    max_seq_len: Any, scale: float,
 ) -> Operand:  # fmt: skip
-    latents, rope, layer = low.heads(q_latent), low.heads(q_rope), low.known[cache]
+    latents, rope, layer = low.heads(q_latent), low.heads(q_rope), low.locations[cache]
     out = low.new(node)
     q_heads, latent_size = latents.inner[-2:]
     low.emit(

@@ -1,4 +1,4 @@
-"""Views and slices of rows: no instruction, another operand."""
+"""Views and slices of rows: they need no instruction, only another operand."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ def _slice(
 
 
 def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
-    return low.known[source][index]
+    return low.locations[source][index]
 
 
 def _split(low: Lowering, node: Node, source: Any, *_: Any) -> tuple[Operand, ...]:
-    """Parts of the last dimension, side by side."""
+    """Splits the last dimension into adjacent parts."""
     rows = low.rows(source)
     parts = node.meta["val"]
     val = source.meta["val"]
     if any(tuple(part.shape[:-1]) != tuple(val.shape[:-1]) for part in parts) or len(rows.inner) > 2:
         raise Unlowerable(f"{node} splits another dimension than the last")
-    made, column = [], rows.column
+    operands, column = [], rows.column
     for part in parts:
         inner = (*rows.inner[:-1], int(part.shape[-1]))
         strided_heads = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
-        made.append(
+        operands.append(
             Operand(
                 rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, strided_heads
             )
         )
         column += inner[-1]
-    return tuple(made)
+    return tuple(operands)
 
 
 _VIEWS = (

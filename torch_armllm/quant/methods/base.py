@@ -48,7 +48,7 @@ class Method:
         raise NotImplementedError
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:
-        """Is called when a layer is packed; the buffers of ``module`` are in ``spill``."""
+        """Called when a layer is packed; the buffers of ``module`` are in ``spill``."""
 
     def commit(self) -> None:
         """Finishes the run, after all layers are packed; it must not fail."""
@@ -67,7 +67,7 @@ class Rtn(Method):
 
 
 class Mse(Method):
-    """Searches the scales with the least squared error, weighted by input channel where that is known."""
+    """Searches the scales with the least squared error, weighted by input channel if importance is known."""
 
     name = "mse"
 

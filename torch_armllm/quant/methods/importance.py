@@ -53,8 +53,8 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
 
         return hook
 
-    wanted = [layer for layer in layers if layer.reason is None and layer.kind != "head"]
-    hooks = [layer.module.register_forward_pre_hook(watch(layer.name)) for layer in wanted]
+    measured = [layer for layer in layers if layer.reason is None and layer.kind != "head"]
+    hooks = [layer.module.register_forward_pre_hook(watch(layer.name)) for layer in measured]
     generator = torch.Generator().manual_seed(_SEED)
     vocab_size = model.config.get_text_config().vocab_size
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or TOKENS
@@ -67,10 +67,10 @@ def input_energies(model: nn.Module, layers: Sequence[Layer]) -> dict[str, Tenso
     finally:
         for handle in hooks:
             handle.remove()
-    found = {}
+    energies = {}
     for key, total in sums.items():
         energy = total / max(counts[key], 1)
         mean = float(energy.mean())
         if mean > 0 and bool(energy.isfinite().all()):
-            found[key] = energy / mean + _FLOOR
-    return found
+            energies[key] = energy / mean + _FLOOR
+    return energies

@@ -1,4 +1,4 @@
-"""Makes the method that a recipe names."""
+"""Creation of the method that a recipe names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_method(
     resume: Path | None = None,
     on_meta: bool = False,
 ) -> Method:
-    """Makes a method for the layers of a model.
+    """Creates a method for the layers of a model.
 
     Args:
         name: one of `METHODS`.
@@ -39,7 +39,7 @@ def make_method(
     """
     if name in CALIBRATED:
         if calibration is None:
-            raise ValueError(f"method {name!r} needs calibration texts: give their token ids as calibration=")
+            raise ValueError(f"method {name!r} needs calibration texts: pass their token ids as calibration=")
         if name == "gptq":
             return Gptq(model, layers, calibration, resume, on_meta)
         return Awq(model, layers, calibration, on_meta)

@@ -108,7 +108,7 @@ class QuantExperts(nn.Module):
         )
 
     def dequantize(self) -> tuple[Tensor, Tensor]:
-        """The float32 weights (E, 2·I, H), gate first, or (E, I, H), and (E, H, I): what the integers say."""
+        """The dequantized float32 weights: (E, 2·I, H), gate first, or (E, I, H); and (E, H, I)."""
         sizes = (self.intermediate_dim, self.hidden_dim, self.scheme)
         parts = split_panels(self.gate_up_packed) if self.gated else (self.gate_up_packed,)
         halves = [dequantize_matrix(half, *sizes) for half in parts]

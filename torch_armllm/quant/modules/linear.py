@@ -21,11 +21,11 @@ class QuantLinear(nn.Module):
         bias: the float bias of the layer it replaces, or None.
         in_features, out_features: sizes of the weight.
         scheme: a name of `torch_armllm.quant.SCHEMES`.
-        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None where the float weight is unknown.
-        shell: the module it replaced; without its weight unless the originals were to be kept.
+        error: relative round-trip error ‖W − Ŵ‖ / ‖W‖ of the weight; None if the float weight is unknown.
+        shell: the module it replaced; without its weight, unless the original weights are kept.
         float_dtype: type of the weight before it was quantized.
-        order: int32 (in_features,): column j of the packed weight belongs to input ``order[j]``; None where
-            they lie in the inputs' order.
+        order: int32 (in_features,): column j of the packed weight belongs to input ``order[j]``; None if
+            columns are in the order of the inputs.
     """
 
     NOT_COMPUTED_WITH = NOT_COMPUTED_WITH

@@ -20,10 +20,10 @@ def can_share(embedding: nn.Embedding, head: str) -> bool:
 
 
 class TiedEmbedding(nn.Module):
-    """Replaces an ``nn.Embedding`` whose weight is also the head's.
+    """Replaces an ``nn.Embedding`` whose weight is also that of the head.
 
-    The head's INT8 weights and the rest together are 16-bit integers with a scale a row, so that bfloat16
-    weights come back to within 2⁻¹⁶ of their row's largest.
+    The head's INT8 weights and the rest together are 16-bit integers with one scale per row.  They restore
+    bfloat16 weights to within 2⁻¹⁶ of the largest weight of the row.
 
     Attributes:
         weight_packed: the head's own panels.
@@ -34,7 +34,7 @@ class TiedEmbedding(nn.Module):
     rest: Tensor
 
     def __init__(self, embedding: nn.Embedding, head: QuantLinear) -> None:
-        """Leaves ``rest`` on the meta device until it is loaded, as the head's weights may be."""
+        """Leaves ``rest`` on the meta device until it is loaded; the head's weights may be there too."""
         super().__init__()
         self.num_embeddings = embedding.num_embeddings
         self.embedding_dim = embedding.embedding_dim

@@ -18,7 +18,7 @@ GROUP = 32
 PANEL = 16
 """Output rows of one packed panel."""
 CHUNK = 1 << 17
-"""Weights rounded at once: their temporaries fit in a core's L2 cache."""
+"""Weights rounded together: their temporaries fit in a core's L2 cache."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Quantized:
     Attributes:
         scheme: name of the scheme.
         q: int8 (N, K).
-        scales: float32 (N,), or float32 or bfloat16 (N, S) with one a group of columns.
-        multipliers: uint8 (N, G) in 1…16, for ``g32i`` alone.
+        scales: float32 (N,), or float32 or bfloat16 (N, S) with one per group of columns.
+        multipliers: uint8 (N, G) in 1…16, for ``g32i`` only.
         zeros: uint8 0…15 of the shape of ``scales``, for schemes with zero points.
         offsets: float32 of the shape of ``scales``, for schemes that have them.
     """
@@ -46,7 +46,7 @@ class Rounding(ABC):
     """Chooses the integers of one matrix, some of its rows at a time and on several threads."""
 
     chunk: int = CHUNK
-    """Best number of weights to round at once."""
+    """Best number of weights to round together."""
 
     @abstractmethod
     def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:
@@ -98,8 +98,8 @@ class Scheme(ABC):
         padded = torch.nn.functional.pad(weight, short).view(-1, groups, GROUP)
         if importance is not None:
             importance = torch.nn.functional.pad(importance, short).view(groups, GROUP)
-        found = self.quantize_rows(padded, importance, search)
-        return replace(found, q=found.q[:, :columns].contiguous())
+        quantized = self.quantize_rows(padded, importance, search)
+        return replace(quantized, q=quantized.q[:, :columns].contiguous())
 
     def quantize_chunk(
         self, weight: Tensor, rounding: Rounding | None = None
@@ -121,8 +121,8 @@ class Scheme(ABC):
         energy = float(value.square().sum())
         if not math.isfinite(energy) and not bool(value.isfinite().all()):
             raise ValueError("the weight holds a NaN or an infinity: the checkpoint is damaged")
-        found = self.round_rows(value) if rounding is None else rounding.rows(value, self)
-        return found, float((value - self.dequantize(found)).square().sum()), energy
+        quantized = self.round_rows(value) if rounding is None else rounding.rows(value, self)
+        return quantized, float((value - self.dequantize(quantized)).square().sum()), energy
 
     def quantize(self, weight: Tensor, rounding: Rounding | None = None) -> tuple[Quantized, float]:
         """Quantizes a float matrix (N, K); without a ``rounding`` by searching scales.
@@ -141,8 +141,8 @@ class Scheme(ABC):
         """
         chunks = row_chunks(shape[0], shape[1], CHUNK if rounding is None else rounding.chunk)
         parts = each(lambda rows: self.quantize_chunk(read(rows), rounding), chunks)
-        whole = joined_rows([part[0] for part in parts])
-        return whole, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
+        quantized = joined_rows([part[0] for part in parts])
+        return quantized, relative_error(sum(p[1] for p in parts), sum(p[2] for p in parts))
 
 
 def joined_rows(parts: Sequence[Quantized]) -> Quantized:

@@ -8,7 +8,7 @@ from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 
 class Peak(Rounding):
-    """Scales from the largest values, which clip nothing; values are rounded to nearest."""
+    """Scales from the largest values, so that nothing is clipped; values are rounded to nearest."""
 
     def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:  # noqa: D102
         return scheme.round_rows(weight, search=False)

@@ -34,8 +34,8 @@ class ChatChoice:
         """Returns the text and the tool calls that an output adds."""
         parsed = self._parser.feed(completion.text)
         if completion.finished:
-            rest = self._parser.finish()
-            parsed = OutputDelta(parsed.content + rest.content, parsed.calls + rest.calls)
+            remaining = self._parser.finish()
+            parsed = OutputDelta(parsed.content + remaining.content, parsed.calls + remaining.calls)
         if not self._use.parallel:
             parsed.calls = [call for call in parsed.calls if call.index == 0]
         self._has_calls = self._has_calls or bool(parsed.calls)

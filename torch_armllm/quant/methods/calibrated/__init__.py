@@ -1,1 +1,1 @@
-"""Methods that choose integers by what reaches the layers in texts for calibration."""
+"""Methods that choose integers by the inputs of the layers on calibration texts."""

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Exponents to try: a channel is scaled by its root mean square to this power."""
-_FURTHEST = 4
-"""Largest scale of a channel, as a power of two."""
+_MAX_POWER = 4
+"""Largest exponent of a channel's scale, a power of two."""
 
 
 class Awq(CalibratedMethod):
@@ -45,9 +45,9 @@ class Awq(CalibratedMethod):
 
     def rounding(self, layer: Layer, scheme: Scheme, weight: str = "weight", expert: int = 0) -> Rounding:  # noqa: D102
         stage = self._stage_of.get(layer.name)
-        while stage is not None and self._now < stage:
-            self._now += 1
-            self._scale(self._now, scheme)
+        while stage is not None and self._stage < stage:
+            self._stage += 1
+            self._scale(self._stage, scheme)
         return Search() if weight == "down_proj" else self._roundings.get(layer.name, Search())
 
     def abandon(self) -> None:  # noqa: D102
@@ -56,13 +56,13 @@ class Awq(CalibratedMethod):
         self._scaled = []
 
     def finish(self, stage: int) -> None:  # noqa: D102
-        if self._now < stage:
-            self._now = stage
+        if self._stage < stage:
+            self._stage = stage
             self.stages.run_float(stage)
         self._scaled, self._roundings = [], {}
 
     def _scale(self, stage: int, scheme: Scheme) -> None:
-        """Scales the channels of a stage, and makes the roundings of its layers."""
+        """Scales the channels of a stage, and creates the roundings of its layers."""
         inside = [x for x in self._layers if self._stage_of.get(x.name) == stage]
         inputs = record_inputs(inside, lambda: self.stages.run_float(stage))
         shared: dict[int, Hessian] = {}
@@ -99,7 +99,7 @@ def choose_powers(scaling: ChannelScaling, hessian: Hessian, scheme: Scheme) -> 
     size = size / size.log().mean().exp()
     best, least = torch.ones_like(size), float("inf")
     for power in POWERS:
-        powers = torch.exp2((size**power).log2().round().clamp(-_FURTHEST, _FURTHEST))
+        powers = torch.exp2((size**power).log2().round().clamp(-_MAX_POWER, _MAX_POWER))
         factors = scaling.spread(powers)
         energy = second_moments.diagonal() / factors.square()
         error = 0.0

@@ -32,7 +32,7 @@ class CalibratedMethod(Method):
         self.stages = Stages(model, tokens, batch_size_for(tokens), on_meta)
         self._stage_of = self.stages.stage_indices(layers)
         self._layers = list(layers)
-        self._now = self._left = -1
+        self._stage = self._advanced = -1
 
     def order(self, layers: Sequence[Layer]) -> Sequence[Layer]:  # noqa: D102
         last = len(self.stages.modules)
@@ -44,4 +44,4 @@ class CalibratedMethod(Method):
 
     def resume(self, stage: int) -> None:
         """Continues after a stage that an earlier run finished; call it after `Stages.restore`."""
-        self._now = self._left = stage
+        self._stage = self._advanced = stage

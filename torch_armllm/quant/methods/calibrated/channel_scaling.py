@@ -126,7 +126,7 @@ def _readers(
 ) -> list[tuple[nn.Module, list[nn.Module]]]:
     """Returns each norm with the linear layers that read its output."""
     outputs: list[tuple[nn.Module, Tensor]] = []
-    found: dict[int, tuple[nn.Module, list[nn.Module]]] = {}
+    readers: dict[int, tuple[nn.Module, list[nn.Module]]] = {}
 
     def record_output(module: nn.Module, arguments: Any, output: Any) -> None:
         outputs.append((module, output))
@@ -134,7 +134,7 @@ def _readers(
     def match_input(module: nn.Module, arguments: Any) -> None:
         for norm, output in outputs:
             if output is arguments[0]:
-                found.setdefault(id(norm), (norm, []))[1].append(module)
+                readers.setdefault(id(norm), (norm, []))[1].append(module)
 
     norms = [m for m in stage.modules() if _is_norm(m)]
     handles = [m.register_forward_hook(record_output) for m in norms]
@@ -144,7 +144,7 @@ def _readers(
     finally:
         for handle in handles:
             handle.remove()
-    return list(found.values())
+    return list(readers.values())
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -58,54 +58,54 @@ class CoordinateDescent:
         error = self._weight - self.values
         for begin in range(0, columns, block):
             end = min(begin + block, columns)
-            left = self._hessian[begin:end] @ error
+            residual = self._hessian[begin:end] @ error
             for first in range(begin, end, span):
                 group = slice(first, min(first + span, columns))
-                change = self._visit(group, left[group.start - begin : group.stop - begin], wider)
-                left.addmm_(self._hessian[begin:end, group], change, alpha=-1)
+                change = self._visit(group, residual[group.start - begin : group.stop - begin], wider)
+                residual.addmm_(self._hessian[begin:end, group], change, alpha=-1)
                 error[group] -= change
 
-    def _visit(self, group: slice, left: Tensor, wider: bool) -> Tensor:
+    def _visit(self, group: slice, residual: Tensor, wider: bool) -> Tensor:
         """Moves a group to its least error, and returns the change (n, N)."""
-        grid, now = self._grid, self.values[group]
+        grid, current = self._grid, self.values[group]
         inner = self._hessian[group, group]
         # rounding runs from the last column to the first: the most important one comes last
         permutation = inner.diagonal().argsort()
         upper = torch.linalg.cholesky(inner[permutation][:, permutation], upper=True)
-        target = (now + torch.cholesky_solve(left, torch.linalg.cholesky(inner)))[permutation]
+        target = (current + torch.cholesky_solve(residual, torch.linalg.cholesky(inner)))[permutation]
         index = group.start // grid.span
         factor = grid.factor[index]
-        tried = self._factors(index, now, target[permutation.argsort()], inner) if wider else [factor]
+        factors = self._factors(index, current, target[permutation.argsort()], inner) if wider else [factor]
         columns = torch.arange(group.start, group.stop)[permutation]
         low, high = (
-            bound.repeat(1, len(tried)) if bound.shape[1] > 1 else bound for bound in grid.bounds(columns)
+            bound.repeat(1, len(factors)) if bound.shape[1] > 1 else bound for bound in grid.bounds(columns)
         )
-        step = (torch.stack(tried) * grid.row).flatten().expand(len(columns), -1)
-        targets = target.repeat(1, len(tried))
+        step = (torch.stack(factors) * grid.row).flatten().expand(len(columns), -1)
+        targets = target.repeat(1, len(factors))
         values = round_with_feedback(targets, unit_rows(upper), step, low, high)
         # the current values win ties
-        values = torch.cat([now[permutation], values], dim=1)
-        errors = (upper @ (values - target.repeat(1, len(tried) + 1))).square().sum(0)
-        best = errors.view(len(tried) + 1, -1).argmin(0)
-        grid.factor[index] = torch.stack([factor, *tried]).gather(0, best[None])[0]
-        picked = values.view(len(columns), len(tried) + 1, -1).gather(1, best.expand(len(columns), 1, -1))[
-            :, 0
-        ]
-        updated = torch.empty_like(now)
-        updated[permutation] = picked
-        change = updated - now
+        values = torch.cat([current[permutation], values], dim=1)
+        errors = (upper @ (values - target.repeat(1, len(factors) + 1))).square().sum(0)
+        best = errors.view(len(factors) + 1, -1).argmin(0)
+        grid.factor[index] = torch.stack([factor, *factors]).gather(0, best[None])[0]
+        selected = values.view(len(columns), len(factors) + 1, -1).gather(
+            1, best.expand(len(columns), 1, -1)
+        )[:, 0]
+        updated = torch.empty_like(current)
+        updated[permutation] = selected
+        change = updated - current
         self.values[group] = updated
         return change
 
-    def _factors(self, index: int, now: Tensor, target: Tensor, inner: Tensor) -> list[Tensor]:
+    def _factors(self, index: int, current: Tensor, target: Tensor, inner: Tensor) -> list[Tensor]:
         """Returns the candidate steps of a group."""
         grid, factor = self._grid, self._grid.factor[index]
         if grid.whole_factors:
             return [factor, grid.round_factor(factor + 1), grid.round_factor(factor - 1)]
         if not grid.float_factors:
             return [factor]
-        product = inner @ now
-        size = (now * product).sum(0)
+        product = inner @ current
+        size = (current * product).sum(0)
         fitted = factor * (target * product).sum(0) / torch.where(size > 0, size, torch.ones_like(size))
         fitted = torch.where((size > 0) & (fitted * factor > 0), fitted, factor)
         return [

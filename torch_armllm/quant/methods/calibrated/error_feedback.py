@@ -26,7 +26,7 @@ def round_with_feedback(
         step: float32 (K, N).
         low: (K, N) or (K, 1), the smallest integers.
         high: (K, N) or (K, 1), the largest integers.
-        block: columns whose errors are fed back to the remaining columns at once.
+        block: columns whose errors are fed back to the remaining columns together.
 
     Returns:
         The rounded values, float32 (K, N).

@@ -17,9 +17,9 @@ from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 SHARE = 0.1
 """Weight of all tokens together for every expert, as a fraction of an average expert's weight."""
-_SEEN = 1024
-"""Tokens of the prior that run through every expert's gate and up projection, for the inputs of its down."""
-_READY = 3
+_PRIOR_TOKENS = 1024
+"""Tokens of the prior that run through every expert's gate and up, for the inputs of its down projection."""
+_MAX_SOLVERS = 3
 """Solvers that are cached."""
 
 
@@ -54,8 +54,8 @@ class ExpertInputs:
                 counts[begin : begin + len(part), expert] = (part != 0).any(dim=1).float()
         else:
             counts = torch.zeros(x.shape[0], experts)
-            picked = weights.detach().float().reshape(len(x), -1).square()
-            counts.scatter_add_(1, chosen.reshape(len(x), -1).long(), picked)
+            squared_weights = weights.detach().float().reshape(len(x), -1).square()
+            counts.scatter_add_(1, chosen.reshape(len(x), -1).long(), squared_weights)
         self._inputs.append(x)
         self._counts.append(counts)
 
@@ -68,7 +68,7 @@ class ExpertInputs:
         with self._lock:
             if (down, expert) not in self._solvers:
                 self._solvers[down, expert] = self._solve(down, expert)
-                while len(self._solvers) > _READY:
+                while len(self._solvers) > _MAX_SOLVERS:
                     self._solvers.popitem(last=False)
             return self._solvers[down, expert]
 
@@ -82,7 +82,7 @@ class ExpertInputs:
         average = float(counts.mean()) or 1.0
         rows = own.nonzero()[:, 0]
         if down:
-            some = torch.linspace(0, len(x) - 1, min(_SEEN, len(x))).long()
+            some = torch.linspace(0, len(x) - 1, min(_PRIOR_TOKENS, len(x))).long()
             share = torch.full((len(some),), SHARE * average * len(x) / len(some))
             hessian = Hessian(self.columns(True))
             for part, count in ((x[rows], own[rows]), (x[some], share)):
@@ -115,7 +115,7 @@ class ExpertInputs:
 
 
 class _Expert(Rounding):
-    """Rounds one matrix of an expert; the solver is made at the first rows."""
+    """Rounds one matrix of an expert; the solver is created at the first rows."""
 
     def __init__(self, inputs: ExpertInputs, down: bool, expert: int) -> None:
         self._inputs, self._down, self._index = inputs, down, expert

@@ -66,19 +66,19 @@ class Gptq(CalibratedMethod):
 
     def _find(self, layer: Layer, stage: int, weight: str, expert: int) -> Rounding:
         """Returns the rounding of a matrix for its current inputs."""
-        if stage != self._now:
+        if stage != self._stage:
             self._enter(stage)
-        wanted = self._inputs.get(layer.name)
-        if wanted is None:
+        float_inputs = self._inputs.get(layer.name)
+        if float_inputs is None:
             return Search()
         if layer.layout is not None:
             if layer.name not in self._experts:
-                self._experts[layer.name] = self._see_experts(layer)
+                self._experts[layer.name] = self._expert_inputs(layer)
             return self._experts[layer.name].rounding(weight, expert)
-        if id(wanted) not in self._roundings:
+        if id(float_inputs) not in self._roundings:
             rows = max(part.shape[0] for part in layer.weights())
-            self._roundings[id(wanted)] = self._see(wanted, rows)
-        return self._roundings[id(wanted)]
+            self._roundings[id(float_inputs)] = self._accumulate(float_inputs, rows)
+        return self._roundings[id(float_inputs)]
 
     def on_packed(self, layer: Layer, module: QuantLinear | QuantExperts, spill: SpillFile) -> None:  # noqa: D102
         if layer.name in self._stage_of:
@@ -106,47 +106,47 @@ class Gptq(CalibratedMethod):
 
     def finish(self, stage: int) -> None:  # noqa: D102
         self._enter(stage)
-        self._leave()
+        self._advance()
 
     def _enter(self, stage: int) -> None:
         """Advances to a stage, and records the inputs of its layers in the float model."""
-        while self._now < stage:
-            self._leave()
-            self._now += 1
+        while self._stage < stage:
+            self._advance()
+            self._stage += 1
             self._use(False)
             if self.stages.streamed:
                 self._packed = {
-                    m: x for m, x in self._packed.items() if self._stage_of_module[m] >= self._now
+                    m: x for m, x in self._packed.items() if self._stage_of_module[m] >= self._stage
                 }
-            inside = [x for x in self._layers if self._stage_of.get(x.name) == self._now]
-            watched = inside if self._now == stage else []
-            self._inputs = record_inputs(watched, lambda: self.stages.run_float(self._now))
+            inside = [x for x in self._layers if self._stage_of.get(x.name) == self._stage]
+            watched = inside if self._stage == stage else []
+            self._inputs = record_inputs(watched, lambda: self.stages.run_float(self._stage))
             self._use(True)
 
-    def _leave(self) -> None:
+    def _advance(self) -> None:
         """Runs the current stage with its quantized layers, for the inputs of the next stage."""
-        if self._left < self._now:
+        if self._advanced < self._stage:
             self._use(True)
-            self.stages.advance(self._now)
-            self._left = self._now
+            self.stages.advance(self._stage)
+            self._advanced = self._stage
             self._inputs, self._roundings, self._experts = {}, {}, {}
 
-    def _see(self, wanted: FloatInputs, rows: int) -> Rounding:
+    def _accumulate(self, float_inputs: FloatInputs, rows: int) -> Rounding:
         """Runs the stage up to a layer and accumulates the Hessian of its inputs."""
-        hessian = Hessian(wanted.inputs[0].shape[-1])
-        columns = wanted.inputs[0].shape[-1]
-        # a layer that reads only some of the tokens, as experts do, may read others in the float model
-        alike = [x.numel() // columns for x in wanted.inputs] == self.stages.sizes
-        corrected = alike and columns <= _NARROW
-        floats = iter(wanted.inputs)
+        hessian = Hessian(float_inputs.inputs[0].shape[-1])
+        columns = float_inputs.inputs[0].shape[-1]
+        # a layer that reads only some of the tokens, as experts do, may read other tokens in the float model
+        same_tokens = [x.numel() // columns for x in float_inputs.inputs] == self.stages.sizes
+        corrected = same_tokens and columns <= _NARROW
+        floats = iter(float_inputs.inputs)
 
         def see(arguments: tuple[Any, ...]) -> None:
-            hessian.add(arguments[0], wanted=next(floats) if corrected else None)
+            hessian.add(arguments[0], float_inputs=next(floats) if corrected else None)
 
-        self.stages.run_until(self._now, wanted.leader, see)
+        self.stages.run_until(self._stage, float_inputs.leader, see)
         return GptqRounding(hessian.damped(), rows, correction=hessian.correction())
 
-    def _see_experts(self, layer: Layer) -> ExpertInputs:
-        found = ExpertInputs(layer)
-        self.stages.run_until(self._now, layer.module, lambda arguments: found.add(*arguments))
-        return found
+    def _expert_inputs(self, layer: Layer) -> ExpertInputs:
+        inputs = ExpertInputs(layer)
+        self.stages.run_until(self._stage, layer.module, lambda arguments: inputs.add(*arguments))
+        return inputs

@@ -13,10 +13,10 @@ from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 
 SWEEPS = 2
 _SHORT = 1536
-"""Up to so many columns get `SWEEPS` sweeps; more columns get one: a second gains little and takes long."""
+"""Most columns for `SWEEPS` sweeps; wider matrices get one: a second gains little and takes long."""
 _TRIES = 4
 _CHUNK = 1 << 23
-"""Most weights rounded at once: temporaries are about eight times as many floats.  Each step is an op on one
+"""Most weights rounded together: temporaries are about eight times as many floats.  Each step is an op on one
 column, so with fewer rows the threads would contend for the interpreter's lock."""
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_armllm.quant.methods.calibrated.gptq_solver import factor
 
 _WIDE = 1024
-"""Columns of the upper triangle that are accumulated at once."""
+"""Columns of the upper triangle that are accumulated together."""
 _TRUST = 0.5
 """Part of the least-squares correction that is applied: see `Hessian.correction`."""
 DAMPING = 0.01
@@ -20,32 +20,32 @@ class Hessian:
 
     Attributes:
         total: Σ x xᵀ, float32 (K, K); only the upper triangle is valid.
-        lost: Σ x (y − x)ᵀ, float32 (K, K), or None without float inputs.
+        cross: Σ x (y − x)ᵀ, float32 (K, K), or None without float inputs.
         count: number of inputs.
     """
 
     def __init__(self, columns: int) -> None:
         self.total = torch.zeros(columns, columns)
-        self.lost: Tensor | None = None
+        self.cross: Tensor | None = None
         self.count = 0
 
-    def add(self, x: Tensor, weight: Tensor | None = None, wanted: Tensor | None = None) -> None:
+    def add(self, x: Tensor, weight: Tensor | None = None, float_inputs: Tensor | None = None) -> None:
         """Adds inputs (…, K) of any float type.
 
         Args:
             x: inputs of the layer.
             weight: (…,), the weight of each input; 1 by default.
-            wanted: (…, K), the same inputs in the float model.
+            float_inputs: (…, K), the same inputs in the float model.
         """
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         other = rows if weight is None else rows * weight.reshape(-1, 1)
         for begin in range(0, rows.shape[1], _WIDE):  # the upper triangle; `mean` mirrors it
             part = slice(begin, begin + _WIDE)
             self.total[part, begin:].addmm_(rows[:, part].t(), other[:, begin:])
-        if wanted is not None:
-            if self.lost is None:
-                self.lost = torch.zeros_like(self.total)
-            self.lost.addmm_(rows.t(), wanted.detach().reshape(rows.shape).float() - rows)
+        if float_inputs is not None:
+            if self.cross is None:
+                self.cross = torch.zeros_like(self.total)
+            self.cross.addmm_(rows.t(), float_inputs.detach().reshape(rows.shape).float() - rows)
         self.count += len(rows)
 
     def mean(self) -> Tensor:
@@ -61,25 +61,26 @@ class Hessian:
         Raises:
             ValueError: an input was not finite.
         """
-        found = self.mean()
-        size = float(found.diagonal().mean())
+        mean = self.mean()
+        size = float(mean.diagonal().mean())
         if not size < float("inf"):
             raise ValueError(
                 "the calibration inputs hold a NaN or an infinity: check the weights of the model"
             )
         size = size or 1.0
-        found.diagonal().add_(damping * size)
-        return found / size
+        mean.diagonal().add_(damping * size)
+        return mean / size
 
     def correction(self, damping: float = DAMPING) -> Tensor | None:
-        """Returns C (K, K) of W ← W + W·Cᵀ, which makes the layer compute on x what W computes on y; or None.
+        """Returns C (K, K) of the correction W ← W + W·Cᵀ; None without float inputs.
 
-        Half of the least-squares solution of GPTAQ (arXiv 2504.02692), C = (Σ x xᵀ)⁻¹ Σ x (y − x)ᵀ: the whole
+        With it, the layer computes on its inputs x nearly what W computes on the float inputs y.  C is half
+        of the least-squares solution (Σ x xᵀ)⁻¹ Σ x (y − x)ᵀ of GPTAQ (arXiv 2504.02692): the whole
         correction does not hold on other texts.
         """
-        if self.lost is None:
+        if self.cross is None:
             return None
         moment = self.mean()
         moment.diagonal().add_(damping * (float(moment.diagonal().mean()) or 1.0))
-        lost = self.lost * (_TRUST / max(self.count, 1))
-        return torch.cholesky_solve(lost, factor(moment), upper=True)
+        cross = self.cross * (_TRUST / max(self.count, 1))
+        return torch.cholesky_solve(cross, factor(moment), upper=True)

@@ -17,7 +17,7 @@ from torch_armllm.quant.layers import Layer
 logger = logging.getLogger(__name__)
 
 
-_AT_ONCE = 2048
+_BATCH_TOKENS = 2048
 """Tokens per batch."""
 _SHARED = "its layers share more than hidden states"
 
@@ -32,26 +32,26 @@ class _Call:
 
     module: nn.Module
     states: Tensor
-    rest: tuple[Any, ...]
-    named: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     output: Any = None
 
     def same_context(self, other: _Call) -> bool:
-        """True if both calls got the same arguments beside hidden states: masks and positions."""
+        """True if both calls have the same masks, positions and other arguments except hidden states."""
         mine, theirs = self.context(), other.context()
         return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
 
     def context(self) -> list[Any]:
-        """Returns all arguments beside hidden states, as a flat list."""
-        return _leaves((self.rest, [self.named[name] for name in sorted(self.named)]))
+        """Returns all arguments except hidden states, as a flat list."""
+        return _leaves((self.args, [self.kwargs[name] for name in sorted(self.kwargs)]))
 
     @property
-    def alone(self) -> bool:
-        """True if no argument could carry state from layer to layer beside hidden states."""
+    def stateless(self) -> bool:
+        """True if only hidden states carry state from layer to layer."""
         return all(_plain(leaf) for leaf in self.context())
 
     def __call__(self, states: Tensor) -> Tensor:
-        return _first(self.module(states, *self.rest, **self.named))
+        return _first(self.module(states, *self.args, **self.kwargs))
 
 
 class Stages:
@@ -67,13 +67,13 @@ class Stages:
     """
 
     def __init__(self, model: nn.Module, tokens: Tensor, batch: int, on_meta: bool = False) -> None:
-        """Finds out whether the layers can run alone.
+        """Records the calls of the layers, to find out if they can run alone.
 
         Args:
             model: the model that is calibrated.
             tokens: token ids (sequences, length).
             batch: sequences that run at a time.
-            on_meta: decoder layers are on the meta device, and get their weights when it is their turn.
+            on_meta: decoder layers are on the meta device, and get their weights one after the other.
 
         Raises:
             ValueError: a model on the meta device cannot be run layer by layer.
@@ -102,8 +102,8 @@ class Stages:
 
     def stage_indices(self, layers: Sequence[Layer]) -> dict[str, int]:
         """Returns the stage of each layer by name; heads and layers outside of all stages have none."""
-        found = {id(m): i for i, stage in enumerate(self.modules) for m in stage.modules()}
-        return {x.name: found[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in found}
+        stages = {id(m): i for i, stage in enumerate(self.modules) for m in stage.modules()}
+        return {x.name: stages[id(x.module)] for x in layers if x.kind != "head" and id(x.module) in stages}
 
     def sample(self, stage: int) -> Tensor:
         """Returns the output for the first text of the stage that `run_float` ran last."""
@@ -120,7 +120,7 @@ class Stages:
                 self._floats[index] = _cut(self._calls[stage], len(tokens))(self._floats[index])
             else:
                 self._forward(tokens)
-        if self._on_meta and not self._calls[stage].alone:
+        if self._on_meta and not self._calls[stage].stateless:
             raise _whole_only(self._base, _SHARED)
 
     def run_until(self, stage: int, module: nn.Module, see: Callable[[tuple[Any, ...]], None]) -> None:
@@ -166,16 +166,16 @@ class Stages:
             return "its layers do not run once each, in order"
         for call, following in zip(self._calls, self._calls[1:], strict=False):
             if _first(call.output) is not following.states:
-                return "something happens between its layers"
+                return "it computes something between its layers"
         for call in self._calls:
             call.output = None
-            if not call.alone:
+            if not call.stateless:
                 return _SHARED
         self._states = []
         for tokens in self._batches:
             first = self._record(tokens, only_first=True)[0]
             if len(tokens) == len(self._batches[0]) and not first.same_context(self._calls[0]):
-                return "its layers are told of the text itself"
+                return "its layers have arguments that depend on the text"
             self._states.append(first.states)
         self._floats = list(self._states)
         self._sample = self._floats[0][:1]
@@ -218,7 +218,7 @@ class Stages:
 
 def batch_size_for(tokens: Tensor) -> int:
     """Returns how many sequences (n, length) run at a time."""
-    return max(1, _AT_ONCE // tokens.shape[1])
+    return max(1, _BATCH_TOKENS // tokens.shape[1])
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -247,8 +247,8 @@ def _passing_through(layers: Sequence[nn.Module], in_tuple: bool) -> Iterator[No
 
 def _whole_only(model: nn.Module, reason: str) -> ValueError:
     return ValueError(
-        f"{type(model).__name__} cannot be calibrated layer by layer ({reason}): load all of it and use "
-        "torch_armllm.quantize(model, …, calibration=…) and model.save_pretrained"
+        f"{type(model).__name__} cannot be calibrated layer by layer ({reason}): load the whole model and "
+        "use torch_armllm.quantize(model, …, calibration=…) and model.save_pretrained"
     )
 
 
@@ -265,14 +265,14 @@ def _cut(call: _Call, sequences: int) -> _Call:
             return type(value)(less(part) for part in value)
         return value
 
-    named = {name: less(value) for name, value in call.named.items()}
-    return _Call(call.module, call.states[:sequences], less(call.rest), named)
+    named = {name: less(value) for name, value in call.kwargs.items()}
+    return _Call(call.module, call.states[:sequences], less(call.args), named)
 
 
 def _first(output: Any) -> Tensor:
-    found = output[0] if isinstance(output, (tuple, list)) else output
-    assert isinstance(found, Tensor), f"a decoder layer gave {type(output).__name__}"
-    return found
+    first = output[0] if isinstance(output, (tuple, list)) else output
+    assert isinstance(first, Tensor), f"a decoder layer returned {type(output).__name__}"
+    return first
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -35,15 +35,15 @@ class ResumeCache:
     def rounding(
         self, layer: str, scheme: Scheme, weight: str, expert: int, find: Callable[[], Rounding]
     ) -> Rounding:
-        """Returns a rounding that reads cached integers; ``find`` makes the rounding of missing ones."""
+        """Returns a rounding that reads cached integers; ``find`` creates the one for missing integers."""
         if layer != self._name:
             self._before.update(f"{layer}:{scheme.name};".encode())
             self._name, self._key, self._chunks = layer, self._before.hexdigest()[:32], {}
         part = f"{weight}-{expert}"
         chunks = json.loads(self._done.read_text()) if self._done.exists() else {}
-        found = None if part in chunks else find()
-        chunk = self._chunks[part] = chunks[part] if found is None else found.chunk
-        return _CachedRounding(self._folder, f"{self._key}-{part}", chunk, found, find)
+        rounding = None if part in chunks else find()
+        chunk = self._chunks[part] = chunks[part] if rounding is None else rounding.chunk
+        return _CachedRounding(self._folder, f"{self._key}-{part}", chunk, rounding, find)
 
     def finish(self, layer: str) -> None:
         """Marks a layer as finished."""
@@ -60,10 +60,10 @@ class _CachedRounding(Rounding):
     """Reads cached rows, and rounds and caches the missing ones."""
 
     def __init__(
-        self, folder: Path, key: str, chunk: int, found: Rounding | None, find: Callable[[], Rounding]
+        self, folder: Path, key: str, chunk: int, rounding: Rounding | None, find: Callable[[], Rounding]
     ) -> None:
         self.chunk = chunk
-        self._folder, self._key, self._found, self._find = folder, key, found, find
+        self._folder, self._key, self._rounding, self._find = folder, key, rounding, find
         self._lock = threading.Lock()
 
     def rows(self, weight: Tensor, scheme: Scheme) -> Quantized:
@@ -74,9 +74,9 @@ class _CachedRounding(Rounding):
         with (
             self._lock
         ):  # cached rows can miss: the weights have changed, or another thread count cuts other rows
-            if self._found is None:
-                self._found = self._find()
-        made = self._found.rows(weight, scheme)
+            if self._rounding is None:
+                self._rounding = self._find()
+        quantized = self._rounding.rows(weight, scheme)
         with atomic_file(file) as scratch:
-            torch.save(asdict(made), scratch)
-        return made
+            torch.save(asdict(quantized), scratch)
+        return quantized

@@ -77,31 +77,35 @@ class Grid:
         return factor.bfloat16().float() if self.name.endswith("b") else factor
 
 
-def grid_of(found: Quantized) -> Grid:
+def grid_of(quantized: Quantized) -> Grid:
     """Returns the grid of a quantized weight.
 
     Raises:
-        ValueError: its scheme has offsets, which integers cannot make up for.
+        ValueError: its scheme has offsets, which this grid does not represent.
     """
-    if found.offsets is not None:
-        raise ValueError(f"gptq cannot round to {found.scheme!r}: its groups have float offsets; use mse")
-    columns = found.q.shape[1]
-    span = scheme_named(found.scheme).span or GROUP
+    if quantized.offsets is not None:
+        raise ValueError(f"gptq cannot round to {quantized.scheme!r}: its groups have float offsets; use mse")
+    columns = quantized.q.shape[1]
+    span = scheme_named(quantized.scheme).span or GROUP
     groups = -(-columns // span)
     low, high = (
-        (-127, 127) if found.scheme.startswith("int8") else (-8, 7) if found.zeros is None else (0, 15)
+        (-127, 127)
+        if quantized.scheme.startswith("int8")
+        else (-8, 7)
+        if quantized.zeros is None
+        else (0, 15)
     )
-    zero = None if found.zeros is None else found.zeros.float()
-    scales = found.scales.float()
-    if found.multipliers is not None:
-        row, factor = scales, found.multipliers.float().t().contiguous()
+    zero = None if quantized.zeros is None else quantized.zeros.float()
+    scales = quantized.scales.float()
+    if quantized.multipliers is not None:
+        row, factor = scales, quantized.multipliers.float().t().contiguous()
     elif scales.dim() == 2:
         row, factor = torch.ones(len(scales)), scales.t().contiguous()
         zero = None if zero is None else zero.t().contiguous()
     else:
         row, factor = scales, torch.ones(groups, len(scales))
         zero = None if zero is None else zero.expand(groups, -1)
-    return Grid(found.scheme, span, row, factor, zero, low, high)
+    return Grid(quantized.scheme, span, row, factor, zero, low, high)
 
 
 def inverse(step: Tensor) -> Tensor:
