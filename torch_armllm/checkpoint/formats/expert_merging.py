@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,9 +96,8 @@ def _join(
             alternate = layout.interleaved and len(parts) > 1
             transposed = layout.transposed and part == "weight"
             sources = [[own[key] for key in keys] for keys in parts]
-            merged[f"{name}{suffix}"] = LazyWeight(
-                lambda s=sources, a=alternate, t=transposed: _merge(s, a, t)
-            )  # type: ignore[misc]
+            merge = partial(_merge, sources, alternate, transposed)
+            merged[f"{name}{suffix}"] = LazyWeight(merge)
     return merged
 
 
