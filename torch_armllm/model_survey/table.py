@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -123,7 +124,7 @@ def summary(rows: Sequence[Family]) -> str:
     counts = Counter(row.runs for row in rows)
     return (
         f"{len(rows)} families: {counts[_NATIVE]} run as a native plan, {counts[_GRAPH]} as a graph of fused"
-        f" ops, {counts[_MODULES]} quantized in their own forward, {counts[_NONE]} not tried"
+        f" ops, {counts[_MODULES]} by their own modules; {counts[_NONE]} were not tried"
     )
 
 
@@ -143,7 +144,13 @@ def _not_captured(rows: Sequence[Family]) -> str:
     for row in rows:
         if row.reach == ATTENTION and not row.captured:
             by_reason.setdefault(_without_names(row.why), []).append(f"`{row.family}`")
-    return "\n".join(f"* {', '.join(names)}: {why}" for why, names in by_reason.items()) or "* none"
+    items = (f"* {', '.join(names)}: {why}" for why, names in by_reason.items())
+    return "\n".join(_wrap(item, indent="  ") for item in items) or "* none"
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    """Wraps prose of the page at 110 columns; lines after the first are indented."""
+    return textwrap.fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _without_names(why: str) -> str:
@@ -162,22 +169,22 @@ def as_text(rows: Sequence[Family]) -> str:
 
 _PAGE = """# Models
 
-What `torch_armllm.patch` does with a tiny random model of every causal language model family in
-transformers {version}.  `make models` writes this page; `torch-armllm models` prints it for the transformers
-that is installed.
+This page lists the result of `torch_armllm.patch` for every causal language model family of transformers
+{version}, each tried with a tiny random model.  `make models` writes this page; `torch-armllm models` prints
+the table for the installed version of transformers.
 
 * **plan**: a step is one native call.
 * **graph**: a step is a graph of fused ops that runs node by node.
-* **modules**: the weights are quantized, and the model's own forward calls the quantized modules.  Families
-  with recurrent or linear-attention state, those that do not use transformers' attention interface, and
-  wrappers of several modalities are here.
-* **-**: not tried, with the reason.
+* **modules**: the weights are quantized, and the model's own forward calls the quantized modules.  This
+  includes families with recurrent or linear-attention state, families that do not use transformers' attention
+  interface, and multimodal wrappers.
+* **-**: not tried; the table states the reason.
 
-{summary}.
+{summary}
 
 **{goal}.**
-They are those that transformers marks as ready for other attention, less those whose layers carry a recurrent
-state and wrappers of several modalities.  Not captured are
+These are the families that transformers marks as ready for other attention implementations, except multimodal
+wrappers and families whose layers carry a recurrent state.  These families are not captured:
 
 {missing}
 
@@ -192,7 +199,7 @@ def as_page(rows: Sequence[Family]) -> str:
     version = transformers.__version__
     return _PAGE.format(
         version=version,
-        summary=summary(rows),
+        summary=_wrap(f"{summary(rows)}."),
         goal=goal(rows),
         missing=_not_captured(rows),
         table=as_markdown(rows),
@@ -201,7 +208,7 @@ def as_page(rows: Sequence[Family]) -> str:
 
 def as_markdown(rows: Sequence[Family]) -> str:
     """Formats the table in Markdown."""
-    lines = ["| family | runs as | quantized | what stands in the way | ops |", "|---|---|---|---|---|"]
+    lines = ["| family | runs as | quantized | reason | ops |", "|---|---|---|---|---|"]
     for row in rows:
         ops = ", ".join(f"`{op}`" for op in row.ops)
         lines.append(f"| `{row.family}` | {row.runs} | {100 * row.share:.0f} % | {row.why} | {ops} |")
