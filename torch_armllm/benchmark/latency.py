@@ -80,7 +80,7 @@ def measure(
 
     Args:
         model: any causal language model, patched or not.
-        batch_size: sequences at once, all of the same length.
+        batch_size: sequences per step, all of the same length.
         prompt_len: tokens of each prompt.
         new_tokens: tokens to generate for each, at least 3.
         repeats: runs that count; one short run before them warms up.
@@ -131,14 +131,14 @@ def measure(
 def measure_in_turn(
     models: Mapping[str, PreTrainedModel], batch_size: int, prompt_len: int, new_tokens: int, rounds: int = 2
 ) -> dict[str, Latency]:
-    """Measure several models in alternating rounds, so that a slow minute of the machine hits all of them.
+    """Measure several models in alternating rounds, so that a slow minute of the machine affects all of them.
 
     Args:
-        models: what to measure, by name.
+        models: the models, by name.
         batch_size: as in `measure`.
         prompt_len: as in `measure`.
         new_tokens: as in `measure`.
-        rounds: how often each is measured; the medians are returned.
+        rounds: number of measurements of each; the medians are returned.
     """
     latencies: dict[str, list[Latency]] = {name: [] for name in models}
     for _ in range(rounds):

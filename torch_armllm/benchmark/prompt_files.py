@@ -15,7 +15,7 @@ def read_prompt_file(file: Path) -> list[str | Messages]:
 
     Args:
         file: a ``.jsonl`` file or a text file.  Each JSON line has ``prompt``, a string, or ``turns``.  Turns
-            are messages with ``role`` and ``content``, or strings, of which the first alone is used as the
+            are messages with ``role`` and ``content``, or strings; only the first string is used, as the
             question.  Each line of a text file is a prompt.
 
     Raises:

@@ -26,7 +26,7 @@ from torch_armllm.quant.skeleton import build_skeleton
 _SHARD = 1 << 30
 _DEVIATION = 0.02
 _PANELS = 64
-"""Different panels of a row length; all matrices of that length are made of them."""
+"""Different panels per row length; all matrices with that row length repeat them."""
 
 
 def save_random_model(
@@ -47,7 +47,7 @@ def save_random_model(
         ValueError: the scheme is not supported, or a layer cannot be quantized.
     """
     if scheme not in ("g32i", "row"):
-        raise ValueError(f"random weights are made of the schemes g32i and row, not {scheme!r}")
+        raise ValueError(f"random weights need scheme g32i or row, not {scheme!r}")
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
     recipe = Recipe(scheme, head)

@@ -84,7 +84,7 @@ def _prompt(entry: str | Messages, llm: LLM) -> Prompt:
 
 
 def measure(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, progress: bool = True) -> Throughput:
-    """Submit all prompts at once and wait for the last output.
+    """Submit all prompts together and wait for the last output.
 
     Args:
         llm: the engine.

@@ -25,7 +25,7 @@ _BOUNDS = {
 
 @dataclass
 class EngineConfig:
-    """Settings of an engine; names are vLLM's where it has them.
+    """Settings of an engine; names are those of vLLM if it has the setting.
 
     Attributes:
         max_model_len: maximum number of tokens of a prompt and its output together; None: the model's limit.

@@ -35,7 +35,7 @@ class Engine(Protocol):
         ...
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
-        """Ends requests at once."""
+        """Ends requests immediately."""
         ...
 
     def step(self) -> list[RequestOutput]:

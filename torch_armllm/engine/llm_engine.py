@@ -113,7 +113,7 @@ class LLMEngine:
         self._requests[request_id] = request
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
-        """Ends requests at once and frees their blocks; unknown ids are ignored.
+        """Ends requests immediately and frees their blocks; unknown ids are ignored.
 
         Returns:
             Their outputs so far, with ``finish_reason`` ``abort`` for sequences that were not finished.

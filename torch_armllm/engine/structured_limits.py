@@ -2,7 +2,7 @@
 
 llguidance recurses through rules, references and nested schemas, and the time of a token's mask grows with
 the number of rules.  Within these limits a grammar compiles in less than a second, on the stack that
-`StructuredOutputs` gives it.
+`StructuredOutputs` allocates for it.
 """
 
 from __future__ import annotations

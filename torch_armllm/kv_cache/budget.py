@@ -71,7 +71,7 @@ def size_kv_memory(
         shape: shape of the cache, from which the bytes per position follow.
         max_length: maximum sequence length, in tokens, of the model.
         max_model_len: requested maximum sequence length; None: as many tokens as fit, up to ``max_length``.
-        max_num_seqs: sequences that run at once; unless ``memory`` is set, the cache is not larger than they
+        max_num_seqs: sequences that run together; unless ``memory`` is set, the cache is not larger than they
             can fill.
         memory: bytes, a fraction of the free memory (a float up to 1), or None: at most `DEFAULT_SHARE` of
             it.

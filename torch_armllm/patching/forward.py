@@ -30,7 +30,7 @@ _IGNORED = {
     "output_router_logits",
     "output_attentions",
     "output_hidden_states",
-    "logits_to_keep",  # a base model may drop positions for it; the head goes by what it receives
+    "logits_to_keep",  # a base model may drop positions for it; the head computes all that it receives
 }
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
 

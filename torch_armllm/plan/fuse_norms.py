@@ -25,7 +25,7 @@ def _fused(program: Program, number: int) -> Instruction | None:
 
 
 def fuse_norms(program: Program) -> int:
-    """Lets a linear layer normalize its rows itself where no other instruction reads them.
+    """Fuses norms into the linear layers after them, if no other instruction reads the normalized rows.
 
     The layer's output may overwrite what the norm read: it is written after all rows are quantized.
 

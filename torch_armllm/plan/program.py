@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS
 
 Space = Literal["none", "arena", "constant", "input", "output"]
-"""Memory that an operand lies in."""
+"""Memory of an operand."""
 TYPES = {getattr(torch, name): number for name, number in ENUMS["ElementType"].items()}
 TYPES |= dict.fromkeys(
     (torch.int8, torch.uint8), TYPES[torch.float32]
@@ -48,14 +48,14 @@ class Operand:
     """A view of rows.
 
     Attributes:
-        space: memory that it lies in.
+        space: memory of the rows.
         index: number of the storage, constant or input.
         dtype: of the elements.
         inner: sizes of a token's elements.
         column: first element of a row.
         stride: elements from one row to the next.
         storage: rows of the arena or of an output.
-        strided_heads: elements from one head to the next, where heads are not contiguous; 0 where they are.
+        strided_heads: elements from one head to the next; 0 if heads are contiguous.
     """
 
     space: Space

@@ -38,8 +38,8 @@ def quantize(
     one layer.
 
     The up-projection of latent attention becomes INT8, since it is summed over both of its axes; it holds a
-    few per cent of the weights.  Norms and routers stay as they are.  So do embeddings, except one that is
-    tied to an INT8 head: it shares the head's weights and keeps the remaining eight bits, see
+    few per cent of the weights.  Norms and routers stay as they are.  Embeddings do too, except an embedding
+    that is tied to an INT8 head: it shares the head's weights and keeps the remaining eight bits, see
     `TiedEmbedding`.
 
     Args:

@@ -43,7 +43,7 @@ def test_speculative_config_is_parsed() -> None:
         ({"method": "ngram", "tokens": 3}, "unknown settings tokens"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "more than"),
-        ({"method": "ngram", "model": "x"}, "takes no model"),
+        ({"method": "ngram", "model": "x"}, "has no model, but"),
         ({"method": "draft_model"}, "needs 'model'"),
     ],
 )

@@ -17,7 +17,7 @@ _GREEDY_BELOW = 1e-5  # temperature, as in the op
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Returns True if the request takes the most probable token."""
+    """Returns True if the request samples the most probable token."""
     return params.temperature < _GREEDY_BELOW
 
 

@@ -29,7 +29,7 @@ class StructuredOutputs:
     Args:
         tokenizer: a fast tokenizer of transformers.
         vocab_size: number of columns of the logits.
-        eos_token_ids: allowed only where the output is complete.
+        eos_token_ids: allowed only after a complete output.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: GenericSequence[int]) -> None:

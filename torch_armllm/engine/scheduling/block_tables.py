@@ -54,7 +54,7 @@ class BlockTables:
             held = sequence.blocks[: len(slots)]
             step.swaps_in += list(zip(slots, held, strict=True))[len(cached_blocks) :]
             blocks.swap.deallocate(self.swapped.pop(sequence))
-            self._arriving[sequence] = cached  # cached anew once the step has copied them
+            self._arriving[sequence] = cached  # first position to cache again after the copies
         return True
 
     def fits(self, sequence: Sequence, reserve: int, max_uncomputed: int) -> bool:

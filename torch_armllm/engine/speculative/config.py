@@ -55,7 +55,7 @@ class SpeculativeConfig:
             raise ValueError(
                 "draft_model needs 'model', a folder or a name on the hub"
                 if self.model is None
-                else f"method {self.method} takes no model, but 'model' is given"
+                else f"method {self.method} has no model, but 'model' is given"
             )
         if self.draft_sampling not in ("coupled", "rejection"):
             raise ValueError(f"draft_sampling is {self.draft_sampling!r}; it may be coupled or rejection")
