@@ -62,7 +62,7 @@ def test_outlier_raises_and_leaves_the_model_unchanged() -> None:
     before = {name: p.clone() for name, p in model.named_parameters()}
     message = (
         rf"{HURT} loses 0\.\d+ of its weights' norm as g32i, where 0\.0\d+ is usual: nothing was changed\. "
-        rf".*overrides={{'{HURT}': \"int8\"}} or ignore=\['{HURT}'\], .*allow_outliers=True"
+        rf".*overrides={{'{HURT}': \"int8\"}} or ignore=\['{HURT}'\]\), .*allow_outliers=True"
     )
     with pytest.raises(ValueError, match=message):
         torch_armllm.patch(model, Recipe(importance=False), progress=False)

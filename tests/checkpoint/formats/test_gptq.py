@@ -126,7 +126,7 @@ def test_every_api_loads_the_checkpoint(tmp_path: Path) -> None:
     assert type(model.lm_head) is torch.nn.Linear
     down = model.model.layers[1].mlp.down_proj
     assert torch.equal(down.weight, expected.model.layers[1].mlp.down_proj.weight)
-    with pytest.raises(ValueError, match="packed as gptq stored them; to have them as 'row'"):
+    with pytest.raises(ValueError, match="packed as gptq stored them; to use 'row'"):
         torch_armllm.patch(model, "row")
     report = torch_armllm.patch(model)
     assert {record.scheme for record in report.quantized} == {"g32"}
