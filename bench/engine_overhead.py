@@ -145,10 +145,14 @@ def main() -> None:
     phase_times = phases(events, options.batch)
     for name, cut in (("median", 50), ("tenth_percentile", 10)):
         micro = {
-            phase: round(quantiles(times, n=100)[cut - 1], 1) for phase, times in phase_times.items() if times[1:]
+            phase: round(quantiles(times, n=100)[cut - 1], 1)
+            for phase, times in phase_times.items()
+            if times[1:]
         }
         print(
-            json.dumps({"batch": options.batch, "steps": len(phase_times["step"]), "microseconds": name, **micro})
+            json.dumps(
+                {"batch": options.batch, "steps": len(phase_times["step"]), "microseconds": name, **micro}
+            )
         )
     if rebound:
         print(json.dumps({"again": round(median(replayed), 1), "anew": round(median(rebound), 1)}))
