@@ -63,6 +63,8 @@ char* Frame::address(const View& view) const {
       STD_TORCH_CHECK(tensor.numel() >= tokens && tensor.is_contiguous(), "plan: input ", view.index, " has ",
                       tensor.numel(), " elements for ", tokens,
                       " tokens; it must be contiguous with one element per token");
+      STD_TORCH_CHECK(tensor.scalar_type() == scalar_type(view.type), "plan: input ", view.index,
+                      " has another dtype than the program reads: ids and positions must be int64");
       base = static_cast<char*>(tensor.data_ptr());
       break;
     }

@@ -30,3 +30,8 @@ def test_missing_or_short_inputs_raise() -> None:
         run([token_ids(1, 6)], 7)
     with pytest.raises(RuntimeError, match="there is no input 1 of 1"):
         run([token_ids(1, 6)], 6)
+
+
+def test_inputs_of_another_dtype_raise() -> None:
+    with pytest.raises(RuntimeError, match="input 0 has another dtype than the program reads"):
+        run([token_ids(1, 6).int()], 6)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torch_armllm.checkpoint.saved_metadata import make_record
+from torch_armllm.checkpoint.tensor_headers import sort_metadata
 from torch_armllm.quant.report import LayerRecord
 from torch_armllm.system.files import atomic_file
 
@@ -108,6 +109,7 @@ class Journal:
             name = f"model-{len(set(content['tensors'].values())) + 1:05d}.safetensors"
             record = make_record(self._waiting, self._new_modules)
             save_file(self._waiting, self._folder / name, {"format": "pt", **record})
+            sort_metadata(self._folder / name)
             content["bytes"] += sum(tensor.nbytes for tensor in self._waiting.values())
             content["tensors"].update(dict.fromkeys(self._waiting, name))
         content["blocks"] += sorted(self._blocks)

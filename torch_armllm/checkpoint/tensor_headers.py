@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,3 +86,19 @@ def _headers_of(file: str) -> dict[str, TensorHeader]:
             }
     except Exception as error:  # safetensors does not export its error class
         raise ValueError(f"{file} is damaged or cut short ({error}): copy or download it again") from error
+
+
+def sort_metadata(file: str | Path) -> None:
+    """Sorts the metadata of a safetensors file by key, in place.
+
+    The library writes them in random order, so that files of equal content differ.
+    """
+    with open(file, "r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        metadata = dict(sorted(header.pop("__metadata__", {}).items()))
+        text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"), ensure_ascii=False)
+        content = text.encode().ljust(size)
+        if len(content) == size:  # the same entries with the same separators
+            stream.seek(8)
+            stream.write(content)
