@@ -50,7 +50,7 @@ class Sample:
     def _token_errors(self, hidden: Tensor) -> Tensor:
         rows = hidden.float().reshape(self.hidden.shape)
         norms = self.hidden.norm(dim=-1).clamp(min=1e-30)
-        errors = (rows - self.hidden).norm(dim=-1) / norms
+        errors: Tensor = (rows - self.hidden).norm(dim=-1) / norms
         return errors.nan_to_num(nan=float("inf"), posinf=float("inf"))
 
 
