@@ -63,8 +63,9 @@ def _probe_constant(shape: torch.Size, seed: int) -> Tensor:
     """Returns random values in place of a constant's own.
 
     A model's own values hide what is done with them if they are all equal, or too small to change a choice.
+    The values are not negative: routers of groups mask scores by zero, and expect the others to be above it.
     """
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) - 0.5
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) / 2
 
 
 def _by_id(weights: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

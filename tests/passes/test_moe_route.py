@@ -91,7 +91,7 @@ def sigmoid_of_the_best(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def corrected_logits(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Selection by logits and a bias, weights by sigmoids."""
+    """Kolibri: selection by logits and a bias, weights by sigmoids."""
     ids = torch.topk(logits + bias, TOP_K, dim=-1)[1]
     return logits.gather(1, ids).sigmoid(), ids
 

@@ -21,8 +21,8 @@ def tolerance(sample: Sample, dtype: torch.dtype, quantized: bool, cache_dtype: 
     """Returns the error up to which a plan's difference can be rounding.
 
     The constants are a few times the largest errors of correct plans over all families of transformers, tiny
-    and random.  In float32 they are below 1e-5; an activation of a quantized layer that rounds to the
-    neighboring integer makes them 1e-2.
+    and random.  In float32 they are below 1e-5; activations of quantized layers that round to the neighboring
+    integer make them 1e-2, and 7e-2 in one model.
 
     Args:
         sample: results of the captured graph.
@@ -30,7 +30,7 @@ def tolerance(sample: Sample, dtype: torch.dtype, quantized: bool, cache_dtype: 
         quantized: whether layers are quantized.
         cache_dtype: dtype of the KV cache.
     """
-    floor = 5e-2 if dtype.itemsize < 4 else 2e-2 if quantized else 2e-4
+    floor = 0.1 if quantized else 5e-2 if dtype.itemsize < 4 else 2e-4
     cache = _CACHE_ROUNDING.get(cache_dtype, 0.0) if cache_dtype != dtype else 0.0
     return floor + cache + 6 * sample.rounding
 

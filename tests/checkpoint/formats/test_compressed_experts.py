@@ -42,7 +42,7 @@ def write(folder: Path, family: str, form: str, wanted: Any, style: str) -> Any:
         if name.rpartition(".")[0] in experts:
             continue
         if weight.dim() != 2 or any(
-            part in name for part in (*saved_folders.LEFT, "router", "shared_expert_gate")
+            part in name for part in (*saved_folders.UNQUANTIZED, "router", "shared_expert_gate")
         ):
             written[name] = weight
             continue
