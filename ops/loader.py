@@ -14,25 +14,25 @@ OVERRIDE = "ARMLLM_LIBRARY"
 
 
 def _candidates() -> list[Path]:
-    """Returns possible locations of the library, best first; a checkout uses any build that it finds."""
+    """Possible locations of the library, in order of preference; a checkout uses the first build it finds."""
     forced = os.environ.get(OVERRIDE)
     if forced:
         return [Path(forced)]
-    beside = Path(__file__).resolve().parent.parent
-    installed = [Path(place) / "torch_armllm" for place in sys.path]
-    # Not every build/*: it may also hold builds for other processors.
-    built = sorted((beside / "build").glob(f"*linux_{platform.machine()}"))
-    return list(dict.fromkeys(place / NAME for place in [beside, *installed, *built]))
+    root = Path(__file__).resolve().parent.parent
+    installed = [Path(folder) / "torch_armllm" for folder in sys.path]
+    # Only this machine's builds: build/ may also hold builds for other processors.
+    built = sorted((root / "build").glob(f"*linux_{platform.machine()}"))
+    return list(dict.fromkeys(folder / NAME for folder in [root, *installed, *built]))
 
 
 def load() -> Path:
-    """Loads the kernels and returns the file they came from.
+    """Loads the compiled library and returns its path.
 
-    The environment variable ``ARMLLM_LIBRARY`` names another build of them, such as one with sanitizers.
+    The environment variable ``ARMLLM_LIBRARY`` selects another build, such as a build with sanitizers.
 
     Raises:
         ImportError: the library has not been built.
-        OSError: it was built for another architecture, or for a torch older than 2.10.
+        OSError: the library was built for another architecture, or torch is older than 2.10.
     """
     tried = _candidates()
     for path in tried:

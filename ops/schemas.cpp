@@ -1,21 +1,21 @@
-// Every schema of namespace `armllm`, in one place.  Implementations register beside their kernels.
+// All op schemas of namespace `armllm`.  Implementations are registered next to their kernels.
 #include <torch/csrc/stable/library.h>
 
-// clang-format off: one schema a line
+// clang-format off: one schema per line
 STABLE_TORCH_LIBRARY(armllm, m) {
   // linear
   m.def("int4_linear(Tensor x, Tensor weight, int out_features, str scheme, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int8_linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int4_gated_linear(Tensor x, Tensor weight, int out_features, str scheme, str activation, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
-  // of activations that are quantized already, as rms_norm_int8 returns them; the scheme may be i8 too
+  // the next two: activations are already quantized, as rms_norm_int8 returns them; the scheme may also be i8
   m.def("int4_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str dtype, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("int4_gated_linear_q(Tensor q, Tensor scales, Tensor weight, int out_features, str scheme, str activation, str dtype, Tensor? gate_bias=None, Tensor? up_bias=None) -> Tensor");
   m.def("dense_linear(Tensor x, Tensor weight, Tensor? bias=None, bool wide=False) -> Tensor");
-  // a weight of each head's own: x (T, heads, K); weight (heads, panels, bytes) or (heads, N, K)
+  // the next two: each head has its own weight; x (T, heads, K), weight (heads, panels, bytes) or (heads, N, K)
   m.def("int8_heads_linear(Tensor x, Tensor weight, int out_features) -> Tensor");
   m.def("dense_heads_linear(Tensor x, Tensor weight) -> Tensor");
-  // packing: q int8 (N, K) in -8..7, or 0..15 with zeros; multipliers uint8 (N, G) in 1..16 (g32i); scales
-  // f32 or bf16, and zeros uint8 in 0..15: (N), or (N, S) for float groups
+  // packing: q is int8 (N, K), in -8..7, or in 0..15 with zero points.  multipliers (g32i) are uint8 (N, G) in
+  // 1..16.  scales are f32 or bf16, zeros are uint8 in 0..15; both are (N), or (N, S) for float groups.
   m.def("pack_int4(Tensor q, Tensor? multipliers, Tensor scales, str scheme, Tensor? zeros=None, "
         "Tensor? offsets=None) -> Tensor");
   m.def("pack_int8(Tensor q, Tensor scales) -> Tensor");
@@ -42,8 +42,8 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   // latent attention: cache (blocks, block size, rank + rope size)
   m.def("mla_write(Tensor latent, Tensor k_rope, Tensor(a!) cache, Tensor slots) -> ()");
   m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale) -> Tensor");
-  // sample: temperature, top_p, min_p and the penalties f32 (rows); top_k, seeds, steps int64 (rows); token
-  // lists as ids and offsets
+  // sample: temperature, top_p, min_p and the penalties are f32 (rows); top_k, seeds and steps are int64
+  // (rows); token lists are ids and offsets
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor steps, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None, bool logprobs=False) -> (Tensor, Tensor)");
   m.def("sample_probabilities(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None) -> Tensor");
   m.def("best_tokens(Tensor logits) -> Tensor");

@@ -1,6 +1,6 @@
 """Enumerations and plan instructions, as the compiled library defines them.
 
-C++ makes its own from the same tables: ``runtime/enums.def``, ``linear/schemes.def`` and
+C++ builds its enums and structs from the same tables: ``runtime/enums.def``, ``linear/schemes.def`` and
 ``plan/instructions.def``.
 """
 
@@ -19,12 +19,12 @@ class Field:
     kind: str
     """``view``, ``int``, ``flag``, ``real``, ``enum`` or ``part``."""
     type: str = ""
-    """The enumeration of an ``enum``; the instruction whose fields a ``part`` has."""
+    """Name of the enumeration for an ``enum``; name of the included instruction for a ``part``."""
 
 
 @dataclass(frozen=True)
 class InstructionFormat:
-    """Number and fields of an instruction, in the order of a program's integers."""
+    """Opcode and fields of an instruction; the fields are in the order of a program's integers."""
 
     opcode: int
     fields: tuple[Field, ...]
@@ -60,4 +60,4 @@ def _read() -> tuple[dict[str, dict[str, int]], dict[str, InstructionFormat]]:
 
 
 ENUMS, INSTRUCTIONS = _read()
-"""``ENUMS[type][name]``: number of an enumerator.  ``INSTRUCTIONS[name]``: format of an instruction."""
+"""``ENUMS[type][name]`` is an enumerator's number; ``INSTRUCTIONS[name]`` is an instruction's format."""

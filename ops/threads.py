@@ -1,4 +1,4 @@
-"""The threads that run ops."""
+"""The thread team that runs ops."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import torch
 
 
 def team_threads() -> list[int]:
-    """The system's ids of the threads that an op runs on; the calling thread is the first."""
+    """Linux thread ids of the team that runs an op; the calling thread's id comes first."""
     ids: list[int] = torch.ops.armllm.team_threads()
     return ids

@@ -1,4 +1,4 @@
-"""Kernel variants: what this CPU can run and what is in use."""
+"""Kernel variants: those that this CPU can run, and the selected variant."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ import torch
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel variant that a family of ops runs."""
+    """The kernel variant that a family of ops uses."""
 
     variant: str
     why: str
-    """The instructions that do its work, and why each better variant is not in use."""
+    """The instructions that it uses, and the reason why each better variant is not in use."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine as the kernels see it."""
+    """The CPU's features, and the kernel variants that are built, runnable and selected."""
 
     features: tuple[str, ...]
     variants: tuple[str, ...]
-    """Built for this architecture, best first."""
+    """Variants built for this architecture, best first."""
     runnable: tuple[str, ...]
-    """Those of them that this CPU can run."""
+    """The subset of ``variants`` that this CPU can run."""
     selected: str
     families: dict[str, Choice]
     """The variants in use, by family of ops: ``linear``, ``attention``, …"""
     tables: dict[str, dict[str, str]]
-    """``tables[variant][family]``: whose kernels that variant uses; not every variant has its own."""
+    """``tables[variant][family]`` is the variant that provides the kernels: itself or a base."""
     sve_bits: int
-    """Length of the vectors of SVE, 0 without."""
+    """SVE vector length in bits; 0 without SVE."""
     sme_bits: int
-    """The same in SME's streaming mode."""
+    """Vector length in bits in SME's streaming mode; 0 without SME."""
 
     def distinct(self, *families: str) -> tuple[str, ...]:
-        """Runnable variants that differ in the kernels of ``families``: what is worth testing.
+        """Runnable variants with different kernels for ``families``, so that tests run each kernel once.
 
         Args:
-            families: such as ``"linear"``; none given: all.
+            families: names such as ``"linear"``; without any, all families.
         """
         seen: dict[tuple[str, ...], str] = {}
         for name in self.runnable:
@@ -54,17 +54,18 @@ class Machine:
 
 def machine() -> Machine:
     """Describes the CPU's features and the kernel variants."""
-    found = json.loads(torch.ops.armllm.isa_list())
-    found["families"] = {family: Choice(**choice) for family, choice in found["families"].items()}
-    arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    fields = json.loads(torch.ops.armllm.isa_list())
+    fields["families"] = {family: Choice(**choice) for family, choice in fields["families"].items()}
+    arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     return Machine(**arguments)
 
 
 def select(name: str) -> str:
-    """Uses the kernel variant ``name`` from now on (``""``: the default) and returns the one in use.
+    """Selects the kernel variant ``name`` (``""`` selects the default) and returns the selected name.
 
     Raises:
-        RuntimeError: the name is unknown or the CPU lacks what it needs; the message lists what there is.
+        RuntimeError: the name is unknown, or the CPU lacks a required feature; the message lists the
+            variants.
     """
     chosen: str = torch.ops.armllm.isa_select(name)
     return chosen
@@ -72,7 +73,7 @@ def select(name: str) -> str:
 
 @contextmanager
 def use(name: str) -> Iterator[str]:
-    """Runs a block with another kernel variant."""
+    """Runs a ``with`` block with another kernel variant, then restores the previous variant."""
     before = machine().selected
     try:
         yield select(name)

@@ -13,7 +13,7 @@ from torch_armllm.ops.tables import ENUMS
 __all__ = ["ACTIVATIONS", "FUNCTIONS", "gated_act", "reference_gated_act"]
 
 LIMIT = 7.0
-"""Clamping limit of ``swiglu_clamped`` in gpt-oss; ``silu_clamped`` has the same one."""
+"""Clamping limit of ``swiglu_clamped``, as in gpt-oss, and of ``silu_clamped``."""
 ACTIVATIONS = tuple(name for name in ENUMS["Activation"] if name != "none")
 
 
@@ -30,19 +30,19 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "swiglu_clamped": _swiglu_clamped,
     "silu_clamped": lambda gate, up, limit: F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit),
 }
-"""Each activation in plain torch, of gate, up and the limit of the clamped ones."""
+"""Each activation in plain torch, as a function of gate, up and limit; only clamped activations use limit."""
 assert tuple(FUNCTIONS) == ACTIVATIONS
 
 
 def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """``act(gate) · up``.
+    """Computes ``act(gate) · up``.
 
     Args:
         gate: ``(..., N)`` in float32, bfloat16 or float16; rows may be strided, as in one half of a merged
             projection.
-        up: as ``gate`` in shape and dtype.
-        activation: one of :data:`ACTIVATIONS`.  ``gelu`` is the exact form, with erf; ``swiglu_clamped`` is
-            gpt-oss' ``(up + 1) · gate · sigmoid(1.702 · gate)`` with gate at most 7 and up in −7 … 7;
+        up: same shape and dtype as ``gate``.
+        activation: one of :data:`ACTIVATIONS`.  ``gelu`` is the exact form with erf.  ``swiglu_clamped`` is
+            gpt-oss' ``(up + 1) · gate · sigmoid(1.702 · gate)`` with gate at most 7 and up in −7 … 7.
             ``silu_clamped`` is ``silu(gate) · up`` with the same clamping.
 
     Returns:
@@ -56,7 +56,7 @@ def gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def reference_gated_act(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """:func:`gated_act` in plain torch and in float64: torch's float32 GELU cancels in the left tail."""
+    """:func:`gated_act` in plain torch, in float64 because torch's float32 GELU cancels in the left tail."""
     return FUNCTIONS[activation](gate.double(), up.double(), LIMIT).to(gate.dtype)
 
 

@@ -7,7 +7,7 @@
 namespace armllm {
 namespace {
 
-constexpr int64_t kTileValues = 4096;  // wide rows are split into tiles, narrow rows share a tile
+constexpr int64_t kTileValues = 4096;  // wider rows are split into tiles; narrower rows share a tile
 
 int64_t chunks(const GatedActArgs& args) { return ceil_div(args.width, kTileValues); }
 int64_t rows_per_tile(const GatedActArgs& args) {
@@ -24,7 +24,7 @@ bool same_shape(const Tensor& a, const Tensor& b) {
 Tensor gated_act(Tensor given_gate, Tensor given_up, std::string activation) {
   STD_TORCH_CHECK(given_gate.dim() >= 1 && same_shape(given_gate, given_up) &&
                       given_gate.scalar_type() == given_up.scalar_type(),
-                  "gate and up must have one shape and one dtype");
+                  "gate and up must have the same shape and dtype");
   const Tensor gate = as_rows(given_gate), up = as_rows(given_up);
   Tensor out = torch::stable::new_empty(gate, gate.sizes());
   GatedAct act;

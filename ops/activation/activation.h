@@ -12,11 +12,11 @@ struct GatedActArgs {
   Activation activation = Activation::silu;
 };
 
-// A row whose panels of gate and up, 16 floats each, alternate: g0 u0 g1 u1 …
+// A row in which panels of gate and up, 16 floats each, alternate: g0 u0 g1 u1 …
 //   out[i] = act(gate[i] · scale + gate_bias[i]) · (up[i] · scale + up_bias[i])
 struct GatedPanels {
   const float* acc = nullptr;
-  int64_t n = 0;  // values of out
+  int64_t n = 0;  // number of output values
   float scale = 1.0f;
   const void* gate_bias = nullptr;
   const void* up_bias = nullptr;
@@ -26,11 +26,11 @@ struct GatedPanels {
 };
 
 struct ActivationKernels {
-  // One row in memory types.
+  // Computes one row of act(gate) · up; inputs and output have type `type`.
   void (*gated)(const void* gate, const void* up, void* out, DType type, int64_t n, Activation activation);
-  // The end of one row of a gate-and-up product, straight from the accumulators.
+  // Finishes one row of a gate-and-up product from its accumulators.
   void (*gated_panels)(const GatedPanels& panels, void* out, DType type);
-  // y = a + b, rounded to type
+  // y = a + b, rounded to `type`.
   void (*add)(const void* a, const void* b, void* y, DType type, int64_t n);
 };
 

@@ -10,7 +10,7 @@ extern const ActivationKernels activation;
 
 namespace {
 
-constexpr float kDefaultLimit = 7.0f;  // gpt-oss'
+constexpr float kDefaultLimit = 7.0f;  // as in gpt-oss
 
 template <typename T, typename Function>
 inline void gate_row(const T* gate, const T* up, T* out, int64_t n, Function function) {
@@ -19,7 +19,7 @@ inline void gate_row(const T* gate, const T* up, T* out, int64_t n, Function fun
   });
 }
 
-// Calls `run` with the function (gate, up) → activation that `kind` names, as precise as a result of type T
+// Calls `run` with the function (gate, up) → result for `kind`, in the accuracy that a result of type T
 // needs.
 template <typename T, typename Run>
 inline void with_function(Activation kind, float limit, Run run) {
@@ -34,7 +34,7 @@ inline void with_function(Activation kind, float limit, Run run) {
       return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu_times<accuracy>(g, u); });
     case Activation::gelu_tanh:
       return run([](F32 g, F32 u) ARMLLM_INLINE { return gelu_tanh_times<accuracy>(g, u); });
-    case Activation::relu:  // in this order of arguments a NaN stays
+    case Activation::relu:  // this order of arguments to max propagates NaN
       return run([](F32 g, F32 u) ARMLLM_INLINE { return max(zero(), g) * u; });
     case Activation::swiglu_clamped: {
       const F32 high = set1(limit), low = set1(-limit);

@@ -55,12 +55,11 @@ int vector_bits([[maybe_unused]] int option) {
 #endif
 }
 
-// Kernels divide lines of 64 bytes into whole vectors; no existing CPU has other lengths.
+// Kernels divide cache lines of 64 bytes into whole vectors.  No existing CPU has other vector lengths.
 [[maybe_unused]] bool usable(int bits) { return bits == 128 || bits == 256 || bits == 512; }
 
 #if defined(__x86_64__)
-// True if the CPU has AMX and the kernel grants this process its tile state (Linux saves tiles only on
-// request).
+// True if the CPU has AMX and Linux grants this process the tile state, which it saves only on request.
 bool has_amx() {
 #if defined(ARMLLM_EMULATE_AMX)
   return true;
@@ -82,7 +81,7 @@ uint64_t detect() {
   if (hwcap & HWCAP_ASIMDHP) features |= kFp16;
   if (hwcap & HWCAP_ASIMDDP) features |= kDotprod;
   if (hwcap & HWCAP_SVE) features |= kSve;
-  // Bit numbers, because headers of old systems lack the names HWCAP_ASIMDFHM and HWCAP2_…
+  // Bit numbers, because old system headers lack the names HWCAP_ASIMDFHM and HWCAP2_…
   if (hwcap & (1ul << 23)) features |= kFhm;
   if (hwcap2 & (1ul << 1)) features |= kSve2;
   if (hwcap2 & (1ul << 9)) features |= kSveI8mm;

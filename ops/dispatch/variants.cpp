@@ -7,7 +7,7 @@
 
 namespace armllm {
 
-// Weak symbols: a variant defines only the tables of the families for which it was compiled.
+// Weak symbols: a variant defines only the tables of the families that are compiled for it.
 #define ARMLLM_DECLARE_TABLE(Table, family, arithmetic) \
   extern const Table family __attribute__((weak, visibility("hidden")));
 #define ARMLLM_DECLARE_VARIANT(name)    \
@@ -32,10 +32,10 @@ ARMLLM_DECLARE_VARIANT(sme2)
 namespace {
 
 struct VariantRows {
-  std::vector<Variant> built, absent;  // best first; absent: known, but not compiled
+  std::vector<Variant> built, absent;  // best first; absent variants are known but not compiled
 };
 
-// Adds a row, which inherits what it lacks from its base.
+// Adds a row.  The row inherits missing tables and instruction names from its base.
 void add_row(VariantRows& rows, Variant row, const char* base) {
   bool built = false;
   for (const char* owner : row.table_owner) built = built || owner != nullptr;
@@ -71,8 +71,9 @@ void add_row(VariantRows& rows, Variant row, const char* base) {
     add_row(rows, row, base);                                               \
   }
 
-// Worst first.  Arguments: name, base, required features, preferred where it runs, and the instructions of
-// its integer products, float products and row operations; nullptr if they are its base's.
+// From worst to best.  Arguments of ARMLLM_ADD: name, base, required features, whether to prefer the variant
+// where it runs, and the instructions of its integer products, float products and row operations.  nullptr
+// means the instructions of the base.
 VariantRows all_rows() {
   VariantRows rows;
   ARMLLM_ADD(scalar, "", 0, true, "plain C++", "plain C++", "plain C++")
@@ -84,7 +85,7 @@ VariantRows all_rows() {
   ARMLLM_ADD(amx, "avx512bf16", kCascadeLake | kAvx512Bf16 | kAmx, true, "TDPBSSD", "TDPBF16PS", nullptr)
 #elif defined(__aarch64__)
   constexpr uint64_t kV82 = kAsimd | kFp16 | kDotprod, kV86 = kV82 | kFhm | kI8mm | kBf16;
-  // At 128 bits SVE equals NEON, but lacks indexed operands, so it is not preferred.
+  // At 128 bits SVE is no wider than NEON and lacks indexed operands, so it is not preferred.
   constexpr int kWide = 256;
   const bool wide = sve_bits() >= kWide;
   ARMLLM_ADD(neon, "scalar", kAsimd, true, "SMULL", "FMLA", "NEON")
@@ -119,10 +120,10 @@ const Variant* find_variant(const std::string& name) {
     if (!runs_here(v))
       throw std::runtime_error(
           "kernel variant '" + name +
-          "' needs CPU features that this machine lacks; there are: " + known_variants());
+          "' needs CPU features that this machine lacks; choose from: " + known_variants());
     return &v;
   }
-  throw std::runtime_error("unknown kernel variant '" + name + "'; there are: " + known_variants());
+  throw std::runtime_error("unknown kernel variant '" + name + "'; choose from: " + known_variants());
 }
 
 const Variant* default_variant() {
@@ -138,7 +139,7 @@ const Variant*& selected() {
   return current;
 }
 
-// Reason why `better`, which has kernels of its own, is not in use.
+// The reason why `better`, which has its own kernels, is not in use.
 std::string rejection_reason(const Variant& better) {
   std::string text = better.name;
   const std::vector<std::string> lacking = feature_names(better.required & ~cpu_features());

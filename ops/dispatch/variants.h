@@ -1,10 +1,10 @@
-// The kernel variants: one row per instruction-set level, each with the same tables of micro-kernels.
+// Kernel variants: one row per instruction-set level, each with the same tables of micro-kernels.
 //
 // A kernel family declares a struct of function pointers (`LinearKernels`, `NormKernels`, …) in its own
-// header and has a line in ARMLLM_FAMILIES.  A variant's namespace defines one constant for each family of
-// which it has kernels of its own (ops/CMakeLists.txt compiles only those); the other tables of its row are
-// inherited from its base.  `variant()` is the row in use: the best that the CPU runs, or the one that
-// ARMLLM_ISA names.
+// header and has a line in ARMLLM_FAMILIES.  A variant's namespace defines a constant for each family that
+// has kernels for this variant (ops/CMakeLists.txt compiles only those).  The row inherits its other tables
+// from its base.  `variant()` is the row in use: the best variant that the CPU can run, or the variant named
+// by ARMLLM_ISA.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace armllm {
   X(MoeKernels, moe, kLanes)               \
   X(SampleKernels, sample, kLanes)
 
-// kLanes: row operations on simd.h's lanes.
+// kLanes: row operations on the lanes of simd.h.
 enum Arithmetic { kIntegers, kFloats, kLanes, kArithmetics };
 
 #define ARMLLM_COUNT(Table, family, material) k_##family,
@@ -41,9 +41,9 @@ ARMLLM_FAMILIES(ARMLLM_DECLARE)
 struct Variant {
   const char* name;
   uint64_t required;  // bits of cpu_features()
-  bool preferred;     // false: runs here, but a lower variant is faster on this CPU
+  bool preferred;     // false: this CPU can run it, but a lower variant is faster
   const char* instructions[kArithmetics];
-  const char* table_owner[kFamilies];  // the variant whose table each family uses: this one or a base
+  const char* table_owner[kFamilies];  // for each family, the variant that defines the table: this or a base
 #define ARMLLM_MEMBER(Table, family, material) const Table* family;
   ARMLLM_FAMILIES(ARMLLM_MEMBER)
 #undef ARMLLM_MEMBER
@@ -72,7 +72,7 @@ enum Feature : uint64_t {
 
 uint64_t cpu_features();
 std::vector<std::string> feature_names(uint64_t features);
-// Vector length in bits of SVE, and of streaming SVE; 0 without the extension.
+// Vector length in bits of SVE and of streaming SVE; 0 without the extension.
 int sve_bits();
 int sme_bits();
 
@@ -81,10 +81,10 @@ const std::vector<Variant>& all_variants();
 // True if this CPU can run the variant.
 bool runs_here(const Variant& variant);
 
-// The variant in use.  The first call reads ARMLLM_ISA; a name that is unknown or that this CPU cannot run
-// throws std::runtime_error with the list of variants.
+// The variant in use.  The first call reads ARMLLM_ISA.  If the name is unknown or this CPU cannot run the
+// variant, it throws std::runtime_error with the list of variants.
 const Variant& variant();
-// Forces a variant (tests, `ARMLLM_ISA`); the empty name restores the default.  Not thread safe.
+// Selects a variant, for tests; an empty name restores the default.  Not thread safe.
 void select_variant(const std::string& name);
 
 // The variant and instructions that a family uses, and the reason why no better variant is in use.

@@ -1,4 +1,4 @@
-// Registered ops: isa_select, isa_list.
+// Registers the ops isa_select and isa_list.
 #include <torch/csrc/stable/library.h>
 
 #include <string>

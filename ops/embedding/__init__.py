@@ -1,4 +1,4 @@
-"""Look-up in an embedding that shares the INT8 weights of the head it is tied to."""
+"""Embedding lookup that shares the INT8 weights of the tied output layer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch_armllm.ops.linear import unpack_int
 from torch_armllm.system.dtypes import dtype_name
 
 STEPS = 254
-"""Steps of the rest within one step of the head's integers."""
+"""Number of steps of the rest per step of the output layer's integers."""
 
 
 def split_rest(weight: Tensor, packed: Tensor) -> Tensor:
-    """The eight bits that INT8 panels leave of a float matrix.
+    """Quantizes the rounding errors of INT8 panels to eight further bits.
 
     Args:
         weight: ``(N, K)``, float32, bfloat16 or float16.
-        packed: its panels of scheme ``i8``.
+        packed: the same weight as panels of scheme ``i8``.
 
     Returns:
-        int8 ``(N, K)``: ``round((w / s − q) · 254)``, so that ``w ≈ s · (q + rest / 254)`` to ``s / 508``.
+        int8 ``(N, K)``: ``round((w / s − q) · 254)``; then ``w ≈ s · (q + rest / 254)`` within ``s / 508``.
     """
     rest = torch.empty(weight.shape, dtype=torch.int8)
     step = max(1, (1 << 20) // max(weight.shape[1], 1) // 16) * 16
@@ -35,19 +35,19 @@ def split_rest(weight: Tensor, packed: Tensor) -> Tensor:
 
 
 def split_embedding(ids: Tensor, weight: Tensor, rest: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of an embedding kept as INT8 panels and a rest.
+    """Looks up rows of an embedding that is stored as INT8 panels and a rest.
 
     Args:
         ids: int64, any shape.
         weight: uint8 ``(⌈vocabulary / 16⌉, bytes)``, panels of scheme ``i8``.
-        rest: int8 ``(vocabulary, width)``, as `split_rest` makes it.
-        dtype: of the result: float32, bfloat16 or float16.
+        rest: int8 ``(vocabulary, width)``, from `split_rest`.
+        dtype: dtype of the result: float32, bfloat16 or float16.
 
     Returns:
         ``(*ids.shape, width)``: ``s · (254 q + rest) / 254``, rounded once to float32 and once to ``dtype``.
 
     Raises:
-        RuntimeError: an id is outside the vocabulary, or shapes or dtypes do not fit.
+        RuntimeError: an id is outside the vocabulary, or a shape or dtype is wrong.
     """
     out: Tensor = torch.ops.armllm.split_embedding(ids, weight, rest, dtype_name(dtype))
     return out

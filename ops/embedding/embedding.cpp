@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kRowsPerTile = 16;
 constexpr int64_t kLineBytes = 64;  // 16 rows × 4 columns
-constexpr int kRestSteps = 254;     // of the rest within one step of q
+constexpr int kRestSteps = 254;     // steps of the rest per step of q
 
 }  // namespace
 
@@ -50,20 +50,20 @@ ScalarType type_named(const std::string& name) {
   if (name == "bfloat16") return ScalarType::BFloat16;
   if (name == "float16") return ScalarType::Half;
   STD_TORCH_CHECK(false, "split_embedding: unknown dtype '", name,
-                  "'; there are: float32, bfloat16, float16");
+                  "'; choose from: float32, bfloat16, float16");
 }
 
 Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype) {
   STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, "split_embedding: ids must be int64");
   STD_TORCH_CHECK(rest.dim() == 2 && rest.scalar_type() == ScalarType::Char && rest.is_contiguous(),
-                  "split_embedding: rest must be int8 (vocabulary, width) and contiguous");
+                  "split_embedding: rest must be contiguous int8 of shape (vocabulary, width)");
   const int64_t vocab_size = rest.size(0), width = rest.size(1);
   const int64_t bytes = panel_layout(Scheme::i8, width).bytes;
   STD_TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == ScalarType::Byte &&
                       weight.size(0) == ceil_div(vocab_size, kPanel) && weight.size(1) == bytes &&
                       weight.stride(1) == 1,
-                  "split_embedding: weight must be uint8 (", ceil_div(vocab_size, kPanel), ", ", bytes,
-                  ") for a vocabulary of ", vocab_size, " and a width of ", width);
+                  "split_embedding: weight must be uint8 of shape (", ceil_div(vocab_size, kPanel), ", ",
+                  bytes, ") for a vocabulary of ", vocab_size, " and a width of ", width);
   const Tensor flat = torch::stable::contiguous(ids);
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(width);

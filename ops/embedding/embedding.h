@@ -1,8 +1,8 @@
-// Look-up in an embedding that shares the INT8 weights of the tied output layer.
+// Embedding lookup that shares the INT8 weights of the tied output layer.
 //
-// A weight is stored in two parts: the output layer's q = round(w / s), and eight further bits, rest =
+// A weight is stored in two parts: q = round(w / s) of the output layer, and eight further bits, rest =
 // round((w / s − q) · 254).  Together they are a 16-bit integer with one scale per row: |w − ŵ| ≤ s / 508,
-// finer than bfloat16 wherever |w| > amax / 128.
+// which is finer than bfloat16 wherever |w| > amax / 128.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -19,7 +19,7 @@ struct SplitEmbeddingArgs {
   int64_t tokens = 0, width = 0, vocab_size = 0;
 };
 
-// The row of an id outside the vocabulary is zeros; callers check ids before a step.
+// An id outside the vocabulary produces a row of zeros; callers check ids before a step.
 class SplitEmbedding final : public TaskSet {
  public:
   SplitEmbeddingArgs args;

@@ -49,7 +49,7 @@ def group_span(scheme: str) -> int:
         ValueError: if the scheme is unknown.
     """
     if scheme not in SCHEMES:
-        raise ValueError(f"unknown scheme {scheme!r}; there are: {', '.join(SCHEMES)}")
+        raise ValueError(f"unknown scheme {scheme!r}; choose from: {', '.join(SCHEMES)}")
     return 0 if scheme in EXACT else int(scheme.removeprefix("int8")[1:].rstrip("zbm"))
 
 

@@ -87,7 +87,7 @@ struct ActivationSource {
     if (name == "float32") return ScalarType::Float;
     if (name == "bfloat16") return ScalarType::BFloat16;
     if (name == "float16") return ScalarType::Half;
-    STD_TORCH_CHECK(false, "unknown dtype '", name, "'; there are: float32, bfloat16, float16");
+    STD_TORCH_CHECK(false, "unknown dtype '", name, "'; choose from: float32, bfloat16, float16");
   }
 };
 

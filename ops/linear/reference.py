@@ -135,7 +135,7 @@ def activate(gate: Tensor, up: Tensor, activation: str, limit: float = 7.0) -> T
         return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
     raise ValueError(
         f"unknown activation {activation!r}; "
-        "there are: silu, gelu, gelu_tanh, relu, swiglu_clamped, silu_clamped"
+        "choose from: silu, gelu, gelu_tanh, relu, swiglu_clamped, silu_clamped"
     )
 
 

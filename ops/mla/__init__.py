@@ -1,4 +1,4 @@
-"""Multi-head latent attention in its absorbed form, on a paged cache that holds one latent a token."""
+"""Multi-head latent attention in its absorbed form, on a paged cache with one latent per token."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = [
 
 
 def new_latent_cache(blocks: int, rank: int, rope_size: int, block_size: int, dtype: torch.dtype) -> Tensor:
-    """An empty cache of one layer.
+    """Allocates an empty cache of one layer.
 
     Args:
         blocks: number of blocks.
         rank: elements of a latent, ``kv_lora_rank``.
-        rope_size: elements of the key that all heads share and that carries the position.
-        block_size: positions a block, one of :data:`torch_armllm.ops.attention.BLOCK_SIZES`.
+        rope_size: elements of the rotated key, which all heads share.
+        block_size: positions per block, one of :data:`torch_armllm.ops.attention.BLOCK_SIZES`.
         dtype: float32, bfloat16 or float16.
 
     Returns:
         ``(blocks, block_size, rank + rope_size)``, zeros: a token's latent, then its rotated key.
 
     Raises:
-        ValueError: the block size or dtype is none of those.
+        ValueError: the block size or dtype is not supported.
     """
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block size {block_size} is not one of {', '.join(map(str, BLOCK_SIZES))}")
@@ -44,14 +44,14 @@ def mla_write(latent: Tensor, k_rope: Tensor, cache: Tensor, slots: Tensor) -> N
     """Writes new latents and rotated keys into the cache.
 
     Args:
-        latent: ``(T, rank)``, float32, bfloat16 or float16, normalized; tokens may lie apart, as in a
-            slice of the projection that gives both.
+        latent: ``(T, rank)``, float32, bfloat16 or float16, normalized; tokens may be strided, as in a slice
+            of the projection that computes latents and keys.
         k_rope: ``(T, rope_size)``, the same dtypes.
-        cache: ``(blocks, block_size, rank + rope_size)``; changed in place, rounded to its dtype.
-        slots: int64 ``(T,)``: ``block · block_size + offset`` of each token; negative: not written.
+        cache: ``(blocks, block_size, rank + rope_size)``; changed in place, with values rounded to its dtype.
+        slots: int64 ``(T,)``: ``block · block_size + offset`` of each token; negative slots are not written.
 
     Raises:
-        RuntimeError: shapes or dtypes do not fit, or a slot lies past the cache.
+        RuntimeError: a shape or dtype is wrong, or a slot is past the end of the cache.
     """
     torch.ops.armllm.mla_write(latent, k_rope, cache, slots)
 
@@ -66,21 +66,21 @@ def mla_attention(
     max_seq_len: int,
     scale: float,
 ) -> Tensor:
-    """Causal softmax attention of the last tokens of each sequence on the latents that the cache holds of it.
+    """Computes causal softmax attention of each sequence's last tokens over the sequence's cached latents.
 
-    The score of a query and a position is ``scale · (q_latent · latent + q_rope · k_rope)`` and the result
-    the weighted sum of latents: the projections from latents to keys and values are not applied to the cache,
-    but once to the query (``q_latent = q_nope · W_uk``) and once to the result (``· W_uv``).
+    The score of a query and a position is ``scale · (q_latent · latent + q_rope · k_rope)``; the result is
+    the weighted sum of latents.  The projections from latents to keys and values are not applied to the
+    cache, but once to the query (``q_latent = q_nope · W_uk``) and once to the result (``· W_uv``).
 
     Args:
-        q_latent: ``(T, heads, rank)``, float32, bfloat16 or float16; tokens may lie apart.
+        q_latent: ``(T, heads, rank)``, float32, bfloat16 or float16; tokens may be strided.
         q_rope: ``(T, heads, rope_size)``, rotated, of the same dtype.
         cache: ``(blocks, block_size, rank + rope_size)`` (:func:`new_latent_cache`), the new tokens included
             (:func:`mla_write`).
-        block_table: int32 ``(B, ≥ blocks a sequence)``, the cache blocks of each sequence in order.
-        query_start: int32 ``(B + 1,)``, the first packed token of each sequence; it ends with ``T``.
-        seq_lens: int32 ``(B,)``, positions of each sequence in the cache, the new tokens included.
-        max_seq_len: at least the largest of them.
+        block_table: int32 ``(B, ≥ blocks per sequence)``, the cache blocks of each sequence in order.
+        query_start: int32 ``(B + 1,)``, index of the first packed token of each sequence, then ``T``.
+        seq_lens: int32 ``(B,)``, positions of each sequence in the cache, including the new tokens.
+        max_seq_len: at least the largest value of ``seq_lens``.
         scale: factor of the scores, ``(nope_size + rope_size) ** -0.5`` of the expanded heads.
 
     Returns:
@@ -88,7 +88,7 @@ def mla_attention(
         alone, in a chunk or in a batch, with any number of threads.
 
     Raises:
-        RuntimeError: shapes, dtypes, lengths or block numbers do not fit; the message names the value.
+        RuntimeError: a shape, dtype, length or block number is wrong; the message names the value.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, with the up-projections absorbed.
     """

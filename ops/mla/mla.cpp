@@ -8,8 +8,8 @@
 namespace armllm {
 namespace {
 
-constexpr int64_t kTokens = 16;  // per tile of writes
-constexpr int64_t kRows = 64;    // per tile that joins queries
+constexpr int64_t kTokens = 16;  // per tile of LatentWrite
+constexpr int64_t kRows = 64;    // query rows per tile of the phase that joins queries
 
 int64_t query_rows(const LatentAttention& set) {
   return set.attention.args.tokens * set.attention.args.q_heads;

@@ -1,5 +1,5 @@
-// Absorbed multi-head latent attention: paged attention in which all heads share one key, whose first part
-// is the value.
+// Absorbed multi-head latent attention: paged attention in which all heads share one key, and the key's first
+// part is the value.
 #pragma once
 
 #include "attention/paged_attention.h"
@@ -17,12 +17,12 @@ struct QueryPart {
   }
 };
 
-// Joins the two parts of each query in memory, where they are separate, and attends.
+// Joins the two parts of each query if they are not adjacent, then computes attention.
 class LatentAttention final : public TaskSet {
  public:
   PagedAttention attention;
   QueryPart latent, rope;
-  void* joined = nullptr;  // [tokens][heads][rank + rope size], or nullptr where attention.args.q is given
+  void* joined = nullptr;  // [tokens][heads][rank + rope size]; nullptr if attention.args.q is already joined
 
   int phases() const override { return 1 + attention.phases(); }
   int64_t tiles(int phase) const override;

@@ -12,7 +12,7 @@ struct LatentCache {
 };
 
 LatentCache check_latents(const Tensor& cache) {
-  STD_TORCH_CHECK(cache.dim() == 3, "cache must have the shape (blocks, block size, rank + rope size), not ",
+  STD_TORCH_CHECK(cache.dim() == 3, "cache must have shape (blocks, block size, rank + rope size), not ",
                   shape_of(cache));
   const LatentCache shape{cache.size(0), cache.size(1), cache.size(2), dtype_of(cache, "cache")};
   STD_TORCH_CHECK(shape.block_size > 0 && shape.block_size % kKeyLanes == 0 && kSplit % shape.block_size == 0,
@@ -49,21 +49,23 @@ bool side_by_side(const QueryPart& a, const QueryPart& b, int64_t element_size, 
 
 Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start,
                      Tensor seq_lens, int64_t max_seq_len, double scale) {
-  STD_TORCH_CHECK(q_latent.dim() == 3, "q_latent must have the shape (tokens, heads, rank), not ",
+  STD_TORCH_CHECK(q_latent.dim() == 3, "q_latent must have shape (tokens, heads, rank), not ",
                   shape_of(q_latent));
   const int64_t tokens = q_latent.size(0), heads = q_latent.size(1), rank = q_latent.size(2);
   STD_TORCH_CHECK(q_rope.dim() == 3 && q_rope.size(0) == tokens && q_rope.size(1) == heads,
-                  "q_rope has the shape ", shape_of(q_rope), ", but q_latent ", shape_of(q_latent),
+                  "q_rope has shape ", shape_of(q_rope), ", but q_latent has shape ", shape_of(q_latent),
                   ": they must agree in tokens and heads");
   STD_TORCH_CHECK(q_rope.scalar_type() == q_latent.scalar_type(), "q_rope must have the dtype of q_latent");
-  STD_TORCH_CHECK(heads > 0 && rank > 0, "q_latent must have heads and a rank, not the shape ",
+  STD_TORCH_CHECK(heads > 0 && rank > 0,
+                  "q_latent must have at least one head and a rank of at least 1, not shape ",
                   shape_of(q_latent));
   const LatentCache latents = check_latents(cache);
-  STD_TORCH_CHECK(rank + q_rope.size(2) == latents.width, "rank + rope size of q_latent and q_rope is ",
-                  rank + q_rope.size(2), ", but cache ", shape_of(cache), " has ", latents.width);
+  STD_TORCH_CHECK(rank + q_rope.size(2) == latents.width, "q_latent and q_rope have together ",
+                  rank + q_rope.size(2), " values per head, but a position of cache ", shape_of(cache),
+                  " has ", latents.width);
   const int64_t sequences = seq_lens.numel();
-  seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one a sequence");
-  query_start = int32_vector(query_start, sequences + 1, "query_start", "one a sequence and the end");
+  seq_lens = int32_vector(seq_lens, sequences, "seq_lens", "one per sequence");
+  query_start = int32_vector(query_start, sequences + 1, "query_start", "one per sequence and the end");
   block_table = int32_table(block_table, sequences);
 
   LatentAttention set;
@@ -108,15 +110,16 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
 }
 
 void mla_write(Tensor latent, Tensor k_rope, Tensor cache, Tensor slots) {
-  STD_TORCH_CHECK(latent.dim() == 2, "latent must have the shape (tokens, rank), not ", shape_of(latent));
+  STD_TORCH_CHECK(latent.dim() == 2, "latent must have shape (tokens, rank), not ", shape_of(latent));
   const int64_t tokens = latent.size(0);
-  STD_TORCH_CHECK(k_rope.dim() == 2 && k_rope.size(0) == tokens, "k_rope has the shape ", shape_of(k_rope),
+  STD_TORCH_CHECK(k_rope.dim() == 2 && k_rope.size(0) == tokens, "k_rope has shape ", shape_of(k_rope),
                   ", but there are ", tokens, " latents");
   const LatentCache latents = check_latents(cache);
   STD_TORCH_CHECK(latent.size(1) + k_rope.size(1) == latents.width, "latent and k_rope are ", latent.size(1),
-                  " and ", k_rope.size(1), " wide, but cache ", shape_of(cache), " takes ", latents.width);
+                  " and ", k_rope.size(1), " wide, but a position of cache ", shape_of(cache), " has ",
+                  latents.width);
   STD_TORCH_CHECK(slots.scalar_type() == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
-                  "slots must be int64 of shape (", tokens, "), one a token");
+                  "slots must be int64 of shape (", tokens, "), one per token");
   slots = torch::stable::contiguous(slots);
   latent = as_rows(latent);
   k_rope = as_rows(k_rope);
@@ -132,7 +135,8 @@ void mla_write(Tensor latent, Tensor k_rope, Tensor cache, Tensor slots) {
   a.rope_size = k_rope.size(1);
   for (int64_t t = 0; t < tokens; ++t)
     STD_TORCH_CHECK(a.slots[t] < latents.blocks * latents.block_size, "slot ", a.slots[t], " of token ", t,
-                    " is past the cache of ", latents.blocks, " blocks of ", latents.block_size);
+                    " is past the end of the cache, which has ", latents.blocks, " blocks of size ",
+                    latents.block_size);
   if (tokens > 0) run(set);
 }
 

@@ -1,4 +1,4 @@
-"""Slow float32 versions of the latent attention ops, in plain PyTorch."""
+"""References of the latent attention ops: slow, in float32 and plain PyTorch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def reference_mla_attention(
         blocks = block_table[index, : -(-length // cache.shape[1])]
         keys = cache[blocks.long()].flatten(0, 1)[:length].to(torch.float32)
         last = torch.arange(length - (end - begin), length)
-        hidden = torch.arange(length)[None] > last[:, None]
+        future = torch.arange(length)[None] > last[:, None]
         scores = torch.einsum("qhd,kd->hqk", q[begin:end], keys) * scale
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
         out[begin:end] = torch.einsum("hqk,kd->qhd", weights, keys[:, :rank]).to(out.dtype)
     return out

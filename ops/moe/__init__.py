@@ -1,4 +1,4 @@
-"""Mixture-of-Experts: all experts of a layer in one op."""
+"""Mixture of Experts (MoE): all experts of a layer in one op."""
 
 from __future__ import annotations
 
@@ -29,34 +29,33 @@ def int4_moe(
     """Weighted sum over each token's experts of ``down(act(gate(x)) · up(x))``.
 
     Args:
-        x: ``(..., H)``, float32, bfloat16 or float16; T rows in all.
-        expert_ids: ``(..., top_k)``, T rows, int64 or int32, each in ``0 .. E - 1``.  An expert may be named
-            twice.
-        expert_weights: likewise, any of the float types.
+        x: ``(..., H)``, float32, bfloat16 or float16; T rows in total.
+        expert_ids: ``(..., top_k)``, T rows, int64 or int32, values in ``0 .. E - 1``.  A token may name an
+            expert twice.
+        expert_weights: same shape as ``expert_ids``, any of the float dtypes.
         gate_up: uint8 ``(E, 2 · ceil(I / 16), panel_bytes)``: gate and up, each packed by
-            :func:`torch_armllm.ops.linear.pack_int4`, with their panels alternating
+            :func:`torch_armllm.ops.linear.pack_int4`, with alternating panels
             (:func:`torch_armllm.ops.linear.interleave_panels`).
         down: uint8 ``(E, ceil(H / 16), panel_bytes)``.
         intermediate: I.
-        scheme: of both weights: ``g32i``, ``row``, ``i8`` (exact) or ``g32``.
+        scheme: scheme of both weights: ``g32i``, ``row``, ``i8`` (exact) or ``g32``.
         activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``swiglu_clamped`` or ``silu_clamped``.
-        limit: where the clamped ones clamp.
+        limit: clamping limit of ``swiglu_clamped`` and ``silu_clamped``.
         gate_up_bias: ``(E, 2, I)``, gate before up.
         down_bias: ``(E, H)``, of the same dtype.
-        gated: whether there is a gate.  Without, ``gate_up`` holds ``(E, ceil(I / 16), panel_bytes)`` of up
-            alone, its bias is ``(E, I)``, and ``act(up(x)) · up(x)`` goes down: with ``relu`` the squared
-            ReLU.
-        weigh_input: whether the weights multiply what goes into the experts (Llama 4) instead of what comes
-            out.
+        gated: whether there is a gate.  If False, ``gate_up`` is ``(E, ceil(I / 16), panel_bytes)`` with only
+            up, its bias is ``(E, I)``, and the input of ``down`` is ``act(up(x)) · up(x)``.  With ``relu``
+            this is the squared ReLU.
+        weigh_input: whether the weights multiply the experts' inputs (Llama 4) instead of their outputs.
 
     Returns:
-        Shape and dtype of ``x``.  Tokens and intermediate rows are quantized to INT8; everything else is
-        float32 and is rounded once, at the end.  With an exact scheme a token's result has the same bits
-        alone and in any batch, for every kernel variant and thread count.
+        A tensor of the shape and dtype of ``x``.  Tokens and intermediate rows are quantized to INT8;
+        everything else is float32 and is rounded once, at the end.  With an exact scheme a token's result has
+        the same bits alone and in any batch, for every kernel variant and thread count.
 
     Raises:
-        RuntimeError: shapes, dtypes, scheme or activation do not fit, or an id is out of range; the message
-            names the value and what was expected.
+        RuntimeError: a shape, dtype, scheme or activation is wrong, or an id is out of range; the message
+            names the value and the expected value.
     """
     result: Tensor = torch.ops.armllm.int4_moe(
         x,

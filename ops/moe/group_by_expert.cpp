@@ -9,12 +9,13 @@ namespace {
 
 constexpr int64_t kTilesPerThread = 8;
 constexpr int64_t kMostGemvPanels = 32;
-constexpr int64_t kMostGemmSteps = 4;  // gemm_panels of a tile
-constexpr int64_t kMostRows = 256;     // rows of a gemm tile: their INT8 values stay in L2 beside the weights
-constexpr int64_t kFewestRows = 64;    // unpacking is a few per cent of a tile of so many rows
-constexpr int64_t kPassBytes = int64_t{4}
-                               << 20;  // of `down`: two passes fit the last cache beside the weights
-constexpr int64_t kPassPanels = 24;  // passes are a multiple of it, and it one of every variant's gemm_panels
+constexpr int64_t kMostGemmSteps = 4;  // most multiples of gemm_panels per tile
+constexpr int64_t kMostRows = 256;     // rows per gemm tile; their INT8 values fit in L2 with the weights
+constexpr int64_t kFewestRows = 64;    // with this many rows, unpacking is a few percent of a tile's time
+// Bytes of `down` results per pass; two passes fit in the last-level cache with the weights.
+constexpr int64_t kPassBytes = int64_t{4} << 20;
+constexpr int64_t kPassPanels =
+    24;  // a pass has a multiple of this; a multiple of every variant's gemm_panels
 
 int64_t largest_block() {
   int64_t block = 1;
@@ -22,12 +23,13 @@ int64_t largest_block() {
   return block;
 }
 
-// Padded rows that no kernel variant can exceed, so that memory sized under one serves another.
+// Upper bound of the padded rows for all kernel variants, so that memory sized for a variant fits any other.
 int64_t most_rows(const MoeArgs& a) {
   static const int64_t block = largest_block();
   const int64_t pairs = a.tokens * a.top_k;
   const int64_t long_ones = std::min(a.experts, pairs / (kGemvTokens + 1));
-  return pairs + long_ones * (block - 1) + std::min(a.experts, pairs / 2);  // gemv may pad to an even number
+  // Experts with many rows pad to whole blocks; gemv may pad the others to an even number of rows.
+  return pairs + long_ones * (block - 1) + std::min(a.experts, pairs / 2);
 }
 
 DownPasses passes_of(const MoeArgs& a, int64_t rows) {
@@ -57,7 +59,7 @@ class Carver {
   }
   int64_t used() const { return used_; }
   int64_t most_used() const { return std::max(used_, most_); }
-  // Later allocations overlap the ones since the mark.
+  // Frees all allocations made since used() returned `used`.
   void back_to(int64_t used) {
     most_ = most_used();
     used_ = used;
@@ -68,14 +70,14 @@ class Carver {
   int64_t used_ = 0, most_ = 0;
 };
 
-// Panels of a tile, for experts with few rows (gemv) and with more (gemm), and rows of a gemm tile.
+// Panels per tile, for experts with few rows (gemv) and with many rows (gemm).
 struct Steps {
   int64_t gemv, gemm;
 };
 
 struct AllSteps {
   Steps gate_up, down;
-  int64_t rows;
+  int64_t rows;  // of a gemm tile
 };
 
 AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& kernels, int64_t gate_up_panels,
@@ -97,7 +99,7 @@ AllSteps steps_for(const MoeArgs& a, const MoeMemory& m, const LinearKernels& ke
   const int64_t chunks = gemm_chunks(rows);
   const auto steps = [&](int64_t panels, int64_t multiple) {
     const int64_t gemv = std::clamp<int64_t>(gemv_experts * panels / wanted, 1, kMostGemvPanels);
-    // Narrow gemm tiles are slower, but idle threads are slower still; wide tiles prefetch.
+    // Narrow gemm tiles are slower, but idle threads cost more; wide tiles profit from the prefetcher.
     const int64_t all = (gemv_experts + chunks) * panels,
                   share = std::max<int64_t>(ceil_div(all, threads), 1);
     const int64_t wide = std::clamp<int64_t>(all / wanted / widest, 1, kMostGemmSteps) * widest;
@@ -124,7 +126,8 @@ MoeMemory MoeMemory::at(const MoeArgs& a, void* scratch) {
   m.gated_stride = round_up(a.intermediate, kPanel);
   m.passes = passes_of(a, rows);
   m.down_stride = m.passes.step * kPanel;
-  // Long prompts take tens of megabytes here.  When `down` is written, `hidden` and `gated` have been read.
+  // Long prompts need tens of megabytes here, so `down` shares memory with `hidden` and `gated`, which are no
+  // longer needed when `down` is written.
   const int64_t shared = carve.used();
   m.hidden = carve.take_rows(rows, a.hidden, a.scheme);
   m.gated = carve.take<float>(rows * m.gated_stride);
@@ -149,7 +152,7 @@ void group_pairs(const MoeArgs& a, const MoeMemory& m) {
   g = Grouping{};
   g.threads = team_size();
   const AllSteps steps = steps_for(a, m, kernels, gate_up_panels, passes.step);
-  // The long tiles first: a thread that begins one of them last would keep all others waiting.
+  // Long tiles come first: a thread that starts a long tile last would keep all others waiting.
   for (const bool gemm : {true, false}) {
     for (int64_t e = 0; e < a.experts; ++e) {
       const int64_t rows = m.count[e];

@@ -1,4 +1,5 @@
-// (token, expert) pairs sorted by expert, the memory of their intermediate results, and their tiles.
+// Sorts (token, expert) pairs by expert, lays out their intermediate results in memory, and divides the work
+// into tiles.
 #pragma once
 
 #include "linear/tile_grid.h"
@@ -6,28 +7,28 @@
 
 namespace armllm {
 
-// The rows of one expert: consecutive in every buffer, tokens ascending.
+// The rows of one expert, consecutive in every buffer and in ascending order of tokens.
 struct ExpertRows {
   int64_t expert, first_row, rows;
   int64_t block;                      // Activations::block; the rows are padded to a multiple of it
-  TileGrid gate_up, down, down_rest;  // down_rest: of the last pass
+  TileGrid gate_up, down, down_rest;  // down_rest: `down` in the last pass
   int64_t gate_up_tile, down_tile, down_rest_tile;  // first tile of each
 };
 
 struct Grouping {
-  int64_t experts;  // that have rows
-  int64_t rows;     // with padding
+  int64_t experts;  // number of experts with rows
+  int64_t rows;     // including padding
   int64_t gate_up_tiles, down_tiles, down_rest_tiles;
-  int64_t threads;  // read once, so that all workers divide the later phases into the same tiles
+  int64_t threads;  // queried once, so that all workers divide later phases into the same tiles
 };
 
-// Quantized rows of all experts; each expert's part has its own block.
+// Quantized rows of all experts; the block size differs by expert.
 struct QuantRows {
   int8_t* values;
   float* scales;
   int32_t* group_sums;
   int64_t groups;
-  bool sums;  // group_sums are wanted by many rows, too
+  bool sums;  // experts with many rows need group_sums too
 
   int64_t row_bytes() const { return groups * kGroup; }
   Activations of(const ExpertRows& e) const {
@@ -36,11 +37,11 @@ struct QuantRows {
   }
 };
 
-// `down` computes its output columns in passes, so that the results that await the weighted sum stay in
-// cache.
+// `down` computes its output columns in passes, so that its results stay in cache until the weighted sum
+// reads them.
 struct DownPasses {
   int64_t panels;  // of the weight
-  int64_t step;    // panels of a pass; the last may have fewer
+  int64_t step;    // panels per pass; the last pass may have fewer
   int64_t count() const { return ceil_div(panels, step); }
   int64_t of(int64_t pass) const { return pass + 1 < count() ? step : panels - pass * step; }
 };
@@ -56,7 +57,7 @@ struct MoeMemory {
   int32_t* row_expert;  // [rows]: index into `expert`
   QuantRows hidden, intermediate;
   float* gated;    // [rows][gated_stride]: act(gate) · up
-  float* down[2];  // [rows][down_stride] of passes in turn; they lie over `hidden` and `gated`
+  float* down[2];  // [rows][down_stride] for even and odd passes; share memory with `hidden` and `gated`
   int64_t gated_stride, down_stride;
   DownPasses passes;
   int64_t bytes;

@@ -11,13 +11,14 @@
 namespace armllm {
 namespace {
 
-constexpr int64_t kOneTileTokens = 2;  // so few are grouped and quantized in one tile: a barrier costs more
-constexpr int64_t kCombineColumns = 512;  // columns of a tile of the weighted sum when tokens are few
-constexpr int64_t kCombineTokens = 16;    // most tokens of one
+// Up to this many tokens are grouped and quantized in one tile, because a barrier would cost more.
+constexpr int64_t kOneTileTokens = 2;
+constexpr int64_t kCombineColumns = 512;  // columns per tile of the weighted sum with few tokens
+constexpr int64_t kCombineTokens = 16;    // most tokens per tile of the weighted sum
 
 enum Phase : int { kSort, kQuantize, kGateUp, kRequantize, kDown };
 
-// Begin of row m of an expert, and the stride of its chunks of 8 bytes.
+// Address of row m of an expert.  The row's chunks of 8 bytes are 8 · x.block bytes from each other.
 int8_t* row_values(const Activations& x, int64_t m) {
   return x.values + m / x.block * x.block * x.groups * kGroup + m % x.block * 8;
 }
@@ -81,7 +82,7 @@ const ExpertRows& expert_of_tile(const MoeMemory& m, int64_t ExpertRows::* first
   return *(std::upper_bound(begin, begin + m.grouping->experts, index, before) - 1);
 }
 
-// The end of a row without a gate: each panel takes the part of the gate and that of up.
+// Finishes a row without a gate: each panel of up is duplicated and also used as the gate.
 void finish_ungated(const GatedEpilogue& e, const float* acc, int64_t panel, int64_t panels, float x_scale,
                     int64_t row) {
   constexpr int64_t kMost = 16;
@@ -138,7 +139,7 @@ void down_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t index
                 });
 }
 
-// The weighted sums of one pass, in tiles of tokens × columns.
+// Division of the weighted sums of one pass into tiles of tokens × columns.
 struct Combine {
   int64_t first_column, columns, token_step, column_step;
   int64_t chunks, tiles;
@@ -172,7 +173,7 @@ void combine_tile(const MoeArgs& a, const MoeMemory& m, int64_t pass, int64_t in
   }
 }
 
-// Phase kDown + p: pass p of `down`, and the weighted sums of the previous pass.
+// Phase kDown + p computes pass p of `down` and the weighted sums of the previous pass.
 int64_t down_phase_tiles(const MoeArgs& a, const MoeMemory& m, int64_t pass) {
   const int64_t down = pass < m.passes.count() ? down_tiles(m, pass) : 0;
   return down + (pass > 0 ? Combine(a, m, pass - 1).tiles : 0);

@@ -1,4 +1,4 @@
-// Mixture-of-Experts: routing, and all experts of a layer as one task set.
+// Mixture of Experts (MoE): routing, and all experts of a layer as one task set.
 #pragma once
 
 #include "linear/quant_linear.h"
@@ -7,7 +7,7 @@
 
 namespace armllm {
 
-constexpr int64_t kMaxExperts = 1024;  // per router; its scores are on the stack
+constexpr int64_t kMaxExperts = 1024;  // per router, because the scores are on the stack
 
 enum class Scoring : int32_t {
 #define SCORING(name, number) name = number,
@@ -18,7 +18,7 @@ struct RouteArgs {
   Rows logits;
   float* weights = nullptr;                // [tokens][top_k]
   int32_t* ids = nullptr;                  // [tokens][top_k], best first
-  const float* correction_bias = nullptr;  // added to the scores for the choice only (DeepSeek-V3)
+  const float* correction_bias = nullptr;  // added to the scores only for the choice (DeepSeek-V3)
   int64_t tokens = 0, experts = 0, top_k = 0, groups = 1, top_k_groups = 1;
   Scoring scoring = Scoring::softmax;
   bool renormalize = false;
@@ -34,15 +34,17 @@ class MoeRoute final : public TaskSet {
 };
 
 struct MoeKernels {
-  // One token's choice; see RouteArgs.
+  // Chooses the experts of one token; see RouteArgs.
   void (*route)(const RouteArgs& args, int64_t token);
   // y[i] = Σ_j weights[j] · x[j][i] in the order of j.
   void (*combine)(const float* const* x, const float* weights, int64_t count, int64_t n, void* y, DType type);
 };
 
-// out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j] Gate and up panels
-// alternate (g0 u0 g1 u1 …) in `gate_up`.  Ids outside 0 … experts − 1 contribute nothing; the registered op
-// refuses them.  With weigh_input the experts' inputs are x · weights[t][j], and the sum is unweighted.
+// out[t] = Σ_j weights[t][j] · down_e( act(gate_e(x)) · up_e(x) ),  e = ids[t][j]
+//
+// Panels of gate and up alternate in `gate_up` (g0 u0 g1 u1 …).  Ids outside 0 … experts − 1 contribute
+// nothing; the registered op rejects them.  With weigh_input the experts' inputs are x · weights[t][j], and
+// the sum is unweighted.
 struct MoeArgs {
   Rows x, out;
   const int32_t* ids = nullptr;    // [tokens][top_k]
@@ -57,8 +59,8 @@ struct MoeArgs {
   float limit = 7.0f;        // of swiglu_clamped and silu_clamped
   bool gated = true;         // false: `gate_up` has no gate, and the activation is act(up) · up
   bool weigh_input = false;  // weights multiply the experts' inputs instead of their outputs
-  const void* gate_up_bias =
-      nullptr;                      // [experts][2][intermediate]: gate, then up; or [experts][intermediate]
+  // [experts][2][intermediate]: gate, then up; without a gate [experts][intermediate]
+  const void* gate_up_bias = nullptr;
   const void* down_bias = nullptr;  // [experts][hidden]
   DType bias_type = DType::f32;
   void* scratch = nullptr;

@@ -15,15 +15,15 @@ void check_experts(const Tensor& weight, const char* name, const char* out, cons
   const int64_t bytes = panel_layout(scheme, in_features).bytes;
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte && weight.dim() == 3, name,
                   " must be uint8 of shape (experts, panels, panel_bytes), as pack_int4 returns it");
-  STD_TORCH_CHECK(weight.size(1) == panels, name, " has ", weight.size(1), " panels an expert; ", out,
+  STD_TORCH_CHECK(weight.size(1) == panels, name, " has ", weight.size(1), " panels per expert; ", out,
                   " needs ", panels);
-  STD_TORCH_CHECK(weight.size(2) == bytes, name, " has ", weight.size(2), " bytes a panel; ", in, " = ",
+  STD_TORCH_CHECK(weight.size(2) == bytes, name, " has ", weight.size(2), " bytes per panel; ", in, " = ",
                   in_features, " needs ", bytes, ": was it packed with another shape or scheme?");
   STD_TORCH_CHECK(weight.stride(2) == 1, name, " must be contiguous in its last dimension");
 }
 
 int64_t choices_per_token(const Tensor& t, const char* name, int64_t tokens) {
-  STD_TORCH_CHECK(t.dim() >= 1, name, " must be (tokens, top_k)");
+  STD_TORCH_CHECK(t.dim() >= 1, name, " must have shape (tokens, top_k)");
   int64_t rows = 1;
   for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
   STD_TORCH_CHECK(rows == tokens, name, " has ", rows, " rows; x has ", tokens);
@@ -50,7 +50,7 @@ std::vector<int32_t> expert_numbers(const Tensor& ids, int64_t top_k, int64_t ex
 
 std::optional<Tensor> checked_bias(const std::optional<Tensor>& bias, const char* name, int64_t elements) {
   if (!bias.has_value()) return bias;
-  STD_TORCH_CHECK(bias->numel() == elements, name, " has ", bias->numel(), " elements; these experts need ",
+  STD_TORCH_CHECK(bias->numel() == elements, name, " has ", bias->numel(), " elements, but the experts need ",
                   elements);
   return contiguous(*bias);
 }
@@ -78,10 +78,11 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   check_experts(down, "down", "hidden", "intermediate", ceil_div(a.hidden, kPanel), a.scheme, intermediate);
   a.experts = gate_up.size(0);
   STD_TORCH_CHECK(a.experts >= 1, "gate_up holds no experts");
-  STD_TORCH_CHECK(down.size(0) == a.experts, "gate_up holds ", a.experts, " experts, down ", down.size(0));
+  STD_TORCH_CHECK(down.size(0) == a.experts, "gate_up and down must hold the same number of experts, not ",
+                  a.experts, " and ", down.size(0));
   a.top_k = choices_per_token(expert_ids, "expert_ids", a.tokens);
   STD_TORCH_CHECK(choices_per_token(expert_weights, "expert_weights", a.tokens) == a.top_k,
-                  "expert_weights has ", last_size(expert_weights), " columns, expert_ids ", a.top_k);
+                  "expert_weights has ", last_size(expert_weights), " columns, but expert_ids has ", a.top_k);
   dtype_of(expert_weights, "expert_weights");
   const auto gate_up_terms =
       checked_bias(gate_up_bias, "gate_up_bias", a.experts * (gated ? 2 : 1) * intermediate);
@@ -112,7 +113,7 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   if (down_terms.has_value()) {
     const DType type = dtype_of(*down_terms, "down_bias");
     STD_TORCH_CHECK(!gate_up_terms.has_value() || type == a.bias_type,
-                    "gate_up_bias and down_bias must have one dtype");
+                    "gate_up_bias and down_bias must have the same dtype");
     a.down_bias = down_terms->data_ptr();
     a.bias_type = type;
   }

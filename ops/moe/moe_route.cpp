@@ -17,7 +17,7 @@ Scoring scoring_of(const std::string& name) {
   if (name == #scoring) return Scoring::scoring; \
   known += (known.empty() ? "" : ", ") + std::string(#scoring);
 #include "runtime/enums.def"
-  STD_TORCH_CHECK(false, "unknown scoring '", name, "'; there are: ", known);
+  STD_TORCH_CHECK(false, "unknown scoring '", name, "'; choose from: ", known);
 }
 
 void check(const RouteArgs& args) {
@@ -29,7 +29,7 @@ void check(const RouteArgs& args) {
                   "top_k_groups = ", args.top_k_groups, " must lie in 1 to groups = ", args.groups);
   const int64_t eligible = args.groups == 1 ? args.experts : args.experts / args.groups * args.top_k_groups;
   STD_TORCH_CHECK(args.top_k >= 1 && args.top_k <= eligible, "top_k = ", args.top_k, " must lie in 1 to ",
-                  eligible, ", the experts that may be chosen");
+                  eligible, ", the number of experts that may be chosen");
 }
 
 std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::string scoring,

@@ -1,4 +1,4 @@
-"""Routing of tokens to experts: scores, choice and weights in one call."""
+"""Routing of tokens to experts: scores, top-k choice and weights in one call."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ def moe_route(
 ) -> tuple[Tensor, Tensor]:
     """Chooses the experts of every token.
 
-    ``softmax`` scores all experts and takes the best (Mixtral, Qwen, OLMoE, DeepSeek-V2); ``sigmoid`` scores
-    each alone (DeepSeek-V3, arXiv 2412.19437); ``topk_softmax`` takes the best logits and weighs them among
-    themselves (gpt-oss).  With groups, only experts of the best ``top_k_groups`` groups are eligible; a group
-    counts by its best score, or by the sum of its two best with ``sigmoid``.  Of equal scores the lower index
-    wins.  NaN loses to every number, and ids stay distinct and in range whatever the logits.
+    ``softmax`` computes a softmax over all experts and chooses the best (Mixtral, Qwen, OLMoE, DeepSeek-V2).
+    ``sigmoid`` scores each expert independently (DeepSeek-V3, arXiv 2412.19437).  ``topk_softmax`` chooses
+    the largest logits and computes a softmax over them (gpt-oss).
+
+    With groups, only experts of the best ``top_k_groups`` groups are eligible.  A group is ranked by its best
+    score, or with ``sigmoid`` by the sum of its two best.  Among equal scores the lower index comes first.
+    NaN ranks below every number; ids are always distinct and in range.
 
     Args:
         logits: ``(..., experts)`` in float32, bfloat16 or float16; at most 1024 experts.
-        top_k: experts a token.
+        top_k: experts per token.
         scoring: one of :data:`SCORINGS`.
         renormalize: whether the chosen weights are divided by their sum.
-        scale: multiplies the weights at the end.
-        correction_bias: float32 ``(experts,)``, added to the scores for the choice only.
-        groups: equal parts of the experts.
-        top_k_groups: groups kept.
+        scale: factor of the final weights.
+        correction_bias: float32 ``(experts,)``, added to the scores only for the choice.
+        groups: number of equal groups of experts.
+        top_k_groups: number of groups kept.
 
     Returns:
         weights, float32 ``(..., top_k)``, and ids, int32 ``(..., top_k)``, best first.

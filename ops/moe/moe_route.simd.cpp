@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-// The best `wanted` of the values offered, best first; of equal ones the first offered stays ahead.
+// The largest `wanted` of the offered values, largest first.  Equal values stay in the order of their offers.
 struct Best {
   float* values;
   int32_t* ids;
@@ -18,7 +18,7 @@ struct Best {
   int64_t count = 0;
 
   void offer(float value, int32_t id) {
-    if (!(value > -kInfinity)) value = -kInfinity;  // a NaN loses to every number, yet fills a slot
+    if (!(value > -kInfinity)) value = -kInfinity;  // NaN ranks below every number, but can fill a slot
     if (count == wanted) {
       if (!(value > values[count - 1])) return;
     } else {
@@ -34,13 +34,13 @@ struct Best {
   }
 };
 
-// Whole blocks are written, with zeros past the end.
+// Writes whole blocks; values past the end are zero.
 template <typename T>
 void widen_row(const T* x, int64_t n, float* out) {
   for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE { store(out + i, load_lanes(x + i, lanes)); });
 }
 
-// All logits as float32; `out` has room for whole blocks.
+// Converts all logits to float32; `out` has room for whole blocks.
 void widen(const Rows& logits, int64_t row, int64_t n, float* out) {
   switch (logits.type) {
     case DType::f32:
@@ -52,7 +52,7 @@ void widen(const Rows& logits, int64_t row, int64_t n, float* out) {
   }
 }
 
-// `out` = e^(x − highest), with whole blocks written; returns their sum, n values at a time in a fixed order.
+// Writes out[i] = e^(x[i] − highest), in whole blocks, and returns the sum of the first n in a fixed order.
 float exponentials(const float* x, int64_t n, float* out) {
   F32 highest = set1(-kInfinity);
   for (int64_t i = 0; i < n; i += kLanes)
@@ -71,8 +71,8 @@ void sigmoids(const float* x, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kLanes) store(out + i, sigmoid(load(x + i)));
 }
 
-// A value that at least `wanted` ≤ 16 of the values reach: the `wanted`-th best of the bests of sixteen
-// columns.
+// A bound that at least `wanted` ≤ 16 of the values reach.  The values are viewed as 16 columns, and the
+// bound is the `wanted`-th largest of the columns' maxima.
 float reached_by(const float* values, int64_t n, int64_t wanted) {
   F32 columns = set1(-kInfinity);
   for (int64_t i = 0; i < n; i += kLanes)
@@ -85,14 +85,14 @@ float reached_by(const float* values, int64_t n, int64_t wanted) {
   return best[wanted - 1];
 }
 
-// Offers every value in order, but for those that cannot be among the best; whole blocks are readable.
+// Offers the values in order and skips values that cannot be among the best.  Reads whole blocks.
 void offer_all(Best& best, const float* values, int64_t n) {
   if (best.wanted > kLanes || n <= kLanes) {
     for (int64_t e = 0; e < n; ++e) best.offer(values[e], static_cast<int32_t>(e));
     return;
   }
   const float bound = reached_by(values, n, best.wanted);
-  // Where fewer are numbers than are wanted, NaN must fill slots.
+  // If fewer than `wanted` values are above −∞, NaN and −∞ must fill the other slots.
   const bool all = !(bound > -kInfinity);
   const F32 least = set1(bound);
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -106,7 +106,8 @@ void offer_all(Best& best, const float* values, int64_t n) {
   }
 }
 
-// DeepSeek-V3 ranks a group by the sum of its two best scores, DeepSeek-V2 (softmax) by its best one.
+// DeepSeek-V3 (sigmoid) ranks a group by the sum of its two best scores, DeepSeek-V2 (softmax) by its best
+// score.
 float group_score(const float* choice, int64_t n, Scoring scoring) {
   float values[2];
   int32_t ids[2];
@@ -130,7 +131,7 @@ void choose(const RouteArgs& args, const float* choice, float* values, int32_t* 
     if (kept[e / size]) best.offer(choice[e], static_cast<int32_t>(e));
 }
 
-// Softmax over the chosen logits alone.
+// Softmax over only the chosen logits.
 void weigh_among_themselves(float* weights, int64_t count) {
   float padded[kMaxExperts], shares[kMaxExperts];
   store(padded, zero());  // the compiler cannot know that count > 0
@@ -148,14 +149,16 @@ void route(const RouteArgs& args, int64_t token) {
   store(logits, zero());  // the compiler cannot know that n > 0
   widen(args.logits, token, n, logits);
   const bool biased = args.correction_bias != nullptr;
-  // A softmax that is renormalized afterwards is one of the chosen alone.
+  // A softmax over all experts, renormalized over the chosen experts, equals a softmax over the chosen
+  // experts.
   const bool among = args.scoring == Scoring::topk_softmax ||
                      (args.scoring == Scoring::softmax && args.renormalize && !biased);
   float total = 1.0f;
   if (args.scoring == Scoring::softmax && !among) total = exponentials(logits, n, scores);
   if (args.scoring == Scoring::sigmoid) sigmoids(logits, n, scores);
   const float* known = among ? logits : scores;
-  // Unbiased, the order of logits is that of their softmax, and stays one where small scores vanish.
+  // Without a bias, logits have the same order as their softmax, and stay distinct where small scores
+  // underflow.
   const float* choice = args.scoring == Scoring::softmax ? logits : known;
   if (biased) {
     for (int64_t i = 0; i < n; i += kLanes) {
@@ -170,14 +173,15 @@ void route(const RouteArgs& args, int64_t token) {
   if (among) {
     weigh_among_themselves(weights, args.top_k);
   } else if (args.renormalize) {
-    float sum = args.scoring == Scoring::sigmoid ? 1e-20f : 0.0f;  // all sigmoids may vanish
+    float sum = args.scoring == Scoring::sigmoid ? 1e-20f : 0.0f;  // all sigmoids may underflow to 0
     for (int64_t j = 0; j < args.top_k; ++j) sum += weights[j];
     for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] / sum;
   }
   for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] * args.scale;
 }
 
-// kCount rows, or `count` where kCount is 0: a number that is known spares fetching weights for every block.
+// Sums kCount rows, or `count` rows if kCount is 0.  With a fixed number, the weights stay in registers
+// instead of being loaded for every block.
 template <int kCount, typename T>
 void combine_rows(const float* const* x, const float* weights, int64_t count, int64_t n, T* y) {
   F32 weight[kCount + 1];

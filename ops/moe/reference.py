@@ -1,4 +1,4 @@
-"""Slow, plain PyTorch version of the experts: one expert at a time."""
+"""Reference of the MoE op: slow plain PyTorch, one expert at a time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def reference_int4_moe(
     gated: bool = True,
     weigh_input: bool = False,
 ) -> Tensor:
-    """Reference of :func:`int4_moe`, equal to it up to the activation function's last bits.
+    """Reference of :func:`int4_moe`, equal to it except for the last bits of the activation function.
 
-    Such a bit may move an intermediate value by one INT8 step, so outputs agree to about one part in a
-    hundred of the largest; with ``relu`` and an exact scheme they agree to float32 rounding.
+    Such a bit can change an intermediate value by one INT8 step, so outputs agree to about one percent of the
+    largest output.  With ``relu`` and an exact scheme they agree to float32 rounding.
     """
     rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
     hidden = rows.shape[-1]
     ids = expert_ids.reshape(rows.shape[0], -1)
     weights = expert_weights.reshape(ids.shape).to(torch.float32)
-    answers = torch.zeros(*ids.shape, hidden)
+    outputs = torch.zeros(*ids.shape, hidden)
     for e in ids.unique().tolist():
         token, choice = torch.where(ids == e)
         chosen = rows[token]
@@ -48,8 +48,8 @@ def reference_int4_moe(
         )
         last = None if down_bias is None else down_bias.view(-1, hidden)[e]
         middle = activate(gate, up, activation, limit)
-        answers[token, choice] = reference_int4_linear(middle, down[e], hidden, scheme, last)
+        outputs[token, choice] = reference_int4_linear(middle, down[e], hidden, scheme, last)
     out = torch.zeros_like(rows)
-    for j in range(ids.shape[1]):  # one after the other, as the op adds them
-        out += answers[:, j] if weigh_input else weights[:, j : j + 1] * answers[:, j]
+    for j in range(ids.shape[1]):  # in the same order as the op
+        out += outputs[:, j] if weigh_input else weights[:, j : j + 1] * outputs[:, j]
     return out.to(x.dtype).view(x.shape)

@@ -1,8 +1,7 @@
-"""RMSNorm and LayerNorm over the last dimension, alone or after a residual add.
+"""RMSNorm and LayerNorm over the last dimension, optionally after a residual add.
 
-Everything between the input and the output's rounding is float32.  The forms with a residual add round the
-sum to the dtype first, because the model's residual stream is that rounded sum, and normalize
-that.
+All arithmetic is float32; the output is rounded once.  The ops with a residual add first round the sum to the
+dtype and then normalize the rounded sum, because that is the model's residual stream.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ __all__ = [
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) -> Tensor:
-    """``x / sqrt(mean(x²) + eps) · (weight + weight_offset)`` (Zhang and Sennrich, arXiv 1910.07467).
+    """Computes ``x / sqrt(mean(x²) + eps) · (weight + weight_offset)`` (Zhang, Sennrich, arXiv 1910.07467).
 
     Args:
-        x: ``(..., N)`` in float32, bfloat16 or float16; rows may lie apart, as in a slice of merged
+        x: ``(..., N)`` in float32, bfloat16 or float16; rows may be strided, as in a slice of merged
             projections.
         weight: ``(N,)`` in any of these dtypes.
         eps: added to the mean square.
@@ -34,7 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, weight_offset: float = 0.0) 
         A contiguous tensor of the shape and dtype of ``x``.
 
     Raises:
-        RuntimeError: a shape or dtype does not fit.
+        RuntimeError: a shape or dtype is wrong.
     """
     out: Tensor = torch.ops.armllm.rms_norm(x, weight, eps, weight_offset)
     return out
@@ -47,7 +46,7 @@ def add_rms_norm(
 
     Args:
         x: ``(..., N)``.
-        residual: as ``x`` in shape and dtype.
+        residual: same shape and dtype as ``x``.
         weight: ``(N,)``.
         eps: added to the mean square.
         weight_offset: 1 for Gemma's ``1 + w``.
@@ -56,26 +55,26 @@ def add_rms_norm(
         The normalized sum, and the sum itself, both in the dtype of ``x``.
 
     Raises:
-        RuntimeError: a shape or dtype does not fit.
+        RuntimeError: a shape or dtype is wrong.
     """
     out, total = torch.ops.armllm.add_rms_norm(x, residual, weight, eps, weight_offset)
     return out, total
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """``(x − mean) / sqrt(variance + eps) · weight + bias`` (Ba et al., arXiv 1607.06450).
+    """Computes ``(x − mean) / sqrt(variance + eps) · weight + bias`` (Ba et al., arXiv 1607.06450).
 
     Args:
         x: ``(..., N)`` in float32, bfloat16 or float16.
-        weight: ``(N,)`` or None for one.
-        bias: ``(N,)`` in the dtype of ``weight``, or None for zero.
+        weight: ``(N,)``, or None for a factor of 1.
+        bias: ``(N,)`` in the dtype of ``weight``, or None for 0.
         eps: added to the variance.
 
     Returns:
         A contiguous tensor of the shape and dtype of ``x``.
 
     Raises:
-        RuntimeError: a shape or dtype does not fit.
+        RuntimeError: a shape or dtype is wrong.
     """
     out: Tensor = torch.ops.armllm.layer_norm(x, weight, bias, eps)
     return out
@@ -87,7 +86,7 @@ def add_layer_norm(
     """:func:`layer_norm` of ``x + residual``; returns the normalized sum and the sum, in the dtype of ``x``.
 
     Raises:
-        RuntimeError: a shape or dtype does not fit.
+        RuntimeError: a shape or dtype is wrong.
     """
     out, total = torch.ops.armllm.add_layer_norm(x, residual, weight, bias, eps)
     return out, total

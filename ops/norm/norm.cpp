@@ -67,7 +67,7 @@ Tensor layer(const Tensor& x, const Tensor* residual, Tensor* sum, const std::op
     kept_bias = torch::stable::contiguous(*bias);
     check_parameter(kept_bias, x, "bias");
     STD_TORCH_CHECK(!weight || weight->scalar_type() == bias->scalar_type(),
-                    "weight and bias must have one dtype");
+                    "weight and bias must have the same dtype");
     norm.args.bias = kept_bias.data_ptr();
     norm.args.weight_type = dtype_of(kept_bias, "bias");
   }

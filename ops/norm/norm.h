@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm, alone or after a residual add.
+// RMSNorm and LayerNorm, optionally after a residual add.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -8,13 +8,13 @@ namespace armllm {
 
 struct NormArgs {
   Rows x, out;
-  Rows residual,
-      sum;  // optional, together, where rows_per_token is 1: sum = round(x + residual); the norm is of sum
-  const void* weight = nullptr;  // width values, may be nullptr (layer norm without affine part)
+  // Both or neither, and only where rows_per_token is 1: sum = round(x + residual), and sum is normalized.
+  Rows residual, sum;
+  const void* weight = nullptr;  // width values; nullptr for a layer norm without affine part
   const void* bias = nullptr;    // layer norm only
   DType weight_type = DType::f32;
   int64_t rows = 0, width = 0;
-  int64_t rows_per_token = 1;  // norm rows in one row of x and out: the heads of queries and keys
+  int64_t rows_per_token = 1;  // norm rows per row of x and out, such as the heads of queries and keys
   float eps = 1e-6f;
   float weight_offset = 0.0f;  // 1 for Gemma's x · (1 + w)
 

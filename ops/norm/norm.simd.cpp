@@ -8,15 +8,14 @@ extern const NormKernels norm;
 
 namespace {
 
-// Four sums in flight hide the latency of the addition; which sum a value belongs to depends on its column
-// alone.
+// Four independent sums hide the latency of the addition.  The sum of a value depends only on its column.
 struct Sums {
   F32 part[4] = {zero(), zero(), zero(), zero()};
 
   float total() const { return reduce_add((part[0] + part[1]) + (part[2] + part[3])); }
 };
 
-// Calls make(x, y, even, odd) for every 32 values of two rows and stores the results.
+// Calls make(x, y, even, odd) for every 32 values of two rows and stores `even` and `odd`.
 template <typename Make>
 ARMLLM_INLINE inline void for_pairs(const bf16* x, const bf16* y, bf16* out, int64_t n, Make make) {
   constexpr int64_t kPairs = 2 * kLanes;
@@ -36,8 +35,8 @@ ARMLLM_INLINE inline void for_pairs(const bf16* x, const bf16* y, bf16* out, int
   __builtin_memcpy(out + i, last, bytes);
 }
 
-// Adds n values to the sums, the first of them at a multiple of 64 from the row's begin.  float32 and float16
-// are taken in blocks of 16, bfloat16 in pairs, which are products that Arm adds without widening.
+// Adds n values to the sums.  Their first column is a multiple of 64.  float32 and float16 are processed in
+// blocks of 16, bfloat16 in pairs, because Arm sums products of bfloat16 pairs without widening.
 template <typename T, typename Add, typename AddPairs>
 ARMLLM_INLINE inline void accumulate(Sums& sums, const T* x, int64_t n, Add add, AddPairs) {
   for_blocks_in_parts(n, [&](int64_t i, int lanes, int part) ARMLLM_INLINE {
@@ -87,8 +86,8 @@ ARMLLM_INLINE inline void add_row(const bf16* x, const bf16* residual, bf16* sum
   });
 }
 
-// Calls visit(first, count) for the pieces of the row that is normalized: x, or x + residual after it was
-// rounded to the type and written to `sum`.  Returns that row.
+// Calls visit(first, count) for the pieces of the row to normalize and returns that row.  The row is x, or
+// x + residual, rounded to T and written to `sum`.
 template <typename T, typename Visit>
 ARMLLM_INLINE inline const T* walk(const NormArgs& args, int64_t row, Visit visit) {
   const T* x = reinterpret_cast<const T*>(args.part(args.x, row));
@@ -96,8 +95,8 @@ ARMLLM_INLINE inline const T* walk(const NormArgs& args, int64_t row, Visit visi
     visit(x, args.width);
     return x;
   }
-  constexpr int64_t kPiece =
-      512;  // is read again before it has left the nearest cache, not while it is stored
+  // Short enough to still be in L1 when visit reads it, long enough that its stores are complete by then.
+  constexpr int64_t kPiece = 512;
   const T* residual = reinterpret_cast<const T*>(args.residual.row(row));
   T* sum = reinterpret_cast<T*>(args.sum.row(row));
   for (int64_t first = 0; first < args.width; first += kPiece) {
@@ -123,7 +122,7 @@ void scale(const T* x, const W* weight, const NormArgs& args, float factor, T* o
   });
 }
 
-// Products of bfloat16 are exact, so they come first: Arm multiplies without widening.
+// Multiplies x by weight first: products of bfloat16 are exact, and Arm computes them without widening.
 void scale(const bf16* x, const bf16* weight, const NormArgs& args, float factor, bf16* out) {
   if (args.weight_offset != 0.0f) return scale<bf16, bf16>(x, weight, args, factor, out);
   const F32 inverse = set1(factor);
@@ -152,7 +151,7 @@ void rms_row(const NormArgs& args, int64_t row) {
   }
 }
 
-// A missing weight counts as one, a missing bias as zero.
+// Without weight the factor is 1; without bias the term is 0.
 template <typename T, typename W>
 void scale_and_shift(const T* x, const W* weight, const W* bias, int64_t width, float mean, float factor,
                      T* out) {
@@ -178,7 +177,7 @@ void layer_row(const NormArgs& args, int64_t row) {
   const T* x = walk<T>(args, row,
                        [&](const T* piece, int64_t n) ARMLLM_INLINE { accumulate_values(values, piece, n); });
   const float mean = values.total() / static_cast<float>(args.width);
-  // A second pass: a mean of squares less the square of the mean would cancel.
+  // A second pass, because E[x²] − E[x]² would cancel.
   const F32 center = set1(mean);
   for_blocks_in_parts(args.width, [&](int64_t i, int lanes, int part) ARMLLM_INLINE {
     F32 v = load_lanes(x + i, lanes) - center;

@@ -1,4 +1,4 @@
-// Shared by the ops that normalize rows: tile sizes, and the checks of weights and residuals.
+// Tile sizes, and checks of weights and residuals, for the ops that normalize rows.
 #pragma once
 
 #include "norm/norm.h"
@@ -6,7 +6,7 @@
 
 namespace armllm {
 
-constexpr int64_t kTileValues = 8192;  // values that are worth a tile
+constexpr int64_t kTileValues = 8192;  // least number of values per tile
 
 inline int64_t rows_per_tile(const NormArgs& args) { return ceil_div(kTileValues, args.width + 1); }
 
@@ -14,8 +14,8 @@ inline int64_t tiles_of(const NormArgs& args) { return ceil_div(args.rows, rows_
 
 inline void check_parameter(const Tensor& parameter, const Tensor& x, const char* name) {
   STD_TORCH_CHECK(parameter.dim() == 1 && parameter.size(0) == last_size(x), name, " must have shape (",
-                  last_size(x), ",) like the last dimension of x; it has ", parameter.numel(), " values in ",
-                  parameter.dim(), " dimensions");
+                  last_size(x), ",) to match the last dimension of x; it has ", parameter.numel(),
+                  " values in ", parameter.dim(), " dimensions");
 }
 
 inline void set_residual(NormArgs& args, const Tensor& x, const Tensor& residual, Tensor& sum) {

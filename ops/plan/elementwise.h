@@ -1,5 +1,5 @@
-// Embedding look-up, scaled addition and permutation of columns as instructions of a plan.  Without a plan,
-// torch's own operators compute these.
+// Task sets of a plan for embedding lookup, scaled addition and permutation of columns.  Without a plan,
+// torch's own operators compute them.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -13,7 +13,7 @@ struct EmbeddingArgs {
   int64_t tokens = 0, width = 0, vocab_size = 0;
 };
 
-// An id outside the vocabulary gives a row of zeros; callers check ids before a step.
+// An id outside the vocabulary produces a row of zeros; callers check ids before a step.
 class Embedding final : public TaskSet {
  public:
   EmbeddingArgs args;
@@ -29,8 +29,8 @@ struct AddArgs {
   int64_t rows = 0, width = 0;
 };
 
-// One row of Add, rounded to `type`. `a` may be null (the product alone), and so may `by`, the row's factor
-// (1).
+// Computes one row of Add, rounded to `type`.  `a` is null for the product alone.  `by` points to the row's
+// factor; null means 1.
 void add_scaled(const void* a, const void* b, const void* by, float factor, void* out, DType type, int64_t n);
 
 class Add final : public TaskSet {
@@ -41,10 +41,10 @@ class Add final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// out[r][c] = in[r][permutation[c]], for layers whose weights have permuted input columns.
+// out[r][c] = in[r][permutation[c]].  Layers with permuted input columns need this.
 struct ReorderArgs {
   Rows in, out;
-  const int32_t* permutation = nullptr;  // [width], each in 0 … width − 1
+  const int32_t* permutation = nullptr;  // [width], values in 0 … width − 1
   int64_t rows = 0, width = 0;
 };
 

@@ -1,4 +1,4 @@
-// Helpers for the files that build instructions: from a task set and the function that points it at a step's
+// Helpers that build an instruction from a task set and a bind function, which sets the addresses of a step's
 // data.
 #pragma once
 
@@ -30,12 +30,13 @@ Instruction with_scratch(std::unique_ptr<Task> task, Bind bind, Bytes bytes) {
   return instruction;
 }
 
-// An upper bound of the sequence lengths that stays the same for many steps: attention works in whole splits.
+// An upper bound of the sequence lengths.  It is rounded up to whole KV splits, so it stays the same for many
+// steps and a replay remains valid.
 inline int64_t length_bound(const AttentionArgs& a) {
   return a.sequences == 0 ? 0 : round_up(*std::max_element(a.seq_lens, a.seq_lens + a.sequences), kSplit);
 }
 
-// Sets the arguments of attention that all kinds of caches share: block table, query starts, lengths,
+// Sets the attention arguments that do not depend on the kind of cache: block table, query starts, lengths,
 // threads.
 template <class Fields>
 void bind_sequences(const Frame& frame, const Fields& op, AttentionArgs& a) {
@@ -49,7 +50,7 @@ void bind_sequences(const Frame& frame, const Fields& op, AttentionArgs& a) {
   a.threads = team_size();
 }
 
-// One function an instruction, in instructions.cpp and mla_instructions.cpp.
+// One `build` per instruction, defined in instructions.cpp and mla_instructions.cpp.
 #define INSTRUCTION(opcode, members) Instruction build(const fields::opcode& op);
 #include "plan/instructions.def"
 

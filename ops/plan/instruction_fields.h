@@ -1,4 +1,4 @@
-// Opcodes, and the fields of each instruction by name: one struct an opcode, made of instructions.def.
+// Opcodes, and one struct per opcode with the instruction's fields, generated from instructions.def.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// From the fields of an instruction to its task set, and to what points that at a step's data.
+// Builds instructions from their fields: a task set, and the function that binds it to a step's data.
 #include <algorithm>
 #include <utility>
 
@@ -24,7 +24,7 @@ const int64_t* unknown_id(const Args& args) {
                       [&](int64_t id) { return id < 0 || id >= args.vocab_size; });
 }
 
-// An embedding.  The ids of every step are checked, unless earlier instructions make them.
+// An embedding lookup.  Ids that are an input of the plan are checked in every step.
 template <class Task, class Bind>
 Instruction embedding_of(std::unique_ptr<Task> task, const View& ids, Bind bind) {
   Task* raw = task.get();
@@ -58,10 +58,10 @@ Instruction norm(const Fields& op) {
   });
 }
 
-// The caches of all layers are two tensors (layers, blocks, kv heads, …), and two more for the scales of an
-// int8 cache.  A layer's caches are slices of them.
+// The keys and values of all layers are two tensors (layers, blocks, kv heads, …); an int8 cache has two more
+// for its scales.  A layer's caches are slices of them.
 struct LayerCache {
-  int64_t k, v, layer, k_scales, v_scales;  // numbers of inputs; −1: none
+  int64_t k, v, layer, k_scales, v_scales;  // indices of inputs, and the layer's index; −1: no scales
 
   template <class Fields>
   explicit LayerCache(const Fields& op)
@@ -164,7 +164,7 @@ Instruction build(const fields::gated_linear& op) {
 }
 
 // An RMSNorm and the only layer that reads it: the rows are normalized while they are quantized.  This saves
-// writing and reading them, and one wait of all threads.
+// a write and a read of the rows, and one barrier of all threads.
 template <class Task, class Fields>
 Instruction norm_and_layer(const Fields& op) {
   const std::shared_ptr<Instruction> norm = std::make_shared<Instruction>(build(op.norm));

@@ -1,4 +1,4 @@
-// Instructions of latent attention, and of linear layers with a weight of each head's own.
+// Instructions for latent attention, and for linear layers in which each head has its own weight.
 #include "attention/check_args.h"
 #include "linear/heads.h"
 #include "mla/mla.h"
@@ -96,7 +96,8 @@ Instruction build(const fields::mla_attention& op) {
   instruction.still_valid = [set] {
     return set->attention.args.max_seq_len == length_bound(set->attention.args);
   };
-  // The two parts of a query come from two instructions and are never adjacent: they are joined in scratch.
+  // Two instructions compute the two parts of a query, so the parts are never adjacent.  Join them in
+  // scratch.
   const DType type = op.latent.dtype();
   instruction.scratch_bytes = [set, type] {
     const AttentionArgs& a = set->attention.args;

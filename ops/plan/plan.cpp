@@ -76,7 +76,7 @@ char* Frame::address(const View& view) const {
 }
 
 int64_t Reader::integer() {
-  STD_TORCH_CHECK(at_ < end_, "plan: an instruction is shorter than its opcode needs");
+  STD_TORCH_CHECK(at_ < end_, "plan: an instruction has fewer integers than its opcode needs");
   return *at_++;
 }
 
@@ -105,10 +105,12 @@ Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
   int64_t at = kOutputHeader + 2 * outputs;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t opcode = program.at(at), size = program.at(at + 1);
-    STD_TORCH_CHECK(at + 2 + size <= static_cast<int64_t>(program.size()), "plan: the program is cut off");
+    STD_TORCH_CHECK(at + 2 + size <= static_cast<int64_t>(program.size()),
+                    "plan: the program ends in the middle of an instruction");
     Reader reader(program.data() + at + 2, size, floats);
     instructions_.push_back(decode(opcode, reader));
-    STD_TORCH_CHECK(reader.done(), "plan: an instruction of opcode ", opcode, " is longer than it needs");
+    STD_TORCH_CHECK(reader.done(), "plan: an instruction of opcode ", opcode,
+                    " has more integers than its opcode needs");
     at += 2 + size;
   }
   for (Instruction& instruction : instructions_) {
@@ -127,14 +129,14 @@ std::vector<Tensor> Plan::new_outputs(const Tensor& like, int64_t tokens) const 
 }
 
 void Plan::check_outputs(const std::vector<Tensor>& outputs, int64_t tokens) const {
-  STD_TORCH_CHECK(outputs.size() == outputs_.size(), "plan: it has ", outputs_.size(),
-                  " results, but memory for ", outputs.size(), " of them is given");
+  STD_TORCH_CHECK(outputs.size() == outputs_.size(), "plan: results must have ", outputs_.size(),
+                  " tensors, one per output of the plan, but it has ", outputs.size(), " tensors");
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Tensor& output = outputs[i];
     const bool fits = output.dim() == 2 && output.size(0) == tokens && output.size(1) == outputs_[i].columns;
     STD_TORCH_CHECK(fits && output.is_contiguous() && output.scalar_type() == scalar_type(outputs_[i].type),
-                    "plan: the memory for result ", i, " must be contiguous, of shape (", tokens, ", ",
-                    outputs_[i].columns, ") and of the result's type");
+                    "plan: results[", i, "] must be contiguous, have shape (", tokens, ", ",
+                    outputs_[i].columns, ") and the dtype of the plan's output");
   }
 }
 
@@ -176,8 +178,8 @@ std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens,
 int64_t Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, const std::vector<Tensor>& results,
                        int64_t tokens) {
   static std::atomic<int64_t> bindings{0};
-  STD_TORCH_CHECK(&next != this, "a plan cannot follow itself");
-  STD_TORCH_CHECK(tokens > 0, "a step has ", tokens, " tokens; give at least one");
+  STD_TORCH_CHECK(&next != this, "plan_run_then needs two different plans");
+  STD_TORCH_CHECK(tokens > 0, "plan: a step has ", tokens, " tokens, but needs at least 1");
   std::scoped_lock lock(running_, next.running_);
   next.check_outputs(results, tokens);
   intermediates_ = new_outputs(inputs.at(0), tokens);
@@ -217,7 +219,7 @@ int64_t plan_create(std::vector<Tensor> constants, std::vector<int64_t> program,
 std::shared_ptr<Plan> plan_of(int64_t handle) {
   std::lock_guard<std::mutex> lock(plans_mutex);
   const auto entry = plans().find(handle);
-  STD_TORCH_CHECK(entry != plans().end(), "there is no plan ", handle);
+  STD_TORCH_CHECK(entry != plans().end(), "there is no plan with handle ", handle);
   return entry->second;
 }
 
@@ -230,9 +232,10 @@ int64_t plan_run_then(int64_t handle, int64_t next, std::vector<Tensor> inputs, 
   return plan_of(handle)->run_then(*plan_of(next), inputs, results, tokens);
 }
 
-// Writes (instructions + 2, 3) nanoseconds.  Row of an instruction: elapsed time, time in its tiles summed
-// over all threads, and time since the previous instruction.  The last two rows: time before the first and
-// after the last instruction in column 0, and the clock at the begin and the end in column 1.
+// Writes an array (instructions + 2, 3) of nanoseconds.  Columns of an instruction's row: elapsed time, time
+// in its tiles summed over all threads, and time since the previous instruction.  In the last two rows,
+// column 0 is the time before the first and after the last instruction, and column 1 is the clock at the
+// begin and at the end.
 void tabulate(const std::vector<TaskTime>& times, Nanoseconds began, Nanoseconds ended, int64_t* row) {
   Nanoseconds last = times.empty() ? began : times[0].began.load();
   const Nanoseconds before = last - began;
@@ -279,15 +282,15 @@ void plan_free(int64_t handle) {
 }  // namespace
 }  // namespace armllm
 
-// Returns true if the step was replayed.  `table`: null, or memory for the times of both plans' instructions
-// (tabulate).  A C function instead of an op, since it takes no tensors: with cold caches, torch's dispatcher
-// takes as long as everything else around a small model's step.
+// Returns true if the step was replayed.  `table` is null, or memory for the times of both plans'
+// instructions (see tabulate).  This is a C function instead of an op, because it needs no tensors.  With
+// cold caches, torch's dispatcher costs as much as all other overhead of a small model's step.
 extern "C" __attribute__((visibility("default"))) bool armllm_plan_replay(int64_t handle, int64_t next,
                                                                           int64_t binding,
                                                                           int64_t* table) noexcept {
   try {
     return armllm::replay(handle, next, binding, table);
-  } catch (...) {  // the caller then runs the step anew, where the error occurs again and can be reported
+  } catch (...) {  // the caller then uses plan_run_then, where the error occurs again and can be reported
     return false;
   }
 }

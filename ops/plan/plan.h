@@ -1,13 +1,14 @@
 // A model step as a list of instructions that run without Python.
 //
-// A program is a flat list of integers, encoded by torch_armllm/plan/program.py, and a list of floats that it
-// refers to:
+// A program is a flat list of integers, encoded by torch_armllm/plan/program.py, and a list of floats, to
+// which the integers refer by index:
 //
 //   arena bytes per token, number of outputs, {columns, type} of each output, number of instructions,
 //   then each instruction: opcode, number of integers, integers …    (instructions.def)
 //
-// Every activation is rows of tokens in one arena.  Its location is a byte offset per token: offsets scale
-// with the number of tokens, and the arena's layout is fixed when the program is encoded.
+// All activations lie in one arena, as rows of tokens.  The location of an activation is a byte offset per
+// token.  Offsets are multiplied by the number of tokens, so the arena's layout is fixed when the program is
+// encoded.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -32,7 +33,7 @@ enum class Space : int64_t {
 #include "runtime/enums.def"
 };
 
-// The types of DType with the same numbers, and those of ids.
+// The types of DType, with the same numbers, and the types of ids.
 enum class ElementType : int64_t {
 #define DTYPE(name, number, torch_name) name = number,
 #define INDEX_TYPE(name, number, torch_name) name = number,
@@ -44,10 +45,10 @@ inline int64_t size_of(ElementType type) {
   return type == ElementType::i32 ? 4 : size_of(static_cast<DType>(type));
 }
 
-// Location of an operand, as five integers.
+// Location of an operand; a program encodes it as five integers.
 struct View {
   Space space = Space::none;
-  int64_t index = 0;   // byte offset per token in the arena; else the number of a constant, input or output
+  int64_t index = 0;   // arena: byte offset per token; else the index of a constant, input or output
   int64_t column = 0;  // first column, in elements
   int64_t stride = 0;  // elements from one row to the next
   ElementType type = ElementType::f32;
@@ -55,7 +56,7 @@ struct View {
   DType dtype() const { return static_cast<DType>(type); }
 };
 
-// The data of one step, from which operands get their addresses.
+// The data of one step; resolves views to addresses.
 struct Frame {
   int64_t tokens = 0;
   char* arena = nullptr;
@@ -70,8 +71,8 @@ struct Frame {
     return reinterpret_cast<T*>(address(view));
   }
   const Tensor& input(int64_t index) const {
-    STD_TORCH_CHECK(index >= 0 && index < static_cast<int64_t>(inputs->size()), "plan: there is no input ",
-                    index, " of ", inputs->size());
+    STD_TORCH_CHECK(index >= 0 && index < static_cast<int64_t>(inputs->size()), "plan: it reads input ",
+                    index, ", but the number of inputs is ", inputs->size());
     return (*inputs)[index];
   }
 };
@@ -94,12 +95,12 @@ class Reader {
 
 struct Instruction {
   std::unique_ptr<TaskSet> task;
-  // Points the task set at a step's data.
+  // Sets the task set's addresses and sizes for a step.
   std::function<void(const Frame&)> bind;
-  // True if what bind derived from the values of its inputs fits their present values.  Empty: bind derived
-  // nothing.
+  // True if the values that bind derived from the contents of its inputs hold for the current contents.
+  // Empty if bind derived none.
   std::function<bool()> still_valid;
-  // Bytes of scratch for this step, called after bind.  Empty: none.
+  // Bytes of scratch memory for this step, called after bind.  Empty if the instruction needs none.
   std::function<int64_t()> scratch_bytes;
   std::function<void(void*)> set_scratch;
 };
@@ -111,14 +112,14 @@ class Plan {
   Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program, const std::vector<double>& floats);
   // `times`: one element per instruction, or null.
   std::vector<Tensor> run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times = nullptr);
-  // Runs this plan and then `next`, whose inputs are this plan's outputs, with one start of the threads.  The
-  // outputs of `next` go to `results`.  Returns a binding id for `replay`.
+  // Runs this plan and then `next`, whose inputs are this plan's outputs, in one fork and join of the
+  // threads. Writes the outputs of `next` to `results`.  Returns a binding id for `replay`.
   int64_t run_then(Plan& next, const std::vector<Tensor>& inputs, const std::vector<Tensor>& results,
                    int64_t tokens);
-  // Repeats a `run_then` on the same memory with new values in it.  Binding touches every instruction, and
-  // after a step no cache holds them; a replay skips it.  Returns false and does nothing if either plan has
-  // run another step meanwhile, or if the values need other sizes.  `times`: one element per instruction of
-  // both plans, or null.
+  // Repeats a `run_then` on the same memory, which may hold new values.  A replay skips binding, which would
+  // read every instruction from memory because a step evicts them from the caches.  Returns false and does
+  // nothing if either plan has run another step since, or if the new values need other sizes.  `times`: one
+  // element per instruction of both plans, or null.
   bool replay(Plan& next, int64_t binding, TaskTime* times);
   int64_t size() const { return static_cast<int64_t>(tasks_.size()); }
 
@@ -129,12 +130,12 @@ class Plan {
   };
   std::vector<Tensor> new_outputs(const Tensor& like, int64_t tokens) const;
   void check_outputs(const std::vector<Tensor>& outputs, int64_t tokens) const;
-  // Points all instructions at a step's data.
+  // Binds all instructions to a step's data.
   void bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, int64_t tokens);
   bool is_binding_valid() const;
 
   std::vector<Tensor> constants_;
-  std::vector<char*> addresses_;  // of the constants: asking each tensor in each step would miss all caches
+  std::vector<char*> addresses_;  // of the constants, because reading each tensor would miss all caches
   std::vector<Output> outputs_;
   std::vector<Instruction> instructions_;
   std::vector<TaskSet*> tasks_;
@@ -142,11 +143,11 @@ class Plan {
   int64_t arena_bytes_per_token_ = 0;
   std::unique_ptr<char[]> arena_, scratch_;
   int64_t arena_capacity_ = 0, scratch_capacity_ = 0;
-  int64_t binding_ = 0;  // id of the instructions' present binding; 0: none that can be replayed
+  int64_t binding_ = 0;  // id of the instructions' current binding; 0: cannot be replayed
   int64_t team_ = 0;     // team size of that binding
   const Variant* variant_ = nullptr;
-  std::vector<Tensor> intermediates_;     // this plan's outputs that the next plan reads
-  std::vector<TaskSet*> combined_tasks_;  // of this plan and the next one
+  std::vector<Tensor> intermediates_;     // this plan's outputs, which the next plan reads
+  std::vector<TaskSet*> combined_tasks_;  // task sets of this plan and the next plan
   std::mutex running_;
 };
 

@@ -1,4 +1,4 @@
-// Scaled addition of a plan.  It is a small part of a step, so one portable kernel serves all variants.
+// Scaled addition of a plan.  It is a small part of a step, so all variants share one portable kernel.
 #define ARMLLM_VARIANT portable
 #define ARMLLM_VARIANT_scalar 1
 

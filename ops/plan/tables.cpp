@@ -1,5 +1,4 @@
-// plan_tables: the enumerations and instructions of this library as text, which Python builds its own from
-// (tables.py).
+// plan_tables: the enumerations and instructions of this library as text, which tables.py parses.
 #include <torch/csrc/stable/library.h>
 
 #include <string>

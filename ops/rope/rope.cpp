@@ -34,7 +34,7 @@ struct HeadRows {
   int64_t head_stride;
 };
 
-// Rows of tokens with evenly strided heads; none if the tokens are not evenly strided.
+// Rows of tokens and the stride of their heads; nullopt if the tokens are not evenly strided.
 std::optional<HeadRows> token_rows(const Tensor& t, const Heads& heads, const char* name) {
   HeadRows found{Rows{t.data_ptr(), heads.heads * heads.size, dtype_of(t, name)}, heads.size};
   if (t.numel() == 0) return found;
@@ -53,15 +53,15 @@ std::optional<HeadRows> token_rows(const Tensor& t, const Heads& heads, const ch
 }
 
 RopePairs pairs_of(bool interleaved, bool unzip) {
-  STD_TORCH_CHECK(interleaved || !unzip, "unzip is for interleaved pairs");
+  STD_TORCH_CHECK(interleaved || !unzip, "unzip needs interleaved=True");
   return unzip ? RopePairs::unzipped : interleaved ? RopePairs::neighbors : RopePairs::halves;
 }
 
 Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float, name, " must be float32");
   STD_TORCH_CHECK(t.dim() >= 2 && t.numel() == tokens * last_size(t), name,
-                  " must have one row of rotary / 2 values for each of the ", tokens, " tokens; it has ",
-                  row_count(t));
+                  " must have one row of rotary / 2 values per token; there are ", tokens,
+                  " tokens, but the number of rows is ", row_count(t));
   return torch::stable::contiguous(t);
 }
 
@@ -74,12 +74,12 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
   const Tensor cos = table_of(given_cos, q_heads.tokens, "cos"),
                sin = table_of(given_sin, q_heads.tokens, "sin");
   const int64_t half = last_size(cos);
-  STD_TORCH_CHECK(last_size(sin) == half, "cos and sin must have one shape");
-  STD_TORCH_CHECK(2 * half <= q_heads.size, "cos turns ", 2 * half, " dimensions, but a head has ",
-                  q_heads.size);
+  STD_TORCH_CHECK(last_size(sin) == half, "cos and sin must have the same shape");
+  STD_TORCH_CHECK(2 * half <= q_heads.size, "cos must have at most head size / 2 columns: it has angles for ",
+                  2 * half, " dimensions, but the head size is ", q_heads.size);
   const RopePairs pairs = pairs_of(interleaved, unzip);
-  STD_TORCH_CHECK(!unzip || 2 * half <= kMostUnzipped, "unzip turns at most ", kMostUnzipped,
-                  " dimensions, not ", 2 * half);
+  STD_TORCH_CHECK(!unzip || 2 * half <= kMostUnzipped, "unzip can rotate at most ", kMostUnzipped,
+                  " dimensions of a head, not ", 2 * half);
   const std::optional<HeadRows> q_rows = token_rows(q, q_heads, "q"), k_rows = token_rows(k, k_heads, "k");
   const Tensor q_copy = q_rows ? q : torch::stable::contiguous(q),
                k_copy = k_rows ? k : torch::stable::contiguous(k);
@@ -144,8 +144,8 @@ void Rope::tile(int, int64_t index) {
 
 int64_t RopeTable::tiles(int) const { return ceil_div(args.tokens, kTableTokens); }
 
-// The angle is a float32 product, as the models compute it; its cosine is then taken in double and rounded
-// once, because float32 functions differ between C libraries.
+// The angle is a float32 product, as in the models.  Its cosine and sine are computed in double and rounded
+// once, because the float32 functions differ between C libraries.
 void RopeTable::tile(int, int64_t index) {
   const int64_t first = index * kTableTokens, last = first + kTableTokens;
   for (int64_t token = first; token < last && token < args.tokens; ++token) {

@@ -1,4 +1,4 @@
-// Rotary position embedding of the heads of queries and keys, in place, and the table of angles.
+// Rotary position embedding: in-place rotation of the heads of queries and keys, and the cos and sin table.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -11,7 +11,7 @@ enum class RopePairs : int32_t {
 #include "runtime/enums.def"
 };
 
-constexpr int64_t kMostUnzipped = 512;  // rotary dimensions: a head is buffered on the stack
+constexpr int64_t kMostUnzipped = 512;  // rotary dimensions that RopePairs::unzipped buffers on the stack
 
 // Element (token, head, i) = at(token, head · head_stride + i).
 struct RopeArgs {
@@ -47,7 +47,8 @@ class Rope final : public TaskSet {
   void tile(int phase, int64_t index) override;
 };
 
-// cos and sin by libm: the angle is rounded to float32 as transformers does, so both agree to rounding.
+// Computes cos and sin with libm.  The angle is rounded to float32 as in transformers, so results agree up to
+// rounding.
 class RopeTable final : public TaskSet {
  public:
   RopeTableArgs args;

@@ -30,7 +30,7 @@ inline void pause_cpu() {
 #if defined(__x86_64__)
   _mm_pause();
 #elif defined(__aarch64__)
-  __asm__ volatile("isb" ::: "memory");  // `yield` is a no-op on Neoverse; `isb` does hold the pipeline back
+  __asm__ volatile("isb" ::: "memory");  // `yield` is a no-op on Neoverse; `isb` does stall the pipeline
 #endif
 }
 
@@ -38,26 +38,26 @@ constexpr int64_t kUnknown = -1;
 
 struct alignas(64) PhaseCounter {
   std::atomic<int64_t> tiles{kUnknown};
-  std::atomic<uint64_t> empty{0};  // ranges that have nothing left, see WorkRanges
+  std::atomic<uint64_t> empty{0};  // bit set of exhausted ranges, see WorkRanges
   alignas(64) std::atomic<int64_t> done{0};
 };
 
-// Waits until every tile of the phase is done.  It counts tiles rather than workers, so that any number of
-// workers may take part: a nested call that gets one thread, or a worker that the system wakes late.
+// Waits until every tile of the phase is done.  Counts tiles instead of workers, so that any number of
+// workers may take part: a nested call has a single thread, and the system may wake a worker late.
 void wait_for(const PhaseCounter& counter, int64_t tiles) {
   int spins = 0;
   while (counter.done.load(std::memory_order_acquire) < tiles) {
     if (++spins < kSpinsBeforeYield) {
       pause_cpu();
     } else {
-      sched_yield();  // cloud machines have neighbors: a pure spin would hold up the very thread we wait for
+      sched_yield();  // cores may be shared, and a pure spin could occupy the core of the thread we wait for
     }
   }
 }
 
-// Returns the number of tiles that the first worker computed.  A worker that the system wakes late must not
-// ask the task set again: the phase may be over, and the scratch that the number depends on may belong to a
-// later op.
+// Returns the phase's number of tiles, as computed by the first worker that arrives.  A worker that the
+// system wakes late must not call TaskSet::tiles again.  The phase may be over by then, and the scratch that
+// the number depends on may belong to a later op.
 int64_t agreed_tiles(PhaseCounter& counter, const TaskSet& set, int phase) {
   int64_t known = counter.tiles.load(std::memory_order_acquire);
   if (known != kUnknown) return known;
@@ -70,7 +70,8 @@ void set_if_first(std::atomic<Nanoseconds>& when) {
   when.compare_exchange_strong(none, monotonic_time(), std::memory_order_relaxed);
 }
 
-// Prefetches a set's arguments during the set before it: a model's weights have evicted them from the caches.
+// Prefetches a set's arguments while the previous set runs, because a model's weights evict them from the
+// caches.
 void prefetch(const TaskSet& set) {
   constexpr int kBytes = 320;
   const char* begin = reinterpret_cast<const char*>(&set);
@@ -98,7 +99,7 @@ int64_t compute_tiles(TaskSet& set, int phase, int64_t tiles, int64_t worker, in
 }
 
 void work(TaskSet* const* sets, int64_t count, int64_t worker, const SharedState& shared, TaskTime* times) {
-  int64_t number = 0;  // of the phase, counted over all sets
+  int64_t number = 0;  // index of the phase, counted over all sets
   for (int64_t s = 0; s < count; ++s) {
     TaskSet& set = *sets[s];
     if (s + 1 < count) prefetch(*sets[s + 1]);
@@ -117,7 +118,7 @@ void work(TaskSet* const* sets, int64_t count, int64_t worker, const SharedState
   }
 }
 
-// Time that the calling thread was ready to run without a core, as Linux counts it.
+// Time that the calling thread was ready to run but had no core, from Linux's schedstat.
 class RunDelay {
  public:
   RunDelay() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {}
@@ -150,8 +151,9 @@ bool is_displaced() {
   return monitor.record(now, run_delay.get());
 }
 
-// Lets OpenMP start fewer threads within a scope: torch's pool starts all its threads, idle ones as well, and
-// waits for each of them.  The library links no OpenMP; it looks up the one that torch has loaded.
+// Limits the threads that OpenMP starts within a scope.  torch's pool starts all its threads, including idle
+// threads, and waits for each of them.  This library does not link OpenMP, so it looks up the runtime that
+// torch has loaded.
 class FewerThreads {
  public:
   FewerThreads(int64_t fewer, int64_t team) : team_(team) { setter()(static_cast<int>(fewer)); }
@@ -170,11 +172,11 @@ class FewerThreads {
   int64_t team_;
 };
 
-// Size of the team that the calling thread works in; 0: none.
+// Size of the team that the calling thread works in; 0 outside of a team.
 //
-// Workers must not ask torch: a thread's first query resets the number to what torch's libraries consider
-// right inside a team, and a worker that divides the work into other tiles than the rest computes the wrong
-// ones.
+// Workers must not query torch: a thread's first query resets the number of threads to a value that torch's
+// libraries choose inside a team.  A worker that divides the work into other tiles than the rest of the team
+// computes the wrong tiles.
 thread_local int64_t current_team = 0;
 
 class TeamScope {

@@ -11,11 +11,12 @@ namespace armllm {
 Nanoseconds monotonic_time();
 
 struct TaskTime {
-  std::atomic<Nanoseconds> began{0}, ended{0};  // the first thread to begin it, and to find it complete
-  std::atomic<Nanoseconds> worked{0};           // in tiles, sum over all threads
+  // When the first thread began the set, and when the first thread saw it complete.
+  std::atomic<Nanoseconds> began{0}, ended{0};
+  std::atomic<Nanoseconds> worked{0};  // time spent in tiles, summed over all threads
 };
 
-// `run` that also records the time of each set; `times` may be null.
+// Like `run`, and records the time of each set in `times`, which may be null.
 void run_timed(TaskSet* const* sets, int64_t count, TaskTime* times);
 
 }  // namespace armllm

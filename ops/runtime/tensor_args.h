@@ -1,4 +1,5 @@
-// Conversion of stable-ABI tensors to the raw views that task sets work on, with the checks that users see.
+// Conversion of stable-ABI tensors to the raw views that task sets work on.  Failed checks are reported to
+// the caller of the op.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -39,7 +40,7 @@ inline std::string shape_of(const Tensor& t) {
 inline int64_t last_size(const Tensor& t) { return t.size(t.dim() - 1); }
 inline int64_t row_count(const Tensor& t) { return last_size(t) == 0 ? 0 : t.numel() / last_size(t); }
 
-// Elements from one row to the next, if all dimensions but the last merge to rows; else none.
+// Elements from one row to the next if all dimensions except the last merge to rows; otherwise nullopt.
 inline std::optional<int64_t> row_stride(const Tensor& t) {
   const int64_t dims = t.dim();
   if (dims < 1 || (last_size(t) > 1 && t.stride(dims - 1) != 1)) return std::nullopt;
@@ -54,13 +55,13 @@ inline std::optional<int64_t> row_stride(const Tensor& t) {
   return stride;
 }
 
-// Returns a tensor that rows_of accepts: `t`, or a contiguous copy if its layout is no matrix of rows.
+// Returns a tensor that rows_of accepts: `t`, or a contiguous copy if its dimensions do not merge to rows.
 inline Tensor as_rows(const Tensor& t) { return row_stride(t) ? t : torch::stable::contiguous(t); }
 
 inline Rows rows_of(const Tensor& t, const char* name) {
   const std::optional<int64_t> stride = row_stride(t);
   STD_TORCH_CHECK(stride.has_value(), name,
-                  " must be contiguous in its last dimension, and the others must merge to rows");
+                  " must be contiguous in its last dimension, and its other dimensions must merge to rows");
   return Rows{t.data_ptr(), *stride, dtype_of(t, name)};
 }
 
@@ -93,7 +94,7 @@ inline Activation activation_of(const std::string& name) {
     known += (known.empty() ? "" : ", ") + std::string(#activation); \
   }
 #include "runtime/enums.def"
-  STD_TORCH_CHECK(false, "unknown activation '", name, "'; there are: ", known);
+  STD_TORCH_CHECK(false, "unknown activation '", name, "'; choose from: ", known);
 }
 
 }  // namespace armllm

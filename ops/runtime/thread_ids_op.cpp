@@ -1,4 +1,4 @@
-// team_threads: ids of the team's threads, which distinguish them from the process's other threads.
+// team_threads: ids of the team's threads, to tell them from the process's other threads.
 #include <sys/syscall.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -12,8 +12,8 @@
 namespace armllm {
 namespace {
 
-// Kernel thread ids, the calling thread's first.  The pool belongs to the calling thread: another thread has
-// workers of its own.
+// Linux thread ids; the calling thread's id comes first.  The pool belongs to the calling thread: another
+// thread has its own workers.
 std::vector<int64_t> team_threads() {
   std::vector<int64_t> ids(team_size(), 0);
   torch::stable::parallel_for(0, static_cast<int64_t>(ids.size()), 1, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Scratch memory of a running tile: one block per thread, reused from tile to tile so that it stays in cache.
+// Scratch memory of a running tile: one block per thread, reused by each tile so that it stays in cache.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace armllm {
 
-// Returns at least `bytes` bytes, 64-byte aligned, valid until the thread's next call.  A tile calls it once.
+// Returns at least `bytes` bytes, 64-byte aligned.  They are valid until the thread's next call, so a tile
+// must call this only once.
 inline char* thread_memory(int64_t bytes) {
   thread_local std::unique_ptr<char[]> memory;
   thread_local int64_t capacity = 0;

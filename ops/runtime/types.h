@@ -1,4 +1,4 @@
-// Plain types that every kernel family shares.  No tensors here: kernels see raw pointers and sizes.
+// Plain types shared by all kernel families.  No tensors: kernels work on raw pointers and sizes.
 #pragma once
 
 #include <cstddef>

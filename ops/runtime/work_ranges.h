@@ -1,9 +1,10 @@
-// Work stealing: which worker computes which tiles of a phase.
+// Work stealing: assigns the tiles of a phase to workers.
 //
 // Every worker has a range of adjacent tiles and takes them from the front.  A worker whose range is empty
-// steals from the ends of the others' ranges.  Memory is read fastest in long stretches: after every jump the
-// CPU's prefetcher has to learn the stream anew.  Two cores that alternated pieces of 256 KiB reached 0.9 of
-// the rate of each reading a half of its own, with pieces of 64 KiB 0.7 (a Xeon).
+// steals from the ends of the others' ranges.  Long contiguous reads are fastest, because the CPU's
+// prefetcher has to detect the stream again after every jump.  Measured on a Xeon with two cores:
+// alternating pieces of 256 KiB reached 0.9 of the rate of reading one half each, and pieces of 64 KiB
+// reached 0.7.
 #pragma once
 
 #include <algorithm>
@@ -15,19 +16,18 @@ namespace armllm {
 class WorkRanges {
  public:
   static constexpr int64_t kNone = -1;
-  static constexpr int64_t kMaxRanges = 64;             // more workers than that share ranges
-  static constexpr int64_t kMaxPieces = (1 << 22) - 1;  // of a phase
+  static constexpr int64_t kMaxRanges = 64;             // beyond this number, workers share ranges
+  static constexpr int64_t kMaxPieces = (1 << 22) - 1;  // per phase
   static constexpr int64_t kMaxPhases = (1 << 20) - 1;
 
-  // Restarts at phase 0.  No worker may be taking pieces meanwhile.
+  // Restarts at phase 0.  No worker may take pieces during the call.
   void reset(int64_t workers) {
     count_ = std::min(workers, kMaxRanges);
     for (int64_t i = 0; i < count_; ++i) ranges_[i].state.store(0, std::memory_order_relaxed);
   }
 
-  // Returns a piece, or kNone once all are taken or other workers are in a later phase already.  All workers
-  // must pass the same number of pieces.  `empty` is a bit set of exhausted ranges; each phase has its own,
-  // which begins as 0.
+  // Returns a piece, or kNone if all are taken or other workers are already in a later phase.  All workers
+  // must pass the same number of pieces.  `empty` is the phase's bit set of exhausted ranges, initially 0.
   int64_t take(int64_t worker, int64_t phase, int64_t pieces, std::atomic<uint64_t>& empty) {
     if (pieces < count_) return take_from(0, 1, phase, pieces, true);
     const int64_t own = worker % count_;
@@ -36,8 +36,8 @@ class WorkRanges {
     while (true) {
       const uint64_t left = all() & ~empty.load(std::memory_order_relaxed);
       if (left == 0) return kNone;
-      const uint64_t after_own =
-          left & ~((uint64_t(2) << own) - 1);  // so that thieves choose different victims
+      // Begin with the ranges after the worker's own, so that workers steal from different victims.
+      const uint64_t after_own = left & ~((uint64_t(2) << own) - 1);
       const int64_t victim = __builtin_ctzll(after_own != 0 ? after_own : left);
       if (const int64_t piece = take_from(victim, count_, phase, pieces, false); piece != kNone) return piece;
       mark_empty(empty, victim);
@@ -45,8 +45,8 @@ class WorkRanges {
   }
 
  private:
-  // One word: the phase of the latest take, 1 for the first, and the begin and end of the pieces that are
-  // left.  A worker that the system wakes late thus cannot take from a phase that is over.
+  // One word holds the phase of the latest take (plus 1, so that 0 is unused) and the begin and end of the
+  // pieces that are left.  A worker that the system wakes late thus cannot take from a phase that is over.
   struct alignas(64) Range {
     std::atomic<uint64_t> state{0};
   };

@@ -1,8 +1,8 @@
-// How many threads of the team work while other processes want its cores.
+// Controls the number of active threads while other processes use the team's cores.
 //
-// A phase ends with its last tile.  One displaced thread therefore holds up all others for as long as the
-// system runs another process on its core: milliseconds, where a phase takes microseconds.  A team that
-// leaves one core to a neighbor loses that core alone.
+// A phase ends with its last tile.  A displaced thread therefore blocks all others while the system runs
+// another process on its core: milliseconds, where a phase takes microseconds.  A team that leaves a core to
+// the other process loses only that core.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,16 @@ namespace armllm {
 using Nanoseconds = int64_t;
 constexpr Nanoseconds kMillisecond = 1000000;
 
-// Detects, for one thread, that other processes keep taking its core.
+// Detects that other processes keep taking the core of a thread.  Each thread has its own monitor.
 class DisplacementMonitor {
  public:
-  // Time between two samples of a thread; each costs a system call.
+  // Time between two samples of a thread; each sample costs a system call.
   static constexpr Nanoseconds kInterval = 5 * kMillisecond;
 
   bool is_due(Nanoseconds now) const { return now - last_sample_ >= kInterval; }
 
-  // `run_delay`: time since its start that the thread was ready to run without a core.  Returns true once for
-  // every stretch in which that was a large part of the time.
+  // `run_delay` is the total time that the thread was ready to run but had no core.  Returns true once for
+  // every stretch of time in which the thread waited for a large part.
   bool record(Nanoseconds now, Nanoseconds run_delay) {
     const bool was_idle = now - last_sample_ > kIdleReset;
     last_sample_ = now;
@@ -37,8 +37,9 @@ class DisplacementMonitor {
  private:
   static constexpr Nanoseconds kStretch = 20 * kMillisecond;
   static constexpr Nanoseconds kIdleReset = 100 * kMillisecond;
-  // Displaced from 1/8 of a stretch on, as `_DISPLACED` of engine/execution/thread_team.py.  Next to one busy
-  // process a thread waits half of the time, on an idle machine a hundredth.
+  // A thread counts as displaced if it waits for at least 1/8 of a stretch, as `_DISPLACED` of
+  // engine/execution/thread_team.py.  A thread that shares its core with one busy process waits half of the
+  // time; on an idle machine it waits a hundredth.
   static constexpr int64_t kDisplacedPart = 8;
 
   Nanoseconds last_sample_ = -kIdleReset;
@@ -46,8 +47,8 @@ class DisplacementMonitor {
   Nanoseconds stretch_begin_delay_ = 0;
 };
 
-// Number of active workers of a team: without the displaced threads, until a trial shows that their cores are
-// free.
+// Decides the number of active workers of a team.  Displaced threads are left out until a trial shows that
+// their cores are free again.
 class WorkerGovernor {
  public:
   WorkerGovernor() = default;
@@ -58,7 +59,7 @@ class WorkerGovernor {
     return active_;
   }
 
-  // Call after work that ended at `now`, with the number of threads that found themselves displaced in it.
+  // Call after work that ended at `now`, with the number of threads that were displaced during it.
   void record(Nanoseconds now, int64_t displaced) {
     if (displaced > 0) {
       if (in_trial_) pause_ = std::min(2 * pause_, kLongestPause);

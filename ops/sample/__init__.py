@@ -1,4 +1,4 @@
-"""Drawing the next token of every sequence from its logits, in one call."""
+"""Sampling of the next token of every sequence from its logits, in one call."""
 
 from __future__ import annotations
 
@@ -44,39 +44,40 @@ def sample(
     output_offsets: Tensor | None = None,
     logprobs: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Draws one token a row: penalties, temperature, min-p, top-k, top-p, then the draw (vLLM's order).
+    """Draws one token per row: penalties, temperature, min-p, top-k, top-p, then the draw (vLLM's order).
 
-    The random number of a row is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-    2011) with its seed as key and its step as counter, so a row gives the same token whatever else is in the
-    batch, on however many threads and on every CPU.  It points into the probabilities in the order of the
-    vocabulary.
+    The random number of a row comes from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+    1, 2, 3", 2011) with its seed as key and its step as counter.  The token therefore does not depend on the
+    rest of the batch, the number of threads or the CPU.  The random number selects a position in the
+    cumulative probabilities, in the order of the vocabulary.
 
     Args:
         logits: ``(B, V)`` in float32, bfloat16 or float16.  NaN counts as −∞.
-        temperature: float32 ``(B,)``, at least 0; below 1e-5 the largest logit wins, the lowest id of equal
-            ones.
-        top_k: int64 ``(B,)``; only the k best logits pass, and those equal to the k-th.  0 or less: all.
-        top_p: float32 ``(B,)`` in 0 … 1; only the fewest tokens whose probabilities reach it together, the
-            best ones and of equal ones the lower ids; at least one.  1: all.
-        min_p: float32 ``(B,)`` in 0 … 1; only tokens at least so probable as that part of the best one.
+        temperature: float32 ``(B,)``, at least 0.  Below 1e-5 the token with the largest logit is chosen;
+            among equal logits the lowest id.
+        top_k: int64 ``(B,)``; only the k largest logits pass, and logits equal to the k-th.  0 or less: all.
+        top_p: float32 ``(B,)`` in 0 … 1; only the smallest set of most probable tokens whose probabilities
+            sum to at least ``top_p``.  Among equal probabilities lower ids come first.  At least one token
+            passes.  1: all.
+        min_p: float32 ``(B,)`` in 0 … 1; only tokens with at least ``min_p`` times the largest probability.
         seeds: int64 ``(B,)``.
-        steps: int64 ``(B,)``, another one for every token of a sequence: its position.
-        repetition_penalty: float32 ``(B,)``, above 0: divides positive logits of tokens in prompt or output,
-            multiplies negative ones (Keskar et al., arXiv 1909.05858).
+        steps: int64 ``(B,)``, different for every token of a sequence: the token's position.
+        repetition_penalty: float32 ``(B,)``, above 0; for tokens in the prompt or output, positive logits are
+            divided by it and negative logits multiplied (Keskar et al., arXiv 1909.05858).
         presence_penalty: float32 ``(B,)``, subtracted from the logits of tokens in the output.
-        frequency_penalty: float32 ``(B,)``, subtracted as often as they are there.
+        frequency_penalty: float32 ``(B,)``, subtracted once per occurrence of the token in the output.
         prompt_ids: int64, the prompts' tokens, concatenated.
         prompt_offsets: int64 ``(B + 1,)``: row b has ``prompt_ids[offsets[b] : offsets[b + 1]]``.
-        output_ids: int64, the tokens drawn so far.
+        output_ids: int64, the tokens drawn so far, concatenated.
         output_offsets: int64 ``(B + 1,)``.
-        logprobs: whether log-probabilities are wanted.
+        logprobs: whether to return log-probabilities.
 
     Returns:
-        ids, int64 ``(B,)``; and their log-probabilities by ``logits`` as they came, float32 ``(B,)``,
-        or ``(0,)`` if not wanted.
+        The ids, int64 ``(B,)``, and their log-probabilities under the unmodified ``logits``, float32
+        ``(B,)``, or ``(0,)`` without ``logprobs``.
 
     Raises:
-        RuntimeError: a shape, dtype or value does not fit, or a row holds no logit above −∞.
+        RuntimeError: a shape, dtype or value is wrong, or a row holds no logit above −∞.
     """
     ids, chosen = torch.ops.armllm.sample(
         *(logits, temperature, top_k, top_p, min_p, seeds, steps),
@@ -126,19 +127,19 @@ def sample_probabilities(
     output_ids: Tensor | None = None,
     output_offsets: Tensor | None = None,
 ) -> Tensor:
-    """The probabilities with which `sample` draws, for the same arguments: float32 ``(B, V)``.
+    """The probabilities with which `sample` draws tokens for the same arguments: float32 ``(B, V)``.
 
-    They are 0 for what a filter holds back; at temperature 0 the best token has 1.
+    Tokens that a filter removes have probability 0.  At temperature 0 the best token has probability 1.
 
     Raises:
         RuntimeError: see `sample`.
     """
-    found: Tensor = torch.ops.armllm.sample_probabilities(
+    result: Tensor = torch.ops.armllm.sample_probabilities(
         *(logits, temperature, top_k, top_p, min_p),
         *(repetition_penalty, presence_penalty, frequency_penalty),
         *(prompt_ids, prompt_offsets, output_ids, output_offsets),
     )
-    return found
+    return result
 
 
 @torch.library.register_fake("armllm::sample_probabilities")
@@ -160,16 +161,16 @@ def _(
 
 
 def best_tokens(logits: Tensor) -> Tensor:
-    """The token with the largest logit of each row, as `sample` draws it at temperature 0.
+    """The token with the largest logit of each row; the same token as `sample` at temperature 0.
 
     Args:
         logits: ``(B, V)`` in float32, bfloat16 or float16.  NaN counts as −∞.
 
     Returns:
-        int64 ``(B,)``, of equal ones the lowest; −1 for a row that holds no logit above −∞.
+        int64 ``(B,)``; among equal logits the lowest id; −1 for a row that holds no logit above −∞.
 
     Raises:
-        RuntimeError: the shape or dtype does not fit.
+        RuntimeError: the shape or dtype is wrong.
     """
     ids: Tensor = torch.ops.armllm.best_tokens(logits)
     return ids
@@ -181,19 +182,20 @@ def _(logits: Tensor) -> Tensor:
 
 
 def top_logprobs(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities of one token a row, and of the best ones.
+    """Log-probabilities of one given token per row, and of the most probable tokens.
 
     Args:
         logits: ``(B, V)`` in float32, bfloat16 or float16.  NaN counts as −∞.
-        ids: int64 ``(B,)``, below V.
-        count: how many of the best ones, at most V.
+        ids: int64 ``(B,)``, the given tokens, below V.
+        count: number of most probable tokens, at most V.
 
     Returns:
-        float32 ``(B,)``, those of ``ids``; int64 ``(B,)``, their ranks: 1 + how many logits are larger; int64
-        ``(B, count)``, the best tokens, of equal ones the lower first; float32 ``(B, count)``, theirs.
+        Four tensors: log-probabilities of ``ids``, float32 ``(B,)``; their ranks, int64 ``(B,)``, which are
+        1 + the number of larger logits; the most probable tokens, int64 ``(B, count)``, the lower id first
+        among equal logits; their log-probabilities, float32 ``(B, count)``.
 
     Raises:
-        RuntimeError: a shape, dtype or value does not fit.
+        RuntimeError: a shape, dtype or value is wrong.
     """
     own, ranks, best_ids, best = torch.ops.armllm.top_logprobs(logits, ids, count)
     return own, ranks, best_ids, best

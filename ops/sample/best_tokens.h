@@ -11,14 +11,14 @@ namespace armllm {
 struct BestTokensArgs {
   Rows logits;
   int64_t rows = 0, vocab_size = 0;
-  int64_t* ids = nullptr;  // of equal logits the lowest; −1 where none is above −∞
+  int64_t* ids = nullptr;  // among equal logits the lowest id; −1 where no logit is above −∞
 };
 
-// The best of a chunk is found while it lies in the cache, then the best of each row's chunks.
+// Phase 0 finds the best token of each chunk, phase 1 the best among each row's chunks.
 class BestTokens final : public TaskSet {
  public:
   BestTokensArgs args;
-  // Follows a change of the number of rows or the vocabulary.
+  // Must be called after a change of args.rows or args.vocab_size.
   void resize() { best_.resize(args.rows * chunks()); }
   int phases() const override { return 2; }
   int64_t tiles(int phase) const override;

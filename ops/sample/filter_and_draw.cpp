@@ -1,4 +1,4 @@
-// Filters of a row's weights (top-k, top-p), and the draw among those that pass.
+// Filters of a row's weights (top-k, top-p), and the draw among the weights that pass.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -12,13 +12,13 @@
 namespace armllm {
 namespace {
 
-constexpr float kSmallest = std::numeric_limits<float>::min();  // no weight below it is ever drawn
+constexpr float kSmallest = std::numeric_limits<float>::min();  // weights below it are never drawn
 
 bool before(const Candidate& a, const Candidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
 }
 
-// Candidates of a row, in the order of the vocabulary, in the thread's memory.
+// Candidates of a row, in the order of the vocabulary, in the thread's scratch memory.
 struct Candidates {
   Candidate* data;
   int64_t count;
@@ -48,7 +48,8 @@ Candidates at_least(const Weights& w, float bound) {
           variant().sample->gather(w.values, w.block_largest, w.blocks(), std::max(bound, kSmallest), out)};
 }
 
-// No less than the mass of all weights below `bound`: a block that reaches it holds one weight that does.
+// An upper bound of the sum of all weights below `bound`.  If a block's largest weight reaches `bound`, only
+// the other weights of the block count.
 double most_below(const Weights& w, float bound) {
   double sum = 0;
   for (int64_t b = 0; b < w.blocks(); ++b) {
@@ -58,14 +59,15 @@ double most_below(const Weights& w, float bound) {
   return sum;
 }
 
-// A bound that all weights reach which are needed for all of the mass but `spare`.
+// A lower bound of the weights that top-p needs: the weights below it sum to less than `spare`, the mass that
+// may be left out.
 float needed_for(const Weights& w, double spare) {
   float bound = static_cast<float>(spare / static_cast<double>(w.count));
   while (2 * bound <= 1.0f && most_below(w, 2 * bound) < spare) bound *= 2;
   return bound;
 }
 
-// Keeps the k best, and those that equal the last of them.
+// Keeps the k largest weights, and weights equal to the k-th.
 void keep_best(Candidates& candidates, int64_t k) {
   if (k >= candidates.count) return;
   std::vector<float> values;
@@ -75,16 +77,17 @@ void keep_best(Candidates& candidates, int64_t k) {
   candidates.keep([bound = values[k - 1]](const Candidate& c) { return c.weight >= bound; });
 }
 
-// Weights of nearly the same size: as floats above 0 they are ordered as their bits are.
+// Number of the bucket of weights of nearly the same size.  Positive floats have the same order as their
+// bits.
 int32_t size_of(const Candidate& c) {
   int32_t bits;
   std::memcpy(&bits, &c.weight, sizeof bits);
   return bits >> 18;
 }
-constexpr int32_t kSizes = 0x3f800000 / (1 << 18) + 1;  // up to 1
+constexpr int32_t kSizes = 0x3f800000 / (1 << 18) + 1;  // buckets for weights up to 1
 
-// Keeps the fewest of the best whose mass reaches `wanted`: sums by size tell at which size it is reached,
-// and only the weights of that size are sorted.
+// Keeps the fewest of the largest weights whose sum reaches `wanted`.  The sums of the buckets show in which
+// bucket the sum is reached, and only that bucket is sorted.
 void keep_mass(Candidates& candidates, double wanted) {
   double by_size[kSizes] = {};
   for (int64_t i = 0; i < candidates.count; ++i)
@@ -127,7 +130,7 @@ bool filters(const Weights& w, int64_t top_k, float top_p) {
   return (top_k > 0 && top_k < w.count) || top_p < 1.0f;
 }
 
-// What passes the filters, of which there is at least one.
+// The candidates that pass the filters; needs at least one active filter.
 Candidates passing(const Weights& w, int64_t top_k, float top_p) {
   if (top_k > 0 && top_k < w.count) {
     Candidates found = at_least(w, reached_by(w, top_k));

@@ -1,4 +1,4 @@
-"""Sampling in plain torch: every filter by sorting the whole vocabulary."""
+"""Sampling in plain torch; every filter sorts the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MASK = 0xFFFFFFFF
 
 
 def philox_uniform(seed: int, step: int) -> float:
-    """The uniform number in 0 … 1 that a row with this seed draws at this step."""
+    """The uniform random number in 0 … 1 of a row with this seed at this step."""
     counter, key = [step & _MASK, step >> 32 & _MASK, 0, 0], [seed & _MASK, seed >> 32 & _MASK]
     for _ in range(10):
         a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
@@ -44,8 +44,8 @@ def reference_probabilities(
         weights[weights < weights[order[top_k - 1]]] = 0
     if top_p < 1:
         best = weights[order]
-        ahead = best.cumsum(0) - best
-        dropped = ahead >= top_p * best.sum()
+        mass_before = best.cumsum(0) - best
+        dropped = mass_before >= top_p * best.sum()
         dropped[0] = False
         weights[order[dropped]] = 0
     return weights / weights.sum()
@@ -61,9 +61,9 @@ def reference_sample(
     step: int,
 ) -> int:
     """The token that one row draws, without penalties."""
-    reached = reference_probabilities(logits, temperature, top_k, top_p, min_p).cumsum(0)
-    at = philox_uniform(seed, step) * float(reached[-1])
-    return int(torch.searchsorted(reached, torch.tensor(at, dtype=torch.float64), right=True))
+    cumulative = reference_probabilities(logits, temperature, top_k, top_p, min_p).cumsum(0)
+    at = philox_uniform(seed, step) * float(cumulative[-1])
+    return int(torch.searchsorted(cumulative, torch.tensor(at, dtype=torch.float64), right=True))
 
 
 def reference_best_tokens(logits: Tensor) -> Tensor:

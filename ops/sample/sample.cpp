@@ -10,7 +10,7 @@
 namespace armllm {
 namespace {
 
-constexpr float kGreedyBelow = 1e-5f;  // temperature; vLLM's
+constexpr float kGreedyBelow = 1e-5f;  // temperature, as in vLLM
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 enum Phase { kPenalize, kWeigh, kDraw };
@@ -40,10 +40,10 @@ bool penalized(const SampleArgs& a, int64_t row) {
          (a.frequency != nullptr && a.frequency[row] != 0.0f);
 }
 
-// Applies the penalties to first … first + n − 1 of the row.  Each token is treated once, however often it
-// occurs.
+// Applies the penalties to the row's logits first … first + n − 1.  Each token is changed once, even if it
+// occurs several times.
 void penalize(const SampleArgs& a, int64_t row, int64_t first, int64_t n, float* x) {
-  constexpr int32_t kSeen = 1 << 30;  // in the prompt; below it, how often in the output
+  constexpr int32_t kSeen = 1 << 30;  // flag: in the prompt; lower bits: number of occurrences in the output
   int32_t* counts = reinterpret_cast<int32_t*>(thread_memory(kSampleChunk * 4));
   std::fill(counts, counts + n, 0);
   const auto each = [&](const TokenLists& lists, auto visit) {
@@ -121,7 +121,7 @@ void Sample::tile(int phase, int64_t index) {
 
   int64_t id = -1;
   if (top == -kInfinity) {
-    // nothing to choose from
+    // no token can be chosen: id stays −1
   } else if (first_best) {
     int64_t chunk = 0;
     while (m.chunk_largest[row * m.chunks + chunk] != top) ++chunk;

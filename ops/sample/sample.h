@@ -1,8 +1,8 @@
 // Sampling of one token per row: penalties, temperature, min-p, top-k, top-p, then the draw.
 //
-// With m the largest logit of a row, its weights are e^((x − m) / temperature) in 0 … 1, and every filter is
-// a bound on them.  No vocabulary is sorted: the largest weight of each block of 64 selects the few blocks
-// that can hold weights that pass.
+// The weights of a row with largest logit m are e^((x − m) / temperature), in 0 … 1, and every filter is a
+// lower bound of the weights.  The vocabulary is never sorted: the largest weight of each block of 64 selects
+// the few blocks that can hold weights that pass.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -10,7 +10,7 @@
 
 namespace armllm {
 
-constexpr int64_t kSampleBlock = 64;        // weights with one largest value and one sum
+constexpr int64_t kSampleBlock = 64;        // weights per block; each block has a largest value and a sum
 constexpr int64_t kSampleChunk = 128 * 64;  // values of a row per tile
 
 struct Candidate {
@@ -23,20 +23,20 @@ struct SampleKernels {
   float (*largest)(const void* x, DType type, int64_t n);
   // Index of the first value that is at least `bound`; n if there is none.
   int64_t (*first_at_least)(const void* x, DType type, int64_t n, float bound);
-  // Σ e^(x − top), NaN counting as −∞.
+  // Σ e^(x − top); NaN counts as −∞.
   float (*sum_of_exponentials)(const void* x, DType type, int64_t n, float top);
-  // weights[i] = e^((x[i] − top) · inverse_temperature), or 0 where that is less than `least`; and the
-  // largest and the sum of each block.  `weights` has room for whole blocks, which are filled with zeros; it
-  // may be x itself.
+  // weights[i] = e^((x[i] − top) · inverse_temperature), or 0 if that is less than `least`.  Also writes the
+  // largest weight and the sum of each block.  `weights` has room for whole blocks, and the last block is
+  // filled up with zeros.  `weights` may be x.
   void (*weigh)(const void* x, DType type, int64_t n, float top, float inverse_temperature, float least,
                 float* weights, float* block_largest, float* block_sums);
-  // Copies the weights of at least `bound`, which is above 0, in order; returns their number.  `found` has
-  // room for all.
+  // Copies the weights of at least `bound` to `found`, in order, and returns their number.  `bound` must be
+  // above 0; `found` has room for all weights.
   int64_t (*gather)(const float* weights, const float* block_largest, int64_t blocks, float bound,
                     Candidate* found);
   // Number of values larger than `bound`; NaN never counts.
   int64_t (*count_above)(const void* x, DType type, int64_t n, float bound);
-  // float32 copy of n values.
+  // Converts n values to float32.
   void (*widen)(const void* x, DType type, int64_t n, float* out);
 };
 
@@ -52,15 +52,15 @@ struct TokenLists {
 struct SampleArgs {
   Rows logits;
   int64_t rows = 0, vocab_size = 0;
-  // One value per row each; the penalties may be nullptr.
+  // Each has one value per row; the penalties may be nullptr.
   const float *temperature = nullptr, *top_p = nullptr, *min_p = nullptr;
   const float *repetition = nullptr, *presence = nullptr, *frequency = nullptr;
   const int64_t *top_k = nullptr, *seeds = nullptr, *steps = nullptr;
   TokenLists prompt, output;
   int64_t* ids = nullptr;     // the drawn token, or −1 where no logit is a number above −∞
-  float* logprobs = nullptr;  // its log-probability by the unmodified logits; nullptr if not requested
-  // What each token would be drawn with, rows of zeros before; where they are wanted, `ids` has any that can
-  // be.
+  float* logprobs = nullptr;  // its log-probability under the unmodified logits; nullptr if not requested
+  // [rows][vocab_size], initially zero: the probability of each token; nullptr if not requested.  If set, no
+  // token is drawn, and `ids` is only valid as a check for −1.
   float* probabilities = nullptr;
   void* scratch = nullptr;  // scratch_bytes(), 64-byte aligned
 };
@@ -84,16 +84,16 @@ struct Weights {
   int64_t blocks() const { return ceil_div(count, kSampleBlock); }
 };
 
-// A bound that at least `count` weights reach, if there are so many that are not zero: the count-th largest
-// of the blocks' largest.  0 where there are fewer blocks.
+// A bound that at least `count` weights reach, provided that many are not zero: the count-th largest among
+// the blocks' largest weights.  0 if there are fewer blocks.
 float reached_by(const Weights& weights, int64_t count);
 
-// The token at fraction 0 ≤ `at` < 1 of the weights that pass both filters, in the order of the vocabulary.
-// top_k ≤ 0 and top_p ≥ 1 pass everything; equal weights at the k-th place all pass; of equal weights at the
-// end of top_p's set the first do.  At least one passes.
+// Draws the token at fraction 0 ≤ `at` < 1 of the cumulative weights that pass both filters, in the order of
+// the vocabulary.  top_k ≤ 0 and top_p ≥ 1 pass everything.  All weights equal to the k-th pass; among equal
+// weights at the end of top_p's set, lower ids pass first.  At least one weight passes.
 int64_t draw(const Weights& weights, int64_t top_k, float top_p, double at);
 
-// The probability that `draw` gives each token; writes those that are not zero.
+// Writes the probability with which `draw` returns each token, except zeros.
 void probabilities(const Weights& weights, int64_t top_k, float top_p, float* out);
 
 // Returns a uniform number in 0 … 1 from Philox4x32-10 (Salmon et al., 2011) with the seed as key and the

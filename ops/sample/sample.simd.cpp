@@ -11,10 +11,10 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-// In this order of arguments a NaN gives −∞.
+// Replaces NaN by −∞; this depends on the order of the arguments to max.
 ARMLLM_INLINE inline F32 number(F32 x) { return max(x, set1(-kInfinity)); }
 
-// Calls run(pointer) with the pointer's true type.
+// Calls run(pointer) with a pointer to elements of `type`.
 template <typename Run>
 ARMLLM_INLINE inline auto typed(const void* x, DType type, Run run) {
   switch (type) {

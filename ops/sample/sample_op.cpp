@@ -1,4 +1,4 @@
-// sample, sample_probabilities: checks, output, one run of the task set.
+// sample, sample_probabilities: check the arguments, allocate the output and run the task set.
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -9,7 +9,7 @@
 namespace armllm {
 namespace {
 
-// One value per row; `held` keeps the contiguous copy alive, if one was needed.
+// One value per row; `held` keeps a contiguous copy alive, if needed.
 template <typename T>
 struct PerRow {
   Tensor held;
@@ -42,13 +42,14 @@ struct Lists {
   Lists(const std::optional<Tensor>& given_ids, const std::optional<Tensor>& given_offsets, int64_t rows,
         int64_t vocab_size, const char* name) {
     STD_TORCH_CHECK(given_ids.has_value() == given_offsets.has_value(), name, "_ids and ", name,
-                    "_offsets belong together: give both or neither");
+                    "_offsets belong together: pass both or neither");
     if (!given_ids.has_value()) return;
     STD_TORCH_CHECK(given_ids->scalar_type() == ScalarType::Long && given_ids->dim() == 1, name,
-                    "_ids must be int64 of one dimension");
+                    "_ids must be int64 with one dimension");
     STD_TORCH_CHECK(given_offsets->scalar_type() == ScalarType::Long && given_offsets->dim() == 1 &&
                         given_offsets->numel() == rows + 1,
-                    name, "_offsets must be int64 with ", rows + 1, " values, one more than logits has rows");
+                    name, "_offsets must be int64 with ", rows + 1,
+                    " values, one more than the rows of logits");
     ids = torch::stable::contiguous(*given_ids);
     offsets = torch::stable::contiguous(*given_offsets);
     view.ids = static_cast<const int64_t*>(ids.data_ptr());
@@ -57,11 +58,12 @@ struct Lists {
                     "_offsets must begin with 0 and end with the ", ids.numel(), " tokens of ", name, "_ids");
     for (int64_t r = 0; r < rows; ++r)
       STD_TORCH_CHECK(view.offsets[r] <= view.offsets[r + 1] && view.offsets[r + 1] <= ids.numel(), name,
-                      "_offsets must not fall; row ", r, " ends at ", view.offsets[r + 1]);
+                      "_offsets must not decrease or exceed the number of tokens; row ", r, " ends at ",
+                      view.offsets[r + 1]);
     for (int64_t i = 0; i < ids.numel(); ++i)
       STD_TORCH_CHECK(view.ids[i] >= 0 && view.ids[i] < vocab_size, name, "_ids holds token ", view.ids[i],
                       "; the vocabulary has ", vocab_size);
-    if (view.ids == nullptr) view = TokenLists{};  // no tokens at all
+    if (view.ids == nullptr) view = TokenLists{};  // all lists are empty
   }
 };
 
@@ -126,7 +128,7 @@ struct Call {
     run(set);
     for (int64_t r = 0; r < rows; ++r)
       STD_TORCH_CHECK(ids[r] >= 0, "logits of row ", r,
-                      " hold no number above -inf: there is no token to choose");
+                      " hold no number above -inf, so no token can be chosen");
   }
 };
 

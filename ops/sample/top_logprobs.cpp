@@ -1,4 +1,4 @@
-// top_logprobs: log-probability and rank of a given token of each row, and the best tokens.
+// top_logprobs: log-probability and rank of a given token per row, and the most probable tokens.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,10 +19,10 @@ class TopLogprobs final : public TaskSet {
  public:
   Rows logits;
   int64_t rows = 0, vocab_size = 0, count = 0;
-  const int64_t* ids = nullptr;  // rows
-  float* own = nullptr;          // rows
-  int64_t* ranks = nullptr;      // rows; 1 + how many logits are larger
-  int64_t* best_ids = nullptr;   // [rows][count], the best first, of equal ones the lower id
+  const int64_t* ids = nullptr;  // [rows], the given tokens
+  float* own = nullptr;          // [rows], log-probabilities of `ids`
+  int64_t* ranks = nullptr;      // [rows], 1 + the number of larger logits
+  int64_t* best_ids = nullptr;   // [rows][count], best first; among equal logits the lower id first
   float* best = nullptr;         // [rows][count]
 
   int phases() const override { return 1; }
@@ -57,7 +57,7 @@ class TopLogprobs final : public TaskSet {
       const float bound = reached_by({weights, largest, sums, vocab_size}, count);
       if (bound > 0) among = kernels.gather(weights, largest, blocks, bound, found);
     }
-    if (among < count) {  // most weights are zero: take all
+    if (among < count) {  // too few weights are above zero: consider all tokens
       among = vocab_size;
       for (int64_t i = 0; i < among; ++i) found[i].id = static_cast<int32_t>(i);
     }

@@ -64,5 +64,5 @@ def test_env_names_the_right_variants() -> None:
 
 
 def test_unknown_variant_is_rejected() -> None:
-    with pytest.raises(RuntimeError, match="unknown kernel variant 'abacus'; there are: .*scalar"):
+    with pytest.raises(RuntimeError, match="unknown kernel variant 'abacus'; choose from: .*scalar"):
         variants.select("abacus")

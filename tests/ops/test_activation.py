@@ -121,9 +121,9 @@ def test_opcheck() -> None:
 
 def test_invalid_arguments_raise() -> None:
     x = torch.randn(2, 8)
-    with pytest.raises(RuntimeError, match="unknown activation 'swish'; there are: silu"):
+    with pytest.raises(RuntimeError, match="unknown activation 'swish'; choose from: silu"):
         activation.gated_act(x, x, "swish")
-    with pytest.raises(RuntimeError, match="gate and up must have one shape and one dtype"):
+    with pytest.raises(RuntimeError, match="gate and up must have the same shape and dtype"):
         activation.gated_act(x, x[:, :4], "silu")
-    with pytest.raises(RuntimeError, match="gate and up must have one shape and one dtype"):
+    with pytest.raises(RuntimeError, match="gate and up must have the same shape and dtype"):
         activation.gated_act(x, x.half(), "silu")

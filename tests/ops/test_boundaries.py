@@ -98,7 +98,7 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
     "moe-above": (moe_call(expert_ids=IDS + 4), "names expert 4 as choice 0 of token 0, .* experts 0 to 3"),
     "moe-below": (moe_call(expert_ids=IDS - 1), "names expert -1"),
     "moe-floats": (moe_call(expert_ids=IDS.float()), "int64 or int32"),
-    "moe-gate-up": (moe_call(gate_up=packed_weight(4)), "gate_up has 3 panels an expert; .* needs 6"),
+    "moe-gate-up": (moe_call(gate_up=packed_weight(4)), "gate_up has 3 panels per expert; .* needs 6"),
     "moe-gate-up-scheme": (moe_call(scheme="g32"), "another shape or scheme"),
     "moe-no-experts": (
         moe_call(
@@ -106,8 +106,8 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
         ),
         "gate_up holds no experts",
     ),
-    "moe-down": (moe_call(down=packed_weight(4, 48, 40)), "down has 3 panels an expert"),
-    "moe-experts": (moe_call(down=packed_weight(3, 64, 40)), "gate_up holds 4 experts, down 3"),
+    "moe-down": (moe_call(down=packed_weight(4, 48, 40)), "down has 3 panels per expert"),
+    "moe-experts": (moe_call(down=packed_weight(3, 64, 40)), "same number of experts, not 4 and 3"),
     "moe-weights": (moe_call(expert_weights=torch.ones(2, 5)), "expert_weights has 2 rows; x has 5"),
     "moe-limit": (moe_call(activation="swiglu_clamped", limit=-1.0), "limit .* not -1"),
     "moe-nan-limit": (moe_call(activation="swiglu_clamped", limit=float("nan")), "limit .* not nan"),
@@ -123,13 +123,13 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
     "norm-bias": (lambda: norm.layer_norm(X, None, torch.ones(63), 1e-5), r"bias must have shape \(64,\)"),
     "rope-sin": (
         lambda: rope.rope_(torch.ones(3, 2, 8), torch.ones(3, 1, 8), torch.ones(3, 4), torch.ones(3, 2)),
-        "cos and sin must have one shape",
+        "cos and sin must have the same shape",
     ),
     "rope-dtype": (
         lambda: rope.rope_(torch.ones(3, 2, 8), torch.ones(3, 1, 8).half(), *torch.ones(2, 3, 4)),
         "agree in tokens, head size and dtype",
     ),
-    "act-scalar": (lambda: activation.gated_act(SCALAR, SCALAR, "silu"), "one shape and one dtype"),
+    "act-scalar": (lambda: activation.gated_act(SCALAR, SCALAR, "silu"), "the same shape and dtype"),
     "embedding-below": (
         lambda: embedding.split_embedding(
             torch.tensor([3, -1]),

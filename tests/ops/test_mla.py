@@ -305,10 +305,10 @@ def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="int32"):
         mla.new_latent_cache(1, 8, 8, 16, torch.int32)
     invalid: list[tuple[dict[str, object], str]] = [
-        ({"q_latent": batch.q_latent[:, :, :31]}, r"rank \+ rope size of q_latent and q_rope is 39"),
+        ({"q_latent": batch.q_latent[:, :, :31]}, "q_latent and q_rope have together 39 values per head"),
         ({"q_latent": batch.q_latent[0]}, "tokens, heads, rank"),
-        ({"q_latent": batch.q_latent[:, :2]}, "q_rope has the shape"),
-        ({"q_rope": batch.q_rope[:3]}, "q_rope has the shape"),
+        ({"q_latent": batch.q_latent[:, :2]}, "q_rope has shape"),
+        ({"q_rope": batch.q_rope[:3]}, "q_rope has shape"),
         ({"q_rope": batch.q_rope.half()}, "dtype of q_latent"),
         ({"cache": batch.cache[:, :8]}, "block size 8"),
         ({"cache": batch.cache[0]}, "blocks, block size, rank"),
@@ -331,5 +331,5 @@ def test_invalid_arguments_raise() -> None:
         mla.mla_write(latent, k_rope, cache, torch.zeros(1, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="latent and k_rope are 32 and 7 wide"):
         mla.mla_write(latent, k_rope[:, :7], cache, torch.arange(2))
-    with pytest.raises(RuntimeError, match="k_rope has the shape"):
+    with pytest.raises(RuntimeError, match="k_rope has shape"):
         mla.mla_write(latent, k_rope[:1], cache, torch.arange(2))

@@ -145,17 +145,17 @@ def test_opcheck() -> None:
     ("change", "message"),
     [
         ({"scheme": "g33"}, "unknown scheme 'g33'"),
-        ({"scheme": "row"}, "bytes a panel"),
+        ({"scheme": "row"}, "bytes per panel"),
         ({"activation": "tanh"}, "unknown activation 'tanh'"),
-        ({"intermediate": 16}, "panels an expert"),
-        ({"gated": False}, "6 panels an expert; intermediate .without a gate. needs 3"),
+        ({"intermediate": 16}, "panels per expert"),
+        ({"gated": False}, "6 panels per expert; intermediate .without a gate. needs 3"),
         ({"intermediate": 0}, "must be positive"),
-        ({"down": torch.zeros(3, 4, 640, dtype=torch.uint8)}, "down holds 3|experts, down 3"),
+        ({"down": torch.zeros(3, 4, 640, dtype=torch.uint8)}, "same number of experts, not .* and 3"),
         ({"gate_up_bias": torch.zeros(4, 48)}, "gate_up_bias has 192 elements"),
         ({"down_bias": torch.zeros(7)}, "down_bias has 7 elements"),
         ({"expert_ids": torch.zeros(5, 2)}, "int64 or int32"),
         ({"expert_ids": torch.zeros(4, 2, dtype=torch.int64)}, "expert_ids has 4 rows; x has 5"),
-        ({"expert_weights": torch.zeros(5, 1)}, "expert_weights has 1 columns, expert_ids 2"),
+        ({"expert_weights": torch.zeros(5, 1)}, "expert_weights has 1 columns, but expert_ids has 2"),
     ],
 )
 def test_invalid_arguments_raise(change: dict[str, object], message: str) -> None:

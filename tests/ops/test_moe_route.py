@@ -144,7 +144,7 @@ def test_invalid_arguments_raise() -> None:
     with pytest.raises(RuntimeError, match="top_k_groups = 5 must lie in 1 to groups = 4"):
         moe.moe_route(logits, 2, "softmax", True, groups=4, top_k_groups=5)
     with pytest.raises(
-        RuntimeError, match="unknown scoring 'tanh'; there are: softmax, sigmoid, topk_softmax"
+        RuntimeError, match="unknown scoring 'tanh'; choose from: softmax, sigmoid, topk_softmax"
     ):
         moe.moe_route(logits, 2, "tanh", True)
     with pytest.raises(RuntimeError, match="one value for each of the 16 experts; it has 8"):

@@ -151,7 +151,7 @@ def test_invalid_arguments_raise() -> None:
         norm.rms_norm(x, torch.ones(7), 1e-5)
     with pytest.raises(RuntimeError, match="residual must have the shape and the dtype of x"):
         norm.add_rms_norm(x, x.bfloat16(), torch.ones(8), 1e-5)
-    with pytest.raises(RuntimeError, match="weight and bias must have one dtype"):
+    with pytest.raises(RuntimeError, match="weight and bias must have the same dtype"):
         norm.layer_norm(x, torch.ones(8), torch.ones(8).half(), 1e-5)
     with pytest.raises(RuntimeError, match="x must be float32, bfloat16 or float16"):
         norm.rms_norm(x.long(), torch.ones(8), 1e-5)

@@ -154,13 +154,13 @@ def test_invalid_arguments_raise() -> None:
     q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
     with pytest.raises(RuntimeError, match="q and k must agree in tokens"):
         rope.rope_(q, k[:2], cos, sin)
-    with pytest.raises(RuntimeError, match="one row of rotary / 2 values for each of the 3 tokens; it has 2"):
+    with pytest.raises(RuntimeError, match="there are 3 tokens, but the number of rows is 2"):
         rope.rope_(q, k, cos[:2], sin)
-    with pytest.raises(RuntimeError, match="cos turns 8 dimensions, but a head has 6"):
+    with pytest.raises(RuntimeError, match="angles for 8 dimensions, but the head size is 6"):
         rope.rope_(q[..., :6], k[..., :6], cos, sin)
-    with pytest.raises(RuntimeError, match="unzip is for interleaved pairs"):
+    with pytest.raises(RuntimeError, match="unzip needs interleaved=True"):
         rope.rope_(q, k, cos, sin, False, True)
-    with pytest.raises(RuntimeError, match="unzip turns at most 512 dimensions, not 514"):
+    with pytest.raises(RuntimeError, match="unzip can rotate at most 512 dimensions of a head, not 514"):
         rope.rope_(torch.ones(3, 1, 514), torch.ones(3, 1, 514), *torch.ones(2, 3, 257), True, True)
     with pytest.raises(RuntimeError, match="cos must be float32"):
         rope.rope_(q, k, cos.bfloat16(), sin)

@@ -264,7 +264,7 @@ def test_invalid_arguments_raise() -> None:
         draw(logits, output_ids=ids)
     with pytest.raises(RuntimeError, match="output_offsets must begin with 0 and end with the 2 tokens"):
         draw(logits, output_ids=ids, output_offsets=torch.tensor([0, 1, 1]))
-    with pytest.raises(RuntimeError, match="prompt_offsets must not fall"):
+    with pytest.raises(RuntimeError, match="prompt_offsets must not decrease"):
         draw(logits, prompt_ids=ids, prompt_offsets=torch.tensor([0, 5, 2]))
     with pytest.raises(RuntimeError, match="logits of row 1 hold no number above -inf"):
         draw(torch.stack((logits[0], torch.full((30,), math.nan))))

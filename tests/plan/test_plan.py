@@ -28,7 +28,7 @@ def test_token_outside_vocabulary_raises(token_id: int) -> None:
 def test_missing_or_short_inputs_raise() -> None:
     with pytest.raises(RuntimeError, match="input 0 has 6 elements for 7 tokens"):
         run([token_ids(1, 6)], 7)
-    with pytest.raises(RuntimeError, match="there is no input 1 of 1"):
+    with pytest.raises(RuntimeError, match="it reads input 1, but the number of inputs is 1"):
         run([token_ids(1, 6)], 6)
 
 
