@@ -234,7 +234,7 @@ def test_configuration_of_another_model_is_rejected(saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text())
     for modules, message in (
         ({"model.layers.7.mlp.up_proj": {"scheme": "g32i"}}, "does not have: config.json belongs to another"),
-        ({"model.norm": {"scheme": "g32i"}}, "LlamaRMSNorm is no layer to pack"),
+        ({"model.norm": {"scheme": "g32i"}}, "a LlamaRMSNorm cannot be packed"),
         (None, "has no 'modules': save the model again"),
     ):
         config["quantization_config"]["modules"] = modules

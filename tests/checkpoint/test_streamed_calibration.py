@@ -84,7 +84,7 @@ def test_model_that_cannot_be_calibrated_layer_by_layer_is_rejected(
     monkeypatch.setattr(LlamaModel, "forward", _sharing(LlamaModel.forward))
     monkeypatch.setattr(LlamaDecoderLayer, "forward", _writing(inner))
     with pytest.raises(
-        ValueError, match=r"layer by layer \(its layers share more .*: load all of it and use"
+        ValueError, match=r"layer by layer \(its layers share more .*: load the whole model and use"
     ):
         quantize_folder(
             source, tmp_path / "out", Recipe(method="gptq"), progress=False, calibration=CALIBRATION
