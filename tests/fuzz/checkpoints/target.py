@@ -46,9 +46,13 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def load_floats(source: Path) -> dict[str, Tensor]:
     """Loads a checkpoint, without the passes, and returns its weights."""
-    logging.disable(logging.WARNING)
     recipe = Recipe(head=None, importance=False, allow_outliers=True)
-    return tensors_of(load(str(source), recipe, fuse=False))
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        return tensors_of(load(str(source), recipe, fuse=False))
+    finally:
+        logging.disable(before)
 
 
 @cache
