@@ -90,13 +90,14 @@ def test_interrupted_run_resumes(source: Path, tmp_path: Path, monkeypatch: pyte
     )
 
 
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.usefixtures("in_blocks")
 def test_changed_source_or_recipe_is_rejected(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(journal.Journal, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -115,6 +116,23 @@ def test_changed_source_or_recipe_is_rejected(
     assert {layer.scheme for layer in report.layers} == {"row", "int8"}
     with pytest.raises(ValueError, match="is not empty: name a new folder"):
         quantize_folder(source, tmp_path / "out", restart=True, progress=False)
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_runs_that_end_before_their_first_shard_resume(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "quantizing.json.part").write_text("{")
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.Journal, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            quantize_folder(source, out, progress=False)
+    (out / "model-00099.safetensors").write_bytes(b"of a run that was killed before its journal names it")
+    quantize_folder(source, out, restart=True, progress=False)
+    assert not (out / "model-00099.safetensors").exists()
+    assert not (out / "quantizing.json").exists()
 
 
 def test_unsuitable_sources_are_rejected(source: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_armllm.checkpoint.saved_metadata import make_record
 from torch_armllm.checkpoint.tensor_headers import sort_metadata
 from torch_armllm.quant.report import LayerRecord
-from torch_armllm.system.files import atomic_file
+from torch_armllm.system.files import atomic_file, scratch_name
 
 NAME = "quantizing.json"
 INDEX = "model.safetensors.index.json"
@@ -60,16 +60,17 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         if self._file.exists():
             self._open(restart)
-        elif any(folder.iterdir()):
+        elif any(path.name != scratch_name(NAME) for path in folder.iterdir()):
             raise ValueError(f"{folder} is not empty: name a new folder")
+        self._save()  # before all other files: a run that ends early leaves a folder that is known as its own
         self.records = [LayerRecord(**record) for record in self._content["records"]]
         self.modules: dict[str, dict[str, Any]] = self._content["modules"]
 
     def _open(self, restart: bool) -> None:
         content = json.loads(self._file.read_text())
         if restart:
-            for name in {*content["tensors"].values(), NAME}:
-                (self._folder / name).unlink(missing_ok=True)
+            for shard in self._folder.glob("model-*.safetensors"):
+                shard.unlink()
             return
         for key in ("version", "source"):
             if content[key] != self._content[key]:
@@ -114,9 +115,12 @@ class Journal:
             content["tensors"].update(dict.fromkeys(self._waiting, name))
         content["blocks"] += sorted(self._blocks)
         content["records"] = [asdict(record) for record in self.records]
-        with atomic_file(self._file) as scratch:
-            scratch.write_text(json.dumps(content))
+        self._save()
         self._waiting, self._blocks, self._new_modules = {}, set(), {}
+
+    def _save(self) -> None:
+        with atomic_file(self._file) as scratch:
+            scratch.write_text(json.dumps(self._content))
 
     def finish(self) -> int:
         """Writes the index of all shards, and returns the bytes of the model."""

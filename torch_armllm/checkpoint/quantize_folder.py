@@ -110,8 +110,8 @@ def quantize_folder(
             release_free_memory()
     written = journal.finish()
     _write_metadata(model, source, out, ArmInt4Config(recipe, modules=journal.modules))
-    journal.close()
     remove_calibration_files(out)
+    journal.close()  # last: without it, what an interrupted run leaves would be a stranger's folder
     positions = {layer.name: position for position, layer in enumerate(layers)}
     report = Report(sorted(journal.records, key=lambda record: positions[record.name]))
     report.outliers = {record.name: usual for record, usual in find_outliers(report.layers)}

@@ -18,7 +18,7 @@ from torch_armllm.quant.methods.base import Method
 from torch_armllm.quant.methods.calibrated.base import CalibratedMethod
 from torch_armllm.quant.methods.calibrated.layerwise import decoder_layers
 from torch_armllm.quant.methods.registry import make_method
-from torch_armllm.system.files import atomic_file
+from torch_armllm.system.tensor_files import save_tensors
 
 _STATES = "calibrating-{}.pt"
 _TOKENS = "calibrating-tokens.pt"
@@ -93,7 +93,7 @@ class StreamedCalibration:
 
     def resume(self, finished: Sequence[str]) -> None:
         """Saves the tokens, and continues after the blocks that an earlier run has finished."""
-        torch.save(self._tokens, self._out / _TOKENS)
+        save_tensors(self._tokens, self._out / _TOKENS)
         last = max((self._stages[block] for block in finished if block in self._stages), default=-1)
         if 0 <= last < self._last:
             self.method.stages.restore(torch.load(self._out / _STATES.format(last)))
@@ -105,8 +105,7 @@ class StreamedCalibration:
         if stage is not None and stage < self._last:
             self.method.finish(stage)
             file = self._out / _STATES.format(stage)
-            with atomic_file(file) as scratch:
-                torch.save(self.method.stages.state(), scratch)
+            save_tensors(self.method.stages.state(), file)
 
     def commit_block(self, block: str, journal: Journal) -> None:
         """Writes the block's shard, and removes the output of the layer before it."""

@@ -25,12 +25,17 @@ def atomic_file(path: Path, shared: bool = False) -> Iterator[Path]:
         os.close(handle)
         scratch = Path(name)
     else:
-        scratch = path.with_name(path.name + ".part")
+        scratch = path.with_name(scratch_name(path.name))
     try:
         yield scratch
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def scratch_name(name: str) -> str:
+    """Returns the name of a file's scratch file, which a process that was killed leaves."""
+    return f"{name}.part"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_armllm.quant.schemes.base import Quantized, Rounding, Scheme
 from torch_armllm.system.files import atomic_file
+from torch_armllm.system.tensor_files import save_tensors
 
 
 class ResumeCache:
@@ -77,6 +78,5 @@ class _CachedRounding(Rounding):
             if self._rounding is None:
                 self._rounding = self._find()
         quantized = self._rounding.rows(weight, scheme)
-        with atomic_file(file) as scratch:
-            torch.save(asdict(quantized), scratch)
+        save_tensors(asdict(quantized), file)
         return quantized
