@@ -8,7 +8,10 @@ the number of rules.  Within these limits a grammar compiles in less than a seco
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 MAX_BYTES = 256 << 10
@@ -19,6 +22,12 @@ MAX_RULES = 2000
 """Rules and terminals of a Lark grammar."""
 MAX_NESTING = 64
 """Objects and arrays inside each other in a JSON schema, and parentheses in a grammar or regex."""
+MAX_NUMBER = 1 << 53
+"""Magnitude of numbers in ``const`` and ``enum``.  llguidance rounds larger ones to another number, and
+-2⁶³ overflows its stack, however large that is."""
+MAX_MULTIPLE = 100_000
+"""Least common multiple of all ``multipleOf`` of a schema, without factors 2 and 5 and without decimal point.
+The automaton that checks a remainder has a state for each; a million take 7 seconds."""
 
 _RULE = re.compile(r"^[?!]*[A-Za-z_]\w*(\.-?\d+)?(\[[^\]\n]*\])?(\{[^}\n]*\})?\s*:", re.MULTILINE)
 
@@ -37,14 +46,69 @@ def check_size(kind: str, value: Any) -> None:
         _limit("nested levels of the schema", _nesting(value), MAX_NESTING)
         text = value if isinstance(value, str) else json.dumps(value)
         _limit("bytes of the schema", len(text.encode("utf-8", "replace")), MAX_BYTES)
+        _check_numbers(text)
     elif kind in ("grammar", "regex"):
         _limit(f"bytes of the {kind}", len(value.encode("utf-8", "replace")), _BYTES[kind])
         _limit(f"nested parentheses of the {kind}", _depth(value, "(", ")"), MAX_NESTING)
         if kind == "grammar":
             _limit("rules of the grammar", len(_RULE.findall(value)), MAX_RULES)
+            for schema in value.split("%json")[1:]:
+                _check_numbers(schema.lstrip())
 
 
 _BYTES = {"grammar": MAX_BYTES, "regex": MAX_REGEX_BYTES}
+
+
+def _check_numbers(text: str) -> None:
+    """Raises ValueError for numbers that llguidance cannot represent.
+
+    Args:
+        text: begins with a schema; other text is left to the parser, which refuses it.
+    """
+    try:
+        schema, _ = json.JSONDecoder(parse_float=Decimal).raw_decode(text)
+    except (ValueError, ArithmeticError, RecursionError):
+        return
+    multiple = 1
+    for key, number, fixed in _numbers(schema):
+        if fixed and abs(number) > MAX_NUMBER:
+            raise ValueError(
+                f"structured outputs: the number {number} in {key} of the schema is beyond ±2^53, "
+                "where numbers of JSON are not exact; use a string"
+            )
+        if key == "multipleOf":
+            multiple = math.lcm(multiple, _remainders(number))
+            if multiple > MAX_MULTIPLE:
+                raise ValueError(
+                    f"structured outputs: multipleOf {number}: the least common multiple of all multipleOf "
+                    f"of the schema, without factors 2 and 5, may be at most {MAX_MULTIPLE}"
+                )
+
+
+def _numbers(schema: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Yields the key of each number of a schema, the number, and whether the output has to repeat it."""
+    waiting: list[tuple[str, Any, bool]] = [("", schema, False)]
+    while waiting:
+        key, value, fixed = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(name, each, fixed or name in ("const", "enum")) for name, each in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, each, fixed) for each in value]
+        elif isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+            yield key, value, fixed
+
+
+def _remainders(number: int | Decimal) -> int:
+    """Returns the digits of a number as an integer, without factors 2 and 5."""
+    _, digits, _ = Decimal(number).as_tuple()
+    count = int("".join(map(str, digits[:_MAX_DIGITS]))) or 1
+    for factor in (2, 5):
+        while count % factor == 0:
+            count //= factor
+    return count
+
+
+_MAX_DIGITS = 40
 
 
 def _limit(what: str, count: int, limit: int) -> None:

@@ -22,7 +22,7 @@ def chain(rules: int) -> str:
 def cycle(rules: int) -> str:
     names = range(rules - 1)
     return "start: r0\n" + "".join(
-        f'r{i}: r{(i + 1) % len(names)} "a" | r{i * 7 % len(names)}\n' for i in names
+        f'r{i}: r{(i + 1) % len(names)} "a" | r{i * 7 % len(names)} | "b"\n' for i in names
     )
 
 
@@ -55,12 +55,32 @@ def nested(levels: int) -> dict[str, Any]:
         ({"json": nested(100_000)}, "65 nested levels of the schema"),
         ({"json": "[" * 100_000}, "100000 nested levels of the schema"),
         ({"json": references(20_000)}, "bytes of the schema"),
+        ({"json": {"const": -(2**63)}}, "-9223372036854775808 in const of the schema is beyond"),
+        ({"json": {"const": {"a": [-1e300]}}}, "in a of the schema is beyond"),
+        ({"json": '{"anyOf": [{"enum": [1, 9007199254740993]}]}'}, "9007199254740993 in enum of the schema"),
+        ({"grammar": 'start: "a" %json {"const": -9223372036854775808}'}, "in const of the schema is beyond"),
+        ({"json": {"multipleOf": 999_983}}, "multipleOf 999983: the least common multiple"),
+        ({"json": {"multipleOf": 123.4567}}, "multipleOf 123.4567: the least common multiple"),
+        ({"json": {"allOf": [{"multipleOf": p} for p in (97, 101, 103)]}}, "multipleOf .*: the least"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_too_large_formats_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StructuredOutputsParams(**given)
+
+
+def test_usual_numbers_are_allowed() -> None:
+    for schema in (
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"enum": [2**53, -(2**53), 0.5, True]},
+        {
+            "properties": {
+                name: {"multipleOf": m} for name, m in zip("abcd", (0.01, 60, 1000, 1e-9), strict=True)
+            }
+        },
+    ):
+        StructuredOutputsParams(json=schema)
 
 
 LARGEST = {
@@ -70,6 +90,8 @@ LARGEST = {
     "nested": {"json": nested(MAX_NESTING)},
     "choices": {"choice": [f"choice {i}" for i in range(MAX_CHOICES)]},
     "regex": {"regex": "(ab?c*)" * 4000},
+    "numbers": {"json": {"enum": [-(2**53), 2**53]}},
+    "multiples": {"json": {"type": "integer", "multipleOf": 99_991}},
 }
 
 
@@ -95,4 +117,6 @@ for name, given in json.load(sys.stdin).items():
     assert done.returncode == 0, done.stderr[-2000:]
     results = dict(line.split() for line in done.stdout.splitlines())
     assert results.pop("nested") in ("257", "True")
-    assert results == dict.fromkeys(("chain", "cycle", "references", "choices", "regex"), "257"), results
+    assert results == dict.fromkeys(
+        ("chain", "cycle", "references", "choices", "regex", "numbers", "multiples"), "257"
+    ), results
