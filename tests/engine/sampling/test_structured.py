@@ -190,3 +190,26 @@ def test_drafts_do_not_change_structured_outputs(temperature: float, structure: 
         given = torch.cat(rows[at : at + 1 + len(drafted.draft)])
         drafted.token_ids += [d.token_id for d in sampler().verify(given, drafted)]
     assert drafted.output_token_ids[:12] == right
+
+
+def test_drafts_after_the_end_of_a_structured_output_change_nothing() -> None:
+    """A request that ignores EOS continues; only EOS follows, drafted or not."""
+    drafted = sequence(0, {"regex": "yes"}, ignore_eos=True)
+    drafted.token_ids += tokenizer().encode("yes")
+    drafted.draft = [END, END, END]
+    rows = logits(0, 4)
+    rows[:, END] -= 50.0
+    rows[:, OTHER_END] -= 100.0
+    found = sampler().verify(rows, drafted)
+    assert [sample.token_id for sample in found] == [END] * 4
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [{"grammar": "start: start"}, {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}],
+    ids=str,
+)
+def test_formats_without_any_text_are_rejected(structure: dict[str, Any]) -> None:
+    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(**structure))
+    with pytest.raises(ValueError, match="no text matches the format"):
+        sampler().check(wanted)

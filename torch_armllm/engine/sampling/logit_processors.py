@@ -16,8 +16,8 @@ _NEVER = float("-inf")
 class Matcher(Protocol):
     """A grammar's state for one sequence."""
 
-    def forbidden(self, sequence: Sequence, prefix: GenericSequence[int]) -> Tensor | None:
-        """Returns the forbidden next tokens, bool ``(V,)``; None if nothing will be sampled."""
+    def forbidden(self, sequence: Sequence, prefix: GenericSequence[int]) -> Tensor:
+        """Returns the tokens that may not follow the sequence and ``prefix``, bool ``(V,)``."""
         ...
 
 
@@ -69,9 +69,7 @@ class LogitProcessors:
         if banned:
             row.index_fill_(0, torch.tensor(banned), _NEVER)
         if self.matcher is not None:
-            forbidden = self.matcher.forbidden(sequence, prefix)
-            if forbidden is not None:
-                row.masked_fill_(forbidden, _NEVER)
+            row.masked_fill_(self.matcher.forbidden(sequence, prefix), _NEVER)
 
     def _banned(self, sequence: Sequence, prefix: GenericSequence[int]) -> list[int]:
         banned: list[int] = []

@@ -92,6 +92,13 @@ def _compile(grammar: str, tokenizer: Any) -> Any:
     if matcher is None or matcher.is_error():
         reason = messages[0] if matcher is None else matcher.get_error()
         raise ValueError(f"structured outputs: {_first_line(reason)}")
+    first = matcher.deep_copy()
+    first.compute_bitmask()
+    if first.is_error():
+        raise ValueError(
+            f"structured outputs: no text matches the format; it may refer to itself without an end "
+            f"({_first_line(first.get_error())})"
+        )
     return matcher
 
 
@@ -139,12 +146,12 @@ class GrammarMatcher:
         self._forbidden = np.ones(vocab_size, dtype=np.bool_)
         self._eos = list(eos_token_ids)
 
-    def forbidden(self, sequence: Sequence, prefix: GenericSequence[int]) -> Tensor | None:
+    def forbidden(self, sequence: Sequence, prefix: GenericSequence[int]) -> Tensor:
         """Returns the tokens that may not follow the sequence and ``prefix``.
 
         Returns:
-            bool ``(V,)``, valid until the next call; None if the grammar forbids ``prefix``, so that nothing
-            will be sampled there.
+            bool ``(V,)``, valid until the next call.  All but EOS after a prefix outside of the grammar: a
+            draft may continue an output that is complete, with EOS repeated by a request that ignores it.
         """
         new = sequence.token_ids[sequence.prompt_length + self._count :]
         self._count += len(new)
@@ -152,7 +159,7 @@ class GrammarMatcher:
         if self._off_grammar:
             return self._only_eos()
         consumed = self._matcher.try_consume_tokens(list(prefix)) if prefix else 0
-        forbidden = self._mask() if consumed == len(prefix) else None
+        forbidden = self._mask() if consumed == len(prefix) else self._only_eos()
         if consumed:
             self._matcher.rollback(consumed)
         return forbidden
