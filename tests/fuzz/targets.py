@@ -25,6 +25,10 @@ TARGETS = {
         "gguf",
         "floats",
     )
+} | {
+    "scheduler": "tests.fuzz.serving.scheduler:run",
+    "text": "tests.fuzz.serving.text:run",
+    "grammars": "tests.fuzz.serving.grammars:run",
 }
 """Targets by name: the module and the function; more are added as ``TARGETS[name] = "module:function"``."""
 
