@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from torch_armllm.engine.endless_rules import endless_rules
+
 MAX_BYTES = 256 << 10
 """UTF-8 bytes of a grammar, of a schema, or of all choices together."""
 MAX_REGEX_BYTES = 32 << 10
@@ -33,7 +35,7 @@ _RULE = re.compile(r"^[?!]*[A-Za-z_]\w*(\.-?\d+)?(\[[^\]\n]*\])?(\{[^}\n]*\})?\s
 
 
 def check_size(kind: str, value: Any) -> None:
-    """Raises ValueError if a format is larger than its limit.
+    """Raises ValueError if a format is larger than its limit, or a rule of a grammar never ends.
 
     Args:
         kind: field of `StructuredOutputsParams`.
@@ -52,6 +54,11 @@ def check_size(kind: str, value: Any) -> None:
         _limit(f"nested parentheses of the {kind}", _depth(value, "(", ")"), MAX_NESTING)
         if kind == "grammar":
             _limit("rules of the grammar", len(_RULE.findall(value)), MAX_RULES)
+            if endless := endless_rules(value):
+                raise ValueError(
+                    f"structured outputs: no text matches the rule {endless[0][:100]!r}: all its "
+                    "alternatives refer to themselves without an end; add one that does not"
+                )
             for schema in value.split("%json")[1:]:
                 _check_numbers(schema.lstrip())
 

@@ -210,6 +210,5 @@ def test_drafts_after_the_end_of_a_structured_output_change_nothing() -> None:
     ids=str,
 )
 def test_formats_without_any_text_are_rejected(structure: dict[str, Any]) -> None:
-    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(**structure))
-    with pytest.raises(ValueError, match="no text matches the format"):
-        sampler().check(wanted)
+    with pytest.raises(ValueError, match="no text matches the (format|rule 'start')"):
+        sampler().check(SamplingParams(structured_outputs=StructuredOutputsParams(**structure)))
