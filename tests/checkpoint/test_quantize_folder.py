@@ -129,8 +129,10 @@ def test_runs_that_end_before_their_first_shard_resume(
         patch.setattr(journal.Journal, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
             quantize_folder(source, out, progress=False)
+    (out / ".tmpAbC123").write_bytes(b"of a run that was killed while safetensors wrote a shard")
     (out / "model-00099.safetensors").write_bytes(b"of a run that was killed before its journal names it")
     quantize_folder(source, out, restart=True, progress=False)
+    assert not (out / ".tmpAbC123").exists()
     assert not (out / "model-00099.safetensors").exists()
     assert not (out / "quantizing.json").exists()
 

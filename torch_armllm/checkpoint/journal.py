@@ -67,6 +67,8 @@ class Journal:
         self.modules: dict[str, dict[str, Any]] = self._content["modules"]
 
     def _open(self, restart: bool) -> None:
+        for scratch in self._folder.glob(".tmp*"):  # of safetensors, in a run that was killed
+            scratch.unlink()
         content = json.loads(self._file.read_text())
         if restart:
             for shard in self._folder.glob("model-*.safetensors"):
