@@ -6,7 +6,7 @@
 #   make lint       ruff, clang-format, the order of the layers, docstrings and line lengths
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
-#   make faults     kills and full disks at random moments of quantizing a folder: ROUNDS=200
+#   make faults     kills and full disks at random moments of quantize, eval and storing plans: ROUNDS=200
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
@@ -138,7 +138,10 @@ asan: $(READY)
 	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest tests/ops -p no:cacheprovider $(ARGS)
 
 faults: $(READY)
-	$(PY) -m tests.faults.interrupted_quantize --rounds $(ROUNDS) $(ARGS)
+	for method in rtn mse gptq awq; do \
+	  $(PY) -m tests.faults.interrupted_quantize --rounds $(ROUNDS) --method $$method $(ARGS) || exit; done
+	$(PY) -m tests.faults.interrupted_eval --rounds $(ROUNDS) $(ARGS)
+	$(PY) -m tests.faults.interrupted_plan_cache --rounds $(ROUNDS) $(ARGS)
 
 wheel: $(READY)
 	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,43 @@ def test_interrupted_run_resumes(
     assert _eval(tiny_folder, own_tasks, file, *limit, names=names) == 0
     assert asked == ["own_text", "own_letters", "own_text", "own_text", "own_letters"]
     assert json.loads((tmp_path / "out.json").read_text())["table"] == whole
+
+
+def test_texts_are_compared_once_the_baseline_succeeds(
+    tiny_folder: Path, own_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = ("--limit", "2", "--quantization", "f32,int4-g32i")
+    assert _eval(tiny_folder, own_tasks, f"--json={tmp_path / 'whole.json'}", *limit, names="own_text") == 0
+    own = run.load_variant
+
+    def load(source: str, scheme: Any, *more: Any) -> Any:
+        if scheme.name == "f32":
+            raise RuntimeError("no room")
+        return own(source, scheme, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "load_variant", load)
+        assert _eval(tiny_folder, own_tasks, f"--json={tmp_path / 'out.json'}", *limit, names="own_text") == 2
+    assert _eval(tiny_folder, own_tasks, f"--json={tmp_path / 'out.json'}", *limit, names="own_text") == 0
+    tables = [json.loads((tmp_path / name).read_text())["table"] for name in ("whole.json", "out.json")]
+    assert tables[0] == tables[1] and tables[0][-1]["kl"] > 0
+
+
+def test_full_disk_ends_the_run(
+    tiny_folder: Path,
+    own_tasks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run.BaselineLogits, "add", full)
+    file = f"--json={tmp_path / 'out.json'}"
+    assert _eval(tiny_folder, own_tasks, file, "--quantization", "f32,int4-g32i", names="own_text") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_results_of_other_settings_are_rejected(

@@ -15,51 +15,25 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from tests.faults.forked import REFUSED, exit_code, fork
 from tests.support.models import tiny, token_ids
 from torch_armllm.checkpoint.quantize_folder import quantize_folder
 from torch_armllm.quant.methods.base import CALIBRATED
 from torch_armllm.quant.recipe import Recipe
-
-_REFUSED = 7
-"""Exit status of a run that raised OSError."""
 
 
 def digests(folder: Path) -> dict[str, str]:
     """Returns a digest of each file in a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-
-
-def fork(work: Callable[[], object], most_bytes: int | None = None) -> int:
-    """Runs a function in a forked process, with a limit on the size of files; returns the process id."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        if most_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-        work()
-        status = 0
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        full = isinstance(error, OSError) or "os error 27" in text  # safetensors has an error of its own
-        status = _REFUSED if full else 1
-        if not full:
-            traceback.print_exception(error)
-    finally:
-        os._exit(status)
 
 
 def interrupt(rounds: int, method: str, seed: int, folder: Path) -> dict[str, int]:
@@ -78,7 +52,7 @@ def interrupt(rounds: int, method: str, seed: int, folder: Path) -> dict[str, in
         quantize_folder(source, to, Recipe(method=method), progress=False, calibration=calibration)
 
     began = time.perf_counter()
-    assert os.waitstatus_to_exitcode(os.waitpid(fork(lambda: run(folder / "whole")), 0)[1]) == 0
+    assert exit_code(fork(lambda: run(folder / "whole"))) == 0
     longest = time.perf_counter() - began
     expected = digests(folder / "whole")
     largest = max(path.stat().st_size for path in (folder / "whole").iterdir())
@@ -90,7 +64,7 @@ def interrupt(rounds: int, method: str, seed: int, folder: Path) -> dict[str, in
         if not full and not last:
             time.sleep(draw.random() * longest)
             os.kill(child, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = exit_code(child)
         if code == 0:
             if (found := digests(out)) != expected:
                 names = sorted(name for name, _ in found.items() ^ expected.items())
@@ -99,7 +73,7 @@ def interrupt(rounds: int, method: str, seed: int, folder: Path) -> dict[str, in
             counts["finished"] += 1
         elif code == -signal.SIGKILL and not full:
             counts["killed"] += 1
-        elif code == _REFUSED and full:
+        elif code == REFUSED and full:
             counts["full"] += 1
         else:
             raise RuntimeError(f"round {number} of seed {seed}: the run exited with {code}")

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -192,6 +193,43 @@ def test_unwritable_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert tokens(load(folder)) == tokens(load(folder))
+
+
+def test_full_disk_leaves_the_model_usable(
+    plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved("llama", tmp_path / "model")
+
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(entry, "save_file", full)
+    with caplog.at_level(logging.INFO, "torch_armllm"):
+        assert tokens(load(folder))
+    assert "the plan is not cached" in caplog.text and "No space left" in caplog.text
+    assert not list(plans.iterdir())
+
+
+def test_scratch_files_of_killed_processes_are_deleted(plans: Path, tmp_path: Path) -> None:
+    plans.mkdir(parents=True)
+    old, new = plans / "tmpold", plans / "tmpnew"
+    for file in (old, new):
+        file.write_text("half an entry")
+    os.utime(old, (0, 0))
+    load(saved("llama", tmp_path / "model"))
+    assert not old.exists() and new.exists()
+
+
+def test_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved("llama", tmp_path / "model")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    first = load(folder)
+    assert not is_stored(first) and tokens(first) == tokens(load(folder))
 
 
 def served(folder: Path) -> tuple[bool, str, bool, list[float], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import tempfile
@@ -16,11 +17,14 @@ from torch_armllm.checkpoint.load import load_tokenizer
 from torch_armllm.evaluation.distributions import BaselineLogits, LogitComparison
 from torch_armllm.evaluation.harness import ArmLM
 from torch_armllm.evaluation.loading import bits_of, load_variant
-from torch_armllm.evaluation.results_file import ResultsFile
+from torch_armllm.evaluation.results_file import ResultsFile, VariantResult
 from torch_armllm.evaluation.task_results import TaskResult
 from torch_armllm.evaluation.variant import Variant
 
 logger = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ def run(
 ) -> None:
     """Evaluates all variants; a failure is recorded with its reason, and the next variant runs.
 
+    A text that was compared with nothing, since the baseline had failed, is evaluated again once the baseline
+    has succeeded.
+
     Args:
         model: see `load_variant`.
         tasks: lm-eval's tasks by name.
@@ -75,18 +82,26 @@ def run(
         options: settings of all variants.
         scratch: a folder for the baseline's logits, which a resumed run needs; None: a temporary one.
         progress: shows bars.
+
+    Raises:
+        OSError: the disk is full, so later results would be lost; a resumed run has the earlier ones.
     """
     with ExitStack() as stack:
         folder = scratch or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(exist_ok=True)
         for variant in variants:
             result = results.begin(variant.name)
-            missing = [name for name in tasks if name not in result.tasks]
-            if not missing:
+            if variant is not variants[0]:
+                base = results.variants[variants[0].name]
+                for name in [n for n in result.tasks if _lacks_comparison(n, result, base, folder)]:
+                    del result.tasks[name]
+            if all(name in result.tasks for name in tasks):
                 continue
             try:
                 _evaluate_variant(model, tasks, variant, variants[0], results, options, folder, progress)
             except Exception as error:
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    raise
                 logger.exception("%s failed", variant.name)
                 result.error = f"{type(error).__name__}: {error}"
             results.save()
@@ -119,7 +134,7 @@ def _evaluate_variant(
     for name, task in tasks.items():
         if name in result.tasks:
             continue
-        file = folder / f"{name}.logits"
+        file = _logits_file(folder, name)
         base = results.variants[baseline.name].tasks.get(name)
         watch = _logit_observer(file, variant is baseline, base, options) if _is_text(task) else None
         lm.watch = watch.add if watch else None
@@ -133,6 +148,18 @@ def _evaluate_variant(
             task_result.distributions = watch.result()
         result.tasks[name] = task_result
         results.save()
+
+
+def _lacks_comparison(name: str, result: VariantResult, base: VariantResult, folder: Path) -> bool:
+    """True if a task's distributions were not compared, but can be."""
+    task, of_base = result.tasks[name], base.tasks.get(name)
+    if task.distributions or of_base is None or not of_base.distributions.get("tokens"):
+        return False
+    return _logits_file(folder, name).exists()
+
+
+def _logits_file(folder: Path, task: str) -> Path:
+    return folder / f"{task}.logits"
 
 
 def _is_text(task: Any) -> bool:

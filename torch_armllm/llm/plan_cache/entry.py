@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch_armllm.system.files import atomic_file, cache_folder
 
 _MAX_ENTRIES = 64
 """Number of entries; older ones are deleted."""
+_ABANDONED = 3600.0
+"""Seconds after which a scratch file belongs to a process that was killed."""
 
 
 def folder() -> Path:
@@ -39,14 +43,33 @@ def _digest(metadata: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def write(key: PlanKey, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes an entry atomically and deletes the oldest beyond the limit."""
+    """Writes an entry atomically, and deletes the oldest beyond the limit and what killed processes left.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
     folder().mkdir(parents=True, exist_ok=True)
     text = json.dumps({"key": key, **metadata})
     copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     with atomic_file(_path(key), shared=True) as scratch:
-        save_file(copies, scratch, {"entry": text, "sha256": _digest(text, copies)})
-    entries = sorted(folder().glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    for old in entries[:-_MAX_ENTRIES]:
+        try:
+            save_file(copies, scratch, {"entry": text, "sha256": _digest(text, copies)})
+        except SafetensorError as error:  # of a full disk
+            raise OSError(f"{_path(key)} cannot be written: {error}") from error
+    _clean()
+
+
+def _clean() -> None:
+    """Deletes the oldest entries beyond the limit, and old scratch files."""
+    entries = []
+    for path in folder().iterdir():
+        with suppress(FileNotFoundError):  # other processes clean, too
+            time_ns = path.stat().st_mtime_ns
+            if path.suffix == ".safetensors":
+                entries.append((time_ns, path))
+            elif time_ns < time.time_ns() - _ABANDONED * 1e9:
+                path.unlink()
+    for _, old in sorted(entries)[:-_MAX_ENTRIES]:
         old.unlink(missing_ok=True)
 
 

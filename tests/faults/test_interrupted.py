@@ -1,0 +1,29 @@
+"""Commands survive SIGKILL and a full disk at random moments: the next run ends as an uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+_WORK = {
+    "quantize mse": ["quantize", "--rounds", "8", "--method", "mse"],
+    "quantize gptq": ["quantize", "--rounds", "8", "--method", "gptq"],
+    "eval": ["eval", "--rounds", "3"],
+    "plan cache": ["plan_cache", "--rounds", "2"],
+}
+
+
+@pytest.mark.parametrize("work", _WORK)
+def test_work_is_completed_after_interruptions(work: str) -> None:
+    if work == "eval":
+        pytest.importorskip("lm_eval")
+    name, *arguments = _WORK[work]
+    # in a process of its own: it forks, and torch's threads do not survive that
+    command = [sys.executable, "-m", f"tests.faults.interrupted_{name}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts.get("finished", 0) + counts.get("whole", 0) > 0
