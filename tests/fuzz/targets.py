@@ -29,6 +29,7 @@ TARGETS = {
     "scheduler": "tests.fuzz.serving.scheduler:run",
     "text": "tests.fuzz.serving.text:run",
     "grammars": "tests.fuzz.serving.grammars:run",
+    "http": "tests.fuzz.serving.http:run",
 }
 """Targets by name: the module and the function; more are added as ``TARGETS[name] = "module:function"``."""
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 
+import httpx
 import pytest
 
-from tests.fuzz.serving import scheduler, text
+from tests.fuzz.serving import http, scheduler, text
 from tests.fuzz.targets import target_named
 from torch_armllm.engine.text.stopping import OutputText
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("scheduler", 25), ("text", 600), ("grammars", 150)])
+@pytest.mark.parametrize(
+    ("name", "seeds"), [("scheduler", 25), ("text", 600), ("grammars", 150), ("http", 200)]
+)
 def test_random_inputs(name: str, seeds: int) -> None:
     if name == "grammars":
         pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -38,6 +41,20 @@ def test_wrong_token_is_a_finding(one_thread: None) -> None:
         request.tokens[0][-1] += 1
     with pytest.raises(scheduler.Finding, match="alone:"):
         machine.check()
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(500, json={}),
+        httpx.Response(400, json={"error": {"message": "no"}}),
+        httpx.Response(200, headers={"content-type": "text/event-stream"}, text="data: {}\n\n"),
+    ],
+)
+def test_responses_that_are_findings(response: httpx.Response) -> None:
+    response.request = httpx.Request("POST", "http://localhost/v1/completions")
+    with pytest.raises(http.Finding):
+        http.check(response)
 
 
 def test_text_that_is_taken_back_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
