@@ -22,9 +22,9 @@ bool same_shape(const Tensor& a, const Tensor& b) {
 }
 
 Tensor gated_act(Tensor given_gate, Tensor given_up, std::string activation) {
-  STD_TORCH_CHECK(given_gate.dim() >= 1 && same_shape(given_gate, given_up) &&
-                      given_gate.scalar_type() == given_up.scalar_type(),
-                  "gate and up must have the same shape and dtype");
+  STD_TORCH_CHECK(
+      given_gate.dim() >= 1 && same_shape(given_gate, given_up) && type_of(given_gate) == type_of(given_up),
+      "gate and up must have the same shape and dtype");
   const Tensor gate = as_rows(given_gate), up = as_rows(given_up);
   Tensor out = torch::stable::new_empty(gate, gate.sizes());
   GatedAct act;

@@ -23,7 +23,7 @@ struct CacheShape {
 };
 
 inline CacheType cache_type_of(const Tensor& cache) {
-  switch (cache.scalar_type()) {
+  switch (type_of(cache)) {
     case ScalarType::Float:
       return CacheType::f32;
     case ScalarType::BFloat16:
@@ -50,7 +50,7 @@ inline float* check_scales(const std::optional<Tensor>& scales, const CacheShape
                              ", " + std::to_string(shape.block_size) + ")";
   STD_TORCH_CHECK(scales.has_value(), "an int8 cache needs ", name, ": float32 of shape ", wanted);
   STD_TORCH_CHECK(
-      scales->scalar_type() == ScalarType::Float && scales->dim() == 3 && scales->size(0) == shape.blocks &&
+      type_of(*scales) == ScalarType::Float && scales->dim() == 3 && scales->size(0) == shape.blocks &&
           scales->size(1) == shape.kv_heads && scales->size(2) == shape.block_size && scales->is_contiguous(),
       name, " must be contiguous float32 of shape ", wanted, ", not of shape ", shape_of(*scales));
   return static_cast<float*>(scales->data_ptr());
@@ -90,22 +90,25 @@ inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int6
 }
 
 inline Tensor int32_vector(const Tensor& t, int64_t size, const char* name, const char* what) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.size(0) == size, name,
+  STD_TORCH_CHECK(type_of(t) == ScalarType::Int && t.dim() == 1 && t.size(0) == size, name,
                   " must be int32 of shape (", size, "), ", what, ", not of shape ", shape_of(t));
   return torch::stable::contiguous(t);
 }
 
 inline Tensor int32_table(const Tensor& t, int64_t sequences) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.dim() == 2 && t.size(0) == sequences,
+  STD_TORCH_CHECK(type_of(t) == ScalarType::Int && t.dim() == 2 && t.size(0) == sequences,
                   "block_table must be int32 of shape (", sequences, ", blocks), not of shape ", shape_of(t));
   return torch::stable::contiguous(t);
 }
 
-// Checks a step's metadata against the cache, so that nothing is read out of bounds.
-inline void check_sequences(const AttentionArgs& a, int64_t blocks) {
+// Checks a step's metadata against the cache, so that nothing is read out of bounds.  Lowers the caller's
+// bound of the lengths and its window to the most that the block table holds: sums of them do not overflow.
+inline void check_sequences(AttentionArgs& a, int64_t blocks) {
+  const int64_t room = a.block_table_stride * a.block_size;
   STD_TORCH_CHECK(a.query_start[0] == 0 && a.query_start[a.sequences] == a.tokens,
                   "query_start must run from 0 to the number of tokens, ", a.tokens, ", not from ",
                   a.query_start[0], " to ", a.query_start[a.sequences]);
+  if (a.window > room) a.window = 0;
   for (int64_t b = 0; b < a.sequences; ++b) {
     const int64_t tokens = a.query_start[b + 1] - a.query_start[b], length = a.seq_lens[b];
     STD_TORCH_CHECK(tokens >= 0, "query_start must not decrease: sequence ", b, " has ", tokens, " tokens");
@@ -125,6 +128,7 @@ inline void check_sequences(const AttentionArgs& a, int64_t blocks) {
                       ", but the number of blocks in the cache is ", blocks);
     }
   }
+  if (a.max_seq_len > room) a.max_seq_len = room;
 }
 
 }  // namespace armllm

@@ -24,7 +24,7 @@ void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots,
                   "v has the shape ", shape_of(v), ", but for ", tokens, " tokens and v_cache ",
                   shape_of(v_cache), " it must have the shape (", tokens, ", ", cache.kv_heads, ", ",
                   cache.value_size, ")");
-  STD_TORCH_CHECK(slots.scalar_type() == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
+  STD_TORCH_CHECK(type_of(slots) == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
                   "slots must be int64 of shape (", tokens, "), one slot per token");
   slots = torch::stable::contiguous(slots);
 

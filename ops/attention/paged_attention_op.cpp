@@ -23,7 +23,7 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   PagedAttention set;
   AttentionArgs& a = set.args;
   if (sinks) {
-    STD_TORCH_CHECK(sinks->numel() == q.size(1) && sinks->scalar_type() == ScalarType::Float,
+    STD_TORCH_CHECK(sinks->numel() == q.size(1) && type_of(*sinks) == ScalarType::Float,
                     "sinks must be float32, one for each of the ", q.size(1), " q heads");
     sinks = torch::stable::contiguous(*sinks);
     a.sinks = static_cast<const float*>(sinks->data_ptr());

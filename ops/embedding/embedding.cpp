@@ -54,12 +54,12 @@ ScalarType type_named(const std::string& name) {
 }
 
 Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype) {
-  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, "split_embedding: ids must be int64");
-  STD_TORCH_CHECK(rest.dim() == 2 && rest.scalar_type() == ScalarType::Char && rest.is_contiguous(),
+  STD_TORCH_CHECK(type_of(ids) == ScalarType::Long, "split_embedding: ids must be int64");
+  STD_TORCH_CHECK(rest.dim() == 2 && type_of(rest) == ScalarType::Char && rest.is_contiguous(),
                   "split_embedding: rest must be contiguous int8 of shape (vocabulary, width)");
   const int64_t vocab_size = rest.size(0), width = rest.size(1);
   const int64_t bytes = panel_layout(Scheme::i8, width).bytes;
-  STD_TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == ScalarType::Byte &&
+  STD_TORCH_CHECK(weight.dim() == 2 && type_of(weight) == ScalarType::Byte &&
                       weight.size(0) == ceil_div(vocab_size, kPanel) && weight.size(1) == bytes &&
                       weight.stride(1) == 1,
                   "split_embedding: weight must be uint8 of shape (", ceil_div(vocab_size, kPanel), ", ",

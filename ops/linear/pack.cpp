@@ -190,13 +190,13 @@ const char* unit_of(Scheme scheme) {
 // q is (N, K), or (E, N, K) for experts.
 Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Tensor& scales, Scheme scheme,
             const std::optional<Tensor>& zeros, const std::optional<Tensor>& offsets) {
-  STD_TORCH_CHECK(q.scalar_type() == ScalarType::Char && (q.dim() == 2 || q.dim() == 3),
+  STD_TORCH_CHECK(type_of(q) == ScalarType::Char && (q.dim() == 2 || q.dim() == 3),
                   "q must be int8 of shape (N, K), or (E, N, K) for experts");
   if (has_bf16_scales(scheme)) {
-    STD_TORCH_CHECK(scales.scalar_type() == ScalarType::BFloat16,
+    STD_TORCH_CHECK(type_of(scales) == ScalarType::BFloat16,
                     "scales must be bfloat16 for schemes that end in 'b'");
   } else {
-    STD_TORCH_CHECK(scales.scalar_type() == ScalarType::Float, "scales must be float32");
+    STD_TORCH_CHECK(type_of(scales) == ScalarType::Float, "scales must be float32");
   }
   STD_TORCH_CHECK(multipliers.has_value() == (scheme == Scheme::g32i),
                   "multipliers are required by scheme g32i and invalid for other schemes");
@@ -212,17 +212,17 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   const Tensor values = contiguous(q), dense_scales = contiguous(scales);
   std::optional<Tensor> factors, zero_points, weight_offsets;
   if (multipliers.has_value()) {
-    STD_TORCH_CHECK(multipliers->scalar_type() == ScalarType::Byte, "multipliers must be uint8");
+    STD_TORCH_CHECK(type_of(*multipliers) == ScalarType::Byte, "multipliers must be uint8");
     check_sizes(*multipliers, q, layout.groups, "multipliers", "32");
     factors = contiguous(*multipliers);
   }
   if (zeros.has_value()) {
-    STD_TORCH_CHECK(zeros->scalar_type() == ScalarType::Byte, "zeros must be uint8");
+    STD_TORCH_CHECK(type_of(*zeros) == ScalarType::Byte, "zeros must be uint8");
     check_sizes(*zeros, q, columns, "zeros", unit_of(scheme));
     zero_points = contiguous(*zeros);
   }
   if (offsets.has_value()) {
-    STD_TORCH_CHECK(offsets->scalar_type() == ScalarType::Float, "offsets must be float32");
+    STD_TORCH_CHECK(type_of(*offsets) == ScalarType::Float, "offsets must be float32");
     check_sizes(*offsets, q, columns, "offsets", unit_of(scheme));
     weight_offsets = contiguous(*offsets);
   }
@@ -275,10 +275,13 @@ Tensor pack_int8(Tensor q, Tensor scales) {
 
 Tensor unpack_weight(Tensor weight, int64_t out_features, int64_t in_features, std::string scheme) {
   const Scheme kind = scheme_of(scheme);
-  STD_TORCH_CHECK(in_features >= 1 && out_features >= 1, "out_features and in_features must be positive");
+  constexpr int64_t kMost = int64_t{1} << 40;  // sizes in bytes fit 64 bits
+  STD_TORCH_CHECK(in_features >= 1 && out_features >= 1 && in_features <= kMost && out_features <= kMost,
+                  "out_features and in_features must be positive sizes of a weight, not ", out_features,
+                  " and ", in_features);
   const PanelLayout layout = panel_layout(kind, in_features);
   const int64_t dims = weight.dim(), panels = ceil_div(out_features, kPanel);
-  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte && (dims == 2 || dims == 3),
+  STD_TORCH_CHECK(type_of(weight) == ScalarType::Byte && (dims == 2 || dims == 3),
                   "weight must be uint8 of shape (panels, panel_bytes), or (E, panels, panel_bytes)");
   STD_TORCH_CHECK(weight.size(dims - 2) == panels && weight.size(dims - 1) == layout.bytes &&
                       weight.stride(dims - 1) == 1,

@@ -33,7 +33,7 @@ void check_weight(const Tensor& weight, const Tensor& x, int64_t out_features, S
   const int64_t in_features = last_size(x), panels = copies * ceil_div(out_features, kPanel);
   const int64_t bytes = panel_layout(scheme, in_features).bytes;
   STD_TORCH_CHECK(
-      weight.scalar_type() == ScalarType::Byte && weight.dim() == 2,
+      type_of(weight) == ScalarType::Byte && weight.dim() == 2,
       "weight must be uint8 of shape (panels, panel_bytes), as pack_int4 and pack_int8 return it");
   STD_TORCH_CHECK(weight.size(0) == panels, "weight has ", weight.size(0),
                   " panels of 16 rows; out_features = ", out_features, " needs ", panels);
@@ -60,20 +60,20 @@ struct ActivationSource {
   Tensor tensor, rows, scales;
   ScalarType type;  // of the output
 
-  explicit ActivationSource(const Tensor& x) : tensor(x), rows(as_rows(x)), type(x.scalar_type()) {}
+  explicit ActivationSource(const Tensor& x) : tensor(x), rows(as_rows(x)), type(type_of(x)) {}
   ActivationSource(const Tensor& q, const Tensor& q_scales, const std::string& dtype)
       : tensor(q), rows(as_rows(q)), scales(contiguous(q_scales)), type(float_type(dtype)) {
     STD_TORCH_CHECK(
-        q.scalar_type() == ScalarType::Char && q.dim() >= 1 && last_size(q) % kGroup == 0,
+        type_of(q) == ScalarType::Char && q.dim() >= 1 && last_size(q) % kGroup == 0,
         "q must be int8 with whole groups of 32 in its last dimension, as rms_norm_int8 returns it");
-    STD_TORCH_CHECK(q_scales.scalar_type() == ScalarType::Float && q_scales.numel() == row_count(q),
+    STD_TORCH_CHECK(type_of(q_scales) == ScalarType::Float && q_scales.numel() == row_count(q),
                     "scales must be float32 with one value for each of the ", row_count(q),
                     " rows of q; it has ", q_scales.numel());
   }
 
   template <typename Args>
   void describe(Args& args) const {
-    if (type == tensor.scalar_type()) {
+    if (type == type_of(tensor)) {
       args.x = rows_of(rows, "x");
       return;
     }
@@ -99,7 +99,7 @@ Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_
   const Bias b(bias, out_features, "bias");
   Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features), source.type);
   if (residual.has_value()) {
-    STD_TORCH_CHECK(residual->scalar_type() == source.type, "residual must have the dtype of x");
+    STD_TORCH_CHECK(type_of(*residual) == source.type, "residual must have the dtype of x");
     STD_TORCH_CHECK(residual->dim() == out.dim(), "residual must have the shape of the result");
     for (int64_t d = 0; d < out.dim(); ++d)
       STD_TORCH_CHECK(residual->size(d) == out.size(d), "residual has size ", residual->size(d),

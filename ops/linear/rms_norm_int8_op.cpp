@@ -34,8 +34,8 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_int8(Tensor given_x, Tensor given_we
   const Tensor x = as_rows(given_x), weight = torch::stable::contiguous(given_weight);
   check_parameter(weight, x, "weight");
   RmsNormInt8 norm;
-  norm.args.weight = weight.data_ptr();
   norm.args.weight_type = dtype_of(weight, "weight");
+  norm.args.weight = weight.data_ptr();
   norm.args.eps = static_cast<float>(eps);
   norm.args.weight_offset = static_cast<float>(weight_offset);
   std::vector<int64_t> sizes;

@@ -55,7 +55,7 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
   STD_TORCH_CHECK(q_rope.dim() == 3 && q_rope.size(0) == tokens && q_rope.size(1) == heads,
                   "q_rope has shape ", shape_of(q_rope), ", but q_latent has shape ", shape_of(q_latent),
                   ": they must agree in tokens and heads");
-  STD_TORCH_CHECK(q_rope.scalar_type() == q_latent.scalar_type(), "q_rope must have the dtype of q_latent");
+  STD_TORCH_CHECK(type_of(q_rope) == type_of(q_latent), "q_rope must have the dtype of q_latent");
   STD_TORCH_CHECK(heads > 0 && rank > 0,
                   "q_latent must have at least one head and a rank of at least 1, not shape ",
                   shape_of(q_latent));
@@ -118,7 +118,7 @@ void mla_write(Tensor latent, Tensor k_rope, Tensor cache, Tensor slots) {
   STD_TORCH_CHECK(latent.size(1) + k_rope.size(1) == latents.width, "latent and k_rope are ", latent.size(1),
                   " and ", k_rope.size(1), " wide, but a position of cache ", shape_of(cache), " has ",
                   latents.width);
-  STD_TORCH_CHECK(slots.scalar_type() == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
+  STD_TORCH_CHECK(type_of(slots) == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
                   "slots must be int64 of shape (", tokens, "), one per token");
   slots = torch::stable::contiguous(slots);
   latent = as_rows(latent);

@@ -13,7 +13,7 @@ using torch::stable::contiguous;
 void check_experts(const Tensor& weight, const char* name, const char* out, const char* in, int64_t panels,
                    Scheme scheme, int64_t in_features) {
   const int64_t bytes = panel_layout(scheme, in_features).bytes;
-  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Byte && weight.dim() == 3, name,
+  STD_TORCH_CHECK(type_of(weight) == ScalarType::Byte && weight.dim() == 3, name,
                   " must be uint8 of shape (experts, panels, panel_bytes), as pack_int4 returns it");
   STD_TORCH_CHECK(weight.size(1) == panels, name, " has ", weight.size(1), " panels per expert; ", out,
                   " needs ", panels);
@@ -43,8 +43,8 @@ std::vector<int32_t> checked_ids(const Tensor& ids, int64_t top_k, int64_t exper
 }
 
 std::vector<int32_t> expert_numbers(const Tensor& ids, int64_t top_k, int64_t experts) {
-  if (ids.scalar_type() == ScalarType::Int) return checked_ids<int32_t>(contiguous(ids), top_k, experts);
-  STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long, "expert_ids must be int64 or int32");
+  if (type_of(ids) == ScalarType::Int) return checked_ids<int32_t>(contiguous(ids), top_k, experts);
+  STD_TORCH_CHECK(type_of(ids) == ScalarType::Long, "expert_ids must be int64 or int32");
   return checked_ids<int64_t>(contiguous(ids), top_k, experts);
 }
 

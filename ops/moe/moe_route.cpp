@@ -53,7 +53,7 @@ std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::st
     STD_TORCH_CHECK(correction_bias->dim() == 1 && correction_bias->numel() == route.args.experts,
                     "correction_bias must have one value for each of the ", route.args.experts,
                     " experts; it has ", correction_bias->numel());
-    STD_TORCH_CHECK(correction_bias->scalar_type() == ScalarType::Float, "correction_bias must be float32");
+    STD_TORCH_CHECK(type_of(*correction_bias) == ScalarType::Float, "correction_bias must be float32");
     bias = torch::stable::contiguous(*correction_bias);
     route.args.correction_bias = static_cast<const float*>(bias.data_ptr());
   }

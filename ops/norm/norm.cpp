@@ -26,6 +26,7 @@ void set_input(NormArgs& args, const Tensor& x, Tensor& out) {
 template <typename Norm>
 Tensor normalize(Norm& norm, const Tensor& given_x, const Tensor* given_residual, Tensor* sum) {
   STD_TORCH_CHECK(given_x.dim() >= 1, "x must have at least one dimension");
+  dtype_of(given_x, "x");
   const Tensor x = as_rows(given_x);
   Tensor out = torch::stable::new_empty(x, x.sizes());
   set_input(norm.args, x, out);
@@ -45,8 +46,8 @@ Tensor rms(const Tensor& x, const Tensor* residual, Tensor* sum, const Tensor& g
   const Tensor weight = torch::stable::contiguous(given_weight);
   check_parameter(weight, x, "weight");
   RmsNorm norm;
-  norm.args.weight = weight.data_ptr();
   norm.args.weight_type = dtype_of(weight, "weight");
+  norm.args.weight = weight.data_ptr();
   norm.args.eps = static_cast<float>(eps);
   norm.args.weight_offset = static_cast<float>(weight_offset);
   return normalize(norm, x, residual, sum);
@@ -66,7 +67,7 @@ Tensor layer(const Tensor& x, const Tensor* residual, Tensor* sum, const std::op
   if (bias) {
     kept_bias = torch::stable::contiguous(*bias);
     check_parameter(kept_bias, x, "bias");
-    STD_TORCH_CHECK(!weight || weight->scalar_type() == bias->scalar_type(),
+    STD_TORCH_CHECK(!weight || type_of(*weight) == type_of(*bias),
                     "weight and bias must have the same dtype");
     norm.args.bias = kept_bias.data_ptr();
     norm.args.weight_type = dtype_of(kept_bias, "bias");

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "runtime/tensor_args.h"
+
 namespace armllm {
 namespace {
 
@@ -63,7 +65,7 @@ char* Frame::address(const View& view) const {
       STD_TORCH_CHECK(tensor.numel() >= tokens && tensor.is_contiguous(), "plan: input ", view.index, " has ",
                       tensor.numel(), " elements for ", tokens,
                       " tokens; it must be contiguous with one element per token");
-      STD_TORCH_CHECK(tensor.scalar_type() == scalar_type(view.type), "plan: input ", view.index,
+      STD_TORCH_CHECK(type_of(tensor) == scalar_type(view.type), "plan: input ", view.index,
                       " has another dtype than the program reads: ids and positions must be int64");
       base = static_cast<char*>(tensor.data_ptr());
       break;
@@ -134,7 +136,7 @@ void Plan::check_outputs(const std::vector<Tensor>& outputs, int64_t tokens) con
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Tensor& output = outputs[i];
     const bool fits = output.dim() == 2 && output.size(0) == tokens && output.size(1) == outputs_[i].columns;
-    STD_TORCH_CHECK(fits && output.is_contiguous() && output.scalar_type() == scalar_type(outputs_[i].type),
+    STD_TORCH_CHECK(fits && output.is_contiguous() && type_of(output) == scalar_type(outputs_[i].type),
                     "plan: results[", i, "] must be contiguous, have shape (", tokens, ", ",
                     outputs_[i].columns, ") and the dtype of the plan's output");
   }

@@ -1,8 +1,11 @@
 // rope_table, rope_
 #include "rope/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "dispatch/variants.h"
 #include "runtime/tensor_args.h"
@@ -20,6 +23,21 @@ int64_t tokens_per_tile(const RopeArgs& args) {
 struct Heads {
   int64_t tokens, heads, size;
 };
+
+// Throws if elements of a tensor that is written share memory.
+void check_no_overlap(const Tensor& t, const char* name) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size
+  for (int64_t d = 0; d < t.dim(); ++d)
+    if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
+  std::sort(dims.begin(), dims.end());
+  int64_t last = 0;  // distance of the farthest element of the dimensions so far
+  for (const auto& [stride, size] : dims) {
+    STD_TORCH_CHECK(stride > last, name,
+                    " is written, but its elements overlap in memory, as in an expanded tensor; pass ", name,
+                    ".contiguous()");
+    last += (size - 1) * stride;
+  }
+}
 
 Heads heads_of(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.dim() >= 3, name, " must have shape (..., tokens, heads, head size); it has ", t.dim(),
@@ -58,8 +76,10 @@ RopePairs pairs_of(bool interleaved, bool unzip) {
 }
 
 Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float, name, " must be float32");
-  STD_TORCH_CHECK(t.dim() >= 2 && t.numel() == tokens * last_size(t), name,
+  STD_TORCH_CHECK(type_of(t) == ScalarType::Float, name, " must be float32");
+  STD_TORCH_CHECK(t.dim() >= 2, name, " must have shape (..., tokens, rotary / 2); it has ", t.dim(),
+                  " dimensions");
+  STD_TORCH_CHECK(t.numel() == tokens * last_size(t), name,
                   " must have one row of rotary / 2 values per token; there are ", tokens,
                   " tokens, but the number of rows is ", row_count(t));
   return torch::stable::contiguous(t);
@@ -68,7 +88,7 @@ Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {
 void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interleaved, bool unzip) {
   const Heads q_heads = heads_of(q, "q"), k_heads = heads_of(k, "k");
   STD_TORCH_CHECK(
-      q_heads.size == k_heads.size && q_heads.tokens == k_heads.tokens && q.scalar_type() == k.scalar_type(),
+      q_heads.size == k_heads.size && q_heads.tokens == k_heads.tokens && type_of(q) == type_of(k),
       "q and k must agree in tokens, head size and dtype; q has ", q_heads.tokens, " tokens of head size ",
       q_heads.size, ", k has ", k_heads.tokens, " of ", k_heads.size);
   const Tensor cos = table_of(given_cos, q_heads.tokens, "cos"),
@@ -80,6 +100,8 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
   const RopePairs pairs = pairs_of(interleaved, unzip);
   STD_TORCH_CHECK(!unzip || 2 * half <= kMostUnzipped, "unzip can rotate at most ", kMostUnzipped,
                   " dimensions of a head, not ", 2 * half);
+  if (q.numel() > 0) check_no_overlap(q, "q");
+  if (k.numel() > 0) check_no_overlap(k, "k");
   const std::optional<HeadRows> q_rows = token_rows(q, q_heads, "q"), k_rows = token_rows(k, k_heads, "k");
   const Tensor q_copy = q_rows ? q : torch::stable::contiguous(q),
                k_copy = k_rows ? k : torch::stable::contiguous(k);
@@ -104,8 +126,8 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
 }
 
 std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_freq, double scaling) {
-  STD_TORCH_CHECK(given_positions.scalar_type() == ScalarType::Long, "positions must be int64");
-  STD_TORCH_CHECK(given_inv_freq.scalar_type() == ScalarType::Float && given_inv_freq.dim() == 1,
+  STD_TORCH_CHECK(type_of(given_positions) == ScalarType::Long, "positions must be int64");
+  STD_TORCH_CHECK(type_of(given_inv_freq) == ScalarType::Float && given_inv_freq.dim() == 1,
                   "inv_freq must be float32 with one dimension");
   const Tensor positions = torch::stable::contiguous(given_positions);
   const Tensor inv_freq = torch::stable::contiguous(given_inv_freq);

@@ -18,8 +18,14 @@ namespace armllm {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// The dtype of a tensor; torch passes None for a required tensor as an undefined one.
+inline ScalarType type_of(const Tensor& t) {
+  STD_TORCH_CHECK(t.defined(), "an argument is None, but the op needs a tensor there");
+  return t.scalar_type();
+}
+
 inline DType dtype_of(const Tensor& t, const char* name) {
-  switch (t.scalar_type()) {
+  switch (type_of(t)) {
     case ScalarType::Float:
       return DType::f32;
     case ScalarType::BFloat16:
@@ -62,7 +68,8 @@ inline Rows rows_of(const Tensor& t, const char* name) {
   const std::optional<int64_t> stride = row_stride(t);
   STD_TORCH_CHECK(stride.has_value(), name,
                   " must be contiguous in its last dimension, and its other dimensions must merge to rows");
-  return Rows{t.data_ptr(), *stride, dtype_of(t, name)};
+  const DType type = dtype_of(t, name);
+  return Rows{t.data_ptr(), *stride, type};
 }
 
 // Bytes from one panel to the next along a dimension of a packed weight; `bytes` is the size of a panel.

@@ -17,7 +17,7 @@ struct PerRow {
 
   PerRow(const Tensor& t, int64_t rows, const char* name) {
     constexpr bool whole = std::is_same_v<T, int64_t>;
-    STD_TORCH_CHECK(t.scalar_type() == (whole ? ScalarType::Long : ScalarType::Float), name, " must be ",
+    STD_TORCH_CHECK(type_of(t) == (whole ? ScalarType::Long : ScalarType::Float), name, " must be ",
                     whole ? "int64" : "float32");
     STD_TORCH_CHECK(t.dim() == 1 && t.numel() == rows, name, " must have one value for each of the ", rows,
                     " rows of logits; it has ", t.numel());
@@ -44,9 +44,9 @@ struct Lists {
     STD_TORCH_CHECK(given_ids.has_value() == given_offsets.has_value(), name, "_ids and ", name,
                     "_offsets belong together: pass both or neither");
     if (!given_ids.has_value()) return;
-    STD_TORCH_CHECK(given_ids->scalar_type() == ScalarType::Long && given_ids->dim() == 1, name,
+    STD_TORCH_CHECK(type_of(*given_ids) == ScalarType::Long && given_ids->dim() == 1, name,
                     "_ids must be int64 with one dimension");
-    STD_TORCH_CHECK(given_offsets->scalar_type() == ScalarType::Long && given_offsets->dim() == 1 &&
+    STD_TORCH_CHECK(type_of(*given_offsets) == ScalarType::Long && given_offsets->dim() == 1 &&
                         given_offsets->numel() == rows + 1,
                     name, "_offsets must be int64 with ", rows + 1,
                     " values, one more than the rows of logits");

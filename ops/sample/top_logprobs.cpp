@@ -83,9 +83,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> top_logprobs(Tensor given, Tensor giv
   STD_TORCH_CHECK(given.dim() == 2 && given.size(1) >= 1, "logits must have shape (rows, vocabulary)");
   const Tensor logits = as_rows(given);
   const int64_t rows = logits.size(0), vocab_size = logits.size(1);
-  STD_TORCH_CHECK(
-      given_ids.scalar_type() == ScalarType::Long && given_ids.dim() == 1 && given_ids.numel() == rows,
-      "ids must be int64 with one value for each of the ", rows, " rows of logits");
+  STD_TORCH_CHECK(type_of(given_ids) == ScalarType::Long && given_ids.dim() == 1 && given_ids.numel() == rows,
+                  "ids must be int64 with one value for each of the ", rows, " rows of logits");
   STD_TORCH_CHECK(count >= 0 && count <= vocab_size, "count is ", count, "; it must lie in 0 … ", vocab_size);
   const Tensor ids = torch::stable::contiguous(given_ids);
   const auto made = [&](std::vector<int64_t> shape, ScalarType type) {

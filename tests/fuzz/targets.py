@@ -26,6 +26,7 @@ TARGETS = {
         "floats",
     )
 } | {
+    "ops": "tests.fuzz.ops.target:run",
     "scheduler": "tests.fuzz.serving.scheduler:run",
     "text": "tests.fuzz.serving.text:run",
     "grammars": "tests.fuzz.serving.grammars:run",
@@ -35,7 +36,7 @@ TARGETS = {
 
 
 def target_named(name: str) -> Target:
-    """Imports a target."""
-    module, _, function = TARGETS[name].partition(":")
+    """Imports a target of the table, or any other as ``module:function``."""
+    module, _, function = TARGETS.get(name, name).partition(":")
     found: Target = getattr(importlib.import_module(module), function)
     return found

@@ -94,6 +94,14 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
     "dense-shape": (lambda: linear.dense_linear(X, torch.ones(64)), r"\(out_features, 64\)"),
     "unpack-rows": (lambda: linear.unpack_weight(packed_weight(), 16, 64, "row"), "needs 1 of"),
     "unpack-none": (lambda: linear.unpack_weight(packed_weight(), 0, 64, "row"), "positive"),
+    "unpack-huge": (
+        lambda: linear.unpack_weight(torch.zeros(2, 640, dtype=torch.uint8), 32, 2**62 + 1, "int8g32m"),
+        "positive sizes of a weight, not 32 and 4611686018427387905",
+    ),
+    "heads-huge": (
+        lambda: linear.int8_heads_linear(X.view(5, 1, 64), packed_weight(1, scheme="i8"), 2**40),
+        "weight has 3 panels of 16 rows per head; out_features = 1099511627776",
+    ),
     # experts
     "moe-above": (moe_call(expert_ids=IDS + 4), "names expert 4 as choice 0 of token 0, .* experts 0 to 3"),
     "moe-below": (moe_call(expert_ids=IDS - 1), "names expert -1"),
@@ -114,6 +122,10 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
     "route-scalar": (lambda: moe.moe_route(SCALAR, 1, "softmax", False), "at least one dimension"),
     "route-none": (lambda: moe.moe_route(X, 0, "softmax", False), "top_k = 0"),
     "route-negative": (lambda: moe.moe_route(X, 1, "softmax", False, groups=-4), "groups = -4"),
+    "route-undefined": (
+        lambda: torch.ops.armllm.moe_route(None, 1, "softmax", False, 1.0, torch.ones(4)),
+        "an argument is None, but the op needs a tensor",
+    ),
     # norms, rotary embeddings, activations, embeddings
     "norm-residual": (
         lambda: norm.add_rms_norm(torch.ones(2, 3, 8), torch.ones(3, 2, 8), torch.ones(8), 1e-5),
@@ -121,6 +133,25 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
     ),
     "norm-weight": (lambda: norm.rms_norm(X, SCALAR, 1e-5), r"weight must have shape \(64,\)"),
     "norm-bias": (lambda: norm.layer_norm(X, None, torch.ones(63), 1e-5), r"bias must have shape \(64,\)"),
+    "norm-dimensions": (lambda: norm.rms_norm(SCALAR, torch.ones(64), 1e-5), "x must have at least one dim"),
+    "norm-undefined": (
+        lambda: torch.ops.armllm.add_layer_norm(None, X, None, None, 1e-5),
+        "an argument is None",
+    ),
+    "rope-table": (
+        lambda: rope.rope_(torch.ones(1, 2, 8), torch.ones(1, 1, 8), SCALAR, torch.ones(1, 4)),
+        r"cos must have shape \(..., tokens, rotary / 2\); it has 0 dimensions",
+    ),
+    "rope-overlap": (
+        lambda: rope.rope_(torch.ones(3, 1, 8).expand(3, 2, 8), torch.ones(3, 1, 8), *torch.ones(2, 3, 4)),
+        "q is written, but its elements overlap in memory",
+    ),
+    "rope-windows": (
+        lambda: rope.rope_(
+            torch.ones(3, 2, 8), torch.ones(12).as_strided((3, 1, 8), (2, 8, 1)), *torch.ones(2, 3, 4)
+        ),
+        "k is written, but its elements overlap in memory",
+    ),
     "rope-sin": (
         lambda: rope.rope_(torch.ones(3, 2, 8), torch.ones(3, 1, 8), torch.ones(3, 4), torch.ones(3, 2)),
         "cos and sin must have the same shape",
@@ -160,6 +191,33 @@ def test_invalid_arguments_raise(name: str) -> None:
 def test_unmodified_calls_succeed() -> None:
     moe_call()()
     write_call(47)()
+
+
+def attend(max_seq_len: int, window: int = 0) -> torch.Tensor:
+    """Attends to 20 positions of a sequence, from its last one."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(cache.shape, generator=generator) for cache in kv_cache())
+    table, starts, lengths = torch.tensor([[2, 0]]), torch.tensor([0, 1]), torch.tensor([20])
+    return attention.paged_attention(
+        torch.randn(1, 4, 8, generator=generator), keys, values,
+        table.int(), starts.int(), lengths.int(), max_seq_len, 0.3, window,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("large", [2**40, 2**62, 2**63 - 1])
+def test_bounds_of_attention_may_be_any_number(large: int) -> None:
+    """The bound of the lengths was multiplied: its memory was a negative number of bytes."""
+    expected = attend(20)
+    assert torch.equal(attend(large), expected)
+    assert torch.equal(attend(20, window=large), expected)
+
+
+def test_rope_rotates_heads_before_tokens() -> None:
+    q, table = torch.randn(2, 3, 8), torch.rand(2, 3, 4)
+    expected, turned = q.transpose(0, 1).contiguous(), q.clone().transpose(0, 1)
+    for each in (expected, turned):
+        rope.rope_(each, torch.ones(3, 1, 8), *table)
+    assert torch.equal(turned, expected)
 
 
 def overlapping(weight: torch.Tensor) -> torch.Tensor:

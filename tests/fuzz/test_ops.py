@@ -1,0 +1,70 @@
+"""A few random calls of every op; `make fuzz` runs more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fuzz.ops import target
+from tests.fuzz.ops.arguments import Spec
+from tests.fuzz.ops.calls import CALLS, PLAN_OPS
+
+SEEDS = 4000
+
+
+@pytest.fixture
+def variant_kept() -> Iterator[None]:
+    """Selects the variant of before again."""
+    before = torch.ops.armllm.isa_select("")
+    yield
+    torch.ops.armllm.isa_select(before)
+
+
+def test_random_calls(one_thread: None, variant_kept: None) -> None:
+    for seed in range(SEEDS):
+        target.run(seed)
+
+
+def test_every_op_has_calls() -> None:
+    schemas = Path(__file__).parents[2].joinpath("ops", "schemas.cpp").read_text()
+    assert set(re.findall(r'm\.def\("(\w+)\(', schemas)) == {*CALLS, *PLAN_OPS}
+
+
+def _beside(x: torch.Tensor) -> torch.Tensor:
+    """The element before a tensor at the end of its memory, or the one after a tensor at its begin."""
+    start = x.storage_offset()
+    return torch.as_strided(x, (1,), (1,), start - 1 if start > 0 else x.numel())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x: x.fill_(0), "x was changed"),
+        (lambda x: _beside(x).fill_(7.0), "memory beside x was written"),
+        (lambda x: (_ for _ in ()).throw(RuntimeError("API call failed")), "what is wrong"),
+        (lambda x: (_ for _ in ()).throw(RuntimeError("it does not like x")), "a valid call raised"),
+    ],
+    ids=["changed", "outside", "unclear", "refused"],
+)
+def test_wrong_op_is_a_finding(
+    wrong: Any, message: str, monkeypatch: pytest.MonkeyPatch, one_thread: None, variant_kept: None
+) -> None:
+    monkeypatch.setattr(target, "_op", lambda name: (wrong, [], set()))
+    with pytest.raises(target.Finding, match=message):
+        target._run("rms_norm", {"x": Spec((3, 4), torch.float32)}, [], Random(0))
+
+
+def test_result_that_depends_on_strides_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, one_thread: None, variant_kept: None
+) -> None:
+    monkeypatch.setattr(
+        target, "_op", lambda name: (lambda x: x.as_strided((2, 4), (4, 1)).clone(), [], set())
+    )
+    with pytest.raises(target.Finding, match="other strides give another result"):
+        target._run("rms_norm", {"x": Spec((3, 4), torch.float32, layout="padded")}, ["layout"], Random(0))
