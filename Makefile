@@ -6,6 +6,7 @@
 #   make lint       ruff, clang-format, the order of the layers, docstrings and line lengths
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
+#   make tsan       random work for the thread team under ThreadSanitizer
 #   make faults     kills and full disks at random moments of quantize, eval and storing plans: ROUNDS=200
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
@@ -34,7 +35,7 @@ DEMO  := $(if $(wildcard $(READY)),$(READY),$(VENV)/.installed-demo)
 MODEL := $(VENV)/.model
 
 CPP     := $(shell find ops -name '*.cpp' -o -name '*.h')
-CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
+CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h tests/runtime/*.cpp tests/runtime/*.h bench/*/*.cpp bench/*/*.h bench/*/*.c)
 # The tests that `make check` runs: fast ones of several layers.
 FAST    := tests/ops/test_linear.py tests/ops/test_moe.py tests/ops/test_paged_attention.py tests/ops/test_norm.py \
            tests/ops/test_rope.py tests/kv_cache tests/engine/scheduling tests/golden tests/patching/test_parity.py \
@@ -44,7 +45,7 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 export HF_HUB_OFFLINE := 1
 
 .PHONY: all install demo check test test-arm fuzz fuzz-models bench bench-peers bench-arm microbench models lint \
-        format types docs asan faults wheel clean
+        format types docs asan tsan faults wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -136,6 +137,9 @@ asan: $(READY)
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest tests/ops -p no:cacheprovider $(ARGS)
+
+tsan: $(READY)
+	$(PY) -m tests.runtime.thread_team $(ARGS)
 
 faults: $(READY)
 	for method in rtn mse gptq awq; do \

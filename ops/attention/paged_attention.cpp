@@ -406,7 +406,6 @@ int64_t PagedAttention::scratch_bytes(const AttentionArgs& a) {
          (floats < kPartialFloats ? floats : kPartialFloats) * static_cast<int64_t>(sizeof(float));
 }
 
-// Workers may call this after the scratch has been passed to the next op.  It reads the step's metadata only.
 int64_t PagedAttention::tiles(int phase) const {
   if (phase == 0) return args.sequences > kIndexed ? 1 : 0;
   if (phase == 1 && is_step(args)) return args.threads;

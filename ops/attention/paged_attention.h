@@ -167,6 +167,7 @@ class PagedAttention final : public TaskSet {
   int phases() const override { return 3; }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
+  void abandon() override { taken_ = over_ = 0; }
 
  private:
   // In a decode step, each tile takes pieces of work until none is left.  taken_: pieces taken so far.

@@ -27,6 +27,7 @@ class LatentAttention final : public TaskSet {
   int phases() const override { return 1 + attention.phases(); }
   int64_t tiles(int phase) const override;
   void tile(int phase, int64_t index) override;
+  void abandon() override { attention.abandon(); }
 };
 
 class LatentWrite final : public TaskSet {

@@ -24,6 +24,7 @@ char* aligned(char* p) {
 
 char* reserve(std::unique_ptr<char[]>& memory, int64_t& capacity, int64_t bytes) {
   if (bytes + kAlignment > capacity) {
+    capacity = 0;  // in case there is no more memory
     memory.reset();
     memory.reset(new char[bytes + kAlignment]);
     capacity = bytes + kAlignment;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/float_mode.h"
 #include "runtime/task_times.h"
 #include "runtime/types.h"
 #include "runtime/work_ranges.h"
@@ -37,32 +38,51 @@ inline void pause_cpu() {
 constexpr int64_t kUnknown = -1;
 
 struct alignas(64) PhaseCounter {
-  std::atomic<int64_t> tiles{kUnknown};
-  std::atomic<uint64_t> empty{0};  // bit set of exhausted ranges, see WorkRanges
+  std::atomic<int64_t> tiles{kUnknown};  // set when the phase may begin
+  std::atomic<uint64_t> empty{0};        // bit set of exhausted ranges, see WorkRanges
   alignas(64) std::atomic<int64_t> done{0};
 };
 
-// Waits until every tile of the phase is done.  Counts tiles instead of workers, so that any number of
-// workers may take part: a nested call has a single thread, and the system may wake a worker late.
-void wait_for(const PhaseCounter& counter, int64_t tiles) {
+// State that all workers of a call share.
+struct alignas(64) SharedState {
+  TaskSet* const* sets;
+  int64_t count;
+  TaskTime* times;         // may be null
+  PhaseCounter* counters;  // one per phase, and one for the end
+  WorkRanges& ranges;
+  std::atomic<bool> failed{false};  // a tile threw an exception
+};
+
+// Lets phases begin: sets their numbers of tiles, up to the first phase that has tiles.  Arguments: the first
+// of these phases, by set and phase, and as a number counted over all sets.  The caller begins the first
+// phase; the worker that completes a phase begins the next.  TaskSet::tiles thus runs while no tile does.  A
+// worker that the system wakes late must not call it: the scratch that the number depends on may belong to a
+// later op by then.
+void begin_phases(SharedState& shared, int64_t set, int phase, int64_t number) {
+  for (; set < shared.count; ++set, phase = 0) {
+    const int phases = shared.sets[set]->phases();
+    for (; phase < phases; ++phase, ++number) {
+      const int64_t tiles = shared.sets[set]->tiles(phase);
+      shared.counters[number].tiles.store(tiles, std::memory_order_release);
+      if (tiles != 0) return;
+    }
+  }
+  shared.counters[number].tiles.store(0, std::memory_order_release);
+}
+
+// Waits until a phase may begin, i.e. until every tile of the previous phase is done.  Returns its number of
+// tiles, or kUnknown if a tile failed, after which no phase begins.
+int64_t wait_for(const PhaseCounter& counter, const std::atomic<bool>& failed) {
   int spins = 0;
-  while (counter.done.load(std::memory_order_acquire) < tiles) {
+  while (true) {
+    const int64_t tiles = counter.tiles.load(std::memory_order_acquire);
+    if (tiles != kUnknown || failed.load(std::memory_order_relaxed)) return tiles;
     if (++spins < kSpinsBeforeYield) {
       pause_cpu();
     } else {
       sched_yield();  // cores may be shared, and a pure spin could occupy the core of the thread we wait for
     }
   }
-}
-
-// Returns the phase's number of tiles, as computed by the first worker that arrives.  A worker that the
-// system wakes late must not call TaskSet::tiles again.  The phase may be over by then, and the scratch that
-// the number depends on may belong to a later op.
-int64_t agreed_tiles(PhaseCounter& counter, const TaskSet& set, int phase) {
-  int64_t known = counter.tiles.load(std::memory_order_acquire);
-  if (known != kUnknown) return known;
-  const int64_t counted = set.tiles(phase);
-  return counter.tiles.compare_exchange_strong(known, counted, std::memory_order_acq_rel) ? counted : known;
 }
 
 void set_if_first(std::atomic<Nanoseconds>& when) {
@@ -78,15 +98,9 @@ void prefetch(const TaskSet& set) {
   for (const char* at = begin; at < begin + kBytes; at += 64) __builtin_prefetch(at);
 }
 
-// State that all workers of a call share.
-struct SharedState {
-  PhaseCounter* counters;  // one per phase
-  WorkRanges& ranges;
-};
-
 // Computes tiles of a phase until none is left; returns how many this worker computed.
 int64_t compute_tiles(TaskSet& set, int phase, int64_t tiles, int64_t worker, int64_t number,
-                      const SharedState& shared) {
+                      SharedState& shared) {
   const int64_t size = ceil_div(tiles, WorkRanges::kMaxPieces),
                 pieces = size <= 1 ? tiles : ceil_div(tiles, size);
   int64_t computed = 0;
@@ -98,21 +112,27 @@ int64_t compute_tiles(TaskSet& set, int phase, int64_t tiles, int64_t worker, in
   }
 }
 
-void work(TaskSet* const* sets, int64_t count, int64_t worker, const SharedState& shared, TaskTime* times) {
+// One worker's part of a call.  The end of a phase counts tiles instead of workers, so that any number of
+// workers may take part: a nested call has a single thread, and the system may wake a worker late.
+void work(int64_t worker, SharedState& shared) {
+  TaskTime* const times = shared.times;
   int64_t number = 0;  // index of the phase, counted over all sets
-  for (int64_t s = 0; s < count; ++s) {
-    TaskSet& set = *sets[s];
-    if (s + 1 < count) prefetch(*sets[s + 1]);
+  int64_t tiles = wait_for(shared.counters[0], shared.failed);
+  for (int64_t s = 0; s < shared.count; ++s) {
+    TaskSet& set = *shared.sets[s];
+    if (s + 1 < shared.count) prefetch(*shared.sets[s + 1]);
     const int phases = set.phases();
     if (times != nullptr) set_if_first(times[s].began);
-    for (int phase = 0; phase < phases; ++phase, ++number) {
+    for (int phase = 0; phase < phases; ++phase) {
       PhaseCounter& counter = shared.counters[number];
-      const int64_t tiles = agreed_tiles(counter, set, phase);
       const Nanoseconds began = times == nullptr ? 0 : monotonic_time();
       const int64_t computed = compute_tiles(set, phase, tiles, worker, number, shared);
-      if (computed != 0) counter.done.fetch_add(computed, std::memory_order_acq_rel);
       if (times != nullptr) times[s].worked.fetch_add(monotonic_time() - began, std::memory_order_relaxed);
-      wait_for(counter, tiles);
+      ++number;
+      if (computed != 0 && counter.done.fetch_add(computed, std::memory_order_acq_rel) + computed == tiles)
+        begin_phases(shared, s, phase + 1, number);
+      tiles = wait_for(shared.counters[number], shared.failed);
+      if (tiles == kUnknown) return;
     }
     if (times != nullptr) set_if_first(times[s].ended);
   }
@@ -190,15 +210,42 @@ class TeamScope {
   int64_t before_;
 };
 
-void run_on(int64_t threads, int64_t team, TaskSet* const* sets, int64_t count, const SharedState& shared,
-            TaskTime* times, std::atomic<int64_t>& displaced) {
+// Like `work`.  If a tile throws, the other workers stop, too: the phase of this tile will never end.
+void work_or_stop(int64_t worker, SharedState& shared) {
+  try {
+    work(worker, shared);
+  } catch (...) {
+    shared.failed.store(true, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+void run_on(int64_t threads, int64_t team, SharedState& shared, std::atomic<int64_t>& displaced) {
+  const FloatMode mode = FloatMode::of_this_thread();
   torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    const TeamScope scope(team);
+    const TeamScope team_scope(team);
+    const FloatModeScope mode_scope(mode);
     for (int64_t i = begin; i < end; ++i) {
-      work(sets, count, i, shared, times);
+      work_or_stop(i, shared);
       if (is_displaced()) displaced.fetch_add(1, std::memory_order_relaxed);
     }
   });
+}
+
+void run_on_team(int64_t team, SharedState& shared) {
+  thread_local WorkerGovernor governor;
+  const int64_t threads = governor.active_workers(team);
+  shared.ranges.reset(threads);
+  std::atomic<int64_t> displaced{0};
+  if (threads == 1) {
+    work(0, shared);
+  } else if (threads < team && FewerThreads::is_possible()) {
+    const FewerThreads fewer(threads, team);
+    run_on(threads, team, shared, displaced);
+  } else {
+    run_on(team, team, shared, displaced);
+  }
+  governor.record(monotonic_time(), displaced.load(std::memory_order_relaxed));
 }
 
 }  // namespace
@@ -220,36 +267,28 @@ void run_timed(TaskSet* const* sets, int64_t count, TaskTime* times) {
   thread_local WorkRanges ranges;
   thread_local std::unique_ptr<PhaseCounter[]> counters;
   thread_local int64_t capacity = 0;
-  if (capacity < phases) {
-    counters = std::make_unique<PhaseCounter[]>(phases);
-    capacity = phases;
+  if (capacity <= phases) {
+    counters = std::make_unique<PhaseCounter[]>(phases + 1);
+    capacity = phases + 1;
   }
-  for (int64_t i = 0; i < phases; ++i) {
+  for (int64_t i = 0; i <= phases; ++i) {
     counters[i].empty.store(0, std::memory_order_relaxed);
     counters[i].done.store(0, std::memory_order_relaxed);
     counters[i].tiles.store(kUnknown, std::memory_order_relaxed);
   }
-  const SharedState shared{counters.get(), ranges};
+  SharedState shared{sets, count, times, counters.get(), ranges};
   const int64_t team = team_size();
-  const bool nothing_to_share = count == 1 && phases == 1 && sets[0]->tiles(0) <= 1;
-  if (team == 1 || nothing_to_share) {
+  try {
+    begin_phases(shared, 0, 0, 0);
+    const bool nothing_to_share =
+        count == 1 && phases == 1 && counters[0].tiles.load(std::memory_order_relaxed) <= 1;
+    if (team != 1 && !nothing_to_share) return run_on_team(team, shared);
     ranges.reset(1);
-    work(sets, count, 0, shared, times);
-    return;
+    work(0, shared);
+  } catch (...) {
+    for (int64_t s = 0; s < count; ++s) sets[s]->abandon();
+    throw;
   }
-  thread_local WorkerGovernor governor;
-  const int64_t threads = governor.active_workers(team);
-  ranges.reset(threads);
-  std::atomic<int64_t> displaced{0};
-  if (threads == 1) {
-    work(sets, count, 0, shared, times);
-  } else if (threads < team && FewerThreads::is_possible()) {
-    const FewerThreads fewer(threads, team);
-    run_on(threads, team, sets, count, shared, times, displaced);
-  } else {
-    run_on(team, team, sets, count, shared, times, displaced);
-  }
-  governor.record(monotonic_time(), displaced.load(std::memory_order_relaxed));
 }
 
 }  // namespace armllm

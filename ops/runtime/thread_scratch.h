@@ -14,6 +14,7 @@ inline char* thread_memory(int64_t bytes) {
   thread_local std::unique_ptr<char[]> memory;
   thread_local int64_t capacity = 0;
   if (capacity < bytes) {
+    capacity = 0;  // in case there is no more memory
     memory.reset();
     memory = std::make_unique<char[]>(bytes + 64);
     capacity = bytes;
