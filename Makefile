@@ -7,7 +7,7 @@
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make tsan       random work for the thread team under ThreadSanitizer
-#   make faults     kills and full disks at random moments of quantize, eval and storing plans: ROUNDS=200
+#   make faults     kills and full disks at random moments of commands and servers: ROUNDS=200
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
@@ -146,6 +146,7 @@ faults: $(READY)
 	  $(PY) -m tests.faults.interrupted_quantize --rounds $(ROUNDS) --method $$method $(ARGS) || exit; done
 	$(PY) -m tests.faults.interrupted_eval --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.interrupted_plan_cache --rounds $(ROUNDS) $(ARGS)
+	$(PY) -m tests.faults.interrupted_server --rounds $(ROUNDS) $(ARGS)
 
 wheel: $(READY)
 	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .

@@ -178,7 +178,6 @@ def held_resources(registry: Any) -> dict[str, int]:
 
 async def serve(options: argparse.Namespace) -> None:
     """Serve, run two rounds of clients, and print everything held after each."""
-    from torch_armllm.server.app import build_app
     from torch_armllm.server.model_registry import ModelRegistry
     from torch_armllm.server.run import listen, make_server
     from torch_armllm.server.settings import ModelSettings, ServerSettings
@@ -195,7 +194,7 @@ async def serve(options: argparse.Namespace) -> None:
     for number in range(2 * _WORDS_KEPT):
         tokenizer(f"word {number:x}")
     with listen("127.0.0.1", 0, settings.write_timeout) as listening:
-        server = make_server(build_app(registry), settings)
+        server = make_server(registry)
         serving = asyncio.ensure_future(server.serve([listening]))
         for name in ("before", "after"):
             began = time.perf_counter()

@@ -13,17 +13,19 @@ _WORK = {
     "quantize gptq": ["quantize", "--rounds", "8", "--method", "gptq"],
     "eval": ["eval", "--rounds", "3"],
     "plan cache": ["plan_cache", "--rounds", "2"],
+    "server": ["server", "--rounds", "5"],
 }
+_PACKAGES = {"eval": "lm_eval", "server": "fastapi"}
 
 
 @pytest.mark.parametrize("work", _WORK)
 def test_work_is_completed_after_interruptions(work: str) -> None:
-    if work == "eval":
-        pytest.importorskip("lm_eval")
+    if (package := _PACKAGES.get(work)) is not None:
+        pytest.importorskip(package)
     name, *arguments = _WORK[work]
     # in a process of its own: it forks, and torch's threads do not survive that
     command = [sys.executable, "-m", f"tests.faults.interrupted_{name}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])
-    assert counts.get("finished", 0) + counts.get("whole", 0) > 0
+    assert any(counts.get(name, 0) > 0 for name in ("finished", "whole", "answered"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,12 +31,15 @@ from torch_armllm.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 
+_KEYS = {"Authorization": "Bearer k"}
+
 
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, checkpoint: Path, seconds: float) -> None:
+    def __init__(self, checkpoint: Path, seconds: float, drain_timeout: int = 60) -> None:
         options = ["serve", str(checkpoint), "--port", "0", "--kv-cache-memory", "4MiB", "--api-key", "k"]
+        options += ["--drain-timeout", str(drain_timeout)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", SLOW, str(seconds), *options, "--served-model-name", "tiny"],
             stdout=subprocess.PIPE,
@@ -53,12 +57,20 @@ class Process:
             return True
         return False
 
+    @property
+    def num_running(self) -> int:
+        metrics = httpx.get(self.base.removesuffix("/v1") + "/metrics", headers=_KEYS).text
+        return int(float(re.findall(r"^vllm:num_requests_running{.*} (.*)$", metrics, re.MULTILINE)[0]))
+
+    def post(self, tokens: int) -> httpx.Response:
+        body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True}
+        return httpx.post(f"{self.base}/completions", json=body, headers=_KEYS, timeout=60)
+
     def ask(self, tokens: int, begun: threading.Semaphore) -> str:
         """Returns the events of a streamed request as text."""
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         text = ""
-        keys = {"Authorization": "Bearer k"}
-        with httpx.stream("POST", f"{self.base}/completions", json=body, headers=keys, timeout=60) as got:
+        with httpx.stream("POST", f"{self.base}/completions", json=body, headers=_KEYS, timeout=60) as got:
             for line in got.iter_lines():
                 if not text:
                     begun.release()
@@ -68,13 +80,13 @@ class Process:
 
 @pytest.fixture
 def process(tiny_checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Process]:
-    running = Process(tiny_checkpoint, request.param)
+    running = Process(tiny_checkpoint, *request.param)
     yield running
     running.process.kill()
     running.process.wait()
 
 
-@pytest.mark.parametrize("process", [0.05], indirect=True)
+@pytest.mark.parametrize("process", [(0.05,)], indirect=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="signals as Linux has them")
 def test_first_signal_lets_requests_finish(process: Process) -> None:
     begun = threading.Semaphore(0)
@@ -91,7 +103,24 @@ def test_first_signal_lets_requests_finish(process: Process) -> None:
     assert process.process.wait(20) == 0
 
 
-@pytest.mark.parametrize("process", [0.5], indirect=True)
+@pytest.mark.parametrize("process", [(0.05, 1)], indirect=True)
+def test_requests_that_do_not_finish_get_an_error(process: Process) -> None:
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(2) as clients:
+        streamed = clients.submit(process.ask, 400, begun)
+        assert begun.acquire(timeout=20)
+        whole = clients.submit(process.post, 400)
+        until(lambda: process.num_running == 2)
+        process.process.send_signal(signal.SIGTERM)
+        text = streamed.result()
+        assert '"code":"exiting"' in text and text.rstrip().endswith("data: [DONE]")
+        response = whole.result()
+    assert response.status_code == 503 and response.json()["error"]["code"] == "exiting"
+    assert response.headers["Retry-After"]
+    assert process.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("process", [(0.5,)], indirect=True)
 def test_second_signal_exits_at_once(process: Process) -> None:
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as clients:

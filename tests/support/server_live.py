@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_armllm.llm.async_llm import AsyncLLM
-from torch_armllm.server.app import build_app
 from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.run import listen, make_server
 from torch_armllm.server.settings import ModelSettings, ServerSettings
@@ -36,7 +35,7 @@ class Live:
         self.base = f"http://127.0.0.1:{self.port}"
         registry.register(llm, model)
         self.served = registry.find(model.name)
-        self._server = make_server(build_app(registry), settings)
+        self._server = make_server(registry)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         until(lambda: self._server.started)

@@ -112,6 +112,11 @@ class ModelRegistry:
         self.find(name)
         await self._run_shielded(self._drain_and_close(self._served.pop(name)))
 
+    def end_requests(self) -> None:
+        """Ends all requests with a 503 error, because the server exits."""
+        for served in [*self, *self._draining]:
+            served.end_requests()
+
     def close(self) -> None:
         """Shuts down all models; running requests fail."""
         for served in [*self, *self._draining]:

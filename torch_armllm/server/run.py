@@ -5,28 +5,52 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import resource
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import uvicorn
-from fastapi import FastAPI
 
 from torch_armllm.server.app import build_app
-from torch_armllm.server.middleware.connections import Connection
+from torch_armllm.server.middleware.connections import Connection, Connections
 from torch_armllm.server.model_registry import ModelRegistry
-from torch_armllm.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LAST_RESPONSES = 5
+"""Seconds after the drain timeout in which the ended requests get their responses."""
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to `serve`; see `make_server`."""
+    """A uvicorn server that leaves signals to `serve`; see `make_server`.
+
+    Args:
+        config: uvicorn's settings.
+        drain_timeout: seconds that running requests have to finish at shutdown.
+        end_requests: ends all requests, with an error as their response.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, drain_timeout: float, end_requests: Callable[[], object]
+    ) -> None:
+        super().__init__(config)
+        self.server_state = self._connections = Connections()
+        self._drain_timeout = drain_timeout
+        self._end_requests = end_requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops listening, and closes each connection after its response."""
+        self._connections.closing = True
+        late = asyncio.get_running_loop().call_later(self._drain_timeout, self._end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -59,20 +83,21 @@ def listen(host: str, port: int, write_timeout: float) -> socket.socket:
     return listening
 
 
-def make_server(app: FastAPI, settings: ServerSettings) -> Server:
-    """Returns a server for an application; set its ``should_exit`` to shut it down gracefully."""
+def make_server(registry: ModelRegistry) -> Server:
+    """Returns a server of models; set its ``should_exit`` to shut it down gracefully."""
+    settings = registry.settings
     config = uvicorn.Config(
-        app,
+        build_app(registry),
         http=Connection,
         ws="none",
         backlog=_BACKLOG,
         timeout_keep_alive=max(1, int(settings.read_timeout)),
-        timeout_graceful_shutdown=max(1, int(settings.drain_timeout)),
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout) + _LAST_RESPONSES,
         log_level="warning",
         access_log=False,
         server_header=False,
     )
-    return Server(config)
+    return Server(config, settings.drain_timeout, registry.end_requests)
 
 
 async def serve(registry: ModelRegistry, listening: socket.socket) -> None:
@@ -82,7 +107,7 @@ async def serve(registry: ModelRegistry, listening: socket.socket) -> None:
         registry: the served models; closed at the end.
         listening: a socket; see `listen`.
     """
-    server = make_server(build_app(registry), registry.settings)
+    server = make_server(registry)
 
     def shut_down(number: int) -> None:
         if server.should_exit:

@@ -14,7 +14,7 @@ from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.metrics import RequestMetrics, ServerMetrics
-from torch_armllm.server.middleware.limits import Admission
+from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 
@@ -48,6 +48,9 @@ class ServedModel:
         self.idle = asyncio.Event()
         self.idle.set()
         self._num_requests = 0
+        self._running: set[str] = set()
+        self._ended: dict[str, ApiError] = {}  # reasons by request
+        self._aborting: set[asyncio.Future[None]] = set()
         self.settings = settings
         self.created = int(time.time())
         self.max_model_len = llm.max_model_len
@@ -104,17 +107,16 @@ class ServedModel:
         Raises:
             ApiError: the request is invalid or took too long, or the engine is dead.
         """
-        timed_out = asyncio.Event()
         seconds = self.settings.request_timeout
-        timer = asyncio.get_running_loop().call_later(seconds, self._abort_late, request_id, timed_out)
+        timer = asyncio.get_running_loop().call_later(seconds, self._end_late, request_id)
+        self._running.add(request_id)
         request_metrics = RequestMetrics(self.metrics, params)
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
                 async for output in outputs:
                     request_metrics.record(output)
-                    if timed_out.is_set() and output.finished:
-                        message = f"the request took more than {seconds:g} seconds; lower max_tokens"
-                        raise ApiError(504, message, code="timeout")
+                    if output.finished and (reason := self._ended.get(request_id)):
+                        raise reason
                     yield output
         except (ValueError, ImportError) as error:
             raise bad_request(error) from error
@@ -125,10 +127,26 @@ class ServedModel:
         finally:
             timer.cancel()
             request_metrics.close()
+            self._running.discard(request_id)
+            self._ended.pop(request_id, None)
 
-    def _abort_late(self, request_id: str, timed_out: asyncio.Event) -> None:
-        timed_out.set()
-        self._aborting = asyncio.ensure_future(self.llm.abort(request_id))
+    def end_requests(self) -> None:
+        """Ends all requests with a 503 error, because the server exits."""
+        for request_id in self._running:
+            headers = {"Retry-After": str(RETRY_AFTER)}
+            self._end(
+                request_id, ApiError(503, "the server exits; try again later", None, "exiting", headers)
+            )
+
+    def _end_late(self, request_id: str) -> None:
+        message = f"the request took more than {self.settings.request_timeout:g} seconds; lower max_tokens"
+        self._end(request_id, ApiError(504, message, code="timeout"))
+
+    def _end(self, request_id: str, reason: ApiError) -> None:
+        self._ended.setdefault(request_id, reason)
+        aborting = asyncio.ensure_future(self.llm.abort(request_id))
+        self._aborting.add(aborting)
+        aborting.add_done_callback(self._aborting.discard)
 
     def close(self) -> None:
         """Shuts down the engine and its threads; running requests fail."""
