@@ -46,13 +46,15 @@ inline std::string layout_of(CacheType type, bool keys) {
 }
 
 inline float* check_scales(const std::optional<Tensor>& scales, const CacheShape& shape, const char* name) {
-  const std::string wanted = "(" + std::to_string(shape.blocks) + ", " + std::to_string(shape.kv_heads) +
-                             ", " + std::to_string(shape.block_size) + ")";
-  STD_TORCH_CHECK(scales.has_value(), "an int8 cache needs ", name, ": float32 of shape ", wanted);
+  const auto wanted = [&shape] {
+    return "(" + std::to_string(shape.blocks) + ", " + std::to_string(shape.kv_heads) + ", " +
+           std::to_string(shape.block_size) + ")";
+  };
+  STD_TORCH_CHECK(scales.has_value(), "an int8 cache needs ", name, ": float32 of shape ", wanted());
   STD_TORCH_CHECK(
       type_of(*scales) == ScalarType::Float && scales->dim() == 3 && scales->size(0) == shape.blocks &&
           scales->size(1) == shape.kv_heads && scales->size(2) == shape.block_size && scales->is_contiguous(),
-      name, " must be contiguous float32 of shape ", wanted, ", not of shape ", shape_of(*scales));
+      name, " must be contiguous float32 of shape ", wanted(), ", not of shape ", shape_of(*scales));
   return static_cast<float*>(scales->data_ptr());
 }
 

@@ -31,6 +31,7 @@ class RmsNormInt8 final : public TaskSet {
 std::tuple<Tensor, Tensor, Tensor> rms_norm_int8(Tensor given_x, Tensor given_weight, double eps,
                                                  double weight_offset, std::optional<Tensor> residual) {
   STD_TORCH_CHECK(given_x.dim() >= 1, "x must have at least one dimension");
+  dtype_of(given_x, "x");
   const Tensor x = as_rows(given_x), weight = torch::stable::contiguous(given_weight);
   check_parameter(weight, x, "weight");
   RmsNormInt8 norm;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "linear/packed_panel.h"
 #include "moe/moe.h"
@@ -30,13 +31,53 @@ namespace fields {
 #include "plan/instructions.def"
 }  // namespace fields
 
+// Throws if an instruction reads or writes outside of its plan's memory (program_checks.cpp).
+#define INSTRUCTION(opcode, members) void check_fields(const fields::opcode& op, Bounds& bounds);
+#include "plan/instructions.def"
+
+// The scales of a cache that has none are input −1.
+constexpr int64_t least_of(std::string_view name) {
+  return name == "k_scales" || name == "v_scales" ? -1 : 0;
+}
+
+inline bool is_enumerator(Activation, int64_t number) {
+#define ACTIVATION(name, value) \
+  if (number == value) return true;
+#include "runtime/enums.def"
+  return false;
+}
+inline bool is_enumerator(Scoring, int64_t number) {
+#define SCORING(name, value) \
+  if (number == value) return true;
+#include "runtime/enums.def"
+  return false;
+}
+inline bool is_enumerator(RopePairs, int64_t number) {
+#define ROPE_PAIRS(name, value) \
+  if (number == value) return true;
+#include "runtime/enums.def"
+  return false;
+}
+inline bool is_enumerator(Scheme, int64_t number) {
+#define SCHEME(name, value) \
+  if (number == value) return true;
+#include "linear/schemes.def"
+  return false;
+}
+
+template <class Enum>
+Enum enumerator(int64_t number) {
+  STD_TORCH_CHECK(is_enumerator(Enum{}, number), "plan: ", number, " is the number of no enumerator");
+  return static_cast<Enum>(number);
+}
+
 #define INSTRUCTION(opcode, statements) \
   inline void read(Reader& reader, fields::opcode& to) { statements }
 #define VIEW(name) to.name = reader.view();
-#define INT(name) to.name = reader.integer();
+#define INT(name) to.name = reader.number(#name, least_of(#name));
 #define FLAG(name) to.name = reader.integer() != 0;
 #define REAL(name) to.name = reader.real();
-#define ENUM(name, type) to.name = static_cast<type>(reader.integer());
+#define ENUM(name, type) to.name = enumerator<type>(reader.integer());
 #define PART(name, opcode) read(reader, to.name);
 #include "plan/instructions.def"
 

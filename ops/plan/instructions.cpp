@@ -364,11 +364,12 @@ Instruction build(const fields::best_tokens& op) {
 
 Instruction decode(int64_t opcode, Reader& reader) {
   switch (static_cast<Opcode>(opcode)) {
-#define INSTRUCTION(opcode, members) \
-  case Opcode::opcode: {             \
-    fields::opcode op;               \
-    read(reader, op);                \
-    return build(op);                \
+#define INSTRUCTION(opcode, members)   \
+  case Opcode::opcode: {               \
+    fields::opcode op;                 \
+    read(reader, op);                  \
+    check_fields(op, reader.bounds()); \
+    return build(op);                  \
   }
 #include "plan/instructions.def"
   }

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -22,14 +24,34 @@ char* aligned(char* p) {
   return reinterpret_cast<char*>(round_up(reinterpret_cast<intptr_t>(p), kAlignment));
 }
 
-char* reserve(std::unique_ptr<char[]>& memory, int64_t& capacity, int64_t bytes) {
+char* reserve(std::unique_ptr<char[]>& memory, int64_t& capacity, int64_t each, int64_t count) {
+  constexpr int64_t kMost = int64_t{1} << 46;
+  STD_TORCH_CHECK(each >= 0 && each <= kMost / count, "plan: a step needs ", count, " times ", each,
+                  " bytes of memory");
+  const int64_t bytes = each * count;
   if (bytes + kAlignment > capacity) {
     capacity = 0;  // in case there is no more memory
     memory.reset();
-    memory.reset(new char[bytes + kAlignment]);
+    capacity = 0;
+    memory.reset(new (std::nothrow) char[bytes + kAlignment]);
+    STD_TORCH_CHECK(memory != nullptr, "plan: there is no memory for the ", bytes, " bytes of a step");
     capacity = bytes + kAlignment;
   }
   return memory ? aligned(memory.get()) : nullptr;
+}
+
+ElementType element_type(int64_t number) {
+  STD_TORCH_CHECK(number >= 0 && number <= static_cast<int64_t>(ElementType::i32),
+                  "plan: unknown element type ", number);
+  return static_cast<ElementType>(number);
+}
+
+// Elements from the first to the last one in memory.
+int64_t extent(const Tensor& t) {
+  if (t.numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  return last + 1;
 }
 
 torch::headeronly::ScalarType scalar_type(ElementType type) {
@@ -83,50 +105,85 @@ int64_t Reader::integer() {
   return *at_++;
 }
 
+int64_t Reader::number(const char* name, int64_t least) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  const int64_t value = integer();
+  STD_TORCH_CHECK(value >= least && value <= kMost, "plan: ", name, " is ", value, "; it must lie in ", least,
+                  " … ", kMost);
+  return value;
+}
+
+float Reader::real() {
+  const int64_t index = integer(), count = static_cast<int64_t>(floats_->size());
+  STD_TORCH_CHECK(index >= 0 && index < count, "plan: there is no float ", index, " of ", count);
+  return static_cast<float>((*floats_)[index]);
+}
+
 View Reader::view() {
   View v;
-  v.space = static_cast<Space>(integer());
-  v.index = integer();
-  v.column = integer();
-  v.stride = integer();
-  v.type = static_cast<ElementType>(integer());
+  const int64_t space = number("the space of an operand", 0);
+  STD_TORCH_CHECK(space <= static_cast<int64_t>(Space::output), "plan: unknown space ", space);
+  v.space = static_cast<Space>(space);
+  v.index = number("the index of an operand", 0);
+  v.column = number("the column of an operand", 0);
+  v.stride = number("the stride of an operand", 0);
+  v.type = element_type(integer());
+  if (v.space == Space::constant || v.space == Space::output) {
+    const bool constant = v.space == Space::constant;
+    const size_t count = (constant ? bounds_->constant_bytes : bounds_->output_bytes).size();
+    STD_TORCH_CHECK(v.index < static_cast<int64_t>(count), "plan: there is no ",
+                    constant ? "constant " : "output ", v.index, " of ", count);
+  }
   return v;
 }
 
 Plan::Plan(std::vector<Tensor> constants, const std::vector<int64_t>& program,
            const std::vector<double>& floats)
     : constants_(std::move(constants)) {
-  for (const Tensor& constant : constants_) addresses_.push_back(static_cast<char*>(constant.data_ptr()));
-  Reader header(program.data(), static_cast<int64_t>(program.size()), floats);
-  arena_bytes_per_token_ = header.integer();
-  const int64_t outputs = header.integer();
-  for (int64_t i = 0; i < outputs; ++i) {
-    const int64_t columns = header.integer();
-    outputs_.push_back({columns, static_cast<ElementType>(header.integer())});
+  Bounds bounds;
+  for (const Tensor& constant : constants_) {
+    STD_TORCH_CHECK(constant.defined() && constant.is_cpu(), "plan: constant ", addresses_.size(),
+                    " must be a tensor in the memory of the CPU");
+    addresses_.push_back(static_cast<char*>(constant.data_ptr()));
+    bounds.constants.push_back(addresses_.back());
+    bounds.constant_bytes.push_back(extent(constant) * static_cast<int64_t>(constant.element_size()));
   }
-  const int64_t count = header.integer();
+  Reader header(program.data(), static_cast<int64_t>(program.size()), floats, bounds);
+  arena_bytes_per_token_ = bounds.arena_bytes = header.number("the size of the arena", 0);
+  const int64_t outputs = header.number("the number of outputs", 0);
+  for (int64_t i = 0; i < outputs; ++i) {
+    const int64_t columns = header.number("the width of an output", 0);
+    outputs_.push_back({columns, element_type(header.integer())});
+    bounds.output_bytes.push_back(columns * size_of(outputs_.back().type));
+  }
+  const int64_t count = header.number("the number of instructions", 0);
   int64_t at = kOutputHeader + 2 * outputs;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t opcode = program.at(at), size = program.at(at + 1);
-    STD_TORCH_CHECK(at + 2 + size <= static_cast<int64_t>(program.size()),
-                    "plan: the program ends in the middle of an instruction");
-    Reader reader(program.data() + at + 2, size, floats);
+    const int64_t rest = static_cast<int64_t>(program.size()) - at - 2;
+    STD_TORCH_CHECK(rest >= 0, "plan: the program ends in the middle of an instruction");
+    const int64_t opcode = program[at], size = program[at + 1];
+    STD_TORCH_CHECK(size >= 0 && size <= rest, "plan: the program ends in the middle of an instruction");
+    Reader reader(program.data() + at + 2, size, floats, bounds);
     instructions_.push_back(decode(opcode, reader));
     STD_TORCH_CHECK(reader.done(), "plan: an instruction of opcode ", opcode,
                     " has more integers than its opcode needs");
     at += 2 + size;
   }
+  needs_ = std::move(bounds.needs);
   for (Instruction& instruction : instructions_) {
     tasks_.push_back(instruction.task.get());
     if (instruction.still_valid) conditions_.push_back(&instruction.still_valid);
   }
 }
 
-std::vector<Tensor> Plan::new_outputs(const Tensor& like, int64_t tokens) const {
+std::vector<Tensor> Plan::new_outputs(const std::vector<Tensor>& inputs, int64_t tokens) const {
+  STD_TORCH_CHECK(!inputs.empty() && tokens >= 0 && tokens <= std::numeric_limits<int32_t>::max(),
+                  "plan: it cannot run ", tokens, " tokens with ", inputs.size(), " inputs");
+  check_inputs(needs_, inputs, tokens);
   std::vector<Tensor> tensors;
   for (const Output& output : outputs_) {
     const int64_t sizes[2] = {tokens, output.columns};
-    tensors.push_back(torch::stable::new_empty(like, {sizes, 2}, scalar_type(output.type)));
+    tensors.push_back(torch::stable::new_empty(inputs[0], {sizes, 2}, scalar_type(output.type)));
   }
   return tensors;
 }
@@ -153,26 +210,27 @@ void Plan::bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, 
   frame.inputs = &inputs;
   frame.outputs = std::move(outputs);
   if (tokens == 0) return;
-  frame.arena = reserve(arena_, arena_capacity_, arena_bytes_per_token_ * tokens);
+  values_ = check_step(needs_, inputs, tokens);
+  frame.arena = reserve(arena_, arena_capacity_, arena_bytes_per_token_, tokens);
   int64_t scratch = 0;
   for (Instruction& instruction : instructions_) {
     instruction.bind(frame);
     if (instruction.scratch_bytes) scratch = std::max(scratch, instruction.scratch_bytes());
   }
-  void* shared = reserve(scratch_, scratch_capacity_, scratch);
+  void* shared = reserve(scratch_, scratch_capacity_, scratch, 1);
   for (Instruction& instruction : instructions_)
     if (instruction.set_scratch) instruction.set_scratch(shared);
 }
 
 bool Plan::is_binding_valid() const {
-  if (team_ != team_size() || variant_ != &variant()) return false;
+  if (team_ != team_size() || variant_ != &variant() || !are_valid(values_)) return false;
   return std::all_of(conditions_.begin(), conditions_.end(),
                      [](const auto* still_valid) { return (*still_valid)(); });
 }
 
 std::vector<Tensor> Plan::run(const std::vector<Tensor>& inputs, int64_t tokens, TaskTime* times) {
   std::lock_guard<std::mutex> lock(running_);
-  std::vector<Tensor> outputs = new_outputs(inputs.at(0), tokens);
+  std::vector<Tensor> outputs = new_outputs(inputs, tokens);
   bind(inputs, outputs, tokens);
   if (tokens != 0) run_timed(tasks_.data(), size(), times);
   return outputs;
@@ -185,8 +243,9 @@ int64_t Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, const std:
   STD_TORCH_CHECK(tokens > 0, "plan: a step has ", tokens, " tokens, but needs at least 1");
   std::scoped_lock lock(running_, next.running_);
   next.check_outputs(results, tokens);
-  intermediates_ = new_outputs(inputs.at(0), tokens);
+  intermediates_ = new_outputs(inputs, tokens);
   bind(inputs, intermediates_, tokens);
+  check_inputs(next.needs_, intermediates_, tokens);
   next.bind(intermediates_, results, tokens);
   combined_tasks_ = tasks_;
   combined_tasks_.insert(combined_tasks_.end(), next.tasks_.begin(), next.tasks_.end());

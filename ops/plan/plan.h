@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "dispatch/variants.h"
+#include "plan/step_checks.h"
 #include "runtime/task_times.h"
 #include "runtime/types.h"
 
@@ -77,20 +78,32 @@ struct Frame {
   }
 };
 
-// Reads a program's integers in order.
+// Sizes of the memory that operands lie in; those of the arena and of outputs are bytes per token.
+struct Bounds {
+  int64_t arena_bytes = 0;
+  std::vector<int64_t> constant_bytes, output_bytes;
+  std::vector<const char*> constants;
+  StepNeeds needs;  // what instructions need of a step's inputs, whose sizes are unknown before it
+};
+
+// Reads a program's integers in order, and checks that they are in range.
 class Reader {
  public:
-  Reader(const int64_t* integers, int64_t count, const std::vector<double>& floats)
-      : at_(integers), end_(integers + count), floats_(&floats) {}
+  Reader(const int64_t* integers, int64_t count, const std::vector<double>& floats, Bounds& bounds)
+      : at_(integers), end_(integers + count), floats_(&floats), bounds_(&bounds) {}
   int64_t integer();
-  float real() { return static_cast<float>((*floats_)[integer()]); }
+  // An integer from `least` to 2^40: sums of two and sizes in bytes fit 64 bits.
+  int64_t number(const char* name, int64_t least);
+  float real();
   View view();
+  Bounds& bounds() const { return *bounds_; }
   bool done() const { return at_ == end_; }
 
  private:
   const int64_t* at_;
   const int64_t* end_;
   const std::vector<double>* floats_;
+  Bounds* bounds_;
 };
 
 struct Instruction {
@@ -128,7 +141,8 @@ class Plan {
     int64_t columns;
     ElementType type;
   };
-  std::vector<Tensor> new_outputs(const Tensor& like, int64_t tokens) const;
+  // Checks the sizes of `inputs` too.
+  std::vector<Tensor> new_outputs(const std::vector<Tensor>& inputs, int64_t tokens) const;
   void check_outputs(const std::vector<Tensor>& outputs, int64_t tokens) const;
   // Binds all instructions to a step's data.
   void bind(const std::vector<Tensor>& inputs, std::vector<Tensor> outputs, int64_t tokens);
@@ -137,6 +151,8 @@ class Plan {
   std::vector<Tensor> constants_;
   std::vector<char*> addresses_;  // of the constants, because reading each tensor would miss all caches
   std::vector<Output> outputs_;
+  StepNeeds needs_;
+  StepValues values_;  // of the current binding
   std::vector<Instruction> instructions_;
   std::vector<TaskSet*> tasks_;
   std::vector<const std::function<bool()>*> conditions_;  // still_valid of the instructions that have it

@@ -27,6 +27,7 @@ TARGETS = {
     )
 } | {
     "ops": "tests.fuzz.ops.target:run",
+    "plans": "tests.fuzz.ops.plans:run",
     "scheduler": "tests.fuzz.serving.scheduler:run",
     "text": "tests.fuzz.serving.text:run",
     "grammars": "tests.fuzz.serving.grammars:run",

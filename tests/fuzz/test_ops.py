@@ -6,16 +6,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.fuzz.ops import target
+from tests.fuzz.ops import plans, recorded, target
 from tests.fuzz.ops.arguments import Spec
 from tests.fuzz.ops.calls import CALLS, PLAN_OPS
 
 SEEDS = 4000
+PLAN_SEEDS = 1500
 
 
 @pytest.fixture
@@ -29,6 +31,42 @@ def variant_kept() -> Iterator[None]:
 def test_random_calls(one_thread: None, variant_kept: None) -> None:
     for seed in range(SEEDS):
         target.run(seed)
+
+
+def test_random_programs_and_steps(
+    one_thread: None, variant_kept: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [model for model in recorded._MODELS if model[0] in ("qwen3", "deepseek_v3")]
+    monkeypatch.setattr(recorded, "_MODELS", few)
+    recorded.models.cache_clear()
+    for seed in range(PLAN_SEEDS):
+        plans.run(seed)
+    recorded.models.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("way", "message"), [("create", "a valid program is refused"), ("run", "valid inputs")]
+)
+def test_refused_valid_plan_is_a_finding(
+    way: str, message: str, one_thread: None, variant_kept: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise RuntimeError("plan: it is refused")
+
+    library = SimpleNamespace(
+        plan_create=torch.ops.armllm.plan_create, plan_free=torch.ops.armllm.plan_free,
+        plan_run=torch.ops.armllm.plan_run, isa_select=torch.ops.armllm.isa_select,
+    )  # fmt: skip
+    setattr(library, f"plan_{way}", refuse)
+    monkeypatch.setattr(plans, "_armllm", library)
+    monkeypatch.setattr(plans, "models", lambda: ())
+
+    def run_some() -> None:
+        for seed in range(100):
+            plans.run(seed)
+
+    with pytest.raises(target.Finding, match=message):
+        run_some()
 
 
 def test_every_op_has_calls() -> None:

@@ -138,6 +138,10 @@ INVALID_CALLS: dict[str, tuple[Call, str]] = {
         lambda: torch.ops.armllm.add_layer_norm(None, X, None, None, 1e-5),
         "an argument is None",
     ),
+    "norm-int8-undefined": (
+        lambda: torch.ops.armllm.rms_norm_int8(None, torch.ones(0), 1e-5, 0.0, X),
+        "an argument is None",
+    ),
     "rope-table": (
         lambda: rope.rope_(torch.ones(1, 2, 8), torch.ones(1, 1, 8), SCALAR, torch.ones(1, 4)),
         r"cos must have shape \(..., tokens, rotary / 2\); it has 0 dimensions",

@@ -18,7 +18,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Layout = Literal["contiguous", "padded", "transposed", "expanded", "odd", "huge"]
 Values = Literal["normal", "unit", "bytes", "zeros"]
 _POOL = 1 << 19
-_REPEATED = 97
+_REPEATED = 13
 
 
 @dataclass

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 _PAGE = mmap.PAGESIZE
-_SLOT = 64 * _PAGE
-_SLOTS = 24
 LIMIT = 1 << 26
 """Bytes of the largest tensor."""
 _BESIDE = 64
@@ -50,17 +48,25 @@ class Region:
 
 
 class GuardedMemory:
-    """Slots of memory with a guard page before and after each."""
+    """Slots of memory with a guard page before and after each.
 
-    def __init__(self) -> None:
-        step = _SLOT + _PAGE
-        self._memory = mmap.mmap(-1, _SLOTS * step + _PAGE)
+    Args:
+        slots: number of slots.
+        size: bytes of the largest tensor.
+    """
+
+    def __init__(self, slots: int = 24, size: int = 1 << 18) -> None:
+        self._size = -(-(size + _BESIDE) // _PAGE) * _PAGE
+        self._step = self._size + _PAGE
+        self._memory = mmap.mmap(-1, slots * self._step + _PAGE)
         self._view = memoryview(self._memory)
-        for slot in range(_SLOTS + 1):
-            _protect(self._memory, slot * step)
+        for slot in range(slots + 1):
+            _protect(self._memory, slot * self._step)
         self._slots = [
-            torch.frombuffer(self._memory, dtype=torch.uint8, count=_SLOT, offset=slot * step + _PAGE)
-            for slot in range(_SLOTS)
+            torch.frombuffer(
+                self._memory, dtype=torch.uint8, count=self._size, offset=slot * self._step + _PAGE
+            )
+            for slot in range(slots)
         ]
         self._used = 0
 
@@ -73,12 +79,12 @@ class GuardedMemory:
         count = size * dtype.itemsize
         if count > LIMIT:
             raise OverflowError(f"{count} bytes are too many for a test")
-        if count > _SLOT - _BESIDE or self._used == _SLOTS:
+        if count > self._size - _BESIDE or self._used == len(self._slots):
             return torch.empty(size, dtype=dtype), None
         slot = self._slots[self._used]
-        start = self._used * (_SLOT + _PAGE) + _PAGE
+        start = self._used * self._step + _PAGE
         self._used += 1
-        first = _SLOT - count if at_end else 0
+        first = self._size - count if at_end else 0
         begin, end = start + first, start + first + count
         low, high = (begin - _BESIDE, end) if at_end else (begin, end + _BESIDE)
         return slot[first : first + count].view(dtype), Region(self._view, begin, end, low, high)

@@ -15,12 +15,12 @@ _DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
     torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn,
 )  # fmt: skip
-_INTEGERS = (
+INTEGERS = (
     -1, 0, 1, 2, 3, 15, 16, 17, 31, 33, 255, 1000, 1 << 15, 1 << 20, (1 << 31) - 1, 1 << 31, -(1 << 31),
     1 << 32, 1 << 40, 1 << 52, 1 << 58, 1 << 60, (1 << 62) + 1, (1 << 63) - 1, (1 << 63) - 16,
     -(1 << 63), -(1 << 62),
 )  # fmt: skip
-_REALS = (0.0, -0.0, -1.0, 1e-30, 1e30, 3.4e38, 1e300, math.inf, -math.inf, math.nan, 0.5)
+REALS = (0.0, -0.0, -1.0, 1e-30, 1e30, 3.4e38, 1e300, math.inf, -math.inf, math.nan, 0.5)
 _STRINGS = (
     "",
     "row",
@@ -59,12 +59,13 @@ def _shape(spec: Spec, draw: Random) -> Spec:
 
 def _damage(spec: Spec, draw: Random) -> Spec:
     """Replaces a few elements."""
-    values = _REALS if spec.dtype.is_floating_point else (*_INTEGERS, 4, 5, 6, 7, 40, 60, 100, 300)
+    values = REALS if spec.dtype.is_floating_point else (*INTEGERS, 4, 5, 6, 7, 40, 60, 100, 300)
     damage = [(draw.randrange(1 << 20), draw.choice(values)) for _ in range(draw.choice((1, 1, 2, 50)))]
     return dataclasses.replace(spec, damage=damage)
 
 
-def _mutate_tensor(spec: Spec, draw: Random) -> tuple[str, Argument]:
+def mutate_tensor(spec: Spec, draw: Random) -> tuple[str, Argument]:
+    """Returns the kind of a change, and the changed tensor."""
     kind = draw.choices(
         ("shape", "dtype", LAYOUT, "damage", "huge", "none", "wrong"), (30, 12, 25, 29, 1, 3, 0.5)
     )[0]
@@ -87,16 +88,16 @@ def _mutate_tensor(spec: Spec, draw: Random) -> tuple[str, Argument]:
 
 def _mutate(value: Argument, draw: Random) -> tuple[str, Argument]:
     if isinstance(value, Spec):
-        return _mutate_tensor(value, draw)
+        return mutate_tensor(value, draw)
     if draw.random() < 0.02:
         return "wrong", draw.choice((None, "x", 1.5, 1 << 70, -3))
     if isinstance(value, bool):
         return "flag", not value
     if isinstance(value, int):
         near = (value - 1, value + 1, value + 15, 2 * value, -value)
-        return "integer", draw.choice(near if draw.random() < 0.4 else _INTEGERS)
+        return "integer", draw.choice(near if draw.random() < 0.4 else INTEGERS)
     if isinstance(value, float):
-        return "real", draw.choice(_REALS)
+        return "real", draw.choice(REALS)
     if isinstance(value, str):
         return "string", draw.choice(_STRINGS)
     return "added", Spec((draw.choice((0, 1, 2, 16, 40)),), draw.choice(_DTYPES), "zeros")

@@ -1,0 +1,121 @@
+// Checks of an instruction's operands against the memory of its plan.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "linear/packed_panel.h"
+#include "plan/plan.h"
+#include "runtime/types.h"
+
+namespace armllm {
+
+// Sizes are doubles here: products of two of a program's integers do not fit 64 bits.
+class Checks {
+ public:
+  explicit Checks(Bounds& bounds) : bounds_(bounds) {}
+
+  // A row of `columns` elements of a floating-point type for each token; rows are `stride` apart.
+  void rows(const View& view, double columns) const {
+    if (view.space == Space::none) return;
+    STD_TORCH_CHECK(view.type <= ElementType::f16, "plan: an operand must have a floating-point type");
+    fits(view, view.column + columns, double(view.stride));
+  }
+  // The most elements that a row can hold whose size only the step's inputs tell.
+  int64_t room(const View& view) const {
+    needed(view, "rows");
+    STD_TORCH_CHECK(view.space == Space::arena || view.space == Space::output,
+                    "plan: keys, values and results of attention must lie in the arena or in an output");
+    rows(view, 1);
+    const bool arena = view.space == Space::arena;
+    const int64_t bytes = arena ? bounds_.arena_bytes - view.index : bounds_.output_bytes[view.index];
+    return bytes / size_of(view.type) - view.column;
+  }
+  // `columns` adjacent elements a token, or that many altogether in a constant.
+  void packed(const View& view, double columns, ElementType type) const {
+    if (view.space == Space::none) return;
+    STD_TORCH_CHECK(view.type == type,
+                    "plan: an operand has another element type than its instruction needs");
+    fits(view, view.column + columns, columns);
+  }
+  // `bytes` of a constant.
+  void constant(const View& view, double bytes) const {
+    if (view.space == Space::none) return;
+    STD_TORCH_CHECK(view.space == Space::constant, "plan: a weight must be a constant");
+    fits_bytes(view, double(view.column) * size_of(view.type) + bytes, 0);
+  }
+  void vector(const View& view, double elements, ElementType type) const {
+    if (view.space == Space::none) return;
+    STD_TORCH_CHECK(view.type == type, "plan: a weight has another element type than its instruction needs");
+    constant(view, elements * size_of(type));
+  }
+  // A weight or bias of any floating-point type.
+  void floats(const View& view, double elements) const {
+    if (view.space == Space::none) return;
+    STD_TORCH_CHECK(view.type <= ElementType::f16, "plan: a weight must have a floating-point type");
+    constant(view, elements * size_of(view.type));
+  }
+  void table(const View& view, double count, double columns) const {
+    STD_TORCH_CHECK(view.type <= ElementType::f16, "plan: a weight must have a floating-point type");
+    constant(view, ((count - 1) * view.stride + columns) * size_of(view.type));
+  }
+  void panels(const View& view, double groups, double group_stride, double count, int64_t stride,
+              Scheme scheme, int64_t in_features) const {
+    const int64_t bytes = panel_layout(scheme, in_features).bytes;
+    STD_TORCH_CHECK(stride >= bytes, "plan: panels of a weight overlap: their stride is ", stride,
+                    ", a panel has ", bytes, " bytes");
+    constant(view, (groups - 1) * group_stride + (count - 1) * double(stride) + double(bytes));
+  }
+  void needed(const View& view, const char* name) const {
+    STD_TORCH_CHECK(view.space != Space::none, "plan: an instruction has no ", name);
+  }
+  // Operands whose element type the kernel takes from one of them.
+  void same_type(std::initializer_list<View> views) const {
+    const View* first = nullptr;
+    for (const View& view : views) {
+      if (view.space == Space::none) continue;
+      if (first == nullptr) first = &view;
+      STD_TORCH_CHECK(view.type == first->type,
+                      "plan: operands of an instruction have different element types");
+    }
+  }
+  void input(const View& view, const char* name) const {
+    STD_TORCH_CHECK(view.space == Space::input && view.column == 0, "plan: ", name, " must be an input");
+    packed(view, 1, ElementType::i64);
+  }
+  void cache(const CacheNeed& need) const { bounds_.needs.add(need); }
+  const char* data(const View& view) const {
+    return bounds_.constants[view.index] + view.column * size_of(view.type);
+  }
+  void positive(int64_t value, const char* name) const {
+    STD_TORCH_CHECK(value > 0, "plan: ", name, " is ", value, "; it must be positive");
+  }
+
+ private:
+  // `first` elements up to the end of the first row, and `more` for each further token.
+  void fits(const View& view, double first, double more) const {
+    if (view.space == Space::input) {
+      STD_TORCH_CHECK(first <= kMost && more <= kMost, "plan: rows of an input have ", first, " elements");
+      bounds_.needs.add(RowsNeed{view.index, static_cast<int64_t>(first), static_cast<int64_t>(more)});
+      return;
+    }
+    STD_TORCH_CHECK(view.space != Space::constant || more == 0,
+                    "plan: a constant is read as rows of tokens, which it cannot have");
+    fits_bytes(view, first * size_of(view.type), more * size_of(view.type));
+  }
+  void fits_bytes(const View& view, double bytes, double more) const {
+    double room = 0, begin = 0;
+    if (view.space == Space::constant) room = double(bounds_.constant_bytes[view.index]), more = 0;
+    if (view.space == Space::output) room = double(bounds_.output_bytes[view.index]);
+    if (view.space == Space::arena) {
+      room = double(bounds_.arena_bytes), begin = double(view.index);
+      STD_TORCH_CHECK(view.index % size_of(view.type) == 0, "plan: an operand is not aligned");
+    }
+    STD_TORCH_CHECK(begin + bytes <= room && begin + more <= room, "plan: an operand needs ", begin + bytes,
+                    " bytes of a memory of ", room, ": the plan is damaged; make it again");
+  }
+  static constexpr double kMost = double(int64_t{1} << 40);
+  Bounds& bounds_;
+};
+
+}  // namespace armllm

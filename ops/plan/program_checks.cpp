@@ -1,0 +1,295 @@
+// Checks of an instruction's fields against the memory of its plan.  Plans are read from disk too, so nothing
+// that a program says is trusted.
+#include <cstring>
+
+#include "plan/instruction_fields.h"
+#include "plan/operand_checks.h"
+
+namespace armllm {
+namespace {
+
+int64_t panels_of(int64_t rows) { return ceil_div(rows, kPanel); }
+
+void check(const Checks& c, const fields::embed& op) {
+  c.positive(op.width, "width");
+  c.positive(op.vocab_size, "vocab_size");
+  c.rows(op.out, op.width);
+  c.packed(op.ids, 1, ElementType::i64);
+  c.table(op.table, op.vocab_size, op.width);
+  c.same_type({op.out, op.table});
+  c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.table, "table");
+}
+
+void check(const Checks& c, const fields::split_embed& op) {
+  c.positive(op.width, "width");
+  c.positive(op.vocab_size, "vocab_size");
+  c.rows(op.out, op.width);
+  c.packed(op.ids, 1, ElementType::i64);
+  c.panels(op.weight, 1, 0, panels_of(op.vocab_size), op.panel_stride, Scheme::i8, op.width);
+  c.constant(op.rest, double(op.vocab_size) * op.width);
+  c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.weight, "weight"), c.needed(op.rest, "rest");
+}
+
+template <class Norm>
+void check_norm(const Checks& c, const Norm& op) {
+  c.positive(op.width, "width");
+  c.positive(op.rows_per_token, "rows_per_token");
+  for (const View& view : {op.x, op.out, op.residual, op.sum})
+    c.rows(view, double(op.width) * op.rows_per_token);
+  c.same_type({op.x, op.out, op.residual, op.sum});
+  const bool residual = op.residual.space != Space::none;
+  STD_TORCH_CHECK(residual == (op.sum.space != Space::none) && (!residual || op.rows_per_token == 1),
+                  "plan: a norm with a residual needs a sum, and one row per token");
+  c.floats(op.weight, op.width);
+  c.floats(op.bias, op.width);
+  c.vector(op.bias, op.width, op.weight.type);
+  c.needed(op.x, "x");
+}
+void check(const Checks& c, const fields::rms_norm& op) {
+  check_norm(c, op);
+  c.needed(op.out, "out"), c.needed(op.weight, "weight");
+}
+void check(const Checks& c, const fields::layer_norm& op) {
+  check_norm(c, op);
+  c.needed(op.out, "out");
+}
+
+template <class Layer>
+void check_layer(const Checks& c, const Layer& op, int64_t panels) {
+  c.positive(op.in_features, "in_features");
+  c.positive(op.out_features, "out_features");
+  c.rows(op.x, op.in_features);
+  c.rows(op.out, op.out_features);
+  c.panels(op.weight, 1, 0, panels, op.panel_stride, op.scheme, op.in_features);
+  c.needed(op.out, "out"), c.needed(op.weight, "weight");
+}
+void check_parts(const Checks& c, const fields::linear& op) {
+  check_layer(c, op, panels_of(op.out_features));
+  c.rows(op.residual, op.out_features);
+  c.same_type({op.out, op.residual});
+  c.floats(op.bias, op.out_features);
+}
+void check_parts(const Checks& c, const fields::gated_linear& op) {
+  check_layer(c, op, 2 * panels_of(op.out_features));
+  c.floats(op.gate_bias, op.out_features);
+  c.floats(op.up_bias, op.out_features);
+  c.vector(op.up_bias, op.out_features, op.gate_bias.type);
+}
+
+void check(const Checks& c, const fields::linear& op) {
+  check_parts(c, op);
+  c.needed(op.x, "x");
+}
+void check(const Checks& c, const fields::gated_linear& op) {
+  check_parts(c, op);
+  c.needed(op.x, "x");
+}
+
+template <class Pair>
+void check_pair(const Checks& c, const Pair& op) {
+  check_norm(c, op.norm);
+  c.needed(op.norm.weight, "weight");
+  check_parts(c, op.layer);
+  STD_TORCH_CHECK(op.norm.width == op.layer.in_features && op.norm.rows_per_token == 1,
+                  "plan: a norm of width ", op.norm.width, " precedes a layer of ", op.layer.in_features,
+                  " inputs");
+}
+void check(const Checks& c, const fields::norm_linear& op) { check_pair(c, op); }
+void check(const Checks& c, const fields::norm_gated_linear& op) { check_pair(c, op); }
+
+void check(const Checks& c, const fields::dense_linear& op) {
+  c.positive(op.in_features, "in_features");
+  c.positive(op.out_features, "out_features");
+  c.rows(op.x, op.in_features);
+  c.rows(op.out, op.out_features);
+  c.table(op.weight, op.out_features, op.in_features);
+  c.floats(op.bias, op.out_features);
+  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
+}
+
+void check(const Checks& c, const fields::moe& op) {
+  for (int64_t size : {op.experts, op.top_k, op.hidden, op.intermediate})
+    c.positive(size, "a size of experts");
+  const int64_t parts = op.gated ? 2 : 1;
+  c.rows(op.x, op.hidden);
+  c.rows(op.out, op.hidden);
+  c.packed(op.ids, op.top_k, ElementType::i32);
+  c.packed(op.weights, op.top_k, ElementType::f32);
+  c.panels(op.gate_up, op.experts, op.gate_up_expert_stride, parts * panels_of(op.intermediate),
+           op.gate_up_panel_stride, op.scheme, op.hidden);
+  c.panels(op.down, op.experts, op.down_expert_stride, panels_of(op.hidden), op.down_panel_stride, op.scheme,
+           op.intermediate);
+  c.floats(op.gate_up_bias, double(op.experts) * parts * op.intermediate);
+  c.floats(op.down_bias, double(op.experts) * op.hidden);
+  c.vector(op.down_bias, double(op.experts) * op.hidden, op.gate_up_bias.type);
+  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.ids, "ids"), c.needed(op.weights, "weights");
+  c.needed(op.gate_up, "gate_up"), c.needed(op.down, "down");
+}
+
+void check(const Checks& c, const fields::route& op) {
+  for (int64_t size : {op.experts, op.top_k, op.groups, op.top_k_groups})
+    c.positive(size, "a size of a router");
+  STD_TORCH_CHECK(op.experts <= kMaxExperts && op.experts % op.groups == 0 && op.top_k_groups <= op.groups &&
+                      op.top_k <= op.experts / op.groups * op.top_k_groups,
+                  "plan: a router chooses ", op.top_k, " of ", op.experts, " experts in ", op.top_k_groups,
+                  " of ", op.groups, " groups");
+  c.rows(op.logits, op.experts);
+  c.packed(op.weights, op.top_k, ElementType::f32);
+  c.packed(op.ids, op.top_k, ElementType::i32);
+  c.vector(op.correction_bias, op.experts, ElementType::f32);
+  c.needed(op.logits, "logits"), c.needed(op.weights, "weights"), c.needed(op.ids, "ids");
+}
+
+void check(const Checks& c, const fields::rope_table& op) {
+  c.positive(op.half, "half");
+  c.packed(op.positions, 1, ElementType::i64);
+  c.vector(op.inv_freq, op.half, ElementType::f32);
+  c.packed(op.cos, op.half, ElementType::f32);
+  c.packed(op.sin, op.half, ElementType::f32);
+  c.needed(op.positions, "positions"), c.needed(op.inv_freq, "inv_freq");
+  c.needed(op.cos, "cos"), c.needed(op.sin, "sin");
+}
+
+void check(const Checks& c, const fields::rope& op) {
+  STD_TORCH_CHECK(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= op.head_size &&
+                      (op.pairs != RopePairs::unzipped || op.rotary <= kMostUnzipped),
+                  "plan: ", op.rotary, " rotary dimensions of a head of ", op.head_size);
+  if (op.q_heads > 0) c.needed(op.q, "q"), c.rows(op.q, (op.q_heads - 1.0) * op.q_head_stride + op.head_size);
+  if (op.k_heads > 0) c.needed(op.k, "k"), c.rows(op.k, (op.k_heads - 1.0) * op.k_head_stride + op.head_size);
+  c.packed(op.cos, op.rotary / 2, ElementType::f32);
+  c.packed(op.sin, op.rotary / 2, ElementType::f32);
+  c.needed(op.cos, "cos"), c.needed(op.sin, "sin");
+}
+
+template <class Fields>
+CacheNeed cache_of(const Fields& op) {
+  CacheNeed need;
+  need.k = op.k_cache, need.v = op.v_cache, need.layer = op.layer;
+  need.k_scales = op.k_scales, need.v_scales = op.v_scales;
+  need.head_size = op.head_size;
+  return need;
+}
+
+template <class Fields>
+void add_sequences(CacheNeed& need, const Fields& op) {
+  need.block_table = op.block_table, need.query_start = op.query_start, need.seq_lens = op.seq_lens;
+}
+
+void check(const Checks& c, const fields::kv_write& op) {
+  c.positive(op.head_size, "head_size");
+  c.input(op.slots, "slots");
+  CacheNeed need = cache_of(op);
+  need.k_room = c.room(op.k);
+  need.v_room = c.room(op.v);
+  need.slots = op.slots.index;
+  c.cache(need);
+}
+
+void check(const Checks& c, const fields::attention& op) {
+  c.positive(op.head_size, "head_size");
+  c.positive(op.q_heads, "q_heads");
+  c.rows(op.q, double(op.q_heads) * op.head_size);
+  c.same_type({op.q, op.out});
+  c.vector(op.sinks, op.q_heads, ElementType::f32);
+  c.needed(op.q, "q");
+  CacheNeed need = cache_of(op);
+  need.q_heads = op.q_heads;
+  need.k_room = need.head_size;
+  need.v_room = c.room(op.out);
+  add_sequences(need, op);
+  need.window = op.window;
+  c.cache(need);
+}
+
+void check(const Checks& c, const fields::gated_act& op) {
+  c.positive(op.width, "width");
+  for (const View& view : {op.gate, op.up, op.out}) c.rows(view, op.width), c.needed(view, "operand");
+  c.same_type({op.gate, op.up, op.out});
+}
+
+void check(const Checks& c, const fields::add& op) {
+  c.positive(op.width, "width");
+  for (const View& view : {op.a, op.b, op.out}) c.rows(view, op.width);
+  c.rows(op.row_factor, 1);
+  c.same_type({op.a, op.b, op.out, op.row_factor});
+  c.needed(op.b, "b"), c.needed(op.out, "out");
+}
+
+template <class Heads>
+void check_heads(const Checks& c, const Heads& op) {
+  for (int64_t size : {op.heads, op.in_features, op.out_features}) c.positive(size, "a size of heads");
+  c.rows(op.x, (op.heads - 1.0) * op.x_head_stride + op.in_features);
+  c.rows(op.out, double(op.heads) * op.out_features);
+  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
+}
+void check(const Checks& c, const fields::int8_heads& op) {
+  check_heads(c, op);
+  c.panels(op.weight, op.heads, op.head_stride, panels_of(op.out_features), op.panel_stride, Scheme::i8,
+           op.in_features);
+}
+void check(const Checks& c, const fields::dense_heads& op) {
+  check_heads(c, op);
+  c.table(op.weight, double(op.heads) * op.out_features, op.in_features);
+}
+
+CacheNeed latents_of(int64_t input, int64_t layer, int64_t width) {
+  CacheNeed need;
+  need.latent = true;
+  need.k = input, need.layer = layer, need.head_size = width;
+  return need;
+}
+
+void check(const Checks& c, const fields::mla_write& op) {
+  c.rows(op.latent, op.rank);
+  c.rows(op.rope, op.rope_size);
+  c.input(op.slots, "slots");
+  if (op.rank > 0) c.needed(op.latent, "latent");
+  if (op.rope_size > 0) c.needed(op.rope, "rope");
+  CacheNeed need = latents_of(op.cache, op.layer, op.rank + op.rope_size);
+  need.slots = op.slots.index;
+  c.cache(need);
+}
+
+void check(const Checks& c, const fields::mla_attention& op) {
+  c.positive(op.q_heads, "q_heads");
+  c.positive(op.latent_size, "latent_size");
+  c.rows(op.latent, (op.q_heads - 1.0) * op.latent_head_stride + op.latent_size);
+  c.rows(op.rope, (op.q_heads - 1.0) * op.rope_head_stride + op.rope_size);
+  c.rows(op.out, double(op.q_heads) * op.latent_size);
+  c.same_type({op.latent, op.rope, op.out});
+  c.needed(op.latent, "latent"), c.needed(op.out, "out");
+  if (op.rope_size > 0) c.needed(op.rope, "rope");
+  CacheNeed need = latents_of(op.cache, op.layer, op.latent_size + op.rope_size);
+  add_sequences(need, op);
+  c.cache(need);
+}
+
+void check(const Checks& c, const fields::reorder& op) {
+  c.positive(op.width, "width");
+  c.rows(op.x, op.width);
+  c.rows(op.out, op.width);
+  c.same_type({op.x, op.out});
+  c.vector(op.permutation, op.width, ElementType::i32);
+  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.permutation, "permutation");
+  for (int64_t i = 0; i < op.width; ++i) {
+    int32_t column;
+    std::memcpy(&column, c.data(op.permutation) + i * sizeof(column), sizeof(column));
+    STD_TORCH_CHECK(column >= 0 && column < op.width, "plan: a permutation of ", op.width,
+                    " columns has column ", column);
+  }
+}
+
+void check(const Checks& c, const fields::best_tokens& op) {
+  c.positive(op.vocab_size, "vocab_size");
+  c.rows(op.logits, op.vocab_size);
+  c.packed(op.ids, 1, ElementType::i64);
+  c.needed(op.logits, "logits"), c.needed(op.ids, "ids");
+}
+
+}  // namespace
+
+#define INSTRUCTION(opcode, members) \
+  void check_fields(const fields::opcode& op, Bounds& bounds) { check(Checks(bounds), op); }
+#include "plan/instructions.def"
+
+}  // namespace armllm

@@ -1,0 +1,76 @@
+// Checks of a step's inputs, whose sizes a plan cannot know when it is created.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/paged_attention.h"
+#include "runtime/types.h"
+
+namespace armllm {
+
+using torch::stable::Tensor;
+
+// Rows of tokens in an input.
+struct RowsNeed {
+  int64_t input = 0;
+  int64_t first = 0, more = 0;  // elements up to the end of the first row, and of each further one
+};
+
+// The caches that an instruction reads or writes, and the rows beside them.  Rooms are the most elements that a
+// row can hold.
+struct CacheNeed {
+  bool latent = false;
+  int64_t k = 0, v = 0, layer = 0, k_scales = -1, v_scales = -1;  // inputs; a latent cache is k
+  int64_t head_size = 0;                                          // of a latent cache: rank + rope size
+  int64_t q_heads = 0;                                            // 0: kv_write
+  int64_t k_room = 0, v_room = 0;                                 // v_room: of an attention's result
+  int64_t slots = -1;                                             // input, of kv_write
+  int64_t block_table = 0, query_start = 0, seq_lens = 0;         // inputs, of attention
+  int64_t window = 0;
+
+  // True if the two differ in nothing but layers and rooms.
+  bool alike(const CacheNeed& o) const {
+    return latent == o.latent && k == o.k && v == o.v && k_scales == o.k_scales && v_scales == o.v_scales &&
+           head_size == o.head_size && q_heads == o.q_heads && slots == o.slots &&
+           block_table == o.block_table && query_start == o.query_start && seq_lens == o.seq_lens &&
+           window == o.window;
+  }
+};
+
+// Layers of one cache share an entry, so a step has few to check.
+struct StepNeeds {
+  std::vector<RowsNeed> rows;
+  std::vector<CacheNeed> caches;
+  void add(const RowsNeed& need);
+  void add(const CacheNeed& need);
+};
+
+// The numbers among a step's inputs that become addresses.
+struct StepValues {
+  struct Slots {
+    const int64_t* slots;
+    int64_t tokens, room;
+    bool operator==(const Slots& s) const { return slots == s.slots && tokens == s.tokens && room == s.room; }
+  };
+  struct Sequences {
+    AttentionArgs args;
+    int64_t blocks;
+  };
+  std::vector<Slots> slots;
+  std::vector<Sequences> sequences;
+};
+
+// Throws if an input is too small.
+void check_inputs(const StepNeeds& needs, const std::vector<Tensor>& inputs, int64_t tokens);
+
+// Throws if a cache does not fit its instructions, or a slot, block or length lies outside of it.  Returns the
+// values for later steps on the same memory.
+StepValues check_step(const StepNeeds& needs, const std::vector<Tensor>& inputs, int64_t tokens);
+
+// True if the values, which may have changed, are still in range.
+bool are_valid(const StepValues& values);
+
+}  // namespace armllm

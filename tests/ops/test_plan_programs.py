@@ -1,0 +1,73 @@
+"""`plan_create` checks a program before anything runs: programs are read from disk too."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from torch_armllm.plan.program import Operand, Program
+
+create = torch.ops.armllm.plan_create
+
+
+def program() -> tuple[list[torch.Tensor], list[int], list[float]]:
+    """Returns the arguments of `plan_create` for an embedding, a norm and the best tokens."""
+    p = Program()
+    ids = Operand("input", 0, torch.int64)
+    x = p.allocate(8, torch.float32)
+    p.emit("embed", out=x, ids=ids, table=p.constant(torch.randn(10, 8)), width=8, vocab_size=10)
+    y = p.allocate(8, torch.float32)
+    nothing = Operand("none", 0, torch.float32)
+    p.emit(
+        "rms_norm",
+        x=x,
+        out=y,
+        residual=nothing,
+        sum=nothing,
+        weight=p.constant(torch.ones(8)),
+        bias=nothing,
+        rows_per_token=1,
+        width=8,
+        eps=1e-5,
+        weight_offset=0.0,
+    )
+    best = p.allocate(1, torch.int64)
+    p.emit("best_tokens", logits=y, ids=best, vocab_size=8)
+    assert best.storage is not None
+    p.outputs.append(best.storage)
+    encoded = p.encode()
+    return encoded.constants, encoded.integers, encoded.floats
+
+
+def test_valid_program_runs() -> None:
+    plan = create(*program())
+    (best,) = torch.ops.armllm.plan_run(plan, [torch.arange(5)], 5)
+    torch.ops.armllm.plan_free(plan)
+    assert best.shape == (5, 1)
+
+
+def test_damaged_programs_raise_or_run() -> None:
+    """A float or a constant of any number was read, wherever that is: the process ended by a signal."""
+    draw = random.Random(0)
+    values = [-1, 0, 1, 3, 7, 9, 10**6, 2**31, 2**40, 2**62, -(2**63), 2**63 - 1]
+    refused = 0
+    for _ in range(3000):
+        constants, integers, floats = program()
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            integers[draw.randrange(len(integers))] = draw.choice(values)
+        try:
+            plan = create(constants, integers[: draw.choice((None, None, -1, -9))], floats)
+        except RuntimeError:
+            refused += 1
+            continue
+        torch.ops.armllm.plan_free(plan)
+    assert refused > 1500
+
+
+@pytest.mark.parametrize(("remove", "message"), [("floats", "no float 0 of 0"), ("constants", "no constant")])
+def test_missing_parts_raise(remove: str, message: str) -> None:
+    constants, integers, floats = program()
+    with pytest.raises(RuntimeError, match=message):
+        create([] if remove == "constants" else constants, integers, [] if remove == "floats" else floats)
