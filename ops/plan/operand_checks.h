@@ -69,6 +69,22 @@ class Checks {
   void needed(const View& view, const char* name) const {
     STD_TORCH_CHECK(view.space != Space::none, "plan: an instruction has no ", name);
   }
+  // Operands that are written: weights and a step's inputs, once checked, stay as they are.
+  void written(std::initializer_list<View> views) const {
+    for (const View& view : views)
+      STD_TORCH_CHECK(view.space != Space::constant && view.space != Space::input,
+                      "plan: an instruction writes to a constant or to an input");
+  }
+  // Packed operands of which a kernel reads one back after it wrote the other.
+  void disjoint(const View& a, const View& b, int64_t columns) const {
+    if (a.space != b.space) return;
+    const auto before = [columns](const View& x, const View& y) {
+      return x.space == Space::arena && x.column == 0 && y.column == 0 &&
+             x.index + columns * size_of(x.type) <= y.index;
+    };
+    STD_TORCH_CHECK((a.space == Space::output && a.index != b.index) || before(a, b) || before(b, a),
+                    "plan: two results of an instruction overlap");
+  }
   // Operands whose element type the kernel takes from one of them.
   void same_type(std::initializer_list<View> views) const {
     const View* first = nullptr;

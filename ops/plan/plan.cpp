@@ -246,6 +246,9 @@ int64_t Plan::run_then(Plan& next, const std::vector<Tensor>& inputs, const std:
                        int64_t tokens) {
   static std::atomic<int64_t> bindings{0};
   STD_TORCH_CHECK(&next != this, "plan_run_then needs two different plans");
+  STD_TORCH_CHECK(
+      next.needs_.caches.empty(),
+      "plan_run_then: the second plan must not use a cache: its slots are unknown before it runs");
   STD_TORCH_CHECK(tokens > 0, "plan: a step has ", tokens, " tokens, but needs at least 1");
   std::scoped_lock lock(running_, next.running_);
   next.check_outputs(results, tokens);

@@ -11,6 +11,7 @@ namespace {
 int64_t panels_of(int64_t rows) { return ceil_div(rows, kPanel); }
 
 void check(const Checks& c, const fields::embed& op) {
+  c.written({op.out});
   c.positive(op.width, "width");
   c.positive(op.vocab_size, "vocab_size");
   c.rows(op.out, op.width);
@@ -21,6 +22,7 @@ void check(const Checks& c, const fields::embed& op) {
 }
 
 void check(const Checks& c, const fields::split_embed& op) {
+  c.written({op.out});
   c.positive(op.width, "width");
   c.positive(op.vocab_size, "vocab_size");
   c.rows(op.out, op.width);
@@ -32,6 +34,7 @@ void check(const Checks& c, const fields::split_embed& op) {
 
 template <class Norm>
 void check_norm(const Checks& c, const Norm& op) {
+  c.written({op.out, op.sum});
   c.positive(op.width, "width");
   c.positive(op.rows_per_token, "rows_per_token");
   for (const View& view : {op.x, op.out, op.residual, op.sum})
@@ -56,6 +59,7 @@ void check(const Checks& c, const fields::layer_norm& op) {
 
 template <class Layer>
 void check_layer(const Checks& c, const Layer& op, int64_t panels) {
+  c.written({op.out});
   c.positive(op.in_features, "in_features");
   c.positive(op.out_features, "out_features");
   c.rows(op.x, op.in_features);
@@ -98,6 +102,7 @@ void check(const Checks& c, const fields::norm_linear& op) { check_pair(c, op); 
 void check(const Checks& c, const fields::norm_gated_linear& op) { check_pair(c, op); }
 
 void check(const Checks& c, const fields::dense_linear& op) {
+  c.written({op.out});
   c.positive(op.in_features, "in_features");
   c.positive(op.out_features, "out_features");
   c.rows(op.x, op.in_features);
@@ -108,6 +113,7 @@ void check(const Checks& c, const fields::dense_linear& op) {
 }
 
 void check(const Checks& c, const fields::moe& op) {
+  c.written({op.out});
   for (int64_t size : {op.experts, op.top_k, op.hidden, op.intermediate})
     c.positive(size, "a size of experts");
   const int64_t parts = op.gated ? 2 : 1;
@@ -127,6 +133,8 @@ void check(const Checks& c, const fields::moe& op) {
 }
 
 void check(const Checks& c, const fields::route& op) {
+  c.written({op.weights, op.ids});
+  c.disjoint(op.weights, op.ids, op.top_k);
   for (int64_t size : {op.experts, op.top_k, op.groups, op.top_k_groups})
     c.positive(size, "a size of a router");
   STD_TORCH_CHECK(op.experts <= kMaxExperts && op.experts % op.groups == 0 && op.top_k_groups <= op.groups &&
@@ -141,6 +149,7 @@ void check(const Checks& c, const fields::route& op) {
 }
 
 void check(const Checks& c, const fields::rope_table& op) {
+  c.written({op.cos, op.sin});
   c.positive(op.half, "half");
   c.packed(op.positions, 1, ElementType::i64);
   c.vector(op.inv_freq, op.half, ElementType::f32);
@@ -151,6 +160,7 @@ void check(const Checks& c, const fields::rope_table& op) {
 }
 
 void check(const Checks& c, const fields::rope& op) {
+  c.written({op.q, op.k});
   STD_TORCH_CHECK(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= op.head_size &&
                       (op.pairs != RopePairs::unzipped || op.rotary <= kMostUnzipped),
                   "plan: ", op.rotary, " rotary dimensions of a head of ", op.head_size);
@@ -202,12 +212,14 @@ void check(const Checks& c, const fields::attention& op) {
 }
 
 void check(const Checks& c, const fields::gated_act& op) {
+  c.written({op.out});
   c.positive(op.width, "width");
   for (const View& view : {op.gate, op.up, op.out}) c.rows(view, op.width), c.needed(view, "operand");
   c.same_type({op.gate, op.up, op.out});
 }
 
 void check(const Checks& c, const fields::add& op) {
+  c.written({op.out});
   c.positive(op.width, "width");
   for (const View& view : {op.a, op.b, op.out}) c.rows(view, op.width);
   c.rows(op.row_factor, 1);
@@ -217,6 +229,7 @@ void check(const Checks& c, const fields::add& op) {
 
 template <class Heads>
 void check_heads(const Checks& c, const Heads& op) {
+  c.written({op.out});
   for (int64_t size : {op.heads, op.in_features, op.out_features}) c.positive(size, "a size of heads");
   c.rows(op.x, (op.heads - 1.0) * op.x_head_stride + op.in_features);
   c.rows(op.out, double(op.heads) * op.out_features);
@@ -251,6 +264,7 @@ void check(const Checks& c, const fields::mla_write& op) {
 }
 
 void check(const Checks& c, const fields::mla_attention& op) {
+  c.written({op.out});
   c.positive(op.q_heads, "q_heads");
   c.positive(op.latent_size, "latent_size");
   c.rows(op.latent, (op.q_heads - 1.0) * op.latent_head_stride + op.latent_size);
@@ -265,6 +279,7 @@ void check(const Checks& c, const fields::mla_attention& op) {
 }
 
 void check(const Checks& c, const fields::reorder& op) {
+  c.written({op.out});
   c.positive(op.width, "width");
   c.rows(op.x, op.width);
   c.rows(op.out, op.width);
@@ -280,6 +295,7 @@ void check(const Checks& c, const fields::reorder& op) {
 }
 
 void check(const Checks& c, const fields::best_tokens& op) {
+  c.written({op.ids});
   c.positive(op.vocab_size, "vocab_size");
   c.rows(op.logits, op.vocab_size);
   c.packed(op.ids, 1, ElementType::i64);

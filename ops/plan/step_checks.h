@@ -19,8 +19,8 @@ struct RowsNeed {
   int64_t first = 0, more = 0;  // elements up to the end of the first row, and of each further one
 };
 
-// The caches that an instruction reads or writes, and the rows beside them.  Rooms are the most elements that a
-// row can hold.
+// The caches that an instruction reads or writes, and the rows beside them.  Rooms are the most elements that
+// a row can hold.
 struct CacheNeed {
   bool latent = false;
   int64_t k = 0, v = 0, layer = 0, k_scales = -1, v_scales = -1;  // inputs; a latent cache is k
@@ -66,8 +66,8 @@ struct StepValues {
 // Throws if an input is too small.
 void check_inputs(const StepNeeds& needs, const std::vector<Tensor>& inputs, int64_t tokens);
 
-// Throws if a cache does not fit its instructions, or a slot, block or length lies outside of it.  Returns the
-// values for later steps on the same memory.
+// Throws if a cache does not fit its instructions, or a slot, block or length lies outside of it.  Returns
+// the values for later steps on the same memory.
 StepValues check_step(const StepNeeds& needs, const std::vector<Tensor>& inputs, int64_t tokens);
 
 // True if the values, which may have changed, are still in range.

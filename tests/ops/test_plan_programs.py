@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from typing import Literal
 
 import pytest
 import torch
 
-from torch_armllm.plan.program import Operand, Program
+from torch_armllm.plan.program import NOTHING, Operand, Program, Storage
 
 create = torch.ops.armllm.plan_create
 
@@ -80,3 +82,40 @@ def test_output_larger_than_the_memory_raises() -> None:
     with pytest.raises(RuntimeError, match=r"no memory for an output of shape \(5000, 1099511627776\)"):
         torch.ops.armllm.plan_run(plan, [torch.zeros(5000, dtype=torch.int64)], 5000)
     torch.ops.armllm.plan_free(plan)
+
+
+def route(weights_column: int) -> None:
+    """Creates a plan that routes tokens, and frees it."""
+    p = Program()
+    ids = Operand("input", 0, torch.int64)
+    x = p.allocate(4, torch.float32)
+    p.emit("embed", out=x, ids=ids, table=p.constant(torch.randn(10, 4)), width=4, vocab_size=10)
+    weights, experts = p.allocate(2, torch.float32), p.allocate(2, torch.int32)
+    moved = dataclasses.replace(weights, column=weights_column)
+    p.emit(
+        *("route",), logits=x, weights=moved, ids=experts, correction_bias=NOTHING, experts=4, top_k=2,
+        groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0,
+    )  # fmt: skip
+    assert x.storage is not None
+    p.outputs.append(x.storage)
+    encoded = p.encode()
+    torch.ops.armllm.plan_free(create(encoded.constants, encoded.integers, encoded.floats))
+
+
+def test_results_that_overlap_raise() -> None:
+    """The kernel reads the ids back after it wrote the weights over them."""
+    route(0)
+    with pytest.raises(RuntimeError, match="two results of an instruction overlap"):
+        route(16)
+
+
+@pytest.mark.parametrize("space", ["constant", "input"])
+def test_writing_to_constants_and_inputs_raises(space: Literal["constant", "input"]) -> None:
+    p = Program()
+    ids, table = Operand("input", 0, torch.int64), p.constant(torch.randn(10, 8))
+    out = Operand(space, 0, torch.float32, (8,))
+    p.emit("embed", out=out, ids=ids, table=table, width=8, vocab_size=10)
+    p.outputs.append(Storage(8, torch.float32))
+    encoded = p.encode()
+    with pytest.raises(RuntimeError, match="writes to a constant or to an input"):
+        create(encoded.constants, encoded.integers, encoded.floats)

@@ -163,3 +163,11 @@ def test_replay_of_wrong_values_is_refused(number: int, value: int) -> None:
     assert not replay(binding, None)
     first[0] = before
     assert replay(binding, None)
+
+
+def test_second_plan_with_a_cache_is_refused() -> None:
+    """Its slots would be checked before the first plan writes them."""
+    body = patched("llama").base_model.forward.plan
+    other = patched("qwen3").base_model.forward.plan
+    with pytest.raises(RuntimeError, match="the second plan must not use a cache"):
+        body._run_then(body._handle, other._handle, inputs_of(), [torch.empty(TOKENS, 64)], TOKENS)
