@@ -8,6 +8,7 @@
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make tsan       random work for the thread team under ThreadSanitizer
 #   make faults     kills and full disks at random moments of commands and servers: ROUNDS=200
+#   make soak       mixed load on a server, whose memory has to stay flat: ARGS="--minutes 30"
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
@@ -45,7 +46,7 @@ PYTHONS := torch_armllm ops passes tests bench docs .ci
 export HF_HUB_OFFLINE := 1
 
 .PHONY: all install demo check test test-arm fuzz fuzz-models bench bench-peers bench-arm microbench models lint \
-        format types docs asan tsan faults wheel clean
+        format types docs asan tsan faults soak wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -147,6 +148,9 @@ faults: $(READY)
 	$(PY) -m tests.faults.interrupted_eval --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.interrupted_plan_cache --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.interrupted_server --rounds $(ROUNDS) $(ARGS)
+
+soak: $(READY)
+	$(PY) -m tests.faults.soak $(ARGS)
 
 wheel: $(READY)
 	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .

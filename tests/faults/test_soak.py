@@ -1,0 +1,26 @@
+"""A few seconds of mixed load; `make soak` runs half an hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("llguidance")
+
+from tests.faults.soak import Soak
+
+
+def test_mixed_load(tmp_path: Path) -> None:
+    soak = Soak(tmp_path, seed=1)
+    soak.run(seconds=3)
+    assert not soak.findings
+    assert soak.counts["200"] > 0 and soak.counts["400"] > 0 and soak.counts["disconnected"] > 0
+
+
+def test_growing_memory_is_noticed(tmp_path: Path) -> None:
+    soak = object.__new__(Soak)
+    soak.samples = [(10.0 * n, 100_000_000 + 1_000_000 * n, 9) for n in range(60)]
+    first, last = soak.growth()
+    assert first == 114_500_000 and last == 154_500_000
