@@ -15,6 +15,7 @@ from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, sdpa
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
 from torch_armllm.capture.token_mixing import mixes_tokens
+from torch_armllm.capture.tracing_memory import forget_inputs
 from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
 from torch_armllm.system.exclusive import PROCESS_LOCK
 
@@ -224,4 +225,5 @@ def _export(base: nn.Module, implementation: str) -> CapturedGraph:
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
+    forget_inputs(program.graph)
     return weights_as_attributes(program)

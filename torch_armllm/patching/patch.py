@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.indexer import max_dense_length
 from torch_armllm.capture.markers.mla import is_latent_attention
+from torch_armllm.capture.tracing_memory import clear_shape_caches
 from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import LatentShape
@@ -92,6 +93,8 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
+    finally:
+        clear_shape_caches()
     report.notes += built.notes
     shape, dense = built.shape, max_dense_length(base)
     max_length = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
