@@ -1,11 +1,15 @@
-"""Memory that torch.export keeps after tracing."""
+"""Memory that torch keeps after tracing."""
 
 from __future__ import annotations
 
+import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
@@ -24,12 +28,26 @@ def forget_inputs(graph: fx.Graph) -> None:
             return
 
 
-def clear_shape_caches() -> None:
-    """Empties the caches of symbolic shapes.
+@contextmanager
+def released_tracing_memory() -> Iterator[None]:
+    """Releases at its end what torch would keep of the graphs made within, for as long as the process runs.
 
-    They are `functools.lru_cache` of methods: each entry keeps its symbolic shapes, and with them the graph's
-    fake tensors, for as long as the process runs.
+    That is the source text of each compiled graph, which tracebacks would show, and the symbolic shapes with
+    the graph's fake tensors.
     """
+    sources: dict[str, str] = graph_module._loader.eval_cache
+    before = set(sources)
+    try:
+        yield
+    finally:
+        for name in set(sources) - before:
+            sources.pop(name, None)
+            linecache.cache.pop(name, None)
+        _clear_shape_caches()
+
+
+def _clear_shape_caches() -> None:
+    """Empties the caches of the methods of symbolic shapes: their entries keep the shapes."""
     for name in dir(ShapeEnv):
         clear = getattr(getattr(ShapeEnv, name), "cache_clear", None)
         if clear is not None:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from torch_armllm.engine.config_check import check_settings
 from torch_armllm.engine.scheduling.policy import Policy
 from torch_armllm.engine.trace import Trace
 from torch_armllm.kv_cache.dtypes import KvCacheDtype
-
-MAX_MODEL_LEN = 1 << 26
-MAX_NUM_SEQS = 1 << 16
-MAX_NUM_BATCHED_TOKENS = 1 << 20
-MAX_THREADS = 1024
-"""More threads than this fail to start on common systems, and end the process."""
-
-_BOUNDS = {
-    "max_model_len": MAX_MODEL_LEN,
-    "max_num_seqs": MAX_NUM_SEQS,
-    "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
-    "threads": MAX_THREADS,
-}
 
 
 @dataclass
@@ -51,6 +39,10 @@ class EngineConfig:
             engines write to.
         threads: number of compute threads; None: one for each physical core that the process may use.
         pin_threads: pins the threads to their cores; None: pins them if they fill all of those cores.
+
+    Raises:
+        TypeError: a setting is of another type.
+        ValueError: a setting is out of its bounds.
     """
 
     max_model_len: int | None = None
@@ -72,7 +64,4 @@ class EngineConfig:
     pin_threads: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, most in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise ValueError(f"{name} = {value}: give at most {most}")
+        check_settings({field.name: getattr(self, field.name) for field in fields(self)})

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.indexer import max_dense_length
 from torch_armllm.capture.markers.mla import is_latent_attention
-from torch_armllm.capture.tracing_memory import clear_shape_caches
+from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
 from torch_armllm.kv_cache.shapes import LatentShape
@@ -93,8 +93,6 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     except CaptureError as error:
         report.capture_reason = str(error)
         return None
-    finally:
-        clear_shape_caches()
     report.notes += built.notes
     shape, dense = built.shape, max_dense_length(base)
     max_length = min((n for n in (max_length_of(base), dense) if n is not None), default=None)
@@ -192,7 +190,7 @@ def fuse(model: Any, kv_cache_dtype: str | None, records: list[LayerRecord] | No
     report.bytes_before = float_bytes(model, _bytes(model))
     state = model.__dict__[STATE] = PatchState(base_model_of(model), None, is_packed(model), report)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), released_tracing_memory():
             state.forward = _install(model, report, cache_dtype)
     except Exception as error:  # the quantized modules still run, so keep the quantized model
         report.capture_reason = f"the rewrite failed with {type(error).__name__}: {error}"

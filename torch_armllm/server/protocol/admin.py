@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from torch_armllm.engine.config import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
+from torch_armllm.engine.config_check import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_THREADS
 from torch_armllm.kv_cache.dtypes import KvCacheDtype
 from torch_armllm.server.protocol.body import RequestPart
 

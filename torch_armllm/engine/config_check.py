@@ -1,0 +1,75 @@
+"""Checks of the types and the bounds of engine settings."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+MAX_MODEL_LEN = 1 << 26
+MAX_NUM_SEQS = 1 << 16
+MAX_NUM_BATCHED_TOKENS = 1 << 20
+MAX_THREADS = 1024
+"""More threads than this fail to start on common systems, and end the process."""
+MAX_BYTES = 1 << 50
+
+_INTEGERS: dict[str, tuple[int | None, int | None]] = {
+    "max_model_len": (None, MAX_MODEL_LEN),
+    "max_num_seqs": (None, MAX_NUM_SEQS),
+    "max_num_batched_tokens": (None, MAX_NUM_BATCHED_TOKENS),
+    "swap_space": (0, MAX_BYTES),
+    "promised_memory": (0, MAX_BYTES),
+    "seed": (None, None),
+    "threads": (None, MAX_THREADS),
+}
+"""Least and most; where the least is None, it depends on other settings, and is checked with them."""
+_NUMBERS = ("max_step_time", "kv_cache_memory")
+_SWITCHES = ("enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats", "pin_threads")
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Checks the settings that are not None.
+
+    Raises:
+        TypeError: a setting is of another type.
+        ValueError: a setting is out of its bounds.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, (least, most) in _INTEGERS.items():
+        if name in given:
+            _check_integer(name, given[name], least, most)
+    for name in _NUMBERS:
+        if name in given:
+            _check_number(name, given[name])
+    for name in _SWITCHES:
+        if name in given and not isinstance(given[name], bool):
+            raise TypeError(f"{name} = {given[name]!r}: give True or False")
+    _check_objects(given)
+
+
+def _check_integer(name: str, value: Any, least: int | None, most: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} = {value!r}: give an integer")
+    if most is not None and int(value) > most:
+        raise ValueError(f"{name} = {value}: give at most {most}")
+    if least is not None and int(value) < least:
+        raise ValueError(f"{name} = {value}: give at least {least}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} = {value!r}: give a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} = {value}: give a finite number")
+
+
+def _check_objects(given: Mapping[str, Any]) -> None:
+    if "speculative_config" in given and not isinstance(given["speculative_config"], Mapping):
+        raise TypeError(f"speculative_config = {given['speculative_config']!r}: give a dict")
+    if "scheduling_policy" in given and not hasattr(given["scheduling_policy"], "sort_key"):
+        raise TypeError(f"scheduling_policy = {given['scheduling_policy']!r} has no method sort_key")
+    trace = given.get("trace", "")
+    if not isinstance(trace, (str, os.PathLike)) and not hasattr(trace, "begin"):
+        raise TypeError(f"trace = {trace!r}: give the path of a file")
