@@ -67,10 +67,10 @@ class Live:
 
 @contextmanager
 def live(
-    llm: AsyncLLM, name: str = NAME, engine: dict[str, Any] | None = None, **settings: Any
+    llm: AsyncLLM, name: str = NAME, engine: dict[str, Any] | None = None, source: str = "", **settings: Any
 ) -> Iterator[Live]:
     registry = ModelRegistry(ServerSettings(**{"drain_timeout": 2.0, **settings}), engine)
-    server = Live(llm, ModelSettings(name), registry)
+    server = Live(llm, ModelSettings(name, source), registry)
     try:
         yield server
     finally:

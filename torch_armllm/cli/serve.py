@@ -51,6 +51,10 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
             f"--{name}-timeout", type=float, default=seconds, help=f"seconds {text} ({seconds})"
         )
     group.add_argument(
+        "--restart", action="store_true", help="rebuild an engine that has failed; default: it stays dead"
+    )
+    group.add_argument("--max-restarts", type=int, default=3, help="most restarts in 10 minutes (3)")
+    group.add_argument(
         "--allowed-origin",
         action="append",
         help="origin of web pages that may use the API (CORS); repeatable",
@@ -85,6 +89,8 @@ def run(options: argparse.Namespace) -> None:
         read_timeout=_positive(options, "read_timeout"),
         write_timeout=_positive(options, "write_timeout"),
         drain_timeout=_positive(options, "drain_timeout"),
+        restart=options.restart,
+        max_restarts=_positive(options, "max_restarts"),
         allowed_origins=tuple(options.allowed_origin or ()),
     )
     template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None

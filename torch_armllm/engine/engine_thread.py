@@ -101,10 +101,15 @@ class EngineThread:
     Only this thread touches the engine. Other threads put commands into its inbox, which it reads between two
     steps. A failed step ends the requests that were part of it; any other error ends the thread and is raised
     for all waiters.
+
+    Attributes:
+        ended: done once the thread has ended.
+        error: the reason for the end; None while the engine runs.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.error: EngineDeadError | None = None
+        self.ended: Future[None] = Future()
         self._engine = engine
         self._streams: dict[str, OutputStream] = {}
         self._changed = threading.Condition()
@@ -197,6 +202,7 @@ class EngineThread:
         for done in calls:
             if done.set_running_or_notify_cancel():
                 done.set_exception(self._death())
+        self.ended.set_result(None)
 
     def _step(self) -> None:
         try:

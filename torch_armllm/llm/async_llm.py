@@ -112,6 +112,15 @@ class AsyncLLM(LLMBase):
         """The reason why the engine has stopped; None while it runs."""
         return self._thread.error
 
+    @property
+    def failed(self) -> bool:
+        """True if the engine has stopped because of an error, not by `shutdown`."""
+        return self._thread.error is not None and self._thread.error.__cause__ is not None
+
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Calls a function once the engine has stopped, in the engine's thread; at once if it has already."""
+        self._thread.ended.add_done_callback(lambda _: callback())
+
     def _tokens(self, prompt: str) -> dict[str, Any]:
         return {"prompt": prompt, "prompt_token_ids": self.llm_engine.preprocessor.tokenize(prompt)}
 

@@ -12,7 +12,8 @@ from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware.auth import Authentication
 from torch_armllm.server.middleware.limits import BodyLimit
-from torch_armllm.server.model_registry import ModelLeases, ModelRegistry
+from torch_armllm.server.model_leases import ModelLeases
+from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.routes import admin, embeddings, generation, health, models, page, tokens
 
 
@@ -28,6 +29,7 @@ def build_app(registry: ModelRegistry) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        registry.watch()
         yield
         for served in registry:
             served.prompts.close()

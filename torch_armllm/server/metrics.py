@@ -15,6 +15,8 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.stats import EngineStats
 
+RESTART_OUTCOMES = ("success", "error")
+
 _LABEL = "model_name"
 _TTFT_BUCKETS = (
     0.001,
@@ -92,6 +94,12 @@ class ServerMetrics:
                 ("hits", "Prompt tokens found in the prefix cache."),
             )
         }
+        self.restarts = Counter(
+            "armllm:engine_restarts",
+            "Engines rebuilt after a failure; outcome is success or error.",
+            [_LABEL, "outcome"],
+            registry=self.registry,
+        )
         self.histograms = {
             name: Histogram(f"vllm:{name}", text, [_LABEL], registry=self.registry, buckets=buckets)
             for name, (text, buckets) in _HISTOGRAMS.items()
@@ -105,6 +113,8 @@ class ServerMetrics:
             stats: statistics of the model's engine.
         """
         self.engines[name] = stats
+        for outcome in RESTART_OUTCOMES:
+            self.restarts.labels(name, outcome)
         return ModelMetrics(self, name, stats)
 
     def render(self) -> bytes:
@@ -136,12 +146,20 @@ class ModelMetrics:
         self._prefix_cache["queries"].inc(tokens)
         self._prefix_cache["hits"].inc(cached)
 
+    def detach(self) -> bool:
+        """Forgets the engine, and keeps the counts; false if another model has taken its name."""
+        if self._metrics.engines.get(self._name) is not self._stats:
+            return False
+        del self._metrics.engines[self._name]
+        return True
+
     def close(self) -> None:
         """Removes the model's metrics, unless another model has taken its name."""
         metrics = self._metrics
-        if metrics.engines.get(self._name) is not self._stats:
+        if not self.detach():
             return
-        del metrics.engines[self._name]
+        for outcome in RESTART_OUTCOMES:
+            metrics.restarts.remove(self._name, outcome)
         for metric in (*metrics.prefix_cache.values(), *metrics.histograms.values()):
             metric.remove(self._name)
         for reason in metrics.finish_reasons.pop(self._name, ()):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
-
-from fastapi import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from torch_armllm.engine.trace import TraceFile
 from torch_armllm.llm.async_llm import AsyncLLM
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.metrics import ServerMetrics
+from torch_armllm.server.restarts import MissingEngine, RestartLimit
 from torch_armllm.server.served_model import ServedModel
 from torch_armllm.server.settings import ModelSettings, ServerSettings
 from torch_armllm.server.worker_thread import run_in_worker_thread
@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_LEASED = "torch_armllm.leased_models"
-"""Key of an ASGI scope's list of leased models."""
+_LAST_RESPONSES = 5.0
+"""Seconds in which the requests of a failed engine get their errors before it is closed."""
 
 
 class ModelRegistry:
@@ -46,13 +46,20 @@ class ModelRegistry:
         self._engine = dict(engine or {})
         trace_path = self._engine.pop("trace", None)
         self._trace = TraceFile(trace_path) if trace_path else None
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[str, ServedModel | MissingEngine] = {}
+        self._restart_limit = RestartLimit(settings.max_restarts, settings.restart_window)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: list[ServedModel] = []
         self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._served.values())
+        return (served for served in self._served.values() if isinstance(served, ServedModel))
+
+    @property
+    def missing(self) -> list[ApiError]:
+        """The answers of models whose engines were taken down after a failure."""
+        return [served.error() for served in self._served.values() if isinstance(served, MissingEngine)]
 
     @property
     def num_active(self) -> int:
@@ -63,15 +70,18 @@ class ModelRegistry:
         """Returns a model by its name; None: the model that was loaded first.
 
         Raises:
-            ApiError: there is no such model.
+            ApiError: there is no such model, or its engine is being rebuilt.
         """
         if name is None and self._served:
-            return next(iter(self))
+            name = next(iter(self._served))
         if name not in self._served:
             available = ", ".join(map(repr, self._served)) or "none"
             message = "no model is loaded" if name is None else f"the model {name[:200]!r} does not exist"
             raise ApiError(404, f"{message}; available models: {available}", "model", "model_not_found")
-        return self._served[name]
+        served = self._served[name]
+        if isinstance(served, MissingEngine):
+            raise served.error()
+        return served
 
     def load_llm(self, model: ModelSettings) -> AsyncLLM:
         """Loads a model without serving it; see `register`.
@@ -88,8 +98,15 @@ class ModelRegistry:
     def register(self, llm: AsyncLLM, model: ModelSettings) -> ServedModel | None:
         """Starts to serve a model, and returns the previous model of that name."""
         previous = self._served.get(model.name)
-        self._served[model.name] = ServedModel(llm, model, self.settings, self.metrics)
-        return previous
+        served = self._served[model.name] = ServedModel(llm, model, self.settings, self.metrics)
+        self._watch(served)
+        return previous if isinstance(previous, ServedModel) else None
+
+    def watch(self) -> None:
+        """Rebuilds engines that fail from now on, in the running event loop, if the settings say so."""
+        self._loop = asyncio.get_running_loop()
+        for served in self:
+            self._watch(served)
 
     async def load(self, model: ModelSettings) -> ServedModel:
         """Loads and serves a model; the previous model of that name finishes its requests first.
@@ -109,8 +126,9 @@ class ModelRegistry:
         Raises:
             ApiError: there is no such model.
         """
-        self.find(name)
-        await self._run_shielded(self._drain_and_close(self._served.pop(name)))
+        served = self.find(name)
+        del self._served[name]
+        await self._run_shielded(self._drain_and_close(served))
 
     def end_requests(self) -> None:
         """Ends all requests with a 503 error, because the server exits."""
@@ -128,7 +146,56 @@ class ModelRegistry:
             if (previous := self.register(llm, model)) is not None:
                 self._start_task(self._drain_and_close(previous))
             logger.info("serving %s", model.name)
-            return self._served[model.name]
+            return self.find(model.name)
+
+    def _watch(self, served: ServedModel) -> None:
+        if self._loop is not None and self.settings.restart:
+            served.llm.on_end(partial(_call_soon, self._loop, self._engine_ended, served))
+
+    def _engine_ended(self, served: ServedModel) -> None:
+        if served.will_restart:
+            self._start_task(self._restart(served))
+
+    async def _restart(self, served: ServedModel) -> None:
+        """Replaces a failed engine by a new one; requests get a 503 meanwhile."""
+        name = served.name
+        async with self._load_lock:
+            if self._served.get(name) is not served:  # unloaded, or replaced
+                return
+            if not self._restart_limit.take():
+                served.gave_up = True
+                most, window = self.settings.max_restarts, self.settings.restart_window
+                logger.error("%s stays dead: %d restarts in %g s", name, most, window)
+                return
+            logger.error("rebuilding the engine of %s", name)
+            missing = self._served[name] = MissingEngine()
+            model = served.model_settings
+            await self._take_down(served)
+            del served  # its memory is for the new engine
+            await run_in_worker_thread(_free_memory)
+            missing.gave_up = not await self._rebuild(model)
+
+    async def _rebuild(self, model: ModelSettings) -> bool:
+        """Loads and serves a model; tries again as long as the limit allows it."""
+        while True:
+            try:
+                self.register(await run_in_worker_thread(self.load_llm, model), model)
+            except Exception:  # of any kind: requests wait for the next try
+                logger.exception("the engine of %s was not rebuilt", model.name)
+                self.metrics.restarts.labels(model.name, "error").inc()
+                if not self._restart_limit.take():
+                    return False
+            else:
+                self.metrics.restarts.labels(model.name, "success").inc()
+                logger.warning("the engine of %s was rebuilt", model.name)
+                return True
+
+    async def _take_down(self, served: ServedModel) -> None:
+        """Closes a failed engine, after its requests have got their errors."""
+        with contextlib.suppress(asyncio.TimeoutError):  # a client may not read its error
+            await asyncio.wait_for(served.idle.wait(), _LAST_RESPONSES)
+        await run_in_worker_thread(served.close)
+        served.metrics.detach()
 
     async def _drain_and_close(self, served: ServedModel) -> None:
         """Waits for a model's last request, then frees its memory."""
@@ -152,43 +219,9 @@ class ModelRegistry:
         return task
 
 
-class ModelLeases:
-    """ASGI middleware that releases a request's models after its response was sent.
-
-    Args:
-        app: the application; it leases models with `lease_model`.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        leased: list[ServedModel] = []
-        scope[_LEASED] = leased
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            for served in leased:
-                served.release()
-
-
-def registry_of(request: Request) -> ModelRegistry:
-    """Returns the model registry of a request's server."""
-    registry: ModelRegistry = request.app.state.registry
-    return registry
-
-
-def lease_model(request: Request, name: str | None) -> ServedModel:
-    """Returns the model that a request names, and keeps it loaded until the response was sent.
-
-    Raises:
-        ApiError: there is no such model.
-    """
-    served = registry_of(request).find(name)
-    served.acquire()
-    request.scope[_LEASED].append(served)
-    return served
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the server has exited
+        loop.call_soon_threadsafe(callback, *args)
 
 
 def _free_memory() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
@@ -16,7 +16,10 @@ from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.metrics import RequestMetrics, ServerMetrics
 from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
 from torch_armllm.server.prompts import PromptBuilder
+from torch_armllm.server.restarts import engine_dead, engine_restarting
 from torch_armllm.server.settings import ModelSettings, ServerSettings
+
+T = TypeVar("T")
 
 
 class ServedModel:
@@ -31,6 +34,7 @@ class ServedModel:
     Attributes:
         admission: counts running and waiting sequences.
         created: time of loading, in seconds since 1970.
+        gave_up: true once no restart of the failed engine is tried.
         idle: set while no request holds the model.
         max_model_len: most tokens of a prompt and its output together.
         metrics: metrics of this model.
@@ -45,6 +49,7 @@ class ServedModel:
         self.llm = llm
         self.model_settings = model_settings
         self.name = model_settings.name
+        self.gave_up = False
         self.idle = asyncio.Event()
         self.idle.set()
         self._num_requests = 0
@@ -123,12 +128,32 @@ class ServedModel:
         except StepFailedError as error:
             raise ApiError(500, str(error), code="step_failed") from error
         except EngineDeadError as error:
-            raise ApiError(503, "the engine is dead; restart the server", code="engine_dead") from error
+            raise self.dead_error() from error
         finally:
             timer.cancel()
             request_metrics.close()
             self._running.discard(request_id)
             self._ended.pop(request_id, None)
+
+    async def between_steps(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in the engine's thread between two steps; all requests wait for it.
+
+        Raises:
+            ApiError: the engine is dead.
+        """
+        try:
+            return await self.llm.between_steps(work)
+        except EngineDeadError as error:
+            raise self.dead_error() from error
+
+    @property
+    def will_restart(self) -> bool:
+        """True if the engine has failed and will be rebuilt."""
+        return self.settings.restart and not self.gave_up and self.llm.failed
+
+    def dead_error(self) -> ApiError:
+        """Returns the answer to requests after the engine has stopped."""
+        return engine_restarting() if self.will_restart else engine_dead()
 
     def end_requests(self) -> None:
         """Ends all requests with a 503 error, because the server exits."""

@@ -39,6 +39,9 @@ class ServerSettings:
         request_timeout: seconds that a request may take.
         read_timeout: seconds within which a request must arrive, and for which an idle connection is kept.
         write_timeout: seconds for which sent data may stay unacknowledged by the client.
+        restart: rebuilds an engine that has failed.
+        max_restarts: restarts within ``restart_window``; after them a failed engine stays dead.
+        restart_window: seconds.
         drain_timeout: seconds that running requests have to finish when the server shuts down.
         allowed_origins: origins of web pages that may call the server (CORS); if empty, only its own.
     """
@@ -51,5 +54,8 @@ class ServerSettings:
     request_timeout: float = 600.0
     read_timeout: float = 30.0
     write_timeout: float = 60.0
+    restart: bool = False
+    max_restarts: int = 3
+    restart_window: float = 600.0
     drain_timeout: float = 60.0
     allowed_origins: tuple[str, ...] = ()

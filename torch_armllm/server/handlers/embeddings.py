@@ -36,7 +36,7 @@ async def embed(served: ServedModel, tokens: list[int], body: EmbeddingRequest) 
     model = await run_in_worker_thread(lambda: served.llm.model)  # may load the model first
     prefill = _ChunkedPrefill(model, tokens)
     while not prefill.finished:
-        await served.llm.between_steps(prefill.compute_chunk)
+        await served.between_steps(prefill.compute_chunk)
     vector = prefill.last if body.pooling == "last" else prefill.total / len(tokens)
     if body.dimensions is not None:
         _check_dimensions(body.dimensions, len(vector))

@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from torch_armllm.server.errors import ApiError, bad_request
-from torch_armllm.server.model_registry import ModelRegistry, registry_of
+from torch_armllm.server.model_leases import registry_of
+from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.protocol.admin import LoadRequest
 from torch_armllm.server.routes.models import model_card
 from torch_armllm.server.settings import ModelSettings

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_armllm.server.handlers.completions import split_prompts
 from torch_armllm.server.handlers.embeddings import embed
 from torch_armllm.server.handlers.streaming import cancel_on_disconnect
-from torch_armllm.server.model_registry import lease_model
+from torch_armllm.server.model_leases import lease_model
 from torch_armllm.server.protocol.embeddings import EmbeddingRequest
 from torch_armllm.server.served_model import ServedModel
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from torch_armllm.server.handlers.chat import ChatHandler
 from torch_armllm.server.handlers.completions import CompletionHandler
 from torch_armllm.server.handlers.streaming import cancel_on_disconnect, event_stream
-from torch_armllm.server.model_registry import lease_model
+from torch_armllm.server.model_leases import lease_model
 from torch_armllm.server.protocol.chat import ChatRequest
 from torch_armllm.server.protocol.completions import CompletionRequest
 

@@ -7,15 +7,21 @@ from starlette.responses import Response
 
 from torch_armllm._version import __version__
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.model_registry import registry_of
+from torch_armllm.server.model_leases import registry_of
 
 router = APIRouter()
 
 
 @router.get("/health", response_model=None)
 async def health(request: Request) -> Response:
-    """Returns 200 while all engines run, and 503 if one is dead."""
-    dead = [served.name for served in registry_of(request) if served.llm.errored]
+    """Returns 200 while all engines run, and 503 if one is dead or being rebuilt."""
+    registry = registry_of(request)
+    for error in registry.missing:
+        raise error
+    for served in registry:
+        if served.will_restart:
+            raise served.dead_error()
+    dead = [served.name for served in registry if served.llm.errored]
     if dead:
         text = f"the engine of {', '.join(dead)} is dead; restart the server"
         raise ApiError(503, text, code="engine_dead")

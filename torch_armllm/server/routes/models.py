@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from torch_armllm.server.model_registry import registry_of
+from torch_armllm.server.model_leases import registry_of
 from torch_armllm.server.served_model import ServedModel
 
 router = APIRouter()

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from torch_armllm.server.errors import ApiError
-from torch_armllm.server.model_registry import lease_model
+from torch_armllm.server.model_leases import lease_model
 from torch_armllm.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter()

@@ -1,0 +1,123 @@
+"""Restarts of engines that have failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server_live import NAME, Live, live, until
+from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.server.errors import ApiError
+from torch_armllm.server.restarts import RETRY_AFTER, RestartLimit
+from torch_armllm.server.served_model import ServedModel
+
+ENGINE = {"kv_cache_memory": 4 << 20, "progress": False}
+PROMPT = {"prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def restarting(tiny_checkpoint: Path) -> Iterator[Live]:
+    llm = AsyncLLM(str(tiny_checkpoint), **ENGINE)
+    with live(llm, engine=ENGINE, source=str(tiny_checkpoint), restart=True, max_restarts=2) as server:
+        yield server
+
+
+def _fail(served: ServedModel) -> None:
+    """Lets the next step of an engine fail in a way that ends the engine."""
+
+    def step() -> Any:
+        raise RuntimeError("a failure")
+
+    engine: Any = served.llm.llm_engine
+    engine.step = step
+
+
+def _ask(server: Live) -> httpx.Response:
+    return httpx.post(f"{server.base}/v1/completions", json=PROMPT, timeout=30)
+
+
+def _failing_answer(server: Live) -> httpx.Response:
+    _fail(server.registry.find(NAME))
+    return _ask(server)
+
+
+def _is_served(server: Live) -> bool:
+    try:
+        return server.registry.find(NAME).llm.errored is False
+    except ApiError:
+        return False
+
+
+def test_a_failed_engine_is_rebuilt(restarting: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _ask(restarting).json()["choices"][0]["text"]
+    load, may_load = restarting.registry.load_llm, threading.Event()
+    monkeypatch.setattr(restarting.registry, "load_llm", lambda model: may_load.wait(30) and load(model))
+    for answer in (_failing_answer(restarting), _ask(restarting), httpx.get(f"{restarting.base}/health")):
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_restarting"
+        assert answer.headers["Retry-After"] == str(RETRY_AFTER)
+    may_load.set()
+    until(lambda: _is_served(restarting), 30)
+    answer = _ask(restarting)
+    assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, expected)
+    metrics = httpx.get(f"{restarting.base}/metrics").text
+    assert f'armllm:engine_restarts_total{{model_name="{NAME}",outcome="success"}} 1.0' in metrics
+
+
+def test_an_engine_that_keeps_failing_stays_dead(restarting: Live) -> None:
+    for _ in range(2):
+        assert _failing_answer(restarting).json()["error"]["code"] == "engine_restarting"
+        until(lambda: _is_served(restarting), 30)
+    _failing_answer(restarting)
+    until(lambda: _ask(restarting).json()["error"]["code"] == "engine_dead")
+    assert httpx.get(f"{restarting.base}/health").status_code == 503
+
+
+def test_loads_that_fail_are_tried_again(restarting: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, errors = restarting.registry.load_llm, [OSError("no such folder")]
+
+    def fail_once(model: Any) -> AsyncLLM:
+        if errors:
+            raise errors.pop()
+        return load(model)
+
+    monkeypatch.setattr(restarting.registry, "load_llm", fail_once)
+    _failing_answer(restarting)
+    until(lambda: _is_served(restarting), 30)
+    assert _ask(restarting).status_code == 200
+
+
+def test_without_the_option_a_failed_engine_stays_dead(tiny_checkpoint: Path) -> None:
+    with live(AsyncLLM(str(tiny_checkpoint), **ENGINE), source=str(tiny_checkpoint)) as server:
+        assert _failing_answer(server).json()["error"]["code"] == "engine_dead"
+        assert _ask(server).json()["error"]["code"] == "engine_dead"
+
+
+def test_the_server_exits_while_it_rebuilds(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, exits = threading.Event(), threading.Event()
+
+    def wait(model: Any) -> AsyncLLM:
+        loading.set()
+        exits.wait(30)
+        raise OSError("too late")
+
+    with live(AsyncLLM(str(tiny_checkpoint), **ENGINE), source="-", restart=True) as server:
+        monkeypatch.setattr(server.registry, "load_llm", wait)
+        _failing_answer(server)
+        assert loading.wait(10)
+        threading.Timer(0.2, exits.set).start()
+
+
+def test_the_limit_counts_within_a_window() -> None:
+    now = 0.0
+    limit = RestartLimit(2, 10.0, lambda: now)
+    assert [limit.take(), limit.take(), limit.take()] == [True, True, False]
+    now = 9.9
+    assert not limit.take()
+    now = 10.0
+    assert limit.take()
