@@ -159,8 +159,8 @@ def test_zero_points_of_another_version(tmp_path: Path) -> None:
         load(str(tmp_path / "quantized"), fuse=False)
 
 
-def spoil_scale(packed: Tensor) -> None:
-    packed.view(-1)[:4] = torch.tensor([float("nan")]).view(torch.uint8)
+def spoil_scale(packed: Tensor, value: float = float("nan")) -> None:
+    packed.view(-1)[:4] = torch.tensor([value]).view(torch.uint8)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -190,18 +190,19 @@ def test_scales_that_are_not_finite(scheme: str, tmp_path: Path) -> None:
 
     edit_tensors(tmp_path, spoil)
     with pytest.raises(
-        ValueError, match=f"{name} in .*model.safetensors has a scale that is NaN or infinite"
+        ValueError, match=f"{name} in .*model.safetensors has a scale that is NaN, infinite or above"
     ):
         load(str(tmp_path), fuse=False)
 
 
-def test_scales_of_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [float("nan"), -3e38, 2.0**100])
+def test_scales_of_experts(value: float, tmp_path: Path) -> None:
     model = tiny("qwen3_moe")
     quantize(model, Recipe(importance=False), progress=False)
     model.save_pretrained(tmp_path)
     name = "model.layers.1.mlp.experts.down_packed"
-    edit_tensors(tmp_path, lambda state: spoil_scale(state[name][7, 2]))
-    with pytest.raises(ValueError, match=f"{name} in .* has a scale that is NaN or infinite"):
+    edit_tensors(tmp_path, lambda state: spoil_scale(state[name][7, 2], value))
+    with pytest.raises(ValueError, match=f"{name} in .* has a scale that is NaN, infinite or above"):
         load(str(tmp_path), fuse=False)
 
 

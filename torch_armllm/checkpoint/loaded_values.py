@@ -52,8 +52,8 @@ def check_packed(model: nn.Module, file_of: FileOf) -> None:
     for (name, _, _, scheme), is_finite in zip(panels, finite, strict=True):
         if not is_finite:
             raise ValueError(
-                f"{name} in {file_of(name)} has a scale that is NaN or infinite, and finite scales of scheme "
-                f"{scheme} are expected: the checkpoint is damaged; get it anew"
+                f"{name} in {file_of(name)} has a scale that is NaN, infinite or above 2^100, and smaller "
+                f"scales of scheme {scheme} are expected: the checkpoint is damaged; get it anew"
             )
 
 

@@ -15,6 +15,8 @@ from torch_armllm.system.allocator import release_free_memory
 
 _PIECE = 1 << 24
 """Weights per piece: enough chunks for many cores, and a small part of a large head."""
+_SCALE_LIMIT = 2.0**100
+"""A weight is at most 2^14 scales, so that those of smaller scales are finite float32 numbers."""
 
 
 def pack(quantized: Quantized) -> Tensor:
@@ -98,12 +100,12 @@ def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, schem
 
 
 def scales_are_finite(panels: Tensor, columns: int, scheme: str) -> bool:
-    """True if all scales and offsets in panels, uint8 (P, bytes), are finite; the integers are not read."""
+    """True if the scales and offsets of panels, uint8 (P, bytes), make finite weights of all integers."""
     name = op_name(scheme)
     for part in panels.split(max(1, _PIECE // panels.shape[1])):
         for scales in linear.scale_sections(part, columns, name):
             low, high = torch.aminmax(scales)  # one pass, and NaN if any is
-            if not bool(low.isfinite() & high.isfinite()):
+            if not bool((low > -_SCALE_LIMIT) & (high < _SCALE_LIMIT)):  # false for NaN
                 return False
     return True
 
