@@ -40,6 +40,12 @@ def add_parser(commands: Subcommands) -> argparse.ArgumentParser:
         "--max-request-bytes", type=int, default=8 << 20, help="largest request body (8388608)"
     )
     group.add_argument("--max-queue", type=int, default=256, help="most waiting sequences (256)")
+    group.add_argument(
+        "--max-requests-per-key", type=int, help="most sequences of one API key, running and waiting"
+    )
+    group.add_argument(
+        "--max-tokens-per-minute", type=int, help="most prompt and output tokens of one API key in a minute"
+    )
     group.add_argument("--max-tokens", type=int, help="upper limit of max_tokens of every request")
     for name, seconds, text in (
         ("request", 600, "in which a request must finish"),
@@ -84,7 +90,9 @@ def run(options: argparse.Namespace) -> None:
         admin_api_key=_admin_key(options),
         max_request_bytes=_positive(options, "max_request_bytes"),
         max_queue=_positive(options, "max_queue"),
-        max_tokens=None if options.max_tokens is None else _positive(options, "max_tokens"),
+        max_requests_per_key=_optional(options, "max_requests_per_key"),
+        max_tokens_per_minute=_optional(options, "max_tokens_per_minute"),
+        max_tokens=_optional(options, "max_tokens"),
         request_timeout=_positive(options, "request_timeout"),
         read_timeout=_positive(options, "read_timeout"),
         write_timeout=_positive(options, "write_timeout"),
@@ -153,3 +161,8 @@ def _positive(options: argparse.Namespace, name: str) -> int:
     if value <= 0:
         raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
     return value
+
+
+def _optional(options: argparse.Namespace, name: str) -> int | None:
+    """Returns the value of an option, which must be positive; None if it is absent."""
+    return None if getattr(options, name) is None else _positive(options, name)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch_armllm.engine.trace import TraceFile
 from torch_armllm.llm.async_llm import AsyncLLM
+from torch_armllm.server.client_limits import ClientLimits
 from torch_armllm.server.errors import ApiError
 from torch_armllm.server.metrics import ServerMetrics
 from torch_armllm.server.restarts import MissingEngine, RestartLimit
@@ -43,6 +44,7 @@ class ModelRegistry:
     def __init__(self, settings: ServerSettings, engine: Mapping[str, Any] | None = None) -> None:
         self.settings = settings
         self.metrics = ServerMetrics()
+        self._clients = ClientLimits(settings.max_requests_per_key, settings.max_tokens_per_minute)
         self._engine = dict(engine or {})
         trace_path = self._engine.pop("trace", None)
         self._trace = TraceFile(trace_path) if trace_path else None
@@ -98,7 +100,9 @@ class ModelRegistry:
     def register(self, llm: AsyncLLM, model: ModelSettings) -> ServedModel | None:
         """Starts to serve a model, and returns the previous model of that name."""
         previous = self._served.get(model.name)
-        served = self._served[model.name] = ServedModel(llm, model, self.settings, self.metrics)
+        served = self._served[model.name] = ServedModel(
+            llm, model, self.settings, self.metrics, self._clients
+        )
         self._watch(served)
         return previous if isinstance(previous, ServedModel) else None
 

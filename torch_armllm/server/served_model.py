@@ -12,6 +12,7 @@ from torch_armllm.engine.outputs import RequestOutput
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.text.prompt_limit import PromptLimit
 from torch_armllm.llm.async_llm import AsyncLLM, EngineDeadError, StepFailedError
+from torch_armllm.server.client_limits import ClientLimits
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.metrics import RequestMetrics, ServerMetrics
 from torch_armllm.server.middleware.limits import RETRY_AFTER, Admission
@@ -30,9 +31,11 @@ class ServedModel:
         model_settings: the model's settings.
         settings: settings of the server.
         metrics: metrics of the server.
+        clients: limits of the server's clients.
 
     Attributes:
         admission: counts running and waiting sequences.
+        clients: limits of the server's clients.
         created: time of loading, in seconds since 1970.
         gave_up: true once no restart of the failed engine is tried.
         idle: set while no request holds the model.
@@ -44,7 +47,12 @@ class ServedModel:
     """
 
     def __init__(
-        self, llm: AsyncLLM, model_settings: ModelSettings, settings: ServerSettings, metrics: ServerMetrics
+        self,
+        llm: AsyncLLM,
+        model_settings: ModelSettings,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        clients: ClientLimits,
     ) -> None:
         self.llm = llm
         self.model_settings = model_settings
@@ -61,7 +69,8 @@ class ServedModel:
         self.max_model_len = llm.max_model_len
         self.vocab_size = llm.vocab_size
         self.defaults = llm.get_default_sampling_params()
-        self.admission = Admission(llm.max_num_seqs, settings.max_queue)
+        self.admission = Admission(llm.max_num_seqs, settings.max_queue, clients)
+        self.clients = clients
         self.prompts = PromptBuilder(
             llm.get_tokenizer(),
             model_settings.chat_template,
@@ -116,10 +125,12 @@ class ServedModel:
         timer = asyncio.get_running_loop().call_later(seconds, self._end_late, request_id)
         self._running.add(request_id)
         request_metrics = RequestMetrics(self.metrics, params)
+        self.clients.charge(len(prompt["prompt_token_ids"]))
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
                 async for output in outputs:
                     request_metrics.record(output)
+                    self.clients.charge(sum(len(completion.token_ids) for completion in output.outputs))
                     if output.finished and (reason := self._ended.get(request_id)):
                         raise reason
                     yield output

@@ -35,6 +35,8 @@ class ServerSettings:
         admin_api_key: key of the admin routes, which are off without one.
         max_request_bytes: largest request body.
         max_queue: sequences that may wait, in addition to those that run.
+        max_requests_per_key: sequences of one API key that run or wait; None: no limit.
+        max_tokens_per_minute: prompt and output tokens of one API key; None: no limit.
         max_tokens: upper limit of every request's output tokens; None: the model's own limit.
         request_timeout: seconds that a request may take.
         read_timeout: seconds within which a request must arrive, and for which an idle connection is kept.
@@ -50,6 +52,8 @@ class ServerSettings:
     admin_api_key: str | None = field(default=None, repr=False)
     max_request_bytes: int = 8 << 20
     max_queue: int = 256
+    max_requests_per_key: int | None = None
+    max_tokens_per_minute: int | None = None
     max_tokens: int | None = None
     request_timeout: float = 600.0
     read_timeout: float = 30.0

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from torch_armllm.server.client_limits import CLIENT
 from torch_armllm.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/", "/health"})
@@ -51,9 +52,11 @@ class Authentication:
             # latin-1 restores the bytes that were sent
             header = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, key = header.partition(b" ")
-            if scheme.lower() != b"bearer" or not _is_valid(key.strip(), digests):
+            client = _digest(key.strip())
+            if scheme.lower() != b"bearer" or not _is_accepted(client, digests):
                 await _refusal(bool(key)).response()(scope, receive, send)
                 return
+            CLIENT.set(client)
         await self._app(scope, receive, send)
 
     def _accepted(self, path: str) -> list[bytes]:
@@ -63,9 +66,8 @@ class Authentication:
         return [] if path in self._open_paths else self._digests
 
 
-def _is_valid(key: bytes, digests: Iterable[bytes]) -> bool:
-    """True if the key is accepted; takes the same time for every key, whatever its length."""
-    digest = _digest(key)
+def _is_accepted(digest: bytes, digests: Iterable[bytes]) -> bool:
+    """True if a key's digest is among others; takes the same time for every key, whatever its length."""
     valid = False
     for accepted in digests:
         valid |= hmac.compare_digest(accepted, digest)

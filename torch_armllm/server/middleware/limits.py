@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from torch_armllm.server.client_limits import ClientLimits
 from torch_armllm.server.errors import ApiError
 
 RETRY_AFTER = 2
@@ -73,13 +74,15 @@ class Admission:
     Args:
         max_running: sequences that the engine runs at once (``max_num_seqs``).
         max_queued: sequences that may wait in addition.
+        clients: limits of each client.
 
     Attributes:
         num_admitted: sequences of all requests that were admitted and have not ended.
     """
 
-    def __init__(self, max_running: int, max_queued: int) -> None:
+    def __init__(self, max_running: int, max_queued: int, clients: ClientLimits) -> None:
         self._limit = max_running + max_queued
+        self._clients = clients
         self.num_admitted = 0
 
     @contextmanager
@@ -87,13 +90,14 @@ class Admission:
         """Admits a request of several sequences for the duration of the block.
 
         Raises:
-            ApiError: the queue is full.
+            ApiError: the queue is full, or the client has reached a limit of its own.
         """
         if self.num_admitted >= self._limit:
             headers = {"Retry-After": str(RETRY_AFTER)}
             raise ApiError(429, "too many requests are waiting; try again later", None, "queue_full", headers)
-        self.num_admitted += sequences
-        try:
-            yield
-        finally:
-            self.num_admitted -= sequences
+        with self._clients.admit(sequences):
+            self.num_admitted += sequences
+            try:
+                yield
+            finally:
+                self.num_admitted -= sequences

@@ -36,6 +36,7 @@ async def _embed_all(served: ServedModel, body: EmbeddingRequest) -> dict[str, A
                 prompt = (await served.prompts.from_text(prompt))["prompt_token_ids"]
             vector = await embed(served, prompt, body)
             num_tokens += len(prompt)
+            served.clients.charge(len(prompt))
             data.append({"object": "embedding", "index": index, "embedding": _encode(vector, body)})
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return {"object": "list", "data": data, "model": served.name, "usage": usage}
