@@ -195,6 +195,14 @@ def test_scales_that_are_not_finite(scheme: str, tmp_path: Path) -> None:
         load(str(tmp_path), fuse=False)
 
 
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), 8e37])
+def test_scales_of_compressed_tensors(value: float, tmp_path: Path) -> None:
+    folder, name = compressed(tmp_path), "model.layers.1.mlp.down_proj"
+    edit_tensors(folder, lambda state: state[f"{name}.weight_scale"].view(-1)[3:4].fill_(value))
+    with pytest.raises(ValueError, match=rf"{name}: a scale is NaN, infinite or above 2\^100"):
+        load(str(folder), fuse=False)
+
+
 @pytest.mark.parametrize("value", [float("nan"), -3e38, 2.0**100])
 def test_scales_of_experts(value: float, tmp_path: Path) -> None:
     model = tiny("qwen3_moe")

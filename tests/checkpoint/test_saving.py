@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 import torch_armllm
 from tests.support.models import tiny, token_ids
 from torch_armllm import ArmInt4Config, Recipe
+from torch_armllm.patching.state import is_patched
 from torch_armllm.quant.inplace import quantize
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
@@ -135,6 +136,23 @@ def test_options_are_saved(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "packed")
     config = load(tmp_path / "packed").config.quantization_config
     assert (config.recipe, config.kv_cache_dtype) == (recipe, "int8")
+
+
+def test_a_saved_folder_is_patched_only_if_asked(saved: Path, tmp_path: Path) -> None:
+    unpatched = torch_armllm.load(str(saved), fuse=False)
+    assert not is_patched(unpatched)
+    torch_armllm.patch(unpatched)
+    unpatched.save_pretrained(tmp_path)
+    assert is_patched(AutoModelForCausalLM.from_pretrained(tmp_path))  # as it was patched when it was saved
+    ids = token_ids()
+    assert torch.equal(unpatched(ids).logits, torch_armllm.load(str(saved))(ids).logits)
+    torch_armllm.load(str(saved), fuse=False).save_pretrained(tmp_path)
+    assert is_patched(torch_armllm.load(str(tmp_path)))
+
+
+def test_the_type_of_the_kv_cache_can_be_replaced(saved: Path) -> None:
+    model = torch_armllm.load(str(saved), kv_cache_dtype="int8", fuse=False)
+    assert model.config.quantization_config.kv_cache_dtype == "int8"
 
 
 def test_importance_equals_that_of_patch(tmp_path: Path) -> None:

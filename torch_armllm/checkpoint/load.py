@@ -66,7 +66,7 @@ def load(
         quantization: the name of a scheme, or a `Recipe`, by which floats are quantized.  For a third-party
             checkpoint only its ``head`` and ``ignore`` apply; for a checkpoint of this package, nothing does.
         dtype: of the float weights and the activations; ``auto`` is the checkpoint's own.
-        kv_cache_dtype: see `torch_armllm.patch`; not for a checkpoint of this package.
+        kv_cache_dtype: see `torch_armllm.patch`; for a checkpoint of this package, replaces the saved one.
         fuse: patch the model; False leaves that to a later call of ``patch``.
         requantize: dequantize a third-party checkpoint and quantize it again, layer by layer, by all of
             ``quantization``; the report has the errors.
@@ -91,8 +91,12 @@ def load(
     settings = quantization_settings(saved)
     if settings is not None and requantize:
         recipe.check_packed(ArmInt4Config(**settings).recipe)
-    options = {"quantization_config": config} if settings is None else {}
     with config_errors(path):
+        if settings is None:
+            options: dict[str, Any] = {"quantization_config": config}
+        else:
+            changes = {"fuse": fuse} | ({} if kv_cache_dtype is None else {"kv_cache": kv_cache_dtype})
+            options = {"config": _with_settings(saved, changes)}
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, trust_remote_code=False, **options
         )
@@ -132,11 +136,11 @@ def load_model(
         requested = quantization or Recipe()
         recipe = Recipe(head=requested.head, ignore=requested.ignore)
         return load_third_party(third_party, ArmInt4Config(recipe, kv_cache_dtype=kv_cache_dtype), dtype)
-    saved = getattr(config, "quantization_config", None)
     options = {"config": config, "dtype": dtype}
-    if saved is not None:
-        if kv_cache_dtype is not None and isinstance(saved, dict) and saved.get("quant_method") == METHOD:
-            saved["kv_cache"] = kv_cache_dtype
+    if config is not None and getattr(config, "quantization_config", None) is not None:
+        if kv_cache_dtype is not None:
+            with config_errors(path):
+                _with_settings(config, {"kv_cache": kv_cache_dtype})
     elif quantization is not None and (size := _weight_bytes(path)) > (free := free_memory()):
         logger.warning(
             "the weights have %.1f GB and %.1f GB are free: each layer is quantized as it is read, "
@@ -173,6 +177,15 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     reader = file_reader(path)
     name, options = (path, {}) if reader is None else reader.tokenizer_options(path)
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+
+
+def _with_settings(config: PreTrainedConfig, changes: dict[str, Any]) -> PreTrainedConfig:
+    """Replaces settings in the ``quantization_config`` that this package saved; of others, none."""
+    settings = getattr(config, "quantization_config", None)
+    if isinstance(settings, dict) and settings.get("quant_method") == METHOD:
+        ArmInt4Config.from_dict(settings)  # what is wrong in them is reported, not replaced
+        settings.update(changes)
+    return config
 
 
 def _config(path: str) -> PreTrainedConfig | None:

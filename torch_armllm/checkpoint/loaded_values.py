@@ -28,8 +28,8 @@ def check_small_tensors(model: nn.Module, file_of: FileOf) -> None:
         if small and name in stored and not tensor.is_meta and not bool(tensor.isfinite().all()):
             index = tuple(int(axis[0]) for axis in torch.where(~tensor.detach().isfinite()))
             raise ValueError(
-                f"{name} in {file_of(name)} holds {float(tensor[index])} at {index}, and finite values are "
-                "expected: the checkpoint is damaged; get it anew"
+                f"{name} in {file_of(name)} holds {float(tensor.detach()[index])} at {index}, and finite "
+                "values are expected: the checkpoint is damaged; get it anew"
             )
 
 

@@ -169,6 +169,7 @@ def patch(
     model.__dict__[STATE].quantized = quantization is not None
     if hasattr(model, "hf_quantizer"):
         model.config.quantization_config.kv_cache_dtype = kv_cache_dtype
+        model.config.quantization_config.fuse = True  # a folder that is saved now loads patched
     return report
 
 

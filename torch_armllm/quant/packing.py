@@ -99,13 +99,20 @@ def dequantize_matrix(packed: Tensor, out_features: int, in_features: int, schem
     return linear.unpack_weight(packed, out_features, in_features, op_name(scheme))
 
 
+def in_scale_range(scales: Tensor) -> bool:
+    """True if all scales or offsets, floats, are below 2^100 in size, so that they make finite weights."""
+    if not scales.numel():
+        return True
+    low, high = torch.aminmax(scales)  # one pass, and NaN if any is
+    return bool((low > -_SCALE_LIMIT) & (high < _SCALE_LIMIT))  # false for NaN
+
+
 def scales_are_finite(panels: Tensor, columns: int, scheme: str) -> bool:
     """True if the scales and offsets of panels, uint8 (P, bytes), make finite weights of all integers."""
     name = op_name(scheme)
     for part in panels.split(max(1, _PIECE // panels.shape[1])):
         for scales in linear.scale_sections(part, columns, name):
-            low, high = torch.aminmax(scales)  # one pass, and NaN if any is
-            if not bool((low > -_SCALE_LIMIT) & (high < _SCALE_LIMIT)):  # false for NaN
+            if not in_scale_range(scales):
                 return False
     return True
 

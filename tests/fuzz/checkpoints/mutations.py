@@ -74,8 +74,31 @@ _UNRELATED = ("dtype", "torch_dtype", "transformers_version", "architectures")
 
 def mutate(folder: Path, random_: random.Random) -> str:
     """Mutates a folder in place once or twice; returns `STRUCTURE` or `CONTENT`."""
-    kinds = [_mutate_once(folder, random_) for _ in range(random_.choice((1, 1, 1, 2)))]
-    return CONTENT if CONTENT in kinds else STRUCTURE
+    count = random_.choice((1, 1, 1, 2))
+    before = _tensors(folder) if count == 2 else {}
+    kinds = [_mutate_once(folder, random_) for _ in range(count)]
+    return CONTENT if CONTENT in kinds or (count == 2 and _differ(before, _tensors(folder))) else STRUCTURE
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Returns the tensors of all files that can be read, by name."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except Exception:  # a damaged file is refused as a whole
+            continue
+    return found
+
+
+def _differ(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
+    """True if a tensor has other values, as one that was transposed and then got its shape back."""
+    return any(
+        one.shape == other.shape and one.dtype == other.dtype and not torch.equal(one, other)
+        for name, one in before.items()
+        if (other := after.get(name)) is not None
+    )
 
 
 def _mutate_once(folder: Path, random_: random.Random) -> str:

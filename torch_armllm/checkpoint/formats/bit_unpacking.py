@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_armllm.checkpoint.formats.integer_weight import IntegerWeight
 from torch_armllm.checkpoint.formats.requantizer import Requantizer
+from torch_armllm.quant.packing import in_scale_range
 from torch_armllm.quant.schemes.base import Quantized
 from torch_armllm.quant.schemes.registry import scheme_named
 
@@ -88,7 +89,7 @@ def integer_weight(
         bits: 4 or 8.
 
     Raises:
-        ValueError: a scale is not finite, or the shapes do not fit.
+        ValueError: a scale is not finite or above 2^100, or the shapes do not fit.
     """
     rows, columns = q.shape
     whole_row = group <= 0 or group >= columns
@@ -96,8 +97,8 @@ def integer_weight(
     for name, part in (("scales", scales), ("zero points", zeros)):
         if part is not None and part.shape != (rows, count):
             raise ValueError(f"{name} have the shape {tuple(part.shape)}, and {(rows, count)} is expected")
-    if not bool(scales.isfinite().all()):
-        raise ValueError("a scale is not finite: the checkpoint is damaged")
+    if not in_scale_range(scales):
+        raise ValueError("a scale is NaN, infinite or above 2^100: the checkpoint is damaged")
     span = 0 if whole_row else next((span for span in GROUP_SIZES if group % span == 0), None)
     if span is None:
         value = q.float() if zeros is None else q.float() - _repeated(zeros, group, columns, 1)

@@ -24,6 +24,7 @@ from torch_armllm.checkpoint.formats.integer_weight import CHUNK, IntegerWeight,
 from torch_armllm.checkpoint.formats.requantizer import Requantizer
 from torch_armllm.checkpoint.formats.third_party_checkpoint import ThirdPartyCheckpoint
 from torch_armllm.checkpoint.model_config import config_errors
+from torch_armllm.quant.packing import in_scale_range
 from torch_armllm.quant.parallel import each
 from torch_armllm.quant.schemes.base import Quantized, joined_rows, row_chunks
 
@@ -141,10 +142,10 @@ class GgufFile:
         def part(rows: slice | int) -> Quantized:
             found = decode(kind, torch.from_numpy(np.array(data[rows])))
             offsets = found.scales if found.offsets is None else found.offsets
-            if not bool(found.scales.isfinite().all() & offsets.isfinite().all()):
+            if not (in_scale_range(found.scales) and in_scale_range(offsets)):
                 raise ValueError(
-                    f"{name} in {self._path} has a scale that is NaN or infinite: the file is damaged; "
-                    "download it again"
+                    f"{name} in {self._path} has a scale that is NaN, infinite or above 2^100: the file is "
+                    "damaged; download it again"
                 )
             return found
 
