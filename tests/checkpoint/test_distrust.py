@@ -334,9 +334,16 @@ def test_damaged_settings_of_gptq(change: dict[str, Any], message: str, tmp_path
         load(str(tmp_path / "quantized"), fuse=False)
 
 
+WEIGHTS = COMPRESSED["config_groups"]["group_0"]["weights"]
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
+        (
+            {"a": {"targets": ["Linear"], "weights": {**WEIGHTS, "symmetric": None}}},
+            "symmetric is None, and true or false is expected",
+        ),
         ([1], r"config_groups is \[1\], and an object is expected"),
         ({"a": 1}, "a is 1, and an object is expected"),
         ({"a": {"targets": "Linear", "weights": {"num_bits": 4, "strategy": "group"}}}, "a list of names"),

@@ -148,21 +148,6 @@ def test_request_timeout(tiny_llm: AsyncLLM, streamed: bool) -> None:
         until(lambda: server.idle)
 
 
-def test_cors_origins(tiny_llm: AsyncLLM) -> None:
-    asks = {"Origin": "http://a", "Access-Control-Request-Method": "POST"}
-    with live(tiny_llm) as server:
-        got = httpx.options(server.base + CHAT, headers=asks)
-        assert "access-control-allow-origin" not in got.headers
-        assert "access-control-allow-origin" not in post(server, HELLO, headers=asks).headers
-    with live(tiny_llm, allowed_origins=("http://a",), api_keys=("k",)) as server:
-        assert (
-            httpx.options(server.base + CHAT, headers=asks).headers["access-control-allow-origin"]
-            == "http://a"
-        )
-        got = httpx.options(server.base + CHAT, headers={**asks, "Origin": "http://b"})
-        assert "access-control-allow-origin" not in got.headers
-
-
 def connect(server: Live, first: bytes = b"") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.settimeout(10)

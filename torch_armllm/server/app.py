@@ -12,6 +12,7 @@ from torch_armllm._version import __version__
 from torch_armllm.server.errors import add_error_handlers
 from torch_armllm.server.middleware.auth import Authentication
 from torch_armllm.server.middleware.limits import BodyLimit
+from torch_armllm.server.middleware.unread_bodies import UnreadBodies
 from torch_armllm.server.model_leases import ModelLeases
 from torch_armllm.server.model_registry import ModelRegistry
 from torch_armllm.server.routes import admin, embeddings, generation, health, models, page, tokens
@@ -56,4 +57,5 @@ def build_app(registry: ModelRegistry) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
+    app.add_middleware(UnreadBodies, timeout=settings.read_timeout)  # the outermost: it sees every response
     return app

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from torch_armllm.engine.text.chat_template import render_chat
+from torch_armllm.engine.text.chat_template import NOT_VARIABLES, render_chat
 from torch_armllm.engine.text.prompt_limit import PromptLimit
+from torch_armllm.engine.text.template_process import SHARED
 from torch_armllm.server.errors import ApiError, bad_request
 from torch_armllm.server.protocol.chat import Message
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
-
-_RESERVED = {"tokenize", "chat_template", "conversation", "tokenizer"}
 
 
 class ChatTemplateInput(Protocol):
@@ -47,6 +46,8 @@ class PromptBuilder:
         self.template = str(chat_template or tokenizer.chat_template or "")
         self._template_option = {} if chat_template is None else {"chat_template": chat_template}
         self._thread = ThreadPoolExecutor(1, "armllm-tokenizer")
+        if self.template:
+            self._thread.submit(SHARED.start)  # the first conversation does not wait for it
 
     async def from_messages(
         self, body: ChatTemplateInput, tools: Sequence[Any] | None = None
@@ -71,10 +72,12 @@ class PromptBuilder:
         }
         if tools:
             options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
-        if reserved := _RESERVED & set(body.chat_template_kwargs or {}):
+        if reserved := NOT_VARIABLES & set(body.chat_template_kwargs or {}):
             text = f"chat_template_kwargs sets {', '.join(sorted(reserved))}; give template variables only"
             raise ApiError(400, text, "chat_template_kwargs")
-        return await self._run(lambda: render_chat(self.tokenizer, messages, **options), "messages")
+        return await self._run(
+            lambda: render_chat(self.tokenizer, messages, self._limit, **options), "messages"
+        )
 
     async def from_text(self, text: str, add_special_tokens: bool = True) -> dict[str, Any]:
         """Builds the prompt of a text.

@@ -125,7 +125,7 @@ class ServedModel:
         timer = asyncio.get_running_loop().call_later(seconds, self._end_late, request_id)
         self._running.add(request_id)
         request_metrics = RequestMetrics(self.metrics, params)
-        self.clients.charge(len(prompt["prompt_token_ids"]))
+        self.clients.charge(len(prompt.get("prompt_token_ids", ())))
         try:
             async with aclosing(self.llm.generate(prompt, params, request_id, priority)) as outputs:
                 async for output in outputs:

@@ -214,7 +214,8 @@ def _group(title: str, group: Mapping[str, Any], form: str) -> _Group:
     if strategy == "group" and (size := integer(weights, "group_size", 0)) < 1:
         raise ValueError(f"group_size of {title} is {size}, and a positive number is expected")
     ordered = weights.get("actorder") in ("group", "dynamic", True)
-    return _Group(tuple(targets), int(bits), strategy, size, flag(weights, "symmetric", True), ordered)
+    symmetric = flag(weights, "symmetric", True, nullable=False)  # null may stand for either
+    return _Group(tuple(targets), int(bits), strategy, size, symmetric, ordered)
 
 
 def _notes(groups: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:

@@ -18,14 +18,14 @@ def integer(settings: Mapping[str, Any], name: str, default: int) -> int:
     return value
 
 
-def flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Returns a boolean of the settings; the default if it is missing or null.
+def flag(settings: Mapping[str, Any], name: str, default: bool, nullable: bool = True) -> bool:
+    """Returns a boolean of the settings; the default if it is missing, or null and ``nullable``.
 
     Raises:
         ValueError: it is neither true nor false.
     """
     value = settings.get(name)
-    if value is not None and not isinstance(value, bool):
+    if not isinstance(value, bool) and (value is not None or (name in settings and not nullable)):
         raise ValueError(f"{name} is {value!r}, and true or false is expected")
     return default if value is None else value
 
