@@ -7,7 +7,7 @@
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
 #   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
 #   make tsan       random work for the thread team under ThreadSanitizer
-#   make faults     kills and full disks at random moments of commands and servers: ROUNDS=200
+#   make faults     kills, full disks and refused memory at random moments: ROUNDS=200
 #   make soak       mixed load on a server, whose memory has to stay flat: ARGS="--minutes 30"
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
@@ -148,6 +148,7 @@ faults: $(READY)
 	$(PY) -m tests.faults.interrupted_eval --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.interrupted_plan_cache --rounds $(ROUNDS) $(ARGS)
 	$(PY) -m tests.faults.interrupted_server --rounds $(ROUNDS) $(ARGS)
+	$(PY) -m tests.faults.limited_memory --rounds $(ROUNDS) $(ARGS)
 
 soak: $(READY)
 	$(PY) -m tests.faults.soak $(ARGS)

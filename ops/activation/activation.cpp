@@ -26,7 +26,7 @@ Tensor gated_act(Tensor given_gate, Tensor given_up, std::string activation) {
       given_gate.dim() >= 1 && same_shape(given_gate, given_up) && type_of(given_gate) == type_of(given_up),
       "gate and up must have the same shape and dtype");
   const Tensor gate = as_rows(given_gate), up = as_rows(given_up);
-  Tensor out = torch::stable::new_empty(gate, gate.sizes());
+  Tensor out = new_tensor(gate, gate.sizes());
   GatedAct act;
   act.args.gate = rows_of(gate, "gate");
   act.args.up = rows_of(up, "up");

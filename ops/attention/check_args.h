@@ -13,7 +13,7 @@ namespace armllm {
 // strided.
 inline Tensor with_whole_tokens(const Tensor& t) {
   const bool whole = (t.size(2) <= 1 || t.stride(2) == 1) && (t.size(1) <= 1 || t.stride(1) == t.size(2));
-  return whole ? t : torch::stable::contiguous(t);
+  return whole ? t : as_contiguous(t);
 }
 
 struct CacheShape {
@@ -94,13 +94,13 @@ inline CacheShape check_cache(const Tensor& k_cache, const Tensor& v_cache, int6
 inline Tensor int32_vector(const Tensor& t, int64_t size, const char* name, const char* what) {
   STD_TORCH_CHECK(type_of(t) == ScalarType::Int && t.dim() == 1 && t.size(0) == size, name,
                   " must be int32 of shape (", size, "), ", what, ", not of shape ", shape_of(t));
-  return torch::stable::contiguous(t);
+  return as_contiguous(t);
 }
 
 inline Tensor int32_table(const Tensor& t, int64_t sequences) {
   STD_TORCH_CHECK(type_of(t) == ScalarType::Int && t.dim() == 2 && t.size(0) == sequences,
                   "block_table must be int32 of shape (", sequences, ", blocks), not of shape ", shape_of(t));
-  return torch::stable::contiguous(t);
+  return as_contiguous(t);
 }
 
 // Checks a step's metadata against the cache, so that nothing is read out of bounds.  Lowers the caller's

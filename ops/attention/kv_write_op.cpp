@@ -26,7 +26,7 @@ void kv_write(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor slots,
                   cache.value_size, ")");
   STD_TORCH_CHECK(type_of(slots) == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
                   "slots must be int64 of shape (", tokens, "), one slot per token");
-  slots = torch::stable::contiguous(slots);
+  slots = as_contiguous(slots);
 
   KvWrite set;
   KvWriteArgs& a = set.args;

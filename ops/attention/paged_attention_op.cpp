@@ -25,10 +25,10 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
   if (sinks) {
     STD_TORCH_CHECK(sinks->numel() == q.size(1) && type_of(*sinks) == ScalarType::Float,
                     "sinks must be float32, one for each of the ", q.size(1), " q heads");
-    sinks = torch::stable::contiguous(*sinks);
+    sinks = as_contiguous(*sinks);
     a.sinks = static_cast<const float*>(sinks->data_ptr());
   }
-  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), cache.value_size});
+  Tensor out = new_tensor(q, {q.size(0), q.size(1), cache.value_size});
   a.q = Rows{q.data_ptr(), q.stride(0), dtype_of(q, "q")};
   a.out = Rows{out.data_ptr(), q.size(1) * cache.value_size, a.q.type};
   a.k_cache = k_cache.data_ptr();

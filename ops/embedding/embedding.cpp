@@ -64,10 +64,10 @@ Tensor split_embedding(Tensor ids, Tensor weight, Tensor rest, std::string dtype
                       weight.stride(1) == 1,
                   "split_embedding: weight must be uint8 of shape (", ceil_div(vocab_size, kPanel), ", ",
                   bytes, ") for a vocabulary of ", vocab_size, " and a width of ", width);
-  const Tensor flat = torch::stable::contiguous(ids);
+  const Tensor flat = as_contiguous(ids);
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(width);
-  Tensor out = torch::stable::new_empty(rest, {sizes.data(), sizes.size()}, type_named(dtype));
+  Tensor out = new_tensor(rest, {sizes.data(), sizes.size()}, type_named(dtype));
   SplitEmbedding task;
   SplitEmbeddingArgs& a = task.args;
   a.weight = static_cast<const uint8_t*>(weight.data_ptr());

@@ -35,12 +35,11 @@ Tensor dense_linear(Tensor given_x, Tensor given_weight, std::optional<Tensor> g
     STD_TORCH_CHECK(given_bias->dim() == 1 && given_bias->numel() == linear.args.out_features,
                     "bias must have shape (", linear.args.out_features, ",); it has ", given_bias->numel(),
                     " values");
-    bias = torch::stable::contiguous(*given_bias);
+    bias = as_contiguous(*given_bias);
     linear.args.bias = bias.data_ptr();
     linear.args.bias_type = dtype_of(bias, "bias");
   }
-  Tensor out =
-      wide ? torch::stable::new_empty(x, shape, ScalarType::Float) : torch::stable::new_empty(x, shape);
+  Tensor out = wide ? new_tensor(x, shape, ScalarType::Float) : new_tensor(x, shape);
   linear.args.out = rows_of(out, "out");
   run(linear);
   return out;

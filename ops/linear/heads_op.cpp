@@ -11,7 +11,7 @@ namespace {
 void set_input(HeadsArgs& a, const Tensor& x, Tensor& held) {
   STD_TORCH_CHECK(x.dim() == 3 && x.size(1) >= 1 && x.size(2) >= 1,
                   "x must have the shape (tokens, heads, features), not ", shape_of(x));
-  held = x.size(2) == 1 || x.stride(2) == 1 ? x : torch::stable::contiguous(x);
+  held = x.size(2) == 1 || x.stride(2) == 1 ? x : as_contiguous(x);
   a.tokens = x.size(0);
   a.heads = x.size(1);
   a.in_features = x.size(2);
@@ -22,7 +22,7 @@ void set_input(HeadsArgs& a, const Tensor& x, Tensor& held) {
 // Fills in the output of `a`, and returns it.  Sizes are checked before: it may be larger than the memory.
 Tensor set_output(HeadsArgs& a, const Tensor& x, int64_t out_features) {
   a.out_features = out_features;
-  Tensor out = torch::stable::new_empty(x, {a.tokens, a.heads, out_features});
+  Tensor out = new_tensor(x, {a.tokens, a.heads, out_features});
   a.out = Rows{out.data_ptr(), a.heads * out_features, a.x.type};
   return out;
 }

@@ -229,7 +229,7 @@ Tensor pack(const Tensor& q, const std::optional<Tensor>& multipliers, const Ten
   const int64_t experts = q.dim() == 3 ? q.size(0) : 1, panels = ceil_div(rows, kPanel);
   std::vector<int64_t> sizes{panels, layout.bytes};
   if (q.dim() == 3) sizes.insert(sizes.begin(), experts);
-  Tensor packed = torch::stable::new_empty(q, sizes, ScalarType::Byte);
+  Tensor packed = new_tensor(q, sizes, ScalarType::Byte);
   const PlainWeight plain{
       static_cast<const int8_t*>(values.data_ptr()),
       factors.has_value() ? static_cast<const uint8_t*>(factors->data_ptr()) : nullptr,
@@ -292,7 +292,7 @@ Tensor unpack_weight(Tensor weight, int64_t out_features, int64_t in_features, s
   const int64_t panel_stride = panel_stride_of(weight, dims - 2, layout.bytes, "weight");
   std::vector<int64_t> sizes{out_features, in_features};
   if (dims == 3) sizes.insert(sizes.begin(), experts);
-  Tensor result = torch::stable::new_empty(weight, sizes, ScalarType::Float);
+  Tensor result = new_tensor(weight, sizes, ScalarType::Float);
   const uint8_t* in = static_cast<const uint8_t*>(weight.data_ptr());
   float* out = static_cast<float*>(result.data_ptr());
   torch::stable::parallel_for(0, experts * panels, 8, [&](int64_t begin, int64_t end) {

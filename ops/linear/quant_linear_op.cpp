@@ -97,7 +97,7 @@ Tensor quant_linear(const ActivationSource& source, const Tensor& weight, int64_
   const int64_t tokens = tokens_of(x);
   check_weight(weight, x, out_features, scheme, 1);
   const Bias b(bias, out_features, "bias");
-  Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features), source.type);
+  Tensor out = new_tensor(x, out_sizes(x, out_features), source.type);
   if (residual.has_value()) {
     STD_TORCH_CHECK(type_of(*residual) == source.type, "residual must have the dtype of x");
     STD_TORCH_CHECK(residual->dim() == out.dim(), "residual must have the shape of the result");
@@ -158,7 +158,7 @@ Tensor gated_linear(const ActivationSource& source, const Tensor& weight, int64_
   const Bias gate(gate_bias, out_features, "gate_bias"), up(up_bias, out_features, "up_bias");
   STD_TORCH_CHECK(gate.data == nullptr || up.data == nullptr || gate.type == up.type,
                   "gate_bias and up_bias must have one dtype");
-  Tensor out = torch::stable::new_empty(x, out_sizes(x, out_features), source.type);
+  Tensor out = new_tensor(x, out_sizes(x, out_features), source.type);
   const Activation act = activation_of(activation);
   if (tokens == 0 || out_features == 0) return out;
   const Scratch scratch(QuantGatedLinear::scratch_bytes(tokens, last_size(x)));

@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_int8(Tensor given_x, Tensor given_we
                                                  double weight_offset, std::optional<Tensor> residual) {
   STD_TORCH_CHECK(given_x.dim() >= 1, "x must have at least one dimension");
   dtype_of(given_x, "x");
-  const Tensor x = as_rows(given_x), weight = torch::stable::contiguous(given_weight);
+  const Tensor x = as_rows(given_x), weight = as_contiguous(given_weight);
   check_parameter(weight, x, "weight");
   RmsNormInt8 norm;
   norm.args.weight_type = dtype_of(weight, "weight");
@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_int8(Tensor given_x, Tensor given_we
   std::vector<int64_t> sizes;
   for (int64_t d = 0; d < x.dim(); ++d) sizes.push_back(x.size(d));
   std::vector<int64_t> rows(sizes.begin(), sizes.end() - 1);
-  Tensor sum = torch::stable::new_empty(x, residual ? sizes : std::vector<int64_t>{0});
+  Tensor sum = new_tensor(x, residual ? sizes : std::vector<int64_t>{0});
   norm.args.x = rows_of(x, "x");
   norm.args.rows = row_count(x);
   norm.args.width = last_size(x);
@@ -53,8 +53,8 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_int8(Tensor given_x, Tensor given_we
     set_residual(norm.args, x, added, sum);
   }
   sizes.back() = norm.groups() * kGroup;
-  Tensor q = torch::stable::new_empty(x, sizes, ScalarType::Char);
-  Tensor scales = torch::stable::new_empty(x, rows, ScalarType::Float);
+  Tensor q = new_tensor(x, sizes, ScalarType::Char);
+  Tensor scales = new_tensor(x, rows, ScalarType::Float);
   norm.values = static_cast<int8_t*>(q.data_ptr());
   norm.scales = static_cast<float*>(scales.data_ptr());
   run(norm);

@@ -32,9 +32,7 @@ CacheType as_cache_type(DType type) {
   }
 }
 
-Tensor with_whole_heads(const Tensor& t) {
-  return t.size(2) <= 1 || t.stride(2) == 1 ? t : torch::stable::contiguous(t);
-}
+Tensor with_whole_heads(const Tensor& t) { return t.size(2) <= 1 || t.stride(2) == 1 ? t : as_contiguous(t); }
 
 QueryPart part_of(const Tensor& t) {
   return {static_cast<const char*>(t.data_ptr()), t.stride(0), t.stride(1), t.size(2)};
@@ -75,11 +73,11 @@ Tensor mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_
   set.latent = part_of(q_latent);
   set.rope = part_of(q_rope);
   const DType type = dtype_of(q_latent, "q_latent");
-  Tensor out = torch::stable::new_empty(q_latent, {tokens, heads, rank}), joined;
+  Tensor out = new_tensor(q_latent, {tokens, heads, rank}), joined;
   if (side_by_side(set.latent, set.rope, size_of(type), heads)) {
     a.q = Rows{const_cast<char*>(set.latent.data), set.latent.token_stride, type};
   } else {
-    joined = torch::stable::new_empty(q_latent, {tokens, heads, latents.width});
+    joined = new_tensor(q_latent, {tokens, heads, latents.width});
     set.joined = joined.data_ptr();
     a.q = Rows{set.joined, heads * latents.width, type};
   }
@@ -120,7 +118,7 @@ void mla_write(Tensor latent, Tensor k_rope, Tensor cache, Tensor slots) {
                   latents.width);
   STD_TORCH_CHECK(type_of(slots) == ScalarType::Long && slots.dim() == 1 && slots.size(0) == tokens,
                   "slots must be int64 of shape (", tokens, "), one per token");
-  slots = torch::stable::contiguous(slots);
+  slots = as_contiguous(slots);
   latent = as_rows(latent);
   k_rope = as_rows(k_rope);
   LatentWrite set;

@@ -91,7 +91,7 @@ Tensor int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_
   const Tensor rows = contiguous(x);
   std::vector<int64_t> sizes(x.dim());
   for (int64_t d = 0; d < x.dim(); ++d) sizes[d] = x.size(d);
-  Tensor out = torch::stable::new_empty(x, sizes);
+  Tensor out = new_tensor(x, sizes);
   if (a.tokens == 0) return out;
 
   const std::vector<int32_t> ids = expert_numbers(expert_ids, a.top_k, a.experts);

@@ -54,14 +54,14 @@ std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::st
                     "correction_bias must have one value for each of the ", route.args.experts,
                     " experts; it has ", correction_bias->numel());
     STD_TORCH_CHECK(type_of(*correction_bias) == ScalarType::Float, "correction_bias must be float32");
-    bias = torch::stable::contiguous(*correction_bias);
+    bias = as_contiguous(*correction_bias);
     route.args.correction_bias = static_cast<const float*>(bias.data_ptr());
   }
   std::vector<int64_t> shape;
   for (int64_t d = 0; d + 1 < logits.dim(); ++d) shape.push_back(logits.size(d));
   shape.push_back(top_k);
-  Tensor weights = torch::stable::new_empty(logits, shape, ScalarType::Float);
-  Tensor ids = torch::stable::new_empty(logits, shape, ScalarType::Int);
+  Tensor weights = new_tensor(logits, shape, ScalarType::Float);
+  Tensor ids = new_tensor(logits, shape, ScalarType::Int);
   route.args.weights = static_cast<float*>(weights.data_ptr());
   route.args.ids = static_cast<int32_t*>(ids.data_ptr());
   run(route);

@@ -28,13 +28,13 @@ Tensor normalize(Norm& norm, const Tensor& given_x, const Tensor* given_residual
   STD_TORCH_CHECK(given_x.dim() >= 1, "x must have at least one dimension");
   dtype_of(given_x, "x");
   const Tensor x = as_rows(given_x);
-  Tensor out = torch::stable::new_empty(x, x.sizes());
+  Tensor out = new_tensor(x, x.sizes());
   set_input(norm.args, x, out);
   Tensor residual;
   if (given_residual != nullptr) {
     STD_TORCH_CHECK(given_residual->dim() >= 1, "residual must have the shape and the dtype of x");
     residual = as_rows(*given_residual);
-    *sum = torch::stable::new_empty(x, x.sizes());
+    *sum = new_tensor(x, x.sizes());
     set_residual(norm.args, x, residual, *sum);
   }
   run(norm);
@@ -43,7 +43,7 @@ Tensor normalize(Norm& norm, const Tensor& given_x, const Tensor* given_residual
 
 Tensor rms(const Tensor& x, const Tensor* residual, Tensor* sum, const Tensor& given_weight, double eps,
            double weight_offset) {
-  const Tensor weight = torch::stable::contiguous(given_weight);
+  const Tensor weight = as_contiguous(given_weight);
   check_parameter(weight, x, "weight");
   RmsNorm norm;
   norm.args.weight_type = dtype_of(weight, "weight");
@@ -59,13 +59,13 @@ Tensor layer(const Tensor& x, const Tensor* residual, Tensor* sum, const std::op
   norm.args.eps = static_cast<float>(eps);
   Tensor kept_weight, kept_bias;
   if (weight) {
-    kept_weight = torch::stable::contiguous(*weight);
+    kept_weight = as_contiguous(*weight);
     check_parameter(kept_weight, x, "weight");
     norm.args.weight = kept_weight.data_ptr();
     norm.args.weight_type = dtype_of(kept_weight, "weight");
   }
   if (bias) {
-    kept_bias = torch::stable::contiguous(*bias);
+    kept_bias = as_contiguous(*bias);
     check_parameter(kept_bias, x, "bias");
     STD_TORCH_CHECK(!weight || type_of(*weight) == type_of(*bias),
                     "weight and bias must have the same dtype");

@@ -184,12 +184,7 @@ std::vector<Tensor> Plan::new_outputs(const std::vector<Tensor>& inputs, int64_t
   std::vector<Tensor> tensors;
   for (const Output& output : outputs_) {
     const int64_t sizes[2] = {tokens, output.columns};
-    try {
-      tensors.push_back(torch::stable::new_empty(inputs[0], {sizes, 2}, scalar_type(output.type)));
-    } catch (const std::exception&) {  // torch's reason does not pass through its stable ABI
-      STD_TORCH_CHECK(false, "plan: there is no memory for an output of shape (", tokens, ", ",
-                      output.columns, ")");
-    }
+    tensors.push_back(new_tensor(inputs[0], {sizes, 2}, scalar_type(output.type)));
   }
   return tensors;
 }

@@ -82,7 +82,7 @@ Tensor table_of(const Tensor& t, int64_t tokens, const char* name) {
   STD_TORCH_CHECK(t.numel() == tokens * last_size(t), name,
                   " must have one row of rotary / 2 values per token; there are ", tokens,
                   " tokens, but the number of rows is ", row_count(t));
-  return torch::stable::contiguous(t);
+  return as_contiguous(t);
 }
 
 void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interleaved, bool unzip) {
@@ -103,8 +103,7 @@ void rope_(Tensor q, Tensor k, Tensor given_cos, Tensor given_sin, bool interlea
   if (q.numel() > 0) check_no_overlap(q, "q");
   if (k.numel() > 0) check_no_overlap(k, "k");
   const std::optional<HeadRows> q_rows = token_rows(q, q_heads, "q"), k_rows = token_rows(k, k_heads, "k");
-  const Tensor q_copy = q_rows ? q : torch::stable::contiguous(q),
-               k_copy = k_rows ? k : torch::stable::contiguous(k);
+  const Tensor q_copy = q_rows ? q : as_contiguous(q), k_copy = k_rows ? k : as_contiguous(k);
   const HeadRows queries = q_rows ? *q_rows : *token_rows(q_copy, q_heads, "q"),
                  keys = k_rows ? *k_rows : *token_rows(k_copy, k_heads, "k");
   Rope rope;
@@ -129,11 +128,11 @@ std::tuple<Tensor, Tensor> rope_table(Tensor given_positions, Tensor given_inv_f
   STD_TORCH_CHECK(type_of(given_positions) == ScalarType::Long, "positions must be int64");
   STD_TORCH_CHECK(type_of(given_inv_freq) == ScalarType::Float && given_inv_freq.dim() == 1,
                   "inv_freq must be float32 with one dimension");
-  const Tensor positions = torch::stable::contiguous(given_positions);
-  const Tensor inv_freq = torch::stable::contiguous(given_inv_freq);
+  const Tensor positions = as_contiguous(given_positions);
+  const Tensor inv_freq = as_contiguous(given_inv_freq);
   const int64_t tokens = positions.numel(), half = inv_freq.numel();
-  Tensor cos = torch::stable::new_empty(inv_freq, {tokens, half});
-  Tensor sin = torch::stable::new_empty(inv_freq, {tokens, half});
+  Tensor cos = new_tensor(inv_freq, {tokens, half});
+  Tensor sin = new_tensor(inv_freq, {tokens, half});
   RopeTable table;
   table.args.positions = static_cast<const int64_t*>(positions.data_ptr());
   table.args.inv_freq = static_cast<const float*>(inv_freq.data_ptr());

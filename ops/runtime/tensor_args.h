@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,6 +44,18 @@ inline std::string shape_of(const Tensor& t) {
   return text + ")";
 }
 
+// Returns an uninitialized tensor with the dtype of `like`, or another.
+inline Tensor new_tensor(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                         std::optional<ScalarType> type = std::nullopt) {
+  try {
+    return torch::stable::new_empty(like, sizes, type);
+  } catch (const std::exception&) {  // torch's reason does not pass through its stable ABI
+    std::string shape;
+    for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+    STD_TORCH_CHECK(false, "there is no memory for a tensor of shape (", shape, ")");
+  }
+}
+
 inline int64_t last_size(const Tensor& t) { return t.size(t.dim() - 1); }
 inline int64_t row_count(const Tensor& t) { return last_size(t) == 0 ? 0 : t.numel() / last_size(t); }
 
@@ -61,8 +74,17 @@ inline std::optional<int64_t> row_stride(const Tensor& t) {
   return stride;
 }
 
+// Returns a contiguous tensor: `t`, or a copy.
+inline Tensor as_contiguous(const Tensor& t) {
+  try {
+    return torch::stable::contiguous(t);
+  } catch (const std::exception&) {  // torch's reason does not pass through its stable ABI
+    STD_TORCH_CHECK(false, "there is no memory for a contiguous copy of a tensor of shape ", shape_of(t));
+  }
+}
+
 // Returns a tensor that rows_of accepts: `t`, or a contiguous copy if its dimensions do not merge to rows.
-inline Tensor as_rows(const Tensor& t) { return row_stride(t) ? t : torch::stable::contiguous(t); }
+inline Tensor as_rows(const Tensor& t) { return row_stride(t) ? t : as_contiguous(t); }
 
 inline Rows rows_of(const Tensor& t, const char* name) {
   const std::optional<int64_t> stride = row_stride(t);

@@ -39,7 +39,7 @@ namespace {
 Tensor best_tokens(Tensor given) {
   STD_TORCH_CHECK(given.dim() == 2 && given.size(1) >= 1, "logits must have shape (rows, vocabulary)");
   const Tensor logits = as_rows(given);
-  Tensor ids = torch::stable::new_empty(logits, std::vector<int64_t>{given.size(0)}, ScalarType::Long);
+  Tensor ids = new_tensor(logits, std::vector<int64_t>{given.size(0)}, ScalarType::Long);
   BestTokens set;
   set.args.logits = rows_of(logits, "logits");
   set.args.rows = given.size(0);

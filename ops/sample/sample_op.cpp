@@ -21,7 +21,7 @@ struct PerRow {
                     whole ? "int64" : "float32");
     STD_TORCH_CHECK(t.dim() == 1 && t.numel() == rows, name, " must have one value for each of the ", rows,
                     " rows of logits; it has ", t.numel());
-    held = torch::stable::contiguous(t);
+    held = as_contiguous(t);
     data = static_cast<const T*>(held.data_ptr());
   }
   PerRow(const std::optional<Tensor>& t, int64_t rows, const char* name) {
@@ -50,8 +50,8 @@ struct Lists {
                         given_offsets->numel() == rows + 1,
                     name, "_offsets must be int64 with ", rows + 1,
                     " values, one more than the rows of logits");
-    ids = torch::stable::contiguous(*given_ids);
-    offsets = torch::stable::contiguous(*given_offsets);
+    ids = as_contiguous(*given_ids);
+    offsets = as_contiguous(*given_offsets);
     view.ids = static_cast<const int64_t*>(ids.data_ptr());
     view.offsets = static_cast<const int64_t*>(offsets.data_ptr());
     STD_TORCH_CHECK(view.offsets[0] == 0 && view.offsets[rows] == ids.numel(), name,
@@ -142,9 +142,8 @@ std::tuple<Tensor, Tensor> sample(Tensor logits, Tensor temperature, Tensor top_
             prompt_offsets, output_ids, output_offsets);
   const int64_t rows = call.rows;
   const PerRow<int64_t> seed(seeds, rows, "seeds"), step(steps, rows, "steps");
-  Tensor ids = torch::stable::new_empty(logits, std::vector<int64_t>{rows}, ScalarType::Long);
-  Tensor shares =
-      torch::stable::new_empty(logits, std::vector<int64_t>{logprobs ? rows : 0}, ScalarType::Float);
+  Tensor ids = new_tensor(logits, std::vector<int64_t>{rows}, ScalarType::Long);
+  Tensor shares = new_tensor(logits, std::vector<int64_t>{logprobs ? rows : 0}, ScalarType::Float);
   SampleArgs& a = call.set.args;
   a.seeds = seed.data;
   a.steps = step.data;

@@ -86,9 +86,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> top_logprobs(Tensor given, Tensor giv
   STD_TORCH_CHECK(type_of(given_ids) == ScalarType::Long && given_ids.dim() == 1 && given_ids.numel() == rows,
                   "ids must be int64 with one value for each of the ", rows, " rows of logits");
   STD_TORCH_CHECK(count >= 0 && count <= vocab_size, "count is ", count, "; it must lie in 0 … ", vocab_size);
-  const Tensor ids = torch::stable::contiguous(given_ids);
+  const Tensor ids = as_contiguous(given_ids);
   const auto made = [&](std::vector<int64_t> shape, ScalarType type) {
-    return torch::stable::new_empty(logits, shape, type);
+    return new_tensor(logits, shape, type);
   };
   Tensor own = made({rows}, ScalarType::Float), ranks = made({rows}, ScalarType::Long),
          best_ids = made({rows, count}, ScalarType::Long), best = made({rows, count}, ScalarType::Float);

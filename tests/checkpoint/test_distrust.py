@@ -215,6 +215,26 @@ def test_scales_of_experts(value: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "moe_intermediate_size",
+            47,
+            r"has the sizes \[8, 47, 64\] by .*, and \[8, 48, 64\] were",
+        ),
+        ("num_local_experts", 2**31, r"num_.*experts is 2147483648 .*, and at most 65536 is expected"),
+    ],
+)
+def test_sizes_of_experts(field: str, value: int, message: str, tmp_path: Path) -> None:
+    model = tiny("qwen3_moe", moe_intermediate_size=48)
+    quantize(model, Recipe(importance=False), progress=False)
+    model.save_pretrained(tmp_path)
+    edit_config(tmp_path, lambda config: config.update({field: value}))
+    with pytest.raises(ValueError, match=message):
+        load(str(tmp_path), fuse=False)
+
+
+@pytest.mark.parametrize(
     ("entry", "message"),
     [
         (97, r"holds 97, and a permutation of 0 … 63"),
@@ -304,6 +324,7 @@ def test_damaged_quantization_configs(field: str, value: Any, message: str, save
     [
         ("num_hidden_layers", 2**32, "num_hidden_layers is 4294967296 .*, and 1 to 1000 is expected"),
         ("num_hidden_layers", 0, "num_hidden_layers is 0 .*, and 1 to 1000 is expected"),
+        ("head_dim", 2**31, "head_dim is 2147483648 .*, and at most 16777216 is expected"),
         ("num_attention_heads", 0, "ZeroDivisionError"),
         ("hidden_act", "x", "KeyError: 'x'"),
         ("hidden_size", "64", "hidden_size"),
@@ -312,7 +333,7 @@ def test_damaged_quantization_configs(field: str, value: Any, message: str, save
     ],
 )
 def test_damaged_configurations(field: str, value: Any, message: str, saved: Path) -> None:
-    edit_config(saved, lambda config: config.update({field: value, "layer_types": None, "head_dim": None}))
+    edit_config(saved, lambda config: config.update({"layer_types": None, "head_dim": None, field: value}))
     with pytest.raises(ValueError, match=message):
         load(str(saved), fuse=False)
 

@@ -132,6 +132,9 @@ def test_allocation_work_is_independent_of_pool_size() -> None:
 
         def trace(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal count
+            # The garbage collector may call finalizers of other modules here.
+            if "torch_armllm/kv_cache" not in frame.f_code.co_filename:
+                return None
             count += event == "line"
             return trace
 

@@ -216,6 +216,14 @@ def test_bounds_of_attention_may_be_any_number(large: int) -> None:
     assert torch.equal(attend(20, window=large), expected)
 
 
+def test_results_that_do_not_fit_into_memory() -> None:
+    x = torch.zeros(1, 64).expand(1 << 46, 64)  # takes no memory itself
+    with pytest.raises(
+        RuntimeError, match=r"there is no memory for a tensor of shape \(70368744177664, 64\)"
+    ):
+        norm.rms_norm(x, torch.ones(64), 1e-6)
+
+
 def test_rope_rotates_heads_before_tokens() -> None:
     q, table = torch.randn(2, 3, 8), torch.rand(2, 3, 4)
     expected, turned = q.transpose(0, 1).contiguous(), q.clone().transpose(0, 1)

@@ -12,6 +12,8 @@ from transformers import AutoConfig, PreTrainedConfig
 MOST_LAYERS = 1000
 """No model has more layers; a damaged config may say billions, and building them would never end."""
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_MOST = {"experts": 1 << 16, "heads": 1 << 16, "_dim": 1 << 24}
+"""Most that a field with this ending says: transformers makes tables and lists of so many entries."""
 _OWN = "torch_armllm."
 _CODE = "custom code"
 
@@ -25,12 +27,12 @@ def read_config(source: str) -> PreTrainedConfig:
     """
     with config_errors(source):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        check_layers(source, config)
+        check_sizes(source, config)
     return config
 
 
-def check_layers(source: str, config: PreTrainedConfig) -> None:
-    """Raises ValueError if the number of layers is none that a model has."""
+def check_sizes(source: str, config: PreTrainedConfig) -> None:
+    """Raises ValueError if the number of layers, heads or experts or a dimension is none that a model has."""
     text = config.get_text_config(decoder=True)
     for name in _LAYERS:
         count = getattr(text, name, None)
@@ -41,6 +43,12 @@ def check_layers(source: str, config: PreTrainedConfig) -> None:
         if count is not None and not 0 < count <= MOST_LAYERS:
             raise ValueError(
                 f"{name} is {count} in the configuration of {source}, and 1 to {MOST_LAYERS} is expected"
+            )
+    for name, value in text.to_dict().items():
+        most = next((most for ending, most in _MOST.items() if name.endswith(ending)), None)
+        if most is not None and isinstance(value, int) and value > most:
+            raise ValueError(
+                f"{name} is {value} in the configuration of {source}, and at most {most} is expected"
             )
 
 

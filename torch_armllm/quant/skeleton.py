@@ -20,14 +20,17 @@ from torch_armllm.quant.packing import empty_panels
 
 
 def describe_modules(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Returns scheme and round-trip error of every packed module, by name."""
+    """Returns scheme, round-trip error and sizes of every packed module, by name.
+
+    Panels are padded, so that their shapes do not tell the sizes.
+    """
     described: dict[str, dict[str, Any]] = {}
     for name, module in model.named_modules():
         if isinstance(module, TiedEmbedding):
             described[name] = {"scheme": TIED}
         elif isinstance(module, (QuantLinear, QuantExperts)):
             error = None if module.error is None else round(module.error, 6)
-            described[name] = {"scheme": module.scheme, "error": error}
+            described[name] = {"scheme": module.scheme, "error": error, "sizes": _sizes(module)}
             if isinstance(module, QuantLinear) and module.order is not None:
                 described[name]["ordered"] = True
     return described
@@ -56,7 +59,13 @@ def build_skeleton(model: nn.Module, config: ArmInt4Config) -> None:
         if saved.get("scheme") == TIED:
             embeddings.append(shell)
         else:
-            slots.replace(shell, _empty(name, shell, saved))
+            packed = _empty(name, shell, saved)
+            if saved.get("sizes", _sizes(packed)) != _sizes(packed):
+                raise ValueError(
+                    f"{name} has the sizes {_sizes(packed)} by the other fields of config.json, and "
+                    f"{saved['sizes']} were saved: config.json is damaged, or belongs to another checkpoint"
+                )
+            slots.replace(shell, packed)
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     for shell in embeddings:
         if not isinstance(shell, nn.Embedding) or not isinstance(head, QuantLinear) or head.scheme != "int8":
@@ -85,9 +94,16 @@ def forget_ties(model: Any) -> None:
         model.all_tied_weights_keys = {a: b for a, b in tied.items() if a in own and b in own}
 
 
-def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
+def _sizes(module: QuantLinear | QuantExperts) -> list[int]:
+    """Returns (N, K) of a linear; experts, intermediate and hidden size of experts."""
+    if isinstance(module, QuantLinear):
+        return [module.out_features, module.in_features]
+    return [module.num_experts, module.intermediate_dim, module.hidden_dim]
+
+
+def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> QuantLinear | QuantExperts:
     """Returns a packed module on the meta device that replaces ``shell``, which loses its weights."""
-    packed_module: nn.Module
+    packed_module: QuantLinear | QuantExperts
     scheme, error = str(saved.get("scheme")), saved.get("error", 0.0)
     if is_linear(shell):
         weight = weight_of(shell)
@@ -123,7 +139,8 @@ def _empty(name: str, shell: nn.Module, saved: dict[str, Any]) -> nn.Module:
         shell._parameters[attribute] = None
     if is_linear(shell):
         packed_module.__dict__["weight"] = placeholder(weight)
-    return packed_module.train(shell.training)
+    packed_module.train(shell.training)
+    return packed_module
 
 
 def placeholder(weight: torch.Tensor) -> nn.Parameter:

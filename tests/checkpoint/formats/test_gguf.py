@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,18 @@ def test_damaged_and_incomplete_files_are_rejected(tmp_path: Path) -> None:
         load_model(str(path))
     path.write_bytes(whole.replace(b"general.architecture", b"general.architectury"))
     with pytest.raises(ValueError, match="damaged or no GGUF file"):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(("length", "message"), [(2**40, "has 1099511627776 items"), (2**23, "cut short")])
+def test_long_arrays_are_not_counted(length: int, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write(path, "Q4_0")
+    whole = bytearray(path.read_bytes())
+    place = whole.index(b"llama.block_count") + len("llama.block_count")
+    whole[place : place + 16] = struct.pack("<IIQ", 9, 0, length)  # an array of bytes
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=f"damaged or no GGUF file .*{message}"):
         load_model(str(path))
 
 

@@ -213,7 +213,7 @@ def _header(file: Path, random_: random.Random) -> str:
         info["data_offsets"][place] += random_.choice((-8, -1, 1, 8, 2**40, -(2**40)))
     elif action == 7:
         other = header[random_.choice(names)]
-        if isinstance(other, dict) and "shape" in other:
+        if isinstance(other, dict) and "data_offsets" in info and "data_offsets" in other:
             sizes = {end - begin for begin, end in (info["data_offsets"], other["data_offsets"])}
             kind = CONTENT if len(sizes) == 1 else STRUCTURE  # each has the other's bytes, which fit
             info["data_offsets"], other["data_offsets"] = other["data_offsets"], info["data_offsets"]

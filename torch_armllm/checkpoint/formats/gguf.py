@@ -46,6 +46,9 @@ _COMMON: tuple[tuple[set[str | None], str | None], ...] = (
 _NARROW_BITS = 4.4
 """Types with fewer bits per weight are rounded to 4 bits, others to 8."""
 
+_LONGEST_ARRAY = 1 << 24
+"""Vocabularies and their merges are the longest arrays of a header."""
+
 
 class GgufFile:
     """An opened GGUF file.
@@ -63,7 +66,7 @@ class GgufFile:
             raise ImportError("GGUF files need the gguf package: pip install torch-armllm[gguf]") from None
         self._gguf = gguf
         try:
-            self._reader = gguf.GGUFReader(path)
+            self._reader = _bounded_reader(gguf, path)
             self.fields: dict[str, Any] = self._reader.fields
             self.architecture = str(self.fields["general.architecture"].contents())
         except Exception as error:  # whatever the header's bytes lead the package to
@@ -153,6 +156,30 @@ class GgufFile:
             rows, columns = self.shape(name)
             return IntegerWeight(joined_rows(each(part, row_chunks(rows, columns, CHUNK))))
         return stacked([IntegerWeight(one) for one in each(part, range(len(data)))])
+
+
+def _bounded_reader(gguf: Any, path: str) -> Any:
+    """Opens a file by a reader that refuses lengths that the file cannot have, instead of counting to them.
+
+    Raises:
+        ValueError: a field or tensor ends behind the file, or an array is too long.
+    """
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc,name-defined]  # imported on use
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            end = offset + np.dtype(dtype).itemsize * int(count)
+            if end > len(self.data):
+                raise ValueError(f"a part ends at byte {end}, and the file has {len(self.data)}: cut short?")
+            return super()._get(offset, dtype, count, override_order)
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == gguf.GGUFValueType.ARRAY:
+                length = int(self._get(orig_offs + 4, np.uint64)[0])
+                if length > _LONGEST_ARRAY:
+                    raise ValueError(f"an array of its header has {length} items")
+            return super()._get_field_parts(orig_offs, raw_type)
+
+    return Reader(path)
 
 
 def read_file(path: str, dequantize: bool = False) -> ThirdPartyCheckpoint:

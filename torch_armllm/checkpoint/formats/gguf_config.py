@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig, MixtralConfig, PreTrainedConfig
 
-from torch_armllm.checkpoint.model_config import check_layers, config_errors
+from torch_armllm.checkpoint.model_config import check_sizes, config_errors
 
 _UNREAD = {
     "attention.key_length": "head_dim",
@@ -34,7 +34,7 @@ def read_config(path: str, architecture: str, fields: Any) -> PreTrainedConfig:
             config: PreTrainedConfig = AutoConfig.from_pretrained(
                 file.parent, gguf_file=file.name, trust_remote_code=False
             )
-            check_layers(path, config)
+            check_sizes(path, config)
     except ValueError as error:
         raise ValueError(f"{path}: architecture {architecture!r} cannot be read ({error})") from error
     for field, name in _UNREAD.items():
