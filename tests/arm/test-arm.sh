@@ -66,8 +66,8 @@ overrides() {
 # Emulation is slow, so nothing is emulated twice.  Each variant's kernels run on a CPU that supports no more
 # than they need.  The ops around the kernels are the same on every CPU: one CPU runs them, with all variants
 # but sme2.  Each model family runs on one CPU.  A saved model must have the bits of the machine that saved it
-# on every CPU.  Random calls of all ops and variants run on tensors that end at guard pages, which emulated
-# loads fault at like real ones.  opcheck is left out, as it tests no machine code.  The longest runs are first.
+# on every CPU.  Random calls of all ops and variants run on tensors that end at guard pages: emulated
+# loads fault there like real ones.  opcheck is left out, as it tests no machine code.  Longest runs first.
 echo "== emulated runs"
 run ops-sve256 emulated sve256 tests/ops tests/plan/test_plan_elementwise.py -k "not opcheck and not well_formed" "$@"
 run models-neoverse-n1 emulated neoverse-n1 tests/arm/{test_isa,test_saved,test_engine,test_generate,families}.py \
