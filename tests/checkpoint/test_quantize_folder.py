@@ -30,6 +30,12 @@ def logits(model: Any) -> torch.Tensor:
     return out
 
 
+def usual_mode(folder: Path) -> str:
+    """Returns the mode of new files."""
+    (folder / "new").touch()
+    return oct((folder / "new").stat().st_mode)
+
+
 @pytest.fixture
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes every block as soon as it is finished."""
@@ -48,6 +54,7 @@ def test_folder_equals_that_of_save_pretrained(family: str, options: dict[str, A
     expected = torch_armllm.patch(model, replace(recipe, importance=False), progress=False)
     assert report.layers == expected.layers
     model.save_pretrained(tmp_path / "saved")
+    assert {oct(file.stat().st_mode) for file in (tmp_path / "out").iterdir()} == {usual_mode(tmp_path)}
     ours, theirs = tensors(tmp_path / "out"), tensors(tmp_path / "saved")
     packed = {name for name in theirs if name.endswith(("_packed", ".rest"))}
     assert packed

@@ -111,8 +111,12 @@ class Journal:
         if self._waiting:
             name = f"model-{len(set(content['tensors'].values())) + 1:05d}.safetensors"
             record = make_record(self._waiting, self._new_modules)
-            save_file(self._waiting, self._folder / name, {"format": "pt", **record})
-            sort_metadata(self._folder / name)
+            file = self._folder / name
+            file.touch()
+            mode = file.stat().st_mode
+            save_file(self._waiting, file, {"format": "pt", **record})
+            file.chmod(mode)  # safetensors writes files that only their owner can read
+            sort_metadata(file)
             content["bytes"] += sum(tensor.nbytes for tensor in self._waiting.values())
             content["tensors"].update(dict.fromkeys(self._waiting, name))
         content["blocks"] += sorted(self._blocks)

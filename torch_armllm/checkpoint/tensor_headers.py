@@ -61,6 +61,7 @@ def read_headers(files: Sequence[str | Path]) -> dict[str, TensorHeader]:
 
     Raises:
         ValueError: a file is damaged, or two files hold the same tensor.
+        OSError: a file cannot be read.
     """
     found: dict[str, TensorHeader] = {}
     for file in files:
@@ -77,6 +78,8 @@ def read_headers(files: Sequence[str | Path]) -> dict[str, TensorHeader]:
 
 
 def _headers_of(file: str) -> dict[str, TensorHeader]:
+    with open(file, "rb"):
+        pass  # safetensors says that a file is missing if it must not be read
     try:
         with safe_open(file, framework="pt") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118

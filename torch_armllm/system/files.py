@@ -60,8 +60,15 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """Returns ``$XDG_CACHE_HOME/torch_armllm`` (default: ``~/.cache/torch_armllm``), which may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_armllm"
+    """Returns ``$XDG_CACHE_HOME/torch_armllm`` (default: ``~/.cache/torch_armllm``), which may not exist.
+
+    Raises:
+        FileNotFoundError: the user has no home folder.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_armllm"
+    except RuntimeError as error:
+        raise FileNotFoundError("there is no home folder to cache in: set XDG_CACHE_HOME") from error
 
 
 def format_bytes(count: float) -> str:

@@ -107,7 +107,7 @@ def lookup(key: PlanKey) -> tuple[PlanModel, type | None] | None:
             raise ValueError(f"its hidden states differ from the stored ones by {error:.1g} (relative)")
         return model, _tokenizer_class(metadata["tokenizer"])
     except (ValueError, OSError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
-        logger.warning("a cached plan cannot be used, so the model is captured again: %s", error)
+        logger.warning("no cached plan can be used, so the model is captured again: %s", error)
         return None
 
 
