@@ -94,7 +94,7 @@ def slowed(llm: AsyncLLM, seconds: float) -> Iterator[None]:
         del engine.step
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "condition not met in time"
