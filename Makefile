@@ -5,10 +5,11 @@
 #   make test       all tests             make test-arm   op tests as aarch64 code under emulation
 #   make lint       ruff, clang-format, the order of the layers, docstrings and line lengths
 #   make types      mypy --strict         make docs       the documentation as a site, in build/site
-#   make asan       kernel and op tests under Address- and UndefinedBehaviorSanitizer
+#   make asan       tests of kernels, ops and the engine under Address- and UndefinedBehaviorSanitizer
 #   make tsan       random work for the thread team under ThreadSanitizer
 #   make faults     kills, full disks and refused memory at random moments: ROUNDS=200
 #   make soak       mixed load on a server, whose memory has to stay flat: ARGS="--minutes 30"
+#   make weekly     all of the above that takes hours: asan, tsan, faults, soak and an hour of fuzz
 #   make bench      the ops beside PyTorch's and beside what this machine can do at best
 #   make bench-peers whole engines beside llama.cpp and vLLM: ARGS="--llama-python PATH --vllm-python PATH"
 #   make bench-arm  instructions of the Arm kernels, counted under emulation, and their modeled cycles
@@ -41,12 +42,14 @@ CODE    := $(CPP) $(wildcard tests/kernels/*.cpp tests/kernels/*.h tests/runtime
 FAST    := tests/ops/test_linear.py tests/ops/test_moe.py tests/ops/test_paged_attention.py tests/ops/test_norm.py \
            tests/ops/test_rope.py tests/kv_cache tests/engine/scheduling tests/golden tests/patching/test_parity.py \
            tests/system tests/packaging/test_lint.py
+# The tests that run compiled code, for `make asan`.
+SANITIZED := $(addprefix tests/,ops plan runtime kv_cache engine llm passes patching quant)
 PYTHONS := torch_armllm ops passes tests bench docs .ci
 
 export HF_HUB_OFFLINE := 1
 
 .PHONY: all install demo check test test-arm fuzz fuzz-models bench bench-peers bench-arm microbench models lint \
-        format types docs asan tsan faults soak wheel clean
+        format types docs asan tsan faults soak weekly wheel clean
 .DELETE_ON_ERROR:
 
 all: install
@@ -136,8 +139,8 @@ asan: $(READY)
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython3_EXECUTABLE=$(abspath $(PY))
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/cmake --build build/asan --target all check_kernels
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest tests/ops -p no:cacheprovider $(ARGS)
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  ARMLLM_LIBRARY=$(abspath build/asan/_ops.so) $(PY) -m pytest $(SANITIZED) -p no:cacheprovider $(ARGS)
 
 tsan: $(READY)
 	$(PY) -m tests.runtime.thread_team $(ARGS)
@@ -152,6 +155,9 @@ faults: $(READY)
 
 soak: $(READY)
 	$(PY) -m tests.faults.soak $(ARGS)
+
+weekly: asan tsan faults soak
+	$(MAKE) fuzz HOURS=1
 
 wheel: $(READY)
 	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .

@@ -17,6 +17,8 @@ import uvicorn
 from torch_armllm.server.app import build_app
 from torch_armllm.server.middleware.connections import Connection, Connections
 from torch_armllm.server.model_registry import ModelRegistry
+from torch_armllm.server.worker_thread import run_in_worker_thread
+from torch_armllm.system.allocator import release_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ _BACKLOG = 2048
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAST_RESPONSES = 5
 """Seconds after the drain timeout in which the ended requests get their responses."""
+_TRIM_INTERVAL = 60.0
+"""Seconds between returns of freed memory to the system."""
 
 
 class Server(uvicorn.Server):
@@ -122,12 +126,25 @@ async def serve(registry: ModelRegistry, listening: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, shut_down, number)
+    trimming = loop.create_task(_trim_memory())
     try:
         await server.serve([listening])
     finally:
+        trimming.cancel()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
         registry.close()
+
+
+async def _trim_memory() -> None:
+    """Returns freed memory to the system, again and again.
+
+    Large requests free much between small allocations that stay, and glibc keeps it: a tenth of a server's
+    memory within a quarter of an hour of mixed load.
+    """
+    while True:
+        await asyncio.sleep(_TRIM_INTERVAL)
+        await run_in_worker_thread(release_free_memory)
 
 
 def allow_many_connections() -> None:
