@@ -95,7 +95,9 @@ def interrupt(rounds: int, seed: int, folder: Path) -> dict[str, int]:
         longest = time.perf_counter() - began if kind == "whole" else longest
         os.close(readable)
         code = exit_code(child)
-        if code != (-signal.SIGKILL if kind == "killed" else 0):
+        if kind == "killed" and code == 0:
+            kind = "too late"  # it had ended
+        elif code != (-signal.SIGKILL if kind == "killed" else 0):
             raise RuntimeError(f"round {number} of seed {seed}: {kind}, and the process exited with {code}")
         counts[kind] += 1
         for scratch in scratch_files():
