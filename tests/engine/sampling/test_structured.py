@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from torch_armllm.engine.request import Request, Sequence
+from torch_armllm.engine.sampling import structured
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -212,3 +213,31 @@ def test_drafts_after_the_end_of_a_structured_output_change_nothing() -> None:
 def test_formats_without_any_text_are_rejected(structure: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no text matches the (format|rule 'start')"):
         sampler().check(SamplingParams(structured_outputs=StructuredOutputsParams(**structure)))
+
+
+def test_cached_formats_are_few_and_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_ = structured._compile
+
+    def counted(grammar: str, own: Any) -> Any:
+        compiled.append(grammar)
+        return compile_(grammar, own)
+
+    monkeypatch.setattr(structured, "_compile", counted)
+    monkeypatch.setattr(structured, "_MAX_GRAMMARS", 4)
+    monkeypatch.setattr(structured, "_MAX_CACHED_TEXT", 1000)
+    outputs = structured.StructuredOutputs(tokenizer(), len(tokenizer()), (END,))
+
+    def use(*words: str) -> bool:
+        """True if the format was compiled."""
+        before = len(compiled)
+        outputs.check(StructuredOutputsParams(choice=list(words)))
+        outputs.matcher(StructuredOutputsParams(choice=list(words)))
+        return len(compiled) > before
+
+    assert [use(word) for word in "abcd"] == [True] * 4
+    assert not use("a")
+    assert use("e")  # evicts b, which was not used for the longest time
+    assert not use("a") and use("b")
+    assert use("x" * 2000)  # alone is larger than all of the cache, and is compiled once
+    assert use("a")

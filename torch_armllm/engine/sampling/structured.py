@@ -7,6 +7,7 @@ Before every token, the grammar yields a mask of the tokens that may follow.  ll
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Sequence as GenericSequence
 from typing import Any
@@ -20,6 +21,8 @@ from torch_armllm.engine.sampling_params import StructuredOutputsParams
 from torch_armllm.system.deep_stack import call_on_deep_stack
 
 _MAX_GRAMMARS = 64  # compiled grammars that are cached
+_MAX_CACHED_TEXT = 1 << 17
+"""Characters of the cached grammars: each takes up to 250 bytes of memory once it is compiled."""
 _MAX_REASON = 500  # characters of an error
 
 
@@ -38,6 +41,7 @@ class StructuredOutputs:
         self._end_token_ids = list(eos_token_ids)
         self._loaded: Any = None
         self._grammars: dict[str, Any] = {}
+        self._lock = threading.Lock()  # requests are checked on threads of their own
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Compiles the grammar of a request.
@@ -57,12 +61,18 @@ class StructuredOutputs:
     def _prototype(self, params: StructuredOutputsParams) -> Any:
         tokenizer = self._llm_tokenizer()
         grammar = _grammar(params)
-        if grammar not in self._grammars:
+        with self._lock:
+            matcher = self._grammars.get(grammar)
+        if matcher is None:
             matcher = call_on_deep_stack(_compile, grammar, tokenizer)
-            while len(self._grammars) >= _MAX_GRAMMARS:
+        with self._lock:
+            self._grammars.pop(grammar, None)
+            self._grammars[grammar] = matcher  # the last to be evicted
+            while len(self._grammars) > 1 and (
+                len(self._grammars) > _MAX_GRAMMARS or sum(map(len, self._grammars)) > _MAX_CACHED_TEXT
+            ):
                 del self._grammars[next(iter(self._grammars))]
-            self._grammars[grammar] = matcher
-        return self._grammars[grammar]
+        return matcher
 
     def _llm_tokenizer(self) -> Any:
         if self._loaded is None:
