@@ -22,6 +22,7 @@ namespace armllm {
   X(RopeKernels, rope, kLanes)             \
   X(ActivationKernels, activation, kLanes) \
   X(MoeKernels, moe, kLanes)               \
+  X(RecurrentKernels, recurrent, kLanes)   \
   X(SampleKernels, sample, kLanes)
 
 // kLanes: row operations on the lanes of simd.h.

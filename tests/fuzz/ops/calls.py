@@ -384,6 +384,52 @@ def _mla_attention(draw: Random) -> Call:
     }
 
 
+def _states(draw: Random) -> tuple[Call, int, int]:
+    """Returns slots, starts and lengths of a few sequences, their tokens, and the number of slots."""
+    starts, lengths = [0], []
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
+        starts.append(starts[-1] + draw.choice((0, 1, 1, 1, 2, 5, 40)))
+        lengths.append(starts[-1] - starts[-2] + draw.choice((0, 0, 1, 7)))
+    count = len(lengths)
+    slots = count + draw.choice((0, 0, 1, 3))
+    call: Call = {
+        "state_slots": Spec((count,), torch.int64, draw.sample(range(slots), count)),
+        "query_start": Spec((count + 1,), torch.int32, starts),
+        "seq_lens": Spec((count,), torch.int32, lengths),
+    }
+    return call, starts[-1], slots
+
+
+def _causal_conv(draw: Random) -> Call:
+    call, tokens, slots = _states(draw)
+    channels, taps, dtype = draw.choice((*_WIDTHS, 520)), draw.choice((1, 2, 3, 4, 4, 8)), _float(draw)
+    return call | {
+        "x": Spec((tokens, channels), dtype),
+        "weight": Spec((taps, channels), torch.float32),
+        "bias": _maybe(draw, Spec((channels,), torch.float32)),
+        "state": Spec((slots, taps - 1, channels), dtype),
+        "silu": draw.random() < 0.5,
+    }
+
+
+def _gated_delta_rule(draw: Random) -> Call:
+    call, tokens, slots = _states(draw)
+    key_heads, repeats, dtype = draw.choice((1, 2, 3)), draw.choice((1, 2, 4)), _float(draw)
+    key_size, value_size = draw.choice((1, 2, 7, 16, 64, 128)), draw.choice((1, 15, 16, 17, 33, 64))
+    heads = key_heads * repeats
+    gates = (heads,) if draw.random() < 0.5 else (heads, key_size)
+    return call | {
+        "q": Spec((tokens, key_heads, key_size), dtype),
+        "k": Spec((tokens, key_heads, key_size), dtype),
+        "v": Spec((tokens, heads, value_size), dtype),
+        "gate": Spec((tokens, *gates), _float(draw)),
+        "beta": Spec((tokens, heads), _float(draw), "unit"),
+        "state": Spec((slots, heads, key_size, value_size), torch.float32),
+        "scale": draw.choice((0.125, 1.0)),
+        "normalize": draw.random() < 0.7,
+    }
+
+
 def _sample_probabilities(draw: Random) -> Call:
     rows, vocabulary = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 2, 5, 63, 64, 65, 200, 300))
     if draw.random() < 0.03:
@@ -471,6 +517,8 @@ CALLS: dict[str, Callable[[Random], Call]] = {
     "paged_attention": _paged_attention,
     "mla_write": _mla_write,
     "mla_attention": _mla_attention,
+    "causal_conv": _causal_conv,
+    "gated_delta_rule": _gated_delta_rule,
     "sample": _sample,
     "sample_probabilities": _sample_probabilities,
     "best_tokens": _best_tokens,

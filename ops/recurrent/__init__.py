@@ -1,0 +1,131 @@
+"""Recurrent layers over packed tokens of many sequences: causal convolution and the gated delta rule.
+
+Each sequence has a slot of a state, which the ops read and write.  A token is computed by itself, after the
+one before it: its result has the same bits however a prompt is cut into chunks, batched or recomputed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_armllm.ops.recurrent.reference import reference_causal_conv, reference_gated_delta_rule
+
+__all__ = ["causal_conv", "gated_delta_rule", "reference_causal_conv", "reference_gated_delta_rule"]
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    silu: bool = False,
+) -> Tensor:
+    """Convolves each channel with its last ``taps`` tokens (Gu, Dao, arXiv 2312.00752, section 3.4).
+
+    Sums are float32, in the order of the taps.  The output is rounded once.
+
+    Args:
+        x: ``(T, channels)`` in float32, bfloat16 or float16, packed tokens of S sequences, which may be
+            strided.
+        weight: ``(taps, channels)`` float32, 1 to 8 taps; the last belongs to the token itself.
+        bias: ``(channels,)`` float32, or None.
+        state: ``(slots, taps - 1, channels)`` in the dtype of ``x``: the inputs before the new tokens, the
+            latest last.  It is updated.
+        state_slots: ``(S,)`` int64, the slot of each sequence, all different.
+        query_start: ``(S + 1,)`` int32, the first token of each sequence, and T.
+        seq_lens: ``(S,)`` int32, the length of each sequence including its new tokens.  The slot of a
+            sequence without earlier tokens is not read.
+        silu: applies ``x · sigmoid(x)`` to the output.
+
+    Returns:
+        ``(T, channels)`` in the dtype of ``x``.
+
+    Raises:
+        RuntimeError: a shape, dtype, slot or length is wrong.
+    """
+    out: Tensor = torch.ops.armllm.causal_conv(
+        x, weight, bias, state, state_slots, query_start, seq_lens, silu
+    )
+    return out
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    normalize: bool = False,
+) -> Tensor:
+    """Runs the gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), token by token in float32.
+
+    Each head has a state S ``(key_size, value_size)``.  A token decays it to ``S' = exp(gate) · S``, and
+    corrects what it returns for k: ``S = S' + k (beta · (v − S'ᵀ k))ᵀ``.  The output is ``Sᵀ q``.
+
+    Args:
+        q: ``(T, key_heads, key_size)`` in float32, bfloat16 or float16, packed tokens of S sequences, which
+            may be strided; ``key_size`` is at most 512.
+        k: as ``q``.
+        v: ``(T, value_heads, value_size)`` in the dtype of ``q``; ``value_heads`` is a multiple of
+            ``key_heads``, and each key head belongs to adjacent value heads.
+        gate: ``(T, value_heads)``, or ``(T, value_heads, key_size)`` for a factor of each key channel (Kimi
+            Linear, arXiv 2510.26692), in any of the dtypes.
+        beta: ``(T, value_heads)`` in any of the dtypes.
+        state: ``(slots, value_heads, key_size, value_size)`` float32, updated.
+        state_slots: ``(S,)`` int64, the slot of each sequence, all different.
+        query_start: ``(S + 1,)`` int32, the first token of each sequence, and T.
+        seq_lens: ``(S,)`` int32, the length of each sequence including its new tokens.  The slot of a
+            sequence without earlier tokens is not read.
+        scale: factor of ``q``.
+        normalize: divides q and k by ``sqrt(Σx² + 1e-6)`` first.
+
+    Returns:
+        ``(T, value_heads, value_size)`` in the dtype of ``v``.
+
+    Raises:
+        RuntimeError: a shape, dtype, slot or length is wrong.
+    """
+    out: Tensor = torch.ops.armllm.gated_delta_rule(
+        q, k, v, gate, beta, state, state_slots, query_start, seq_lens, scale, normalize
+    )
+    return out
+
+
+@torch.library.register_fake("armllm::causal_conv")
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    silu: bool = False,
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("armllm::gated_delta_rule")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    normalize: bool = False,
+) -> Tensor:
+    return v.new_empty(v.shape)

@@ -1,0 +1,236 @@
+#include "recurrent/recurrent.h"
+
+#include "simd/exp.h"
+#include "simd/ragged_blocks.h"
+#include "simd/sigmoid.h"
+
+namespace armllm::ARMLLM_VARIANT {
+
+extern const RecurrentKernels recurrent;
+
+namespace {
+
+// Vectors of columns that run through the tokens together.  Each has two sums in two parts, which have to
+// stay in registers.
+#if defined(ARMLLM_VARIANT_avx512)
+constexpr int kVectors = 2;
+#else
+constexpr int kVectors = 1;
+#endif
+constexpr int kColumns = kVectors * kLanes;
+
+template <typename T>
+void convolve_rows(const ConvPart& p) {
+  const T* const* rows = reinterpret_cast<const T* const*>(p.rows);
+  for_blocks(p.channels, [&](int64_t i, int lanes) ARMLLM_INLINE {
+    F32 weight[kMostTaps];
+    for (int64_t tap = 0; tap < p.taps; ++tap)
+      weight[tap] = load_lanes(p.weight + tap * p.weight_stride + i, lanes);
+    const F32 bias = p.bias ? load_lanes(p.bias + i, lanes) : zero();
+    for (int64_t token = 0; token < p.tokens; ++token) {
+      F32 sum = bias;
+      for (int64_t tap = 0; tap < p.taps; ++tap) {
+        const T* row = rows[token + tap];
+        if (row) sum = fma(weight[tap], load_lanes(row + i, lanes), sum);
+      }
+      if (p.silu) sum = silu_times<AccuracyOf<T>::value>(sum, set1(1.0f));
+      store_lanes(reinterpret_cast<T*>(p.out) + token * p.out_stride + i, sum, lanes);
+    }
+  });
+}
+
+void convolve(const ConvPart& p) {
+  switch (p.type) {
+    case DType::f32:
+      return convolve_rows<float>(p);
+    case DType::bf16:
+      return convolve_rows<bf16>(p);
+    case DType::f16:
+      return convolve_rows<f16>(p);
+  }
+}
+
+template <typename T>
+F32 products(const T* x, const T* y, int64_t n) {
+  F32 part[4] = {zero(), zero(), zero(), zero()};
+  for_blocks_in_parts(n, [&](int64_t i, int lanes, int number) ARMLLM_INLINE {
+    part[number] = fma(load_lanes(x + i, lanes), load_lanes(y + i, lanes), part[number]);
+  });
+  return (part[0] + part[1]) + (part[2] + part[3]);
+}
+
+template <typename T>
+void scale_row(const T* x, int64_t n, bool normalize, float scale, float* out) {
+  constexpr float kEpsilon = 1e-6f;
+  const F32 factor =
+      normalize ? set1(scale) / sqrt(set1(reduce_add(products(x, x, n)) + kEpsilon)) : set1(scale);
+  for_blocks(n, [&](int64_t i, int lanes)
+                    ARMLLM_INLINE { store_lanes(out + i, load_lanes(x + i, lanes) * factor, lanes); });
+}
+
+void scale_any(const void* x, DType type, int64_t n, bool normalize, float scale, float* out) {
+  switch (type) {
+    case DType::f32:
+      return scale_row(static_cast<const float*>(x), n, normalize, scale, out);
+    case DType::bf16:
+      return scale_row(static_cast<const bf16*>(x), n, normalize, scale, out);
+    case DType::f16:
+      return scale_row(static_cast<const f16*>(x), n, normalize, scale, out);
+  }
+}
+
+void prepare(const DeltaRuleArgs& args, int64_t token, int64_t head, float* q, float* k, float* qk) {
+  const int64_t n = args.key_size;
+  scale_any(args.q.at(token, head * n), args.q.type, n, args.normalize, args.scale, q);
+  scale_any(args.k.at(token, head * n), args.k.type, n, args.normalize, 1.0f, k);
+  *qk = reduce_add(products(q, k, n));
+}
+
+template <typename T>
+void decay_row(const T* gate, int64_t n, float* out) {
+  for_blocks(n, [&](int64_t i, int lanes)
+                    ARMLLM_INLINE { store_lanes(out + i, exp(load_lanes(gate + i, lanes)), lanes); });
+}
+
+void decay(const void* gate, DType type, int64_t n, float* out) {
+  switch (type) {
+    case DType::f32:
+      return decay_row(static_cast<const float*>(gate), n, out);
+    case DType::bf16:
+      return decay_row(static_cast<const bf16*>(gate), n, out);
+    case DType::f16:
+      return decay_row(static_cast<const f16*>(gate), n, out);
+  }
+}
+
+float load_float(const char* p, DType type) {
+  float value[kLanes];
+  switch (type) {
+    case DType::f32:
+      return *reinterpret_cast<const float*>(p);
+    case DType::bf16:
+      store(value, load_partial(reinterpret_cast<const bf16*>(p), 1));
+      return value[0];
+    case DType::f16:
+      store(value, load_partial(reinterpret_cast<const f16*>(p), 1));
+      return value[0];
+  }
+  return 0.0f;
+}
+
+// The update of the token before, which the pass of the next token applies.
+struct Pending {
+  const float* k = nullptr;
+  F32 delta[kVectors];
+};
+
+// One pass over the state S of a token with key k, query q and decay a:
+//
+//   S ← a · (S + k' δ'ᵀ)   of the token before, and the sums  Sᵀ k  and  Sᵀ q
+//
+// With δ = β (v − Sᵀ k) the new state is S + k δᵀ, and its output Sᵀ q + (k · q) δ.
+template <bool per_channel, bool pending>
+ARMLLM_INLINE inline void pass(float* state, int64_t stride, int64_t n, const float* q, const float* k,
+                               const float* decay, const Pending& before, F32* sum_k, F32* sum_q) {
+  F32 parts_k[2][kVectors], parts_q[2][kVectors];
+  for (int part = 0; part < 2; ++part)
+    for (int j = 0; j < kVectors; ++j) parts_k[part][j] = parts_q[part][j] = zero();
+  const F32 one_decay = set1(decay[0]);
+  const auto row = [&](int64_t d, int part) ARMLLM_INLINE {
+    const F32 key = set1(k[d]), query = set1(q[d]), factor = per_channel ? set1(decay[d]) : one_decay;
+    for (int j = 0; j < kVectors; ++j) {
+      float* place = state + d * stride + j * kLanes;
+      F32 s = load(place);
+      if (pending) s = fma(set1(before.k[d]), before.delta[j], s);
+      s = s * factor;
+      store(place, s);
+      parts_k[part][j] = fma(s, key, parts_k[part][j]);
+      parts_q[part][j] = fma(s, query, parts_q[part][j]);
+    }
+  };
+  int64_t d = 0;
+  for (; d + 2 <= n; d += 2) {
+    row(d, 0);
+    row(d + 1, 1);
+  }
+  if (d < n) row(d, 0);
+  for (int j = 0; j < kVectors; ++j) {
+    sum_k[j] = parts_k[0][j] + parts_k[1][j];
+    sum_q[j] = parts_q[0][j] + parts_q[1][j];
+  }
+}
+
+template <typename T>
+ARMLLM_INLINE inline void step_out(const DeltaPart& p, int64_t token, const float* qk, const F32* sum_k,
+                                   const F32* sum_q, F32* delta) {
+  const T* v = reinterpret_cast<const T*>(p.v + token * p.v_stride);
+  T* out = reinterpret_cast<T*>(p.out + token * p.out_stride);
+  const F32 beta = set1(load_float(p.beta + token * p.beta_stride, p.beta_type)), product = set1(*qk);
+  for (int j = 0; j < kVectors; ++j) {
+    const int64_t left = p.columns - j * kLanes;
+    const int lanes = static_cast<int>(left >= kLanes ? kLanes : left > 0 ? left : 0);
+    delta[j] = (lanes > 0 ? load_lanes(v + j * kLanes, lanes) - sum_k[j] : zero()) * beta;
+    if (lanes > 0) store_lanes(out + j * kLanes, fma(delta[j], product, sum_q[j]), lanes);
+  }
+}
+
+// Runs the columns in a copy of the state, [key_size][kColumns], which stays in L1.
+template <typename T, bool per_channel>
+void run_columns(const DeltaPart& p) {
+  alignas(64) float state[kMostKeyChannels * kColumns];
+  const auto each_row = [&](auto visit) ARMLLM_INLINE {
+    for (int64_t d = 0; d < p.key_size; ++d)
+      for (int j = 0; j < kVectors; ++j) {
+        const int64_t left = p.columns - j * kLanes;
+        const int lanes = static_cast<int>(left >= kLanes ? kLanes : left > 0 ? left : 0);
+        visit(d, j, lanes);
+      }
+  };
+  each_row([&](int64_t d, int j, int lanes) ARMLLM_INLINE {
+    const float* from = p.state + d * p.value_size + j * kLanes;
+    store(state + d * kColumns + j * kLanes, p.is_new || lanes == 0 ? zero() : load_lanes(from, lanes));
+  });
+  Pending before;
+  for (int j = 0; j < kVectors; ++j) before.delta[j] = zero();
+  F32 sum_k[kVectors], sum_q[kVectors];
+  for (int64_t token = 0; token < p.tokens; ++token) {
+    const float *q = p.q + token * p.key_stride, *k = p.k + token * p.key_stride;
+    const float* decay = p.decay + token * p.decay_stride;
+    if (token == 0)
+      pass<per_channel, false>(state, kColumns, p.key_size, q, k, decay, before, sum_k, sum_q);
+    else
+      pass<per_channel, true>(state, kColumns, p.key_size, q, k, decay, before, sum_k, sum_q);
+    step_out<T>(p, token, p.qk + token * p.key_stride, sum_k, sum_q, before.delta);
+    before.k = k;
+  }
+  each_row([&](int64_t d, int j, int lanes) ARMLLM_INLINE {
+    if (lanes == 0) return;
+    const F32 s = load(state + d * kColumns + j * kLanes);
+    store_lanes(p.state + d * p.value_size + j * kLanes, fma(set1(before.k[d]), before.delta[j], s), lanes);
+  });
+}
+
+template <typename T>
+void run_type(const DeltaPart& p) {
+  if (p.decay_per_channel)
+    run_columns<T, true>(p);
+  else
+    run_columns<T, false>(p);
+}
+
+void delta_rule(const DeltaPart& p) {
+  switch (p.type) {
+    case DType::f32:
+      return run_type<float>(p);
+    case DType::bf16:
+      return run_type<bf16>(p);
+    case DType::f16:
+      return run_type<f16>(p);
+  }
+}
+
+}  // namespace
+
+const RecurrentKernels recurrent = {convolve, prepare, decay, delta_rule, kColumns};
+
+}  // namespace armllm::ARMLLM_VARIANT

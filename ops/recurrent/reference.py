@@ -1,0 +1,79 @@
+"""Slow float32 versions of the recurrent ops, in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def reference_causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    silu: bool = False,
+) -> Tensor:
+    """:func:`torch_armllm.ops.recurrent.causal_conv` in plain float32 torch."""
+    out = torch.empty_like(x)
+    taps = weight.shape[0]
+    for slot, tokens, is_new in _sequences(state_slots, query_start, seq_lens):
+        before = torch.zeros_like(state[slot]) if is_new else state[slot]
+        rows = torch.cat((before, x[tokens]))
+        windows = rows.float().unfold(0, taps, 1)  # (tokens, channels, taps)
+        sums = (windows * weight.t()).sum(-1)
+        sums = sums if bias is None else sums + bias
+        out[tokens] = (F.silu(sums) if silu else sums).to(x.dtype)
+        state[slot] = rows[len(rows) - (taps - 1) :]
+    return out
+
+
+def reference_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    normalize: bool = False,
+) -> Tensor:
+    """:func:`torch_armllm.ops.recurrent.gated_delta_rule` in plain float32 torch."""
+    repeats = v.shape[1] // k.shape[1]
+    queries, keys = (x.float().repeat_interleave(repeats, 1) for x in (q, k))
+    if normalize:
+        queries, keys = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (queries, keys))
+    queries = queries * scale
+    decay = gate.float().exp()
+    decay = (decay if gate.ndim == 3 else decay[..., None])[..., None]  # (T, value_heads, key_size or 1, 1)
+    out = torch.empty_like(v)
+    for slot, tokens, is_new in _sequences(state_slots, query_start, seq_lens):
+        own = torch.zeros_like(state[slot]) if is_new else state[slot].clone()
+        for t in range(tokens.start, tokens.stop):
+            own = own * decay[t]
+            remembered = (own * keys[t][..., None]).sum(-2)
+            delta = (v[t].float() - remembered) * beta[t].float()[:, None]
+            own = own + keys[t][..., None] * delta[:, None]
+            out[t] = (own * queries[t][..., None]).sum(-2).to(v.dtype)
+        state[slot] = own
+    return out
+
+
+def _sequences(
+    state_slots: Tensor, query_start: Tensor, seq_lens: Tensor
+) -> Iterator[tuple[int, slice, bool]]:
+    """Yields slot, tokens, and whether there were none before, of each sequence with new tokens."""
+    starts = query_start.tolist()
+    for slot, start, end, length in zip(
+        state_slots.tolist(), starts, starts[1:], seq_lens.tolist(), strict=False
+    ):
+        if end > start:
+            yield slot, slice(start, end), length == end - start

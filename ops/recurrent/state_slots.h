@@ -1,0 +1,60 @@
+// Argument checks of the ops with a state of each sequence.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "recurrent/recurrent.h"
+#include "runtime/tensor_args.h"
+
+namespace armllm {
+
+// The step's metadata, and the tensors that hold it.
+struct StepTensors {
+  Tensor slots, query_start, seq_lens;
+  StateSlots view;
+};
+
+// Throws unless the metadata describes `tokens` packed tokens whose states are among `slots` slots.
+inline StepTensors check_steps(const Tensor& state_slots, const Tensor& query_start, const Tensor& seq_lens,
+                               int64_t tokens, int64_t slots) {
+  STD_TORCH_CHECK(type_of(state_slots) == ScalarType::Long && state_slots.dim() == 1,
+                  "state_slots must be int64 of shape (sequences), not of shape ", shape_of(state_slots));
+  const int64_t sequences = state_slots.size(0);
+  STD_TORCH_CHECK(type_of(query_start) == ScalarType::Int && query_start.dim() == 1 &&
+                      query_start.size(0) == sequences + 1,
+                  "query_start must be int32 of shape (", sequences + 1, "), not of shape ",
+                  shape_of(query_start));
+  STD_TORCH_CHECK(
+      type_of(seq_lens) == ScalarType::Int && seq_lens.dim() == 1 && seq_lens.size(0) == sequences,
+      "seq_lens must be int32 of shape (", sequences, "), not of shape ", shape_of(seq_lens));
+  StepTensors found{as_contiguous(state_slots), as_contiguous(query_start), as_contiguous(seq_lens), {}};
+  StateSlots& steps = found.view;
+  steps.slots = static_cast<const int64_t*>(found.slots.data_ptr());
+  steps.query_start = static_cast<const int32_t*>(found.query_start.data_ptr());
+  steps.seq_lens = static_cast<const int32_t*>(found.seq_lens.data_ptr());
+  steps.sequences = sequences;
+  STD_TORCH_CHECK(steps.query_start[0] == 0 && steps.query_start[sequences] == tokens,
+                  "query_start must run from 0 to the number of tokens, ", tokens, ", not from ",
+                  steps.query_start[0], " to ", steps.query_start[sequences]);
+  std::vector<int64_t> used;
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    const int64_t count = steps.tokens(sequence), slot = steps.slots[sequence];
+    STD_TORCH_CHECK(count >= 0, "query_start must not decrease: sequence ", sequence, " has ", count,
+                    " tokens");
+    if (count == 0) continue;
+    STD_TORCH_CHECK(steps.seq_lens[sequence] >= count, "sequence ", sequence, " has ", count,
+                    " new tokens, but seq_lens says ", steps.seq_lens[sequence],
+                    "; seq_lens must include the new tokens");
+    STD_TORCH_CHECK(slot >= 0 && slot < slots, "state_slots names slot ", slot, " for sequence ", sequence,
+                    ", but the state has ", slots, " slots");
+    used.push_back(slot);
+  }
+  std::sort(used.begin(), used.end());
+  const auto twice = std::adjacent_find(used.begin(), used.end());
+  STD_TORCH_CHECK(twice == used.end(), "state_slots names slot ", twice == used.end() ? 0 : *twice,
+                  " for two sequences");
+  return found;
+}
+
+}  // namespace armllm

@@ -1,0 +1,310 @@
+"""The recurrent ops against their references, on every variant."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_armllm.ops import recurrent, variants
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+RUNNABLE = variants.machine().distinct("recurrent")
+SLOTS = 7
+
+
+@dataclass
+class Steps:
+    """New tokens and earlier tokens of each sequence, and their slots."""
+
+    new: list[int]
+    before: list[int]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.new)
+
+    @property
+    def metadata(self) -> tuple[Tensor, Tensor, Tensor]:
+        starts = [0]
+        for count in self.new:
+            starts.append(starts[-1] + count)
+        lengths = [new + before for new, before in zip(self.new, self.before, strict=True)]
+        slots = [(3 * number + 2) % SLOTS for number in range(len(self.new))]
+        return (
+            torch.tensor(slots, dtype=torch.int64),
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor(lengths, dtype=torch.int32),
+        )
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from((0, 1, 1, 2, 5, 33, 70)), st.sampled_from((0, 0, 1, 9))), max_size=5
+).map(lambda rows: Steps([new for new, _ in rows], [before for _, before in rows]))
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def delta_inputs(
+    tokens: int,
+    key_heads: int,
+    repeats: int,
+    key_size: int,
+    value_size: int,
+    per_channel: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Returns q, k, v, gate and beta, where keys have lengths around 1, so that states stay bounded."""
+    heads = key_heads * repeats
+    q, k = (torch.randn(tokens, key_heads, key_size) / math.sqrt(key_size) for _ in range(2))
+    v = torch.randn(tokens, heads, value_size)
+    gate = -torch.rand(tokens, heads, *([key_size] if per_channel else []))
+    return q.to(dtype), k.to(dtype), v.to(dtype), gate, torch.rand(tokens, heads).to(dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=STEPS,
+    channels=st.sampled_from((1, 15, 16, 40, 530)),
+    taps=st.integers(1, 8),
+    biased=st.booleans(),
+    silu=st.booleans(),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_convolution_matches_reference(
+    steps: Steps, channels: int, taps: int, biased: bool, silu: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(channels + taps)
+    x, weight = torch.randn(steps.tokens, channels).to(dtype), torch.randn(taps, channels)
+    bias = torch.randn(channels) if biased else None
+    before = torch.randn(SLOTS, taps - 1, channels).to(dtype)
+    state = before.clone()
+    expected = recurrent.reference_causal_conv(x, weight, bias, state, *steps.metadata, silu)
+    results = []
+    for name in RUNNABLE:
+        with variants.use(name):
+            own = before.clone()
+            results.append(recurrent.causal_conv(x, weight, bias, own, *steps.metadata, silu))
+        assert torch.equal(own, state)
+        assert torch.equal(results[-1], results[0])
+    assert_close(results[0], expected, dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=STEPS,
+    key_heads=st.integers(1, 3),
+    repeats=st.sampled_from((1, 2, 3)),
+    key_size=st.sampled_from((1, 3, 16, 64)),
+    value_size=st.sampled_from((1, 16, 31, 32, 70)),
+    per_channel=st.booleans(),
+    normalize=st.booleans(),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_delta_rule_matches_reference(
+    steps: Steps,
+    key_heads: int,
+    repeats: int,
+    key_size: int,
+    value_size: int,
+    per_channel: bool,
+    normalize: bool,
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(key_size + value_size)
+    inputs = delta_inputs(steps.tokens, key_heads, repeats, key_size, value_size, per_channel, dtype)
+    before = torch.randn(SLOTS, key_heads * repeats, key_size, value_size)
+    rest = (*steps.metadata, 0.5, normalize)
+    state = before.clone()
+    expected = recurrent.reference_gated_delta_rule(*inputs, state, *rest)
+    results, states = [], []
+    for name in RUNNABLE:
+        with variants.use(name):
+            states.append(before.clone())
+            results.append(recurrent.gated_delta_rule(*inputs, states[-1], *rest))
+        assert torch.equal(results[-1], results[0])
+        assert torch.equal(states[-1], states[0])
+    assert_close(results[0], expected, dtype)
+    assert_close(states[0], state, torch.float32)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("cut", [1, 5, 16, 33, 39])
+def test_bits_do_not_depend_on_chunks_and_batches(cut: int, per_channel: bool) -> None:
+    torch.manual_seed(cut)
+    tokens, others = 40, 21
+    inputs = delta_inputs(tokens + others, 2, 2, 24, 40, per_channel, torch.bfloat16)
+    x, weight = torch.randn(tokens + others, 70).to(torch.bfloat16), torch.randn(4, 70)
+
+    def run(steps: Steps, rows: slice, state: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
+        own = [part[rows] for part in inputs]
+        return (
+            recurrent.gated_delta_rule(*own, state, *steps.metadata, 0.2, True),
+            recurrent.causal_conv(x[rows], weight, None, conv_state, *steps.metadata, True),
+        )
+
+    for name in RUNNABLE:
+        with variants.use(name):
+            states = [torch.randn(SLOTS, 4, 24, 40) for _ in range(2)]
+            conv_states = [torch.randn(SLOTS, 3, 70).to(torch.bfloat16) for _ in range(2)]
+            together = run(Steps([tokens, others], [0, 0]), slice(0, None), states[0], conv_states[0])
+            first = run(Steps([cut], [0]), slice(0, cut), states[1], conv_states[1])
+            last = run(Steps([tokens - cut], [cut]), slice(cut, tokens), states[1], conv_states[1])
+            slot = int(Steps([1], [0]).metadata[0])
+            for whole, *parts in zip(together, first, last, strict=True):
+                assert torch.equal(whole[:tokens], torch.cat(parts))
+            assert torch.equal(states[0][slot], states[1][slot])
+            assert torch.equal(conv_states[0][slot], conv_states[1][slot])
+
+
+def test_slots_of_other_sequences_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    steps = Steps([3, 0, 2], [0, 4, 1])
+    used = [int(slot) for slot, new in zip(steps.metadata[0], steps.new, strict=True) if new]
+    others = [slot for slot in range(SLOTS) if slot not in used]
+    before = torch.randn(SLOTS, 2, 8, 20)
+    state = before.clone()
+    recurrent.gated_delta_rule(
+        *delta_inputs(5, 2, 1, 8, 20, False, torch.float32), state, *steps.metadata, 1.0
+    )
+    assert torch.equal(state[others], before[others])
+    assert not torch.equal(state[used], before[used])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_stay_in_their_sequence(value: float) -> None:
+    torch.manual_seed(0)
+    steps = Steps([4, 4], [0, 0])
+    q, k, v, gate, beta = delta_inputs(8, 1, 1, 16, 32, False, torch.float32)
+    gate[1] = value
+    for name in RUNNABLE:
+        with variants.use(name):
+            state = torch.full((SLOTS, 1, 16, 32), math.nan)  # a new sequence does not read it
+            out = recurrent.gated_delta_rule(q, k, v, gate, beta, state, *steps.metadata, 1.0)
+            expected = recurrent.reference_gated_delta_rule(
+                q, k, v, gate, beta, torch.zeros_like(state), *steps.metadata, 1.0
+            )
+            assert out[0].isfinite().all() and out[4:].isfinite().all()
+            assert_close(out, expected, torch.float32)
+
+
+def test_strided_tokens_are_read_in_place() -> None:
+    torch.manual_seed(0)
+    steps = Steps([5, 1], [0, 3])
+    merged = torch.randn(6, 2 * 16 + 2 * 16 + 4 * 24 + 9).to(torch.bfloat16)
+    q, k, v = (
+        part.unflatten(1, (-1, size))
+        for part, size in zip(merged[:, :-9].split((32, 32, 96), 1), (16, 16, 24), strict=True)
+    )
+    gate, beta = -torch.rand(6, 4, 2)[..., 0], merged[:, 3:7].sigmoid()
+    states = [torch.randn(SLOTS, 4, 16, 24)] * 2
+    states = [state.clone() for state in states]
+    strided = recurrent.gated_delta_rule(q, k, v, gate, beta, states[0], *steps.metadata, 1.0, True)
+    dense = [part.contiguous() for part in (q, k, v, gate, beta)]
+    assert torch.equal(strided, recurrent.gated_delta_rule(*dense, states[1], *steps.metadata, 1.0, True))
+    assert torch.equal(*states)
+
+
+def test_equals_the_functions_of_transformers() -> None:
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+    torch.manual_seed(0)
+    tokens, steps = 90, Steps([90], [0])
+    q, k, v, gate, beta = delta_inputs(tokens, 2, 2, 24, 40, False, torch.float32)
+    expected, final = qwen.torch_chunk_gated_delta_rule(
+        *(part[None] for part in (q, k, v, gate, beta)),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    state = torch.full((SLOTS, 4, 24, 40), math.nan)
+    out = recurrent.gated_delta_rule(q, k, v, gate, beta, state, *steps.metadata, 24**-0.5, True)
+    assert_close(out, expected[0], torch.float32)
+    assert_close(state[2], final[0], torch.float32)
+
+    x, weight, bias = torch.randn(tokens, 70), torch.randn(70, 4), torch.randn(70)
+    expected = qwen.causal_conv1d_fn(x.t()[None], weight, bias, "silu")[0].t()
+    state = torch.full((SLOTS, 3, 70), math.nan)
+    assert_close(
+        recurrent.causal_conv(x, weight.t(), bias, state, *steps.metadata, True), expected, torch.float32
+    )
+    assert torch.equal(state[2], x[-3:])
+
+
+def _delta_call(**replaced: Tensor) -> None:
+    steps = Steps([2, 1], [5, 1])
+    slots, query_start, seq_lens = steps.metadata
+    q, k, v, gate, beta = delta_inputs(3, 2, 2, 8, 8, False, torch.float32)
+    call = dict(q=q, k=k, v=v, gate=gate, beta=beta, state=torch.zeros(SLOTS, 4, 8, 8))
+    call |= dict(state_slots=slots, query_start=query_start, seq_lens=seq_lens)
+    recurrent.gated_delta_rule(**(call | replaced), scale=1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("q", torch.zeros(3, 16), "q, k and v must have the shape"),
+        ("q", torch.zeros(3, 2, 4), "q and k must have the same shape"),
+        ("v", torch.zeros(3, 3, 8), "the heads of v, 3, must be a multiple of those of k, 2"),
+        ("v", torch.zeros(2, 4, 8), "v has 2 tokens, and q has 3"),
+        ("v", torch.zeros(3, 4, 8, dtype=torch.bfloat16), "q, k and v must have one dtype"),
+        ("gate", torch.zeros(3, 4, 7), r"gate must have the shape \(3, 4\) or \(3, 4, 8\), not \(3, 4, 7\)"),
+        ("beta", torch.zeros(3, 2), r"beta must have the shape \(3, 4\)"),
+        (
+            "state",
+            torch.zeros(SLOTS, 4, 8, 9),
+            r"contiguous float32 of shape \(slots, 4, 8, 8\)",
+        ),
+        ("state", torch.zeros(2, 4, 8, 8), "names slot 2 for sequence 0, but the state has 2 slots"),
+        ("state_slots", torch.tensor([0, -1]), "names slot -1 for sequence 1"),
+        ("state_slots", torch.tensor([4, 4]), "state_slots names slot 4 for two sequences"),
+        ("state_slots", torch.tensor([4]), r"query_start must be int32 of shape \(2\)"),
+        ("query_start", torch.tensor([0, 2, 4], dtype=torch.int32), "query_start must run from 0 to"),
+        ("query_start", torch.tensor([0, 4, 3], dtype=torch.int32), "query_start must not decrease"),
+        (
+            "seq_lens",
+            torch.tensor([1, 2], dtype=torch.int32),
+            "has 2 new tokens, but seq_lens says 1",
+        ),
+    ],
+)
+def test_invalid_arguments_raise(name: str, value: Tensor, message: str) -> None:
+    _delta_call()
+    with pytest.raises(RuntimeError, match=message):
+        _delta_call(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("x", torch.zeros(3), "x must have the shape"),
+        ("weight", torch.zeros(9, 6), "1 to 8 taps"),
+        ("weight", torch.zeros(4, 6, dtype=torch.bfloat16), "weight must be float32"),
+        ("bias", torch.zeros(5), r"bias must be float32 of shape \(6\)"),
+        ("state", torch.zeros(SLOTS, 4, 6), r"of shape \(slots, 3, 6\), not of shape \(7, 4, 6\)"),
+        ("state", torch.zeros(SLOTS, 3, 6, dtype=torch.bfloat16), "of the dtype of x"),
+    ],
+)
+def test_invalid_arguments_of_convolutions_raise(name: str, value: Tensor, message: str) -> None:
+    slots, query_start, seq_lens = Steps([2, 1], [0, 1]).metadata
+    call = dict(x=torch.zeros(3, 6), weight=torch.zeros(4, 6), bias=None, state=torch.zeros(SLOTS, 3, 6))
+    call |= dict(state_slots=slots, query_start=query_start, seq_lens=seq_lens)
+    recurrent.causal_conv(**call)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=message):
+        recurrent.causal_conv(**(call | {name: value}))  # type: ignore[arg-type]
+
+
+def test_opcheck() -> None:
+    steps = Steps([2, 1], [0, 1])
+    inputs = delta_inputs(3, 2, 2, 8, 8, True, torch.bfloat16)
+    arguments = (*inputs, torch.zeros(SLOTS, 4, 8, 8), *steps.metadata, 1.0, True)
+    torch.library.opcheck(torch.ops.armllm.gated_delta_rule.default, arguments)
+    conv = (torch.randn(3, 6), torch.randn(4, 6), None, torch.zeros(SLOTS, 3, 6), *steps.metadata)
+    torch.library.opcheck(torch.ops.armllm.causal_conv.default, conv)
