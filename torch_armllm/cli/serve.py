@@ -118,8 +118,9 @@ def run(options: argparse.Namespace) -> None:
             model = ModelSettings(name, source, {"progress": True}, template, options.tool_call_parser)
             registry.register(registry.load_llm(model), model)
         host, port = listening.getsockname()[:2]
-        print(f"serving {', '.join(names)} at http://{host}:{port}/v1", flush=True)
-        asyncio.run(serve(registry, listening))
+        address = f"serving {', '.join(names)} at http://{host}:{port}/v1"
+        # who reads it may send a signal at once
+        asyncio.run(serve(registry, listening, lambda: print(address, flush=True)))
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -104,12 +104,15 @@ def make_server(registry: ModelRegistry) -> Server:
     return Server(config, settings.drain_timeout, registry.end_requests)
 
 
-async def serve(registry: ModelRegistry, listening: socket.socket) -> None:
+async def serve(
+    registry: ModelRegistry, listening: socket.socket, ready: Callable[[], object] = lambda: None
+) -> None:
     """Serves until a signal arrives: the first lets running requests finish, the second exits at once.
 
     Args:
         registry: the served models; closed at the end.
         listening: a socket; see `listen`.
+        ready: called once signals are handled.
     """
     server = make_server(registry)
 
@@ -127,6 +130,7 @@ async def serve(registry: ModelRegistry, listening: socket.socket) -> None:
     for number in _SIGNALS:
         loop.add_signal_handler(number, shut_down, number)
     trimming = loop.create_task(_trim_memory())
+    ready()
     try:
         await server.serve([listening])
     finally:
