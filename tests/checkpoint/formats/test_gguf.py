@@ -242,6 +242,17 @@ def test_long_arrays_are_not_counted(length: int, message: str, tmp_path: Path) 
         load_model(str(path))
 
 
+def test_blocks_without_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write(path, "Q4_0")
+    whole = bytearray(path.read_bytes())
+    place = whole.index(b"llama.block_count") + len("llama.block_count") + 4
+    whole[place : place + 4] = struct.pack("<I", 900)
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match="it has 900 blocks, and its tensors are of 2: the file is"):
+        load_model(str(path))
+
+
 @pytest.mark.model
 def test_bundled_models_file() -> None:
     """Matrices of SmolLM2 in Q4_1 and Q8_0 equal the ``gguf`` package's."""

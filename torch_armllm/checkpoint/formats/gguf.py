@@ -74,6 +74,7 @@ class GgufFile:
         self._path = path
         self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._check_offsets()
+        self._check_blocks()
 
     def _check_offsets(self) -> None:
         """Raises ValueError if tensors overlap, end behind the file, or have a wrong alignment or rank."""
@@ -101,6 +102,20 @@ class GgufFile:
                     "expected"
                 )
             end, before = begin + length, name
+
+    def _check_blocks(self) -> None:
+        """Raises ValueError if the header counts more blocks than have tensors.
+
+        The map of names takes time that grows with the square of this count.
+        """
+        field = self.fields.get(f"{self.architecture}.block_count")
+        count = None if field is None else field.contents()
+        numbers = [int(found[1]) for name in self.tensors if (found := re.match(r"blk\.(\d+)\.", name))]
+        if isinstance(count, int) and count > 1 + max(numbers, default=-1):
+            raise ValueError(
+                f"{self._path} says that it has {count} blocks, and its tensors are of "
+                f"{1 + max(numbers, default=-1)}: the file is damaged"
+            )
 
     def type_name(self, name: str) -> str:
         """Returns the type of a tensor, such as ``Q4_1``."""
