@@ -1,0 +1,49 @@
+"""Recurrent ops with the sizes of Qwen3.5-35B-A3B's layers: 16 key and 32 value heads of 128."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torch_armllm.ops import recurrent
+
+KEY_HEADS, HEADS, SIZE, TAPS = 16, 32, 128, 4
+STEPS = {"decode 1": (1, 1), "decode 16": (16, 1), "prompt of 512": (1, 512), "8 prompts of 64": (8, 64)}
+"""Sequences, and tokens of each."""
+
+
+def _metadata(sequences: int, tokens: int) -> tuple[torch.Tensor, ...]:
+    starts = torch.arange(sequences + 1, dtype=torch.int32) * tokens
+    return torch.arange(sequences), starts, torch.full((sequences,), tokens + 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_gated_delta_rule(measure: Any, step: str, per_channel: bool) -> None:
+    sequences, tokens = STEPS[step]
+    total = sequences * tokens
+    q, k = (torch.randn(total, KEY_HEADS, SIZE).bfloat16() for _ in range(2))
+    v, beta = torch.randn(total, HEADS, SIZE).bfloat16(), torch.rand(total, HEADS).bfloat16()
+    gate = -torch.rand(total, HEADS, *([SIZE] if per_channel else []))
+    state = torch.zeros(sequences, HEADS, SIZE, SIZE)
+    metadata = _metadata(sequences, tokens)
+    measure(
+        lambda: recurrent.gated_delta_rule(q, k, v, gate, beta, state, *metadata, SIZE**-0.5, True),
+        read=2 * state.numel() * 4 if tokens == 1 else 0,
+        operations=0 if tokens == 1 else 7 * total * HEADS * SIZE * SIZE,
+    )
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_causal_conv(measure: Any, step: str) -> None:
+    sequences, tokens = STEPS[step]
+    channels = (2 * KEY_HEADS + HEADS) * SIZE
+    x, weight = torch.randn(sequences * tokens, channels).bfloat16(), torch.randn(TAPS, channels)
+    state = torch.zeros(sequences, TAPS - 1, channels, dtype=torch.bfloat16)
+    metadata = _metadata(sequences, tokens)
+    measure(
+        lambda: recurrent.causal_conv(x, weight, None, state, *metadata, True),
+        read=2 * (x.numel() + state.numel()) * 2,
+    )
