@@ -19,17 +19,17 @@ constexpr int kVectors = 1;
 #endif
 constexpr int kColumns = kVectors * kLanes;
 
-template <typename T>
+template <typename T, int kTaps>
 void convolve_rows(const ConvPart& p) {
   const T* const* rows = reinterpret_cast<const T* const*>(p.rows);
   for_blocks(p.channels, [&](int64_t i, int lanes) ARMLLM_INLINE {
-    F32 weight[kMostTaps];
-    for (int64_t tap = 0; tap < p.taps; ++tap)
+    F32 weight[kTaps];
+    for (int tap = 0; tap < kTaps; ++tap)
       weight[tap] = load_lanes(p.weight + tap * p.weight_stride + i, lanes);
     const F32 bias = p.bias ? load_lanes(p.bias + i, lanes) : zero();
     for (int64_t token = 0; token < p.tokens; ++token) {
       F32 sum = bias;
-      for (int64_t tap = 0; tap < p.taps; ++tap) {
+      for (int tap = 0; tap < kTaps; ++tap) {
         const T* row = rows[token + tap];
         if (row) sum = fma(weight[tap], load_lanes(row + i, lanes), sum);
       }
@@ -39,16 +39,25 @@ void convolve_rows(const ConvPart& p) {
   });
 }
 
-void convolve(const ConvPart& p) {
+template <int kTaps>
+void convolve_taps(const ConvPart& p) {
   switch (p.type) {
     case DType::f32:
-      return convolve_rows<float>(p);
+      return convolve_rows<float, kTaps>(p);
     case DType::bf16:
-      return convolve_rows<bf16>(p);
+      return convolve_rows<bf16, kTaps>(p);
     case DType::f16:
-      return convolve_rows<f16>(p);
+      return convolve_rows<f16, kTaps>(p);
   }
 }
+
+template <int kTaps>
+void convolve_up_to(const ConvPart& p) {
+  if (p.taps == kTaps) return convolve_taps<kTaps>(p);
+  if constexpr (kTaps > 1) convolve_up_to<kTaps - 1>(p);
+}
+
+void convolve(const ConvPart& p) { convolve_up_to<kMostTaps>(p); }
 
 template <typename T>
 F32 products(const T* x, const T* y, int64_t n) {
