@@ -79,7 +79,7 @@ def test_output_larger_than_the_memory_raises() -> None:
     constants, integers, floats = program()
     integers[2] = 2**40  # columns of the first output
     plan = create(constants, integers, floats)
-    with pytest.raises(RuntimeError, match=r"no memory for an output of shape \(5000, 1099511627776\)"):
+    with pytest.raises(RuntimeError, match=r"no memory for a tensor of shape \(5000, 1099511627776\)"):
         torch.ops.armllm.plan_run(plan, [torch.zeros(5000, dtype=torch.int64)], 5000)
     torch.ops.armllm.plan_free(plan)
 

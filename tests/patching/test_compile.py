@@ -37,6 +37,12 @@ def paged(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.arange(2, dtype=torch.int32)[None], starts, lengths
 
 
+def steps(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The state slot, query starts and lengths of one sequence that has two earlier tokens."""
+    _, starts, lengths = paged(tokens)
+    return torch.tensor([1]), starts, lengths + 2
+
+
 def int8_rows(tokens: int) -> tuple[Tensor, Tensor]:
     return torch.randint(-9, 9, (tokens, 32), dtype=torch.int8), torch.rand(tokens)
 
@@ -106,6 +112,23 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "sample_probabilities": lambda t: a_sampler(t)[:5],
     "best_tokens": lambda t: (rows(t, 30),),
     "top_logprobs": lambda t: (rows(t, 30), torch.arange(t) % 30, 3),
+    "causal_conv": lambda t: (
+        rows(t),
+        torch.randn(4, 32),
+        torch.randn(32),
+        torch.randn(2, 3, 32),
+        *steps(t),
+        True,
+    ),
+    "gated_delta_rule": lambda t: (
+        *(rows(t).view(t, 2, 16) for _ in range(2)),
+        torch.randn(t, 4, 8),
+        -torch.rand(t, 4),
+        torch.rand(t, 4),
+        torch.randn(2, 4, 16, 8),
+        *steps(t),
+        *(0.25, True),
+    ),
     "attention": lambda t: (
         torch.randn(1, 2, t, 16),
         torch.randn(1, 1, t, 16),
