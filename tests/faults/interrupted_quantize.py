@@ -3,7 +3,8 @@
     python -m tests.faults.interrupted_quantize [--rounds 200] [--method mse] [--seed 0]
 
 Each round ends a run: by SIGKILL at a random moment, or by a limit on the size of files, like a full disk.
-A run that finishes is compared with an uninterrupted one, byte by byte, and the next round begins anew.
+A run that finishes is compared with an uninterrupted one, byte by byte, and the next round begins anew; so it
+does where SIGKILL came after the last byte.
 Prints a JSON line of counts.
 """
 
@@ -71,6 +72,9 @@ def interrupt(rounds: int, method: str, seed: int, folder: Path) -> dict[str, in
                 raise RuntimeError(f"round {number} of seed {seed}: the resumed run wrote other {names}")
             shutil.rmtree(out)
             counts["finished"] += 1
+        elif code == -signal.SIGKILL and not full and out.exists() and digests(out) == expected:
+            shutil.rmtree(out)  # it was complete, and a complete folder is not written again
+            counts["too late"] += 1
         elif code == -signal.SIGKILL and not full:
             counts["killed"] += 1
         elif code == REFUSED and full:
