@@ -52,6 +52,7 @@ class Server:
         arguments = ["serve", str(folder), "--port", str(port), "--kv-cache-memory", "4MiB", "--threads", "1"]
 
         def work() -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
             os.dup2(writable, 1)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             os._exit(command([*arguments, "--served-model-name", "tiny"]))
