@@ -17,9 +17,10 @@ class Field:
 
     name: str
     kind: str
-    """``view``, ``int``, ``flag``, ``real``, ``enum`` or ``part``."""
+    """``view``, ``int``, ``flag``, ``real``, ``enum``, ``part`` or ``list``."""
     type: str = ""
-    """Name of the enumeration for an ``enum``; name of the included instruction for a ``part``."""
+    """Name of the enumeration for an ``enum``, of the included instruction for a ``part``, of the record for
+    a ``list``."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,27 @@ def _text() -> str:
     return tables
 
 
-def _read() -> tuple[dict[str, dict[str, int]], dict[str, InstructionFormat]]:
+def _read() -> tuple[dict[str, dict[str, int]], dict[str, InstructionFormat], dict[str, tuple[Field, ...]]]:
     enums: dict[str, dict[str, int]] = {}
     instructions: dict[str, list[Field]] = {}
+    records: dict[str, list[Field]] = {}
     for line in _text().splitlines():
         kind, *words = line.split()
         if kind == "enum":
             enums.setdefault(words[0], {})[words[1]] = int(words[2])
         elif kind == "instruction":
             fields = instructions[words[0]] = []
+        elif kind == "record":
+            fields = records[words[0]] = []
         else:
             fields.append(Field(*words))
     formats = {
         name: InstructionFormat(number, tuple(fields))
         for number, (name, fields) in enumerate(instructions.items())
     }
-    return enums, formats
+    return enums, formats, {name: tuple(fields) for name, fields in records.items()}
 
 
-ENUMS, INSTRUCTIONS = _read()
-"""``ENUMS[type][name]`` is an enumerator's number; ``INSTRUCTIONS[name]`` is an instruction's format."""
+ENUMS, INSTRUCTIONS, RECORDS = _read()
+"""``ENUMS[type][name]`` is an enumerator's number; ``INSTRUCTIONS[name]`` is an instruction's format, and
+``RECORDS[name]`` are the fields of a list's records."""

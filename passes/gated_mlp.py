@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.ops.linear import interleave_panels
@@ -68,6 +68,11 @@ def _merge(module: fx.GraphModule, context: PassContext, node: Node, name: str, 
     return True
 
 
+def _alike(gate: Tensor, up: Tensor) -> bool:
+    """True if two tensors have the same shape and dtype; gated norms multiply other dtypes."""
+    return gate.shape == up.shape and gate.dtype == up.dtype
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites all products ``act(gate) · up``.
 
@@ -80,7 +85,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if not is_op(node, aten.mul.Tensor):
             continue
         match = _gate_and_up(node)
-        if match is None or value(match[1]).shape != value(match[2]).shape:
+        if match is None or not _alike(value(match[1]), value(match[2])):
             continue
         name, gate, up = match
         if not _merge(module, context, node, name, gate, up):

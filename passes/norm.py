@@ -106,9 +106,12 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     x = strip(wide if centered is None else centered, *CONVERSIONS)
     scaled = _scaled_by_weight(_skip_conversion(product))
     last, weight, offset = scaled or (product, None, 0.0)
-    if value(last).dtype != value(x).dtype:
-        last = _skip_conversion(last)
-    if value(last).dtype != value(x).dtype:
+    narrowed = _skip_conversion(last)
+    if value(narrowed).dtype == value(x).dtype:
+        last = narrowed
+    elif value(last).dtype == value(wide).dtype and centered is None:
+        x = wide  # a gate follows before the result is rounded
+    else:
         return None
     if centered is not None and offset:
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROWS = (
     ("simd", "dispatch", "runtime"),
-    ("norm", "rope", "activation", "recurrent"),
+    ("norm", "rope", "activation", "pointwise", "recurrent"),
     ("linear",),
     ("embedding", "attention", "moe"),
     ("mla", "sample"),

@@ -22,6 +22,7 @@ namespace armllm {
   X(RopeKernels, rope, kLanes)             \
   X(ActivationKernels, activation, kLanes) \
   X(MoeKernels, moe, kLanes)               \
+  X(PointwiseKernels, pointwise, kLanes)   \
   X(RecurrentKernels, recurrent, kLanes)   \
   X(SampleKernels, sample, kLanes)
 

@@ -50,7 +50,7 @@ void bind_sequences(const Frame& frame, const Fields& op, AttentionArgs& a) {
   a.threads = team_size();
 }
 
-// One `build` per instruction, defined in instructions.cpp and mla_instructions.cpp.
+// One `build` per instruction, defined in the *instructions.cpp of this folder.
 #define INSTRUCTION(opcode, members) Instruction build(const fields::opcode& op);
 #include "plan/instructions.def"
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "linear/packed_panel.h"
 #include "moe/moe.h"
@@ -22,12 +23,14 @@ namespace fields {
   struct opcode {                    \
     members                          \
   };
+#define RECORD(name, members) INSTRUCTION(name, members)
 #define VIEW(name) View name;
 #define INT(name) int64_t name;
 #define FLAG(name) bool name;
 #define REAL(name) float name;
 #define ENUM(name, type) type name;
 #define PART(name, opcode) opcode name;
+#define LIST(name, record) std::vector<record> name;
 #include "plan/instructions.def"
 }  // namespace fields
 
@@ -58,6 +61,12 @@ inline bool is_enumerator(RopePairs, int64_t number) {
 #include "runtime/enums.def"
   return false;
 }
+inline bool is_enumerator(PointwiseOp, int64_t number) {
+#define POINTWISE(name, value) \
+  if (number == value) return true;
+#include "runtime/enums.def"
+  return false;
+}
 inline bool is_enumerator(Scheme, int64_t number) {
 #define SCHEME(name, value) \
   if (number == value) return true;
@@ -73,12 +82,16 @@ Enum enumerator(int64_t number) {
 
 #define INSTRUCTION(opcode, statements) \
   inline void read(Reader& reader, fields::opcode& to) { statements }
+#define RECORD(name, statements) INSTRUCTION(name, statements)
 #define VIEW(name) to.name = reader.view();
 #define INT(name) to.name = reader.number(#name, least_of(#name));
 #define FLAG(name) to.name = reader.integer() != 0;
 #define REAL(name) to.name = reader.real();
 #define ENUM(name, type) to.name = enumerator<type>(reader.integer());
 #define PART(name, opcode) read(reader, to.name);
+#define LIST(name, record)                 \
+  to.name.resize(reader.list_size(#name)); \
+  for (fields::record& item : to.name) read(reader, item);
 #include "plan/instructions.def"
 
 }  // namespace armllm

@@ -12,6 +12,7 @@
 #include "plan/elementwise.h"
 #include "plan/instruction_builders.h"
 #include "plan/plan.h"
+#include "pointwise/pointwise.h"
 #include "rope/rope.h"
 #include "sample/best_tokens.h"
 
@@ -337,6 +338,30 @@ Instruction build(const fields::add& op) {
     t.args.row_factor = frame.rows(op.row_factor);
     t.args.out = frame.rows(op.out);
     t.args.rows = frame.tokens;
+  });
+}
+
+Instruction build(const fields::pointwise& op) {
+  auto task = std::make_unique<Pointwise>();
+  PointwiseArgs& args = task->args;
+  for (const fields::operand& x : op.operands) {
+    PointwiseOperand operand;
+    operand.type = x.x.dtype();
+    operand.token_stride = x.by_token ? x.x.stride : 0;
+    operand.head_stride = x.head_stride;
+    operand.by_column = x.by_column;
+    args.operands.push_back(operand);
+  }
+  for (const fields::step& s : op.steps) args.steps.push_back({s.op, s.a, s.b, s.c, s.number});
+  args.out_type = op.out.dtype();
+  args.out_stride = op.out.stride;
+  args.out_head_stride = op.out_head_stride;
+  args.heads = op.heads;
+  args.width = op.width;
+  return simple(std::move(task), [op](Pointwise& t, const Frame& frame) {
+    for (size_t i = 0; i < op.operands.size(); ++i) t.args.operands[i].data = frame.address(op.operands[i].x);
+    t.args.out = frame.address(op.out);
+    t.args.tokens = frame.tokens;
   });
 }
 

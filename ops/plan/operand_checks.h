@@ -100,6 +100,7 @@ class Checks {
     packed(view, 1, ElementType::i64);
   }
   void cache(const CacheNeed& need) const { bounds_.needs.add(need); }
+  void state(const StateNeed& need) const { bounds_.needs.add(need); }
   const char* data(const View& view) const {
     return bounds_.constants[view.index] + view.column * size_of(view.type);
   }

@@ -114,6 +114,13 @@ int64_t Reader::number(const char* name, int64_t least) {
   return value;
 }
 
+int64_t Reader::list_size(const char* name) {
+  constexpr int64_t kMost = 64;
+  const int64_t size = number(name, 0);
+  STD_TORCH_CHECK(size <= kMost, "plan: a list of ", name, " has ", size, " records; it may have ", kMost);
+  return size;
+}
+
 float Reader::real() {
   const int64_t index = integer(), count = static_cast<int64_t>(floats_->size());
   STD_TORCH_CHECK(index >= 0 && index < count, "plan: there is no float ", index, " of ", count);

@@ -94,6 +94,8 @@ class Reader {
   int64_t integer();
   // An integer from `least` to 2^40: sums of two and sizes in bytes fit 64 bits.
   int64_t number(const char* name, int64_t least);
+  // The number of records of a list.
+  int64_t list_size(const char* name);
   float real();
   View view();
   Bounds& bounds() const { return *bounds_; }

@@ -4,6 +4,8 @@
 
 #include "plan/instruction_fields.h"
 #include "plan/operand_checks.h"
+#include "pointwise/pointwise.h"
+#include "recurrent/recurrent.h"
 
 namespace armllm {
 namespace {
@@ -300,6 +302,80 @@ void check(const Checks& c, const fields::best_tokens& op) {
   c.rows(op.logits, op.vocab_size);
   c.packed(op.ids, 1, ElementType::i64);
   c.needed(op.logits, "logits"), c.needed(op.ids, "ids");
+}
+
+void check(const Checks& c, const fields::pointwise& op) {
+  c.written({op.out});
+  c.needed(op.out, "out");
+  c.positive(op.heads, "heads");
+  c.positive(op.width, "width");
+  const int64_t operands = static_cast<int64_t>(op.operands.size()),
+                steps = static_cast<int64_t>(op.steps.size());
+  STD_TORCH_CHECK(operands + steps >= 1 && operands + steps <= kMostValues,
+                  "plan: an elementwise program has ", operands + steps, " values; 1 to ", kMostValues,
+                  " are expected");
+  c.rows(op.out, (op.heads - 1.0) * op.out_head_stride + op.width);
+  for (const fields::operand& x : op.operands) {
+    c.needed(x.x, "operand");
+    const double elements = (op.heads - 1.0) * x.head_stride + (x.by_column ? op.width : 1);
+    STD_TORCH_CHECK(x.by_token == (x.x.space != Space::constant),
+                    "plan: constants, and only they, are the same for all tokens");
+    if (x.by_token)
+      c.rows(x.x, elements);
+    else
+      c.floats(x.x, elements);
+  }
+  for (int64_t i = 0; i < steps; ++i)
+    for (int64_t value : {op.steps[i].a, op.steps[i].b, op.steps[i].c})
+      STD_TORCH_CHECK(value < operands + i || (value == 0 && op.steps[i].op == PointwiseOp::number),
+                      "plan: step ", i, " of an elementwise program reads value ", value,
+                      ", which is not computed before it");
+}
+
+template <class Fields>
+StateNeed state_of(const Fields& op) {
+  StateNeed need;
+  need.state = op.state, need.layer = op.layer, need.state_slots = op.state_slots;
+  need.query_start = op.query_start, need.seq_lens = op.seq_lens;
+  return need;
+}
+
+void check(const Checks& c, const fields::causal_conv& op) {
+  c.written({op.out});
+  c.positive(op.channels, "channels");
+  STD_TORCH_CHECK(op.taps >= 1 && op.taps <= kMostTaps, "plan: a convolution has ", op.taps, " taps; 1 to ",
+                  kMostTaps, " are expected");
+  c.rows(op.x, op.channels);
+  c.rows(op.out, op.channels);
+  c.same_type({op.x, op.out});
+  c.vector(op.weight, double(op.taps) * op.channels, ElementType::f32);
+  c.vector(op.bias, op.channels, ElementType::f32);
+  c.needed(op.x, "x"), c.needed(op.out, "out"), c.needed(op.weight, "weight");
+  StateNeed need = state_of(op);
+  need.type = op.x.dtype();
+  need.sizes = {op.taps - 1, op.channels};
+  c.state(need);
+}
+
+void check(const Checks& c, const fields::gated_delta_rule& op) {
+  c.written({op.out});
+  for (int64_t size : {op.key_heads, op.value_heads, op.key_size, op.value_size})
+    c.positive(size, "a size of heads");
+  STD_TORCH_CHECK(op.value_heads % op.key_heads == 0 && op.key_size <= kMostKeyChannels,
+                  "plan: ", op.key_heads, " heads of ", op.key_size, " key channels for ", op.value_heads,
+                  " values");
+  const double keys = double(op.key_heads) * op.key_size, values = double(op.value_heads) * op.value_size;
+  c.rows(op.q, keys);
+  c.rows(op.k, keys);
+  c.rows(op.v, values);
+  c.rows(op.gate, double(op.value_heads) * (op.gate_per_channel ? op.key_size : 1));
+  c.rows(op.beta, op.value_heads);
+  c.rows(op.out, values);
+  c.same_type({op.v, op.out});
+  for (const View& view : {op.q, op.k, op.v, op.gate, op.beta, op.out}) c.needed(view, "operand");
+  StateNeed need = state_of(op);
+  need.sizes = {op.value_heads, op.key_size, op.value_size};
+  c.state(need);
 }
 
 }  // namespace

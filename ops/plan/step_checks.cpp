@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "attention/check_args.h"
+#include "recurrent/state_slots.h"
 #include "runtime/tensor_args.h"
 
 namespace armllm {
@@ -103,6 +104,32 @@ AttentionArgs sequences_of(const CacheNeed& need, const std::vector<Tensor>& inp
   return a;
 }
 
+void check_states(const StepValues::States& s) { check_state_slots(s.steps, s.tokens, s.slots); }
+
+StepValues::States states_of(const StateNeed& need, const std::vector<Tensor>& inputs, int64_t tokens) {
+  const Tensor& state = input_of(inputs, need.state);
+  bool fits = dtype_of(state, "a state") == need.type && state.is_contiguous() &&
+              state.dim() == static_cast<int64_t>(need.sizes.size()) + 2 && need.layer < state.size(0);
+  for (size_t i = 0; fits && i < need.sizes.size(); ++i) fits = state.size(i + 2) == need.sizes[i];
+  STD_TORCH_CHECK(fits, "plan: input ", need.state, ", states of shape ", shape_of(state),
+                  ", is not what layer ", need.layer, " of its recurrent layers needs");
+  const Tensor& slots = vector_of(inputs, need.state_slots, ScalarType::Long, 1, "the slots of states");
+  const Tensor& lengths = vector_of(inputs, need.seq_lens, ScalarType::Int, 1, "the lengths of sequences");
+  const Tensor& starts = vector_of(inputs, need.query_start, ScalarType::Int, 1, "the starts of sequences");
+  StepValues::States found;
+  found.steps.slots = static_cast<const int64_t*>(slots.data_ptr());
+  found.steps.query_start = static_cast<const int32_t*>(starts.data_ptr());
+  found.steps.seq_lens = static_cast<const int32_t*>(lengths.data_ptr());
+  found.steps.sequences = slots.numel();
+  STD_TORCH_CHECK(lengths.numel() == slots.numel() && starts.numel() == slots.numel() + 1,
+                  "plan: ", slots.numel(),
+                  " slots of states need as many lengths of sequences, and one start more, not ",
+                  lengths.numel(), " and ", starts.numel());
+  found.tokens = tokens;
+  found.slots = state.size(1);
+  return found;
+}
+
 bool alike(const StepValues::Sequences& a, const StepValues::Sequences& b) {
   const AttentionArgs &x = a.args, &y = b.args;
   return a.blocks == b.blocks && x.block_table == y.block_table && x.query_start == y.query_start &&
@@ -130,6 +157,15 @@ void StepNeeds::add(const CacheNeed& need) {
     return;
   }
   caches.push_back(need);
+}
+
+void StepNeeds::add(const StateNeed& need) {
+  for (StateNeed& known : states) {
+    if (!known.alike(need)) continue;
+    known.layer = std::max(known.layer, need.layer);
+    return;
+  }
+  states.push_back(need);
 }
 
 void check_inputs(const StepNeeds& needs, const std::vector<Tensor>& inputs, int64_t tokens) {
@@ -165,6 +201,12 @@ StepValues check_step(const StepNeeds& needs, const std::vector<Tensor>& inputs,
       values.sequences.push_back(given);
     }
   }
+  for (const StateNeed& need : needs.states) {
+    const StepValues::States given = states_of(need, inputs, tokens);
+    if (std::find(values.states.begin(), values.states.end(), given) != values.states.end()) continue;
+    check_states(given);
+    values.states.push_back(given);
+  }
   return values;
 }
 
@@ -172,6 +214,7 @@ bool are_valid(const StepValues& values) {
   try {
     std::for_each(values.slots.begin(), values.slots.end(), check_slots);
     std::for_each(values.sequences.begin(), values.sequences.end(), check_values);
+    std::for_each(values.states.begin(), values.states.end(), check_states);
   } catch (const std::exception&) {  // the same check then reports it
     return false;
   }

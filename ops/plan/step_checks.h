@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/paged_attention.h"
+#include "recurrent/recurrent.h"
 #include "runtime/types.h"
 
 namespace armllm {
@@ -40,12 +41,28 @@ struct CacheNeed {
   }
 };
 
+// The states that an instruction reads and writes.
+struct StateNeed {
+  int64_t state = 0, layer = 0;                            // input (layers, slots, sizes …)
+  int64_t state_slots = 0, query_start = 0, seq_lens = 0;  // inputs
+  DType type = DType::f32;
+  std::vector<int64_t> sizes;  // of one state
+
+  // True if the two differ in nothing but the layer.
+  bool alike(const StateNeed& o) const {
+    return state == o.state && state_slots == o.state_slots && query_start == o.query_start &&
+           seq_lens == o.seq_lens && type == o.type && sizes == o.sizes;
+  }
+};
+
 // Layers of one cache share an entry, so a step has few to check.
 struct StepNeeds {
   std::vector<RowsNeed> rows;
   std::vector<CacheNeed> caches;
+  std::vector<StateNeed> states;
   void add(const RowsNeed& need);
   void add(const CacheNeed& need);
+  void add(const StateNeed& need);
 };
 
 // The numbers among a step's inputs that become addresses.
@@ -59,8 +76,17 @@ struct StepValues {
     AttentionArgs args;
     int64_t blocks;
   };
+  struct States {
+    StateSlots steps;
+    int64_t tokens, slots;
+    bool operator==(const States& s) const {
+      return steps.slots == s.steps.slots && steps.query_start == s.steps.query_start &&
+             steps.seq_lens == s.steps.seq_lens && tokens == s.tokens && slots == s.slots;
+    }
+  };
   std::vector<Slots> slots;
   std::vector<Sequences> sequences;
+  std::vector<States> states;
 };
 
 // Throws if an input is too small.

@@ -14,17 +14,20 @@ constexpr char kTables[] =
 #define SCORING(name, number) ENUMERATOR(Scoring, name, number)
 #define ROPE_PAIRS(name, number) ENUMERATOR(RopePairs, name, number)
 #define SPACE(name, number) ENUMERATOR(Space, name, number)
+#define POINTWISE(name, number) ENUMERATOR(PointwiseOp, name, number)
 #include "runtime/enums.def"
 #define SCHEME(name, number) ENUMERATOR(Scheme, name, number)
 #include "linear/schemes.def"
 #undef ENUMERATOR
 #define INSTRUCTION(opcode, fields) "instruction " #opcode "\n" fields
+#define RECORD(name, fields) "record " #name "\n" fields
 #define VIEW(name) "field " #name " view\n"
 #define INT(name) "field " #name " int\n"
 #define FLAG(name) "field " #name " flag\n"
 #define REAL(name) "field " #name " real\n"
 #define ENUM(name, type) "field " #name " enum " #type "\n"
 #define PART(name, opcode) "field " #name " part " #opcode "\n"
+#define LIST(name, record) "field " #name " list " #record "\n"
 #include "plan/instructions.def"
     ;
 

@@ -15,6 +15,31 @@ struct StepTensors {
   StateSlots view;
 };
 
+// Throws unless the steps cover `tokens` packed tokens, and each sequence with tokens has one of `slots`
+// slots for itself.
+inline void check_state_slots(const StateSlots& steps, int64_t tokens, int64_t slots) {
+  STD_TORCH_CHECK(steps.query_start[0] == 0 && steps.query_start[steps.sequences] == tokens,
+                  "query_start must run from 0 to the number of tokens, ", tokens, ", not from ",
+                  steps.query_start[0], " to ", steps.query_start[steps.sequences]);
+  std::vector<int64_t> used;
+  for (int64_t sequence = 0; sequence < steps.sequences; ++sequence) {
+    const int64_t count = steps.tokens(sequence), slot = steps.slots[sequence];
+    STD_TORCH_CHECK(count >= 0, "query_start must not decrease: sequence ", sequence, " has ", count,
+                    " tokens");
+    if (count == 0) continue;
+    STD_TORCH_CHECK(steps.seq_lens[sequence] >= count, "sequence ", sequence, " has ", count,
+                    " new tokens, but seq_lens says ", steps.seq_lens[sequence],
+                    "; seq_lens must include the new tokens");
+    STD_TORCH_CHECK(slot >= 0 && slot < slots, "state_slots names slot ", slot, " for sequence ", sequence,
+                    ", but the state has ", slots, " slots");
+    used.push_back(slot);
+  }
+  std::sort(used.begin(), used.end());
+  const auto twice = std::adjacent_find(used.begin(), used.end());
+  STD_TORCH_CHECK(twice == used.end(), "state_slots names slot ", twice == used.end() ? 0 : *twice,
+                  " for two sequences");
+}
+
 // Throws unless the metadata describes `tokens` packed tokens whose states are among `slots` slots.
 inline StepTensors check_steps(const Tensor& state_slots, const Tensor& query_start, const Tensor& seq_lens,
                                int64_t tokens, int64_t slots) {
@@ -34,26 +59,7 @@ inline StepTensors check_steps(const Tensor& state_slots, const Tensor& query_st
   steps.query_start = static_cast<const int32_t*>(found.query_start.data_ptr());
   steps.seq_lens = static_cast<const int32_t*>(found.seq_lens.data_ptr());
   steps.sequences = sequences;
-  STD_TORCH_CHECK(steps.query_start[0] == 0 && steps.query_start[sequences] == tokens,
-                  "query_start must run from 0 to the number of tokens, ", tokens, ", not from ",
-                  steps.query_start[0], " to ", steps.query_start[sequences]);
-  std::vector<int64_t> used;
-  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
-    const int64_t count = steps.tokens(sequence), slot = steps.slots[sequence];
-    STD_TORCH_CHECK(count >= 0, "query_start must not decrease: sequence ", sequence, " has ", count,
-                    " tokens");
-    if (count == 0) continue;
-    STD_TORCH_CHECK(steps.seq_lens[sequence] >= count, "sequence ", sequence, " has ", count,
-                    " new tokens, but seq_lens says ", steps.seq_lens[sequence],
-                    "; seq_lens must include the new tokens");
-    STD_TORCH_CHECK(slot >= 0 && slot < slots, "state_slots names slot ", slot, " for sequence ", sequence,
-                    ", but the state has ", slots, " slots");
-    used.push_back(slot);
-  }
-  std::sort(used.begin(), used.end());
-  const auto twice = std::adjacent_find(used.begin(), used.end());
-  STD_TORCH_CHECK(twice == used.end(), "state_slots names slot ", twice == used.end() ? 0 : *twice,
-                  " for two sequences");
+  check_state_slots(steps, tokens, slots);
   return found;
 }
 

@@ -35,4 +35,9 @@ enum class Activation : int32_t {
 #include "runtime/enums.def"
 };
 
+enum class PointwiseOp : int32_t {
+#define POINTWISE(name, number) name = number,
+#include "runtime/enums.def"
+};
+
 }  // namespace armllm

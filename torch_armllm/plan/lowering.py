@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
+from torch_armllm.plan.expression import Expression, Unmappable, pointwise_fields
 from torch_armllm.plan.program import NOTHING, Field, Operand, Program
 
 STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
 """The first inputs of a native step, in order; the cache's tensors follow."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _LENGTH = "max_seq_len"
 """A number that a native step computes itself."""
 
@@ -33,15 +36,6 @@ class CacheLayer:
         self.input, self.layer = number, layer
 
 
-def inner_sizes(val: Tensor) -> tuple[int, ...]:
-    """Returns the sizes after the token dimension: the first, or the second if the first has size 1."""
-    skip = 2 if val.dim() >= 2 and isinstance(val.shape[0], int) and val.shape[0] == 1 else 1
-    sizes = tuple(val.shape[skip:])
-    if not all(isinstance(s, int) for s in sizes):
-        raise Unlowerable(f"a tensor of shape {tuple(val.shape)} is not rows of tokens")
-    return sizes
-
-
 class Lowering:
     """State of a lowering: the program, and the location of each node's result.
 
@@ -57,20 +51,121 @@ class Lowering:
         self.inputs = [n.name for n in module.graph.nodes if n.op == "placeholder" and n.name != _LENGTH]
         """Names of a native step's inputs."""
         self.locations: dict[Node, Any] = {}
+        """Operand of each result, or the expression that no instruction has computed yet."""
+        self._read: set[Node] = set()
+        """Nodes whose expression became part of another one: no other node reads them."""
+        tokens = (n.meta["val"].shape[1] for n in module.graph.nodes if n.name == "input_ids")
+        self._tokens: Any = next(tokens, None)
+
+    def token_dim(self, val: Tensor) -> tuple[int, int]:
+        """Returns the dimension of a tensor that counts tokens, and its size for each token.
+
+        Raises:
+            Unlowerable: no dimension does, or several do.
+        """
+        found = [(d, n) for d, size in enumerate(val.shape) if (n := self._per_token(size)) is not None]
+        if len(found) != 1:
+            raise Unlowerable(f"a tensor of shape {tuple(val.shape)} is not rows of tokens")
+        return found[0]
+
+    def _per_token(self, size: Any) -> int | None:
+        """Returns how many entries a dimension has for each token; None for one of fixed size."""
+        if isinstance(size, int):
+            return None
+        if self._tokens is None or size is self._tokens:
+            return 1
+        ratio = size.node.expr / self._tokens.node.expr
+        return int(ratio) if ratio.is_Integer else None
+
+    def inner_sizes(self, val: Tensor) -> tuple[int, ...]:
+        """Returns the sizes of a tensor without its token dimension, and without a first one of size 1.
+
+        Raises:
+            Unlowerable: it is not rows of tokens.
+        """
+        dim, count = self.token_dim(val)
+        before = [int(size) for size in val.shape[:dim]]
+        if before[:1] == [1]:
+            del before[0]
+        if count > 1:
+            if any(size != 1 for size in before):
+                raise Unlowerable(f"a tensor of shape {tuple(val.shape)} is not rows of tokens")
+            before.append(count)
+        return (*before, *(int(size) for size in val.shape[dim + 1 :]))
+
+    def inner_dim(self, val: Tensor, dim: int) -> int | None:
+        """Returns a dimension's index in `inner_sizes`; None for that of tokens and a first one of size 1."""
+        token, _ = self.token_dim(val)
+        dim %= val.dim()
+        skipped = 1 if token > 0 and val.shape[0] == 1 else 0
+        if dim == token or dim < skipped:
+            return None
+        return dim - skipped - (1 if dim > token else 0)
+
+    def tokens_lead(self, val: Tensor) -> bool:
+        """True if all elements of a token are adjacent."""
+        dim, _ = self.token_dim(val)
+        return all(size == 1 for size in val.shape[:dim])
 
     def heads(self, node: Any) -> Operand:
         """Returns the location of a node's result; its heads need not be contiguous."""
         operand = self.locations.get(node) if isinstance(node, Node) else None
+        if isinstance(operand, Expression):
+            operand = self.locations[node] = self.compute(operand)
         if not isinstance(operand, Operand):
             raise Unlowerable(f"{node} is not rows of tokens")
         return operand
 
     def rows(self, node: Any) -> Operand:
-        """Returns the location of a node's result; each token is contiguous."""
+        """Returns the location of a node's result; each token is contiguous, by a copy if need be."""
         operand = self.heads(node)
         if operand.strided_heads:
-            raise Unlowerable(f"the heads of {node} are not contiguous")
+            copy = Expression(operand.inner, operand.dtype, operand=operand)
+            operand = self.locations[node] = self.compute(copy)
         return operand
+
+    def expression(self, node: Any) -> Expression:
+        """Returns a node's result as part of a larger expression."""
+        location = self.locations.get(node)
+        if isinstance(location, Expression):
+            self._read.add(node)
+            return location
+        tensor = constant(self.module, node)
+        if tensor is None:
+            operand = self.heads(node)
+        elif tensor.is_floating_point():
+            shape = tuple(tensor.shape)
+            leading = shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
+            leading = leading[1:] if len(leading) > 1 and leading[0] == 1 else leading
+            held = self.program.constant(tensor.contiguous())
+            operand = Operand(held.space, held.index, held.dtype, leading)
+        else:
+            raise Unlowerable(f"{node} is not a constant of floats")
+        if operand.dtype not in FLOATS:
+            raise Unlowerable(f"{node} is of {operand.dtype}, and elementwise programs compute floats")
+        return Expression(operand.inner, operand.dtype, operand=operand)
+
+    def compute(self, expression: Expression, out: Operand | None = None) -> Operand:
+        """Writes the instruction that computes an expression.
+
+        Args:
+            expression: to compute.
+            out: columns of rows to write to; None: new rows.
+
+        Raises:
+            Unlowerable: one instruction cannot compute it, or its result is not of floats.
+        """
+        if expression.dtype not in FLOATS:
+            raise Unlowerable(f"{expression.op} is of {expression.dtype}, which no rows have")
+        if out is None:
+            columns = math.prod(expression.inner)
+            out = self.program.allocate(columns, expression.dtype, expression.inner)
+        try:
+            fields = pointwise_fields(expression, out)
+        except Unmappable as reason:
+            raise Unlowerable(str(reason)) from reason
+        self.emit("pointwise", **fields)
+        return out
 
     def weight(self, node: Any, dtype: torch.dtype | None = None) -> Operand:
         """Returns a constant, or `NOTHING` for None."""
@@ -93,7 +188,7 @@ class Lowering:
     def new(self, node: Node, val: Tensor | None = None) -> Operand:
         """Allocates rows for a node's result."""
         val = node.meta["val"] if val is None else val
-        inner = inner_sizes(val)
+        inner = self.inner_sizes(val)
         columns = 1
         for n in inner:
             columns *= n
@@ -136,14 +231,32 @@ class Lowering:
         lower = self.writers.get(node.target)
         if lower is None:
             raise Unlowerable(f"no instruction for {node.target}")
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            self._compute_pending()
         result = lower(self, node, *node.args, **node.kwargs)
+        if isinstance(result, Expression):
+            if result.inner != self.inner_sizes(node.meta["val"]):
+                raise Unlowerable(f"{node} repeats an operand along another dimension than torch")
+            if len(node.users) > 1 and result.dtype in FLOATS:
+                result = self.compute(result)
         if result is not None:
             self.locations[node] = result
+
+    def _compute_pending(self) -> None:
+        """Computes the expressions that later nodes read: they may read what the next operator overwrites."""
+        for node, location in list(self.locations.items()):
+            pending = isinstance(location, Expression) and node not in self._read
+            if pending and location.dtype in FLOATS:
+                self.locations[node] = self.compute(location)
 
     def same_rows(self, node: Node, source: Any) -> Operand:
         """Returns the rows of another node, viewed with this node's sizes."""
         rows = self.heads(source)
-        inner = inner_sizes(node.meta["val"])
+        before, after = source.meta["val"], node.meta["val"]
+        inner = self.inner_sizes(after)
+        if not (self.tokens_lead(before) and self.tokens_lead(after)) and before.shape != after.shape:
+            raise Unlowerable(f"{node} mixes tokens and features")
         if rows.strided_heads and inner == rows.inner:
             return rows
         rows = self.rows(source)

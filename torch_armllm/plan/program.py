@@ -6,14 +6,15 @@ Opcodes, fields and enumerations come from the compiled library (`torch_armllm.o
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS
+from torch_armllm.ops import tables
+from torch_armllm.ops.tables import ENUMS, INSTRUCTIONS, RECORDS
 
 Space = Literal["none", "arena", "constant", "input", "output"]
 """Memory of an operand."""
@@ -83,7 +84,7 @@ class Operand:
 
 NOTHING = Operand("none", 0, torch.float32)
 
-Field: TypeAlias = "Operand | int | float | str | Mapping[str, Field]"
+Field: TypeAlias = "Operand | int | float | str | Mapping[str, Field] | Sequence[Mapping[str, Field]]"
 
 
 @dataclass
@@ -111,8 +112,12 @@ class Instruction:
 
     @property
     def operands(self) -> Iterator[Operand]:
-        """Operands among its own fields, without those of parts."""
-        return (f for f in self.fields.values() if isinstance(f, Operand))
+        """Operands among its own fields and in its lists, without those of parts."""
+        for value in self.fields.values():
+            if isinstance(value, Operand):
+                yield value
+            elif isinstance(value, list):
+                yield from (f for record in value for f in record.values() if isinstance(f, Operand))
 
 
 def _layout(storages: list[Storage]) -> int:
@@ -197,22 +202,29 @@ class Program:
         integers.append(len(self.instructions))
         floats: list[float] = []
         for instruction in self.instructions:
-            body = _encode_fields(instruction.opcode, instruction.fields, floats)
+            formats = INSTRUCTIONS[instruction.opcode].fields
+            body = _encode_fields(instruction.opcode, formats, instruction.fields, floats)
             integers += [INSTRUCTIONS[instruction.opcode].opcode, len(body), *body]
         opcodes = [instruction.opcode for instruction in self.instructions]
         first = self.outputs[0]
         return Encoded(self.constants, integers, floats, opcodes, first.columns, first.dtype)
 
 
-def _encode_fields(opcode: str, values: Mapping[str, Field], floats: list[float]) -> list[int]:
-    """Returns an instruction's fields as integers, in the table's order; reals are appended to ``floats``."""
+def _encode_fields(
+    opcode: str, entries: Sequence[tables.Field], values: Mapping[str, Field], floats: list[float]
+) -> list[int]:
+    """Returns fields as integers, in the table's order; reals are appended to ``floats``."""
     body: list[int] = []
-    for entry in INSTRUCTIONS[opcode].fields:
+    for entry in entries:
         value = values[entry.name]
         if isinstance(value, Operand) and entry.kind == "view":
             body += _encode_operand(value)
         elif isinstance(value, Mapping) and entry.kind == "part":
-            body += _encode_fields(entry.type, value, floats)
+            body += _encode_fields(entry.type, INSTRUCTIONS[entry.type].fields, value, floats)
+        elif isinstance(value, list) and entry.kind == "list":
+            body.append(len(value))
+            for record in value:
+                body += _encode_fields(opcode, RECORDS[entry.type], record, floats)
         elif isinstance(value, str) and entry.kind == "enum":
             body.append(ENUMS[entry.type][value])
         elif isinstance(value, (int, float)) and entry.kind == "real":

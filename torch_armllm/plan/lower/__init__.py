@@ -18,6 +18,7 @@ from torch_armllm.plan.lower import (
     mla,
     moe,
     norm,
+    recurrent,
     views,
 )
 from torch_armllm.plan.lowering import Lowering, Writer
@@ -31,6 +32,7 @@ WRITERS: dict[Any, Writer] = {
     **moe.WRITERS,
     **attention.WRITERS,
     **mla.WRITERS,
+    **recurrent.WRITERS,
     **elementwise.WRITERS,
 }
 """Functions that write each operator's instruction."""

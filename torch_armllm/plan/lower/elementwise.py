@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.node import Node
 
-from torch_armllm.passes.lib.graph import aten, constant
+from torch_armllm.passes.lib.graph import aten, constant, only_user
+from torch_armllm.plan.expression import Expression, apply, number
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import NOTHING, Operand
 
@@ -112,14 +115,159 @@ def _index_select(low: Lowering, node: Node, source: Any, dim: int, order: Any) 
     return out
 
 
+def _operator(name: str) -> Writer:
+    """Returns the writer of an operator that elementwise programs have under a name of their own."""
+
+    def lower(low: Lowering, node: Node, *arguments: Any) -> Expression:
+        return apply(name, node.meta["val"].dtype, *(_value(low, x) for x in arguments))
+
+    return lower
+
+
+def _value(low: Lowering, x: Any) -> Expression:
+    return number(float(x)) if isinstance(x, int | float) else low.expression(x)
+
+
+def _scaled(name: str) -> Writer:
+    """Returns the writer of a sum or difference whose second term may have a factor."""
+
+    def lower(low: Lowering, node: Node, a: Any, b: Any, alpha: float = 1) -> Expression:
+        dtype, second = node.meta["val"].dtype, _value(low, b)
+        if alpha != 1:
+            second = apply("multiply", dtype, second, number(alpha))
+        return apply(name, dtype, _value(low, a), second)
+
+    return lower
+
+
+def _less(low: Lowering, node: Node, a: Any, b: Any) -> Expression:
+    return apply("greater", torch.bool, _value(low, b), _value(low, a))
+
+
+def _not(low: Lowering, node: Node, x: Any) -> Expression:
+    value = _value(low, x)
+    if value.dtype != torch.bool:
+        raise Unlowerable(f"{node} inverts the bits of {value.dtype}")
+    return apply("subtract", torch.bool, number(1.0), value)
+
+
+def _masked_fill(low: Lowering, node: Node, x: Any, mask: Any, fill: float) -> Expression:
+    return apply("select", node.meta["val"].dtype, _value(low, mask), number(fill), _value(low, x))
+
+
+def _softplus(low: Lowering, node: Node, x: Any, beta: float = 1, threshold: float = 20) -> Expression:
+    dtype, value = node.meta["val"].dtype, _value(low, x)
+    if beta == 1:  # above its threshold torch returns x itself, which is softplus(x) up to rounding
+        return apply("softplus", dtype, value)
+    scaled = apply("softplus", dtype, apply("multiply", dtype, value, number(beta)))
+    return apply("multiply", dtype, scaled, number(1 / beta))
+
+
+def _clamp(low: Lowering, node: Node, x: Any, least: Any = None, most: Any = None) -> Expression:
+    dtype, value = node.meta["val"].dtype, _value(low, x)
+    if least is not None:
+        value = apply("maximum", dtype, value, _value(low, least))
+    return value if most is None else apply("minimum", dtype, value, _value(low, most))
+
+
+def _relu(low: Lowering, node: Node, x: Any) -> Expression:
+    return apply("maximum", node.meta["val"].dtype, _value(low, x), number(0.0))
+
+
+def _power(low: Lowering, node: Node, x: Any, power: float = 2) -> Expression:
+    dtype, value = node.meta["val"].dtype, _value(low, x)
+    if power == 2:
+        return apply("multiply", dtype, value, value)
+    if power == 0.5:
+        return apply("sqrt", dtype, value)
+    raise Unlowerable(f"{node} raises to the power {power}")
+
+
+def _reciprocal_root(low: Lowering, node: Node, x: Any) -> Expression:
+    dtype = node.meta["val"].dtype
+    return apply("divide", dtype, number(1.0), apply("sqrt", dtype, _value(low, x)))
+
+
+def _gelu_value(low: Lowering, node: Node, x: Any, approximate: str = "none") -> Expression:
+    if approximate != "none":
+        raise Unlowerable(f"{node} approximates GELU by {approximate}")
+    return apply("gelu", node.meta["val"].dtype, _value(low, x))
+
+
+def _gated_value(low: Lowering, node: Node, gate: Any, up: Any, act: str) -> Expression:
+    dtype = node.meta["val"].dtype
+    if act not in ("none", "silu", "gelu"):
+        raise Unlowerable(f"{node} computes {act} of rows whose heads are apart")
+    value = _value(low, gate)
+    return apply("multiply", dtype, value if act == "none" else apply(act, dtype, value), _value(low, up))
+
+
+def _converted(low: Lowering, node: Node, x: Any, *_: Any, **__: Any) -> Any:
+    """A conversion between types of floats, which elementwise programs compute as float32."""
+    target = node.meta["val"].dtype
+    location = low.locations.get(x)
+    if isinstance(location, Operand) and location.dtype == target:
+        return location
+    value = low.expression(x)
+    if not target.is_floating_point:
+        raise Unlowerable(f"{node} converts to {target}")
+    return replace(value, dtype=target)
+
+
+def _continues(node: Node) -> bool:
+    """True if an elementwise operator alone reads a node, so that one instruction can compute both."""
+    user = only_user(node)
+    return user is not None and user.target in WRITERS and user.target is not aten.index_select.default
+
+
+def _joined(instruction: Writer, expression: Writer) -> Writer:
+    """Returns a writer that extends an expression, or writes an instruction of its own if it can."""
+
+    def lower(low: Lowering, node: Node, *arguments: Any, **options: Any) -> Any:
+        pending = any(isinstance(low.locations.get(x), Expression) for x in node.all_input_nodes)
+        strided = any(getattr(low.locations.get(x), "strided_heads", 0) for x in node.all_input_nodes)
+        if not pending and not strided and not _continues(node):
+            with contextlib.suppress(Unlowerable):
+                return instruction(low, node, *arguments, **options)
+        return expression(low, node, *arguments, **options)
+
+    return lower
+
+
 WRITERS: dict[Any, Writer] = {
-    aten.add.Tensor: _add,
-    aten.mul.Tensor: _mul,
+    aten.add.Tensor: _joined(_add, _scaled("add")),
+    aten.add.Scalar: _scaled("add"),
+    aten.sub.Tensor: _scaled("subtract"),
+    aten.mul.Tensor: _joined(_mul, _operator("multiply")),
+    aten.div.Tensor: _operator("divide"),
+    aten.neg.default: _operator("negate"),
+    aten.abs.default: _operator("absolute"),
+    aten.exp.default: _operator("exp"),
+    aten.log.default: _operator("log"),
+    aten.sqrt.default: _operator("sqrt"),
+    aten.rsqrt.default: _reciprocal_root,
+    aten.sigmoid.default: _operator("sigmoid"),
+    aten.tanh.default: _operator("tanh"),
+    aten.softplus.default: _softplus,
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.maximum.default: _operator("maximum"),
+    aten.minimum.default: _operator("minimum"),
+    aten.gt.Scalar: _operator("greater"),
+    aten.gt.Tensor: _operator("greater"),
+    aten.lt.Scalar: _less,
+    aten.lt.Tensor: _less,
+    aten.bitwise_not.default: _not,
+    aten.where.self: _operator("select"),
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.to.dtype: _converted,
+    aten._to_copy.default: _converted,
+    aten.type_as.default: _converted,
     aten.index_select.default: _index_select,
-    aten.square.default: _square,
-    aten.pow.Tensor_Scalar: _square,
-    aten.gelu.default: _unary("gelu"),
-    aten.silu.default: _unary("silu"),
-    aten.relu.default: _unary("relu"),
-    armllm.gated_act.default: _gated_act,
+    aten.square.default: _joined(_square, _power),
+    aten.pow.Tensor_Scalar: _joined(_square, _power),
+    aten.gelu.default: _joined(_unary("gelu"), _gelu_value),
+    aten.silu.default: _joined(_unary("silu"), _operator("silu")),
+    aten.relu.default: _joined(_unary("relu"), _relu),
+    armllm.gated_act.default: _joined(_gated_act, _gated_value),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 from torch.fx.node import Node
@@ -22,7 +23,7 @@ def _select(low: Lowering, node: Node, source: Any, dim: int, index: int) -> Any
         return layer
     val = source.meta["val"]
     rows = low.heads(source)
-    if len(rows.inner) == 2 and dim % val.dim() == val.dim() - 2:  # one of each token's heads
+    if len(rows.inner) == 2 and low.inner_dim(val, dim) == 0:  # one of each token's heads
         column = rows.column + index % rows.inner[0] * rows.head_stride
         return Operand(rows.space, rows.index, rows.dtype, rows.inner[1:], column, rows.stride, rows.storage)
     if dim != 0 or index != 0 or val.shape[0] != 1:
@@ -35,13 +36,20 @@ def _slice(
 ) -> Operand:
     if node.meta["val"].numel() == 0:
         return NOTHING
-    rows = low.rows(source)
-    val = source.meta["val"]
-    if dim % val.dim() != val.dim() - 1 or len(rows.inner) > 2 or step != 1:
+    rows = low.heads(source)
+    last = low.inner_dim(source.meta["val"], dim) == len(rows.inner) - 1
+    if not last or len(rows.inner) > 2 or step != 1:
         raise Unlowerable(f"{node} slices along dimension {dim}")
-    inner = (*rows.inner[:-1], int(node.meta["val"].shape[-1]))
-    strided_heads = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
-    column = rows.column + int(begin or 0)
+    begin = int(begin or 0)
+    begin = begin + rows.inner[-1] if begin < 0 else begin
+    return _columns(rows, begin, low.inner_sizes(node.meta["val"]))
+
+
+def _columns(rows: Operand, begin: int, inner: tuple[int, ...]) -> Operand:
+    """Returns adjacent columns of each head."""
+    many = len(inner) == 2 and inner[0] > 1
+    strided_heads = rows.strided_heads if inner == rows.inner else rows.head_stride if many else 0
+    column = rows.column + begin
     return Operand(
         rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, strided_heads
     )
@@ -52,23 +60,49 @@ def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
 
 
 def _split(low: Lowering, node: Node, source: Any, *_: Any) -> tuple[Operand, ...]:
-    """Splits the last dimension into adjacent parts."""
-    rows = low.rows(source)
-    parts = node.meta["val"]
-    val = source.meta["val"]
-    if any(tuple(part.shape[:-1]) != tuple(val.shape[:-1]) for part in parts) or len(rows.inner) > 2:
+    """Splits a token's last dimension into adjacent parts."""
+    rows = low.heads(source)
+    parts = [low.inner_sizes(part) for part in node.meta["val"]]
+    if any(inner[:-1] != rows.inner[:-1] for inner in parts) or len(rows.inner) > 2:
         raise Unlowerable(f"{node} splits another dimension than the last")
-    operands, column = [], rows.column
-    for part in parts:
-        inner = (*rows.inner[:-1], int(part.shape[-1]))
-        strided_heads = rows.inner[-1] if len(inner) == 2 and inner[0] > 1 else 0
-        operands.append(
-            Operand(
-                rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, strided_heads
-            )
-        )
-        column += inner[-1]
+    operands, begin = [], 0
+    for inner in parts:
+        operands.append(_columns(rows, begin, inner))
+        begin += inner[-1]
     return tuple(operands)
+
+
+def _transpose(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
+    """Moves the token dimension, which rows do not have."""
+    rows = low.heads(source)
+    if low.inner_sizes(node.meta["val"]) != rows.inner or _order(low, node, source) != sorted(
+        _order(low, node, source)
+    ):
+        raise Unlowerable(f"{node} swaps two dimensions of a token")
+    return rows
+
+
+def _order(low: Lowering, node: Node, source: Any) -> list[int]:
+    """Returns the position that each of a token's dimensions has after a transposition."""
+    val = source.meta["val"]
+    first, second = (int(dim) % val.dim() for dim in node.args[1:3])  # type: ignore[arg-type]
+    swapped = {first: second, second: first}
+    inner = [d for d in range(val.dim()) if low.inner_dim(val, d) is not None]
+    return [swapped.get(d, d) for d in inner]
+
+
+def _cat(low: Lowering, node: Node, parts: Any, dim: int = 0) -> Operand:
+    """Joins columns: each part is computed, or copied, into its place."""
+    out = low.new(node)
+    if low.inner_dim(node.meta["val"], dim) != len(out.inner) - 1 or len(out.inner) > 2:
+        raise Unlowerable(f"{node} joins another dimension than the last")
+    column = 0
+    for part in parts:
+        value = low.expression(part)
+        inner = (*out.inner[:-1], value.inner[-1])
+        low.compute(replace(value, inner=inner, dtype=out.dtype), _columns(out, column, inner))
+        column += inner[-1]
+    return out
 
 
 _VIEWS = (
@@ -82,6 +116,8 @@ _VIEWS = (
 WRITERS: dict[Any, Writer] = {
     **dict.fromkeys(_VIEWS, _view),
     aten.select.int: _select,
+    aten.transpose.int: _transpose,
+    aten.cat.default: _cat,
     aten.slice.Tensor: _slice,
     aten.chunk.default: _split,
     aten.split.Tensor: _split,

@@ -1,0 +1,58 @@
+// Elementwise programs: out[token][head][column] = f(operands), in steps of one operator each.  All values
+// are float32; operands and the result are converted once.
+#pragma once
+
+#include <vector>
+
+#include "runtime/task_set.h"
+#include "runtime/types.h"
+
+namespace armllm {
+
+constexpr int kMostValues = 24;        // operands and steps of a program
+constexpr int64_t kProgramBlock = 64;  // columns that run through all steps together
+
+// A value that one operator computes from earlier ones: operands come first, then steps, in order.
+struct PointwiseStep {
+  PointwiseOp op = PointwiseOp::number;
+  int64_t a = 0, b = 0, c = 0;  // earlier values; operators with fewer inputs ignore the others
+  float number = 0.0f;          // of PointwiseOp::number
+};
+
+struct PointwiseOperand {
+  const char* data = nullptr;
+  DType type = DType::f32;
+  int64_t token_stride = 0, head_stride = 0;  // in elements; 0 repeats
+  bool by_column = true;                      // false: one element for all columns of a head
+};
+
+struct PointwiseArgs {
+  std::vector<PointwiseOperand> operands;
+  std::vector<PointwiseStep> steps;
+  char* out = nullptr;
+  DType out_type = DType::f32;
+  int64_t out_stride = 0, out_head_stride = 0;
+  int64_t tokens = 0, heads = 0, width = 0;
+};
+
+// Some columns of a head.
+struct PointwiseBlock {
+  const PointwiseArgs* args = nullptr;
+  const char* operands[kMostValues];
+  char* out = nullptr;
+  int64_t columns = 0;  // at most kProgramBlock
+};
+
+struct PointwiseKernels {
+  void (*run)(const PointwiseBlock& block);
+};
+
+class Pointwise final : public TaskSet {
+ public:
+  PointwiseArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
+};
+
+}  // namespace armllm

@@ -1,0 +1,164 @@
+#include "pointwise/pointwise.h"
+
+#include "simd/exp.h"
+#include "simd/ragged_blocks.h"
+
+namespace armllm::ARMLLM_VARIANT {
+
+extern const PointwiseKernels pointwise;
+
+namespace {
+
+// 2 · atanh(z) = ln((1 + z) / (1 − z)) for |z| ≤ 1/3, by its series; relative error 1e-9.
+inline F32 twice_atanh(F32 z) {
+  const F32 y = z * z;
+  F32 q = set1(2.0f / 17.0f);
+  q = fma(q, y, set1(2.0f / 15.0f));
+  q = fma(q, y, set1(2.0f / 13.0f));
+  q = fma(q, y, set1(2.0f / 11.0f));
+  q = fma(q, y, set1(2.0f / 9.0f));
+  q = fma(q, y, set1(2.0f / 7.0f));
+  q = fma(q, y, set1(2.0f / 5.0f));
+  q = fma(q, y, set1(2.0f / 3.0f));
+  return fma(z * y, q, z + z);
+}
+
+// ln(1 + e^x) = max(x, 0) + ln(1 + e^−|x|); NaN stays NaN.
+ARMLLM_INLINE inline F32 softplus(F32 x) {
+  const F32 e = exp(-abs(x));
+  return max(zero(), x) + twice_atanh(e / (set1(2.0f) + e));
+}
+
+// ln(x): x = m · 2^n with m around 1.  0 returns −∞, negative numbers NaN, ∞ stays ∞.
+ARMLLM_INLINE inline F32 log(F32 x) {
+  const F32 tiny = set1(1.17549435e-38f), large = set1(8388608.0f);
+  const F32 scaled = select_greater(tiny, x, x * large, x);  // denormals
+  const F32 shift = select_greater(tiny, x, set1(-23.0f), zero());
+  const I32 offset = bits(scaled) - set1i(0x3f3504f3);  // of √½
+  const I32 n = shift_right<23>(offset);
+  const F32 m = from_bits(bits(scaled) - shift_left<23>(n));
+  const F32 z = (m - set1(1.0f)) / (m + set1(1.0f)), count = to_float(n) + shift;
+  const F32 result = fma(count, set1(0x1.62e4p-1f), fma(count, set1(0x1.7f7d1cp-20f), twice_atanh(z)));
+  const F32 infinity = from_bits(set1i(0x7f800000)), nan = from_bits(set1i(0x7fc00000));
+  const F32 positive = select_greater(infinity, x, result, x);  // ∞ and NaN
+  return select_greater(x, zero(), positive, select_greater(zero(), x, nan, x + -infinity));
+}
+
+// Equal values, or NaN if one of them is.
+ARMLLM_INLINE inline F32 either(F32 x, F32 y) { return from_bits(bits(x) | bits(y)); }
+
+template <typename Function>
+ARMLLM_INLINE inline void fill(float* out, int64_t n, Function function) {
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, function(i));
+}
+
+template <typename T>
+void load_operand(const void* data, bool by_column, int64_t n, float* out) {
+  const T* from = static_cast<const T*>(data);
+  if (by_column)
+    return for_blocks(
+        n, [&](int64_t i, int lanes) ARMLLM_INLINE { store(out + i, load_lanes(from + i, lanes)); });
+  float one[kLanes];
+  store(one, load_partial(from, 1));
+  fill(out, n, [&](int64_t) ARMLLM_INLINE { return set1(one[0]); });
+}
+
+void load_operand(const PointwiseOperand& x, const void* data, int64_t n, float* out) {
+  switch (x.type) {
+    case DType::f32:
+      return load_operand<float>(data, x.by_column, n, out);
+    case DType::bf16:
+      return load_operand<bf16>(data, x.by_column, n, out);
+    case DType::f16:
+      return load_operand<f16>(data, x.by_column, n, out);
+  }
+}
+
+template <typename T>
+void store_result(const float* from, T* out, int64_t n) {
+  for_blocks(n, [&](int64_t i, int lanes) ARMLLM_INLINE { store_lanes(out + i, load(from + i), lanes); });
+}
+
+void compute(const PointwiseStep& step, const float* a, const float* b, const float* c, int64_t n,
+             float* out) {
+  switch (step.op) {
+    case PointwiseOp::number:
+      return fill(out, n, [&](int64_t) ARMLLM_INLINE { return set1(step.number); });
+    case PointwiseOp::add:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return load(a + i) + load(b + i); });
+    case PointwiseOp::subtract:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return load(a + i) - load(b + i); });
+    case PointwiseOp::multiply:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return load(a + i) * load(b + i); });
+    case PointwiseOp::divide:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return load(a + i) / load(b + i); });
+    case PointwiseOp::maximum:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE {
+        const F32 x = load(a + i), y = load(b + i);
+        return either(max(x, y), max(y, x));
+      });
+    case PointwiseOp::minimum:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE {
+        const F32 x = load(a + i), y = load(b + i);
+        return either(min(x, y), min(y, x));
+      });
+    case PointwiseOp::negate:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return -load(a + i); });
+    case PointwiseOp::absolute:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return abs(load(a + i)); });
+    case PointwiseOp::exp:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return exp(load(a + i)); });
+    case PointwiseOp::log:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return log(load(a + i)); });
+    case PointwiseOp::sqrt:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return sqrt(load(a + i)); });
+    case PointwiseOp::sigmoid:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return sigmoid(load(a + i)); });
+    case PointwiseOp::silu:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE {
+        const F32 x = load(a + i);
+        return x / (set1(1.0f) + exp(-x));
+      });
+    case PointwiseOp::gelu:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return gelu(load(a + i)); });
+    case PointwiseOp::tanh:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return tanh(load(a + i)); });
+    case PointwiseOp::softplus:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return softplus(load(a + i)); });
+    case PointwiseOp::greater:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE {
+        return select_greater(load(a + i), load(b + i), set1(1.0f), zero());
+      });
+    case PointwiseOp::select:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE {
+        return select_greater(load(a + i), zero(), load(b + i), load(c + i));
+      });
+  }
+}
+
+void run(const PointwiseBlock& block) {
+  alignas(64) float values[kMostValues][kProgramBlock];
+  const PointwiseArgs& args = *block.args;
+  const int64_t operands = static_cast<int64_t>(args.operands.size()),
+                steps = static_cast<int64_t>(args.steps.size()), n = block.columns;
+  for (int64_t i = 0; i < operands; ++i) load_operand(args.operands[i], block.operands[i], n, values[i]);
+  for (int64_t i = 0; i < steps; ++i) {
+    const PointwiseStep& s = args.steps[i];
+    compute(s, values[s.a], values[s.b], values[s.c], n, values[operands + i]);
+  }
+  const float* last = values[operands + steps - 1];
+  switch (args.out_type) {
+    case DType::f32:
+      return store_result(last, reinterpret_cast<float*>(block.out), n);
+    case DType::bf16:
+      return store_result(last, reinterpret_cast<bf16*>(block.out), n);
+    case DType::f16:
+      return store_result(last, reinterpret_cast<f16*>(block.out), n);
+  }
+}
+
+}  // namespace
+
+const PointwiseKernels pointwise = {run};
+
+}  // namespace armllm::ARMLLM_VARIANT

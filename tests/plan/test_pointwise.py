@@ -1,0 +1,186 @@
+"""Elementwise programs of native plans: chains of operators in one instruction, against torch in float64."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from torch_armllm.capture.export import weights_as_attributes
+from torch_armllm.ops import variants
+from torch_armllm.plan.lower import lower
+from torch_armllm.plan.lowering import STEP_INPUTS
+from torch_armllm.plan.program import Program
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+RUNNABLE = variants.machine().distinct("pointwise")
+VOCABULARY, WIDTH = 23, 90
+INFINITE, NAN = 3, 4
+"""Tokens whose rows contain one infinity or one NaN."""
+
+ONE_INSTRUCTION = (
+    "decay",
+    "decay of channels",
+    "gated output",
+    "clamped",
+    "masked",
+    "normalized",
+    "shares",
+    "mixed heads",
+    "head factor",
+    "channels first",
+    "differences",
+)
+"""Results that one instruction computes."""
+
+
+class Chains(nn.Module):
+    """Chains of elementwise operators as families of transformers have them, applied to embeddings."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        table = torch.randn(VOCABULARY, WIDTH) * 2
+        table[INFINITE, 5], table[NAN, WIDTH - 1] = float("inf"), float("nan")
+        self.table = nn.Parameter(table.to(dtype))
+        self.row = nn.Parameter(torch.randn(WIDTH).to(dtype))
+        self.by_head = nn.Parameter(torch.randn(1, 1, 5, 1))
+        self.by_channel = nn.Parameter(torch.randn(18).to(dtype))
+
+    def results(self, input_ids: Tensor) -> dict[str, Tensor]:
+        x = F.embedding(input_ids, self.table)
+        dtype = x.dtype
+        first, second, third = x.split([30, 30, 30], -1)
+        heads = x.view(1, -1, 5, 18)
+        left, right = heads.chunk(2, -1)
+        wide = heads.float() + self.by_channel.float()
+        shifted = first.transpose(1, 2) * second.transpose(1, 2)
+        return {
+            "decay": -self.row.float().exp() * F.softplus(x.float() + self.row),
+            "decay of channels": (-self.by_head.exp() * F.softplus(wide, beta=2.0)).to(dtype),
+            "guarded softplus": torch.where(wide > 20.0, wide, torch.log(torch.exp(wide) + 1.0)),
+            "gated output": torch.sigmoid(first) * third,
+            "clamped": torch.clamp(x, -1.5, 0.25) - torch.relu(x) / 3.0,
+            "masked": x.masked_fill(~(x < 0.5), 0.125) + torch.abs(x),
+            "normalized": first * torch.rsqrt(second * second + 1.0) + torch.sqrt(third.square()),
+            "shares": torch.tanh(first) + F.gelu(second) - F.silu(third),
+            "mixed heads": F.silu(left) * right,
+            "head factor": heads * torch.sigmoid(heads[..., :1]),
+            "channels first": (shifted * 0.5 + first.transpose(1, 2)).transpose(1, 2),
+            "differences": torch.maximum(first, second) - torch.minimum(second, third),
+            "joined": torch.cat([third, torch.sigmoid(first), second], -1),
+            "joined heads": torch.cat([right, left * 2.0], -1),
+            "contiguous heads": left.reshape(1, -1, 45) * 1.0,
+            "merged tokens": (F.silu(left).reshape(-1, 9) * right.reshape(-1, 9)).view(1, -1, 45),
+            "read twice": torch.sigmoid(first) + torch.sigmoid(first) * second,
+        }
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.results(input_ids).values())
+
+
+NAMES = tuple(Chains(torch.float32).results(torch.arange(2)[None]))
+
+
+@functools.cache
+def exported_chains(dtype: torch.dtype) -> tuple[Chains, fx.GraphModule, dict[str, str]]:
+    """Returns the module, its graph, and the name of the node of each result."""
+    module, ids = Chains(dtype), torch.arange(6)[None]
+    tokens = torch.export.Dim("tokens", min=2, max=1 << 20)
+    with torch.no_grad():
+        program = torch.export.export(module, (ids,), dynamic_shapes=({1: tokens},), strict=False)
+    nodes = dict(zip(module.results(ids), program.graph_signature.user_outputs, strict=True))
+    return module, weights_as_attributes(program).graph_module, nodes
+
+
+@functools.cache
+def program_of(name: str, dtype: torch.dtype) -> Program:
+    """Returns the program with a single result."""
+    from torch_armllm.passes import PassContext
+    from torch_armllm.passes.clean import run as clean
+    from torch_armllm.passes.fold_constants import run as fold
+
+    _, graph, nodes = exported_chains(dtype)
+    module = copy.deepcopy(graph)
+    result, end = (next(n for n in module.graph.nodes if n.name == name) for name in (nodes[name], "output"))
+    end.args = (result,)
+    module.graph.eliminate_dead_code()
+    clean(module, PassContext())
+    fold(module, PassContext())
+    return lower(module)
+
+
+@functools.cache
+def plan(name: str, dtype: torch.dtype) -> int:
+    program = program_of(name, dtype).encode()
+    handle: int = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
+    return handle
+
+
+def run(name: str, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    out: Tensor = torch.ops.armllm.plan_run(plan(name, dtype), [ids] * len(STEP_INPUTS), ids.shape[1])[0]
+    return out
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_program_matches_the_operators(name: str, dtype: torch.dtype) -> None:
+    module = copy.deepcopy(exported_chains(dtype)[0]).double()
+    for tokens in (0, 1, 2, 17, 50):
+        ids = (torch.arange(tokens)[None] * 5 + INFINITE) % VOCABULARY
+        actual = []
+        for variant in RUNNABLE:
+            with variants.use(variant):
+                actual.append(run(name, ids, dtype))
+        assert all(torch.equal(actual[0].nan_to_num(7.0), other.nan_to_num(7.0)) for other in actual)
+        with torch.no_grad():
+            expected = module.results(ids)[name].to(actual[0].dtype).reshape(actual[0].shape)
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(actual[0], expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_row_result_is_independent_of_batch(name: str) -> None:
+    ids = torch.tensor([[NAN, *range(5, 23), INFINITE] * 4])
+    together = run(name, ids, torch.bfloat16)
+    for t in (0, 1, 19, 79):
+        single = run(name, ids[:, t : t + 1], torch.bfloat16)
+        torch.testing.assert_close(together[t : t + 1], single, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ONE_INSTRUCTION)
+def test_chain_is_one_instruction(name: str) -> None:
+    opcodes = [instruction.opcode for instruction in program_of(name, torch.bfloat16).instructions]
+    assert opcodes == ["embed", "pointwise"]
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 1e-45, 1e-30, 0.5, 1.0, 2.0, 3e38, -1.0, float("inf"), float("-inf")]
+)
+def test_logarithms_and_exponentials_of_extremes(value: float) -> None:
+    class Extremes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.full((4, 18), value))
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = F.embedding(input_ids, self.table)
+            return torch.cat([torch.log(x), torch.exp(x), F.softplus(x), torch.maximum(x, -x)], -1)
+
+    ids = torch.arange(3)[None]
+    tokens = torch.export.Dim("tokens", min=2, max=1 << 20)
+    with torch.no_grad():
+        exported = torch.export.export(Extremes(), (ids,), dynamic_shapes=({1: tokens},), strict=False)
+        expected = Extremes().double()(ids)[0].float()
+    program = lower(weights_as_attributes(exported).graph_module).encode()
+    handle = torch.ops.armllm.plan_create(program.constants, program.integers, program.floats)
+    for variant in RUNNABLE:
+        with variants.use(variant):
+            found = torch.ops.armllm.plan_run(handle, [ids] * len(STEP_INPUTS), 3)[0]
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+    torch.ops.armllm.plan_free(handle)

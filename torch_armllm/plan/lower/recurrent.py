@@ -1,0 +1,99 @@
+"""Recurrent layers: causal convolution and gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from torch_armllm.plan.lowering import CacheLayer, Lowering, Unlowerable, Writer
+from torch_armllm.plan.program import Operand
+
+armllm = torch.ops.armllm
+
+
+def _step(low: Lowering, state: Node, slots: Node, starts: Node, lengths: Node) -> dict[str, int]:
+    """Returns the fields that name the states and the sequences of a step."""
+    layer = low.locations.get(state)
+    if not isinstance(layer, CacheLayer):
+        raise Unlowerable(f"{state} is not a layer of the states")
+    inputs = low.inputs.index
+    return {
+        "state": layer.input,
+        "layer": layer.layer,
+        "state_slots": inputs(slots.name),
+        "query_start": inputs(starts.name),
+        "seq_lens": inputs(lengths.name),
+    }
+
+
+def _causal_conv(
+    low: Lowering,
+    node: Node,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    state: Node,
+    slots: Node,
+    starts: Node,
+    lengths: Node,
+    silu: bool = False,
+) -> Operand:
+    rows = low.rows(x)
+    out = low.new(node)
+    low.emit(
+        "causal_conv",
+        x=rows,
+        out=out,
+        weight=low.weight(weight),
+        bias=low.weight(bias),
+        **_step(low, state, slots, starts, lengths),
+        channels=out.width,
+        taps=int(weight.meta["val"].shape[0]),
+        silu=silu,
+    )
+    return out
+
+
+def _gated_delta_rule(
+    low: Lowering,
+    node: Node,
+    q: Any,
+    k: Any,
+    v: Any,
+    gate: Any,
+    beta: Any,
+    state: Node,
+    slots: Node,
+    starts: Node,
+    lengths: Node,
+    scale: float,
+    normalize: bool = False,
+) -> Operand:
+    queries, keys, values, decays, shares = (low.rows(x) for x in (q, k, v, gate, beta))
+    out = low.new(node)
+    low.emit(
+        "gated_delta_rule",
+        q=queries,
+        k=keys,
+        v=values,
+        gate=decays,
+        beta=shares,
+        out=out,
+        **_step(low, state, slots, starts, lengths),
+        key_heads=keys.inner[0],
+        value_heads=values.inner[0],
+        key_size=keys.inner[1],
+        value_size=values.inner[1],
+        gate_per_channel=len(decays.inner) == 2,
+        normalize=normalize,
+        scale=scale,
+    )
+    return out
+
+
+WRITERS: dict[Any, Writer] = {
+    armllm.causal_conv.default: _causal_conv,
+    armllm.gated_delta_rule.default: _gated_delta_rule,
+}
