@@ -11,7 +11,8 @@ from torch import fx
 
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.experts
-import torch_armllm.capture.markers.mla  # (registers the marker ops that the passes match)
+import torch_armllm.capture.markers.mla
+import torch_armllm.capture.markers.recurrent  # (registers the marker ops that the passes match)
 import torch_armllm.ops  # noqa: F401  (registers the ops that they insert)
 from torch_armllm.passes import (
     add_norm,
@@ -28,6 +29,8 @@ from torch_armllm.passes import (
     norm_before_transpose,
     qkv,
     quantize_weights,
+    recurrent,
+    repeated_rows,
     rope,
     share_reorders,
     token_id_tables,
@@ -38,6 +41,7 @@ Pass = Callable[[fx.GraphModule, PassContext], int]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
+    ("repeated_rows", repeated_rows.run),
     ("token_id_tables", token_id_tables.run),
     ("quantize_weights", quantize_weights.run),
     ("gelu", gelu.run),
@@ -54,6 +58,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("dense_linear", dense_linear.run),
     ("add_norm", add_norm.run),
     ("attention", attention.run),
+    ("recurrent", recurrent.run),
     ("dead_code", clean.run),
 )
 

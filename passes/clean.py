@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, value
+
+
+def _same_size(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """True if two shapes are equal for any number of tokens."""
+    pairs = zip(before.shape, after.shape, strict=True)
+    return all(statically_known_true(a == b) for a, b in pairs)
 
 
 def _is_identity(node: fx.Node) -> bool:
@@ -22,11 +29,10 @@ def _is_identity(node: fx.Node) -> bool:
     if is_op(node, aten.mul.Tensor):
         one = node.args[1]
         return isinstance(one, float) and one == 1.0 and value(node).dtype.is_floating_point
-    if is_op(node, aten.slice.Tensor) and len(node.args) >= 4 and node.args[4:] in ((), (1,)):
+    if is_op(node, aten.slice.Tensor) and node.args[4:] in ((), (1,)):
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        begin, end, step = (*node.args[2:5], 1)[:3]
-        return bool(begin == 0 and step == 1 and isinstance(end, int) and end >= torch.iinfo(torch.int64).max)
+        return _same_size(value(source), value(node))
     return False
 
 

@@ -1,4 +1,4 @@
-"""Inputs of a step on a paged cache, which the attention passes add to a graph.
+"""Inputs of a step on a paged cache, which the passes of attention and recurrent layers add to a graph.
 
 The inputs are the same for all layers:
 
@@ -12,10 +12,14 @@ The inputs are the same for all layers:
     k_scales     likewise, if the cache is int8
     v_scales
     k_cache_1 …  likewise for further groups of layers, if layers differ in shape
+    state_slots  int64 (B)       slot of each sequence's states, if there are recurrent layers
+    states_0 …   (layers, slots, …), as torch_armllm.kv_cache.states allocates them
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,8 +42,6 @@ def add_paged_inputs(
         tokens: symbolic number of tokens.
         caches: dtype and shape of each cache tensor by name.
     """
-    graph = module.graph
-    mode = fake_mode(near)
     shapes: dict[str, tuple[torch.dtype, tuple[Any, ...]] | None] = {
         "slots": (torch.int64, (tokens,)),
         "block_table": (torch.int32, (2, 4)),
@@ -48,6 +50,43 @@ def add_paged_inputs(
         "max_seq_len": None,
         **caches,
     }
+    return _add(module, near, shapes)
+
+
+def paged_inputs(module: fx.GraphModule) -> dict[str, Node]:
+    """Returns the inputs that `add_paged_inputs` added, by name; empty before."""
+    placeholders = {n.name: n for n in module.graph.nodes if n.op == "placeholder"}
+    return placeholders if "query_start" in placeholders else {}
+
+
+@dataclass(frozen=True)
+class StateInputs:
+    """Inputs of recurrent layers: the slot of each sequence, and a tensor of states for each group."""
+
+    slots: Node
+    groups: list[Node]
+
+
+def add_state_inputs(
+    module: fx.GraphModule, near: Node, groups: list[tuple[torch.dtype, tuple[Any, ...]]]
+) -> StateInputs:
+    """Adds the inputs of recurrent layers to a graph that has those of a paged step.
+
+    Args:
+        module: the graph's module.
+        near: a node at or after a node with a fake tensor.
+        groups: dtype and shape of each tensor of states.
+    """
+    shapes = {"state_slots": (torch.int64, (2,)), **{f"states_{i}": group for i, group in enumerate(groups)}}
+    slots, *states = _add(module, near, shapes).values()
+    return StateInputs(slots, states)
+
+
+def _add(
+    module: fx.GraphModule, near: Node, shapes: Mapping[str, tuple[torch.dtype, tuple[Any, ...]] | None]
+) -> dict[str, Node]:
+    """Adds inputs after the present ones; None instead of a dtype and a shape makes an integer."""
+    graph, mode = module.graph, fake_mode(near)
     inputs: dict[str, Node] = {}
     after = [n for n in graph.nodes if n.op == "placeholder"][-1]
     for name, tensor in shapes.items():

@@ -129,6 +129,14 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *steps(t),
         *(0.25, True),
     ),
+    "convolve_tokens": lambda t: (torch.randn(1, 32, t), torch.randn(32, 4), torch.randn(32), True),
+    "delta_rule": lambda t: (
+        *(torch.randn(1, t, 2, 16) for _ in range(2)),
+        torch.randn(1, t, 4, 8),
+        -torch.rand(1, t, 4),
+        torch.rand(1, t, 4),
+        *(0.25, True),
+    ),
     "attention": lambda t: (
         torch.randn(1, 2, t, 16),
         torch.randn(1, 1, t, 16),

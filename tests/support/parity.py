@@ -24,7 +24,8 @@ CAPTURED = [
     "granite", "granitemoe", "granitemoeshared", "deepseek_v2", "deepseek_v3", "glm4", "glm4_moe", "cohere",
     "cohere2", "starcoder2", "stablelm", "gpt2", "gpt_neox", "opt", "falcon", "smollm3", "ernie4_5_moe",
     "exaone4", "hunyuan_v1_moe", "dots1", "minimax_m2", "nemotron", "gemma4", "gemma4_text", "mimo_v2_flash",
-    "deepseek_v32", "glm_moe_dsa",
+    "deepseek_v32", "glm_moe_dsa", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear",
+    "olmo_hybrid", "lfm2", "lfm2_moe", "lfm3", "bailing_hybrid",
 ]  # fmt: skip
 """Families that must run as a graph of fused ops."""
 
@@ -47,6 +48,7 @@ _ABSORBED = Bounds(usual=3e-2)
 BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("cohere_compass_text", "gemma4_unified", "granite", "phi"), _EARLY_ROUNDING),
     **dict.fromkeys(("axk2", "deepseek_v2", "glm4_moe_lite", "minicpm3", "youtu"), _ABSORBED),
+    **dict.fromkeys(("kimi_linear", "bailing_hybrid"), _ABSORBED),
     # Some tokens are routed to other experts; the experts of axk1 differ much.
     "deepseek_v3": _ABSORBED._replace(worst=0.3),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _ABSORBED._replace(worst=0.6)),

@@ -53,6 +53,28 @@ _SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "qwen3.5-35b-a3b": (
+        "qwen3_5_moe_text",
+        {
+            "vocab_size": 248320,
+            "max_position_embeddings": 32768,
+            "hidden_size": 2048,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gpt-oss-20b": (
         "gpt_oss",
         {

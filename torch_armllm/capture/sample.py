@@ -21,7 +21,8 @@ class Sample:
     Attributes:
         input_ids, position_ids: int64 ``(1, T)``.
         hidden: float32 ``(T, hidden)``.
-        rounding: error of the modules' own forward, which rounds in other places than the graph.
+        rounding: error of the modules' own forward, which rounds in other places than the graph, or of the
+            graph on embeddings whose last bits differ, whichever is larger.
     """
 
     input_ids: Tensor

@@ -1,7 +1,8 @@
-"""Check that a captured graph mixes tokens in attention only."""
+"""Check that a captured graph mixes tokens in attention and recurrences only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ _POSITIONS = (5, 0, 17, 3, 11, 2)
 _SUBSET = (4, 2, 0, 3)
 
 
-def _stand_in(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     """Replaces attention by a function of each token's own query, key and value."""
     groups = q.shape[1] // k.shape[1]
     steep = torch.linspace(0.5, 1.5, q.shape[-1], dtype=torch.float32)
@@ -21,20 +22,38 @@ def _stand_in(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (share * v.float().repeat_interleave(groups, 1)).to(q.dtype).transpose(1, 2).contiguous()
 
 
-class _WithoutAttention(fx.Interpreter):
+def _convolve(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return x * weight.sum(1, keepdim=True).to(x.dtype)
+
+
+def _delta_rule(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, *_: Any) -> Tensor:
+    repeats = v.shape[2] // k.shape[2]
+    share = (q.float() * k.float()).mean(-1).repeat_interleave(repeats, 2)
+    factors = gate.float().exp()
+    share = torch.sigmoid(share) * beta.float() * (factors if factors.dim() == 3 else factors.mean(-1))
+    return (share[..., None] * v.float()).to(q.dtype)
+
+
+class _TokenByToken(fx.Interpreter):
+    stand_ins: dict[Any, Callable[..., Tensor]] = {
+        torch.ops.armllm.attention.default: _attention,
+        torch.ops.armllm.convolve_tokens.default: _convolve,
+        torch.ops.armllm.delta_rule.default: _delta_rule,
+    }
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is torch.ops.armllm.attention.default:
-            return _stand_in(*args[:3])
+        if (stand_in := self.stand_ins.get(target)) is not None:
+            return stand_in(*args)
         return super().call_function(target, args, kwargs)
 
 
 @torch.no_grad()
 def mixes_tokens(module: fx.GraphModule, vocab_size: int) -> bool:
-    """True if tokens depend on each other, or on their number, outside of the attention markers.
+    """True if tokens depend on each other, or on their number, outside of the markers.
 
-    A step packs the new tokens of many sequences.  A convolution over tokens, a recurrent state, or counted
-    positions would be wrong in it.  The graph is therefore run with a tokenwise replacement of attention:
-    each token's result must not change when the tokens are permuted and some of them are left out.
+    A step packs the new tokens of many sequences.  A convolution or a recurrence that no marker stands for,
+    or counted positions, would be wrong in it.  The graph is therefore run with tokenwise replacements of the
+    markers: each token's result must not change when the tokens are permuted and some of them are left out.
 
     Args:
         module: a captured graph of ``input_ids`` and ``position_ids``.
@@ -43,7 +62,7 @@ def mixes_tokens(module: fx.GraphModule, vocab_size: int) -> bool:
     ids = torch.arange(3, 3 + 7 * len(_POSITIONS), 7)[None] % vocab_size
     positions = torch.tensor(_POSITIONS)[None]
     subset = torch.tensor(_SUBSET)
-    run = _WithoutAttention(module, garbage_collect_values=True)
+    run = _TokenByToken(module, garbage_collect_values=True)
     full: Tensor = run.run(ids, positions)[:, subset]
     partial: Tensor = run.run(ids[:, subset], positions[:, subset])
     bound = _TOLERANCE.get(full.dtype, 3e-2) * float(full.float().abs().max())

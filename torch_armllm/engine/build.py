@@ -82,14 +82,21 @@ def build_engine(
         by_modules = runner = ModuleRunner(model, trace=trace, team=team)
         blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
     else:
-        runner = PlanRunner(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable)
-        blocks = BlockManager(
-            memory.num_blocks, memory.block_size, memory.swap_blocks, config.enable_prefix_caching
+        state_slots = memory.state_slots, memory.swap_state_slots
+        runner = PlanRunner(
+            *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots)
         )
+        if memory.state_slots:
+            _check_recurrent(name, config)
+        caching = config.enable_prefix_caching and not memory.state_slots
+        blocks = BlockManager(memory.num_blocks, memory.block_size, memory.swap_blocks, caching, *state_slots)
     logger.info("kernels for %s on %s; %s", variants.machine().selected, cpu_name(), team.chosen)
     for advice in diagnostics.warnings(diagnostics.describe()):
         logger.warning("%s", advice)
-    scheduler = Scheduler(_limits(config, max_model_len), blocks, config.scheduling_policy)
+    max_num_seqs = config.max_num_seqs
+    if memory is not None and memory.state_slots:
+        max_num_seqs = memory.state_slots
+    scheduler = Scheduler(_limits(config, max_model_len, max_num_seqs), blocks, config.scheduling_policy)
     ends = find_eos_token_ids(tokenizer, getattr(model, "generation_config", None))
     sampler = Sampler(drawable, ends, tokenizer)
     preprocessor = Preprocessor(tokenizer, max_model_len, sampler.check, config.seed)
@@ -112,9 +119,24 @@ def build_engine(
     )
 
 
-def _limits(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+def _check_recurrent(name: str, config: EngineConfig) -> None:
+    """Says what the engine cannot do yet for recurrent layers.
+
+    Raises:
+        ValueError: speculative decoding is asked for.
+    """
+    if config.speculative_config is not None:
+        raise ValueError(
+            f"{name} has recurrent layers, whose states cannot take back rejected draft tokens: leave "
+            "speculative_config out"
+        )
+    if config.enable_prefix_caching:
+        logger.info("%s has recurrent layers: prompts do not share computed prefixes", name)
+
+
+def _limits(config: EngineConfig, max_model_len: int, max_num_seqs: int) -> SchedulerConfig:
     return SchedulerConfig(
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
         enable_chunked_prefill=config.enable_chunked_prefill,

@@ -72,6 +72,7 @@ class Sequence:
         index: position among the request's sequences.
         token_ids: prompt tokens, then output tokens.
         blocks: hold its keys and values, in order.
+        state: slot of its recurrent layers' states, or their swap slot; None if it has none.
         computed: number of positions whose keys and values are in the blocks.
         draft: draft tokens after `token_ids`, which the next step verifies.
         logprobs: of the output tokens, if requested.
@@ -82,6 +83,7 @@ class Sequence:
     index: int
     token_ids: list[int]
     blocks: list[int] = field(default_factory=list)
+    state: int | None = None
     computed: int = 0
     status: Status = Status.WAITING
     draft: list[int] = field(default_factory=list)

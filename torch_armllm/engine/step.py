@@ -45,10 +45,14 @@ class Scheduled(NamedTuple):
 
 @dataclass
 class Step:
-    """Block copies, then tokens to compute.
+    """Copies of states and blocks, then tokens to compute.
 
     Attributes:
         scheduled: one entry per sequence.
+        state_copies: (slot, slot) pairs of recurrent layers' states, copied before everything else: the
+            states of forked sequences.
+        state_swaps_out: (slot, swap slot) pairs.
+        state_swaps_in: (swap slot, slot) pairs, copied after those.
         swaps_out: (block, swap block) pairs, copied first.
         swaps_in: (swap block, block) pairs, copied second.
         copies: (block, block) pairs, copied third: copy-on-write of shared blocks.
@@ -59,6 +63,9 @@ class Step:
     """
 
     scheduled: list[Scheduled] = field(default_factory=list)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
+    state_swaps_out: list[tuple[int, int]] = field(default_factory=list)
+    state_swaps_in: list[tuple[int, int]] = field(default_factory=list)
     swaps_out: list[tuple[int, int]] = field(default_factory=list)
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""Block numbers of an engine: KV cache, prefix cache and swap space.  The runner owns the tensors."""
+"""Numbers of an engine's blocks and state slots: KV cache, prefix cache, swap space.
+
+The runner owns the tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,19 @@ class BlockManager(BlockAllocator):
         block_size: positions per block.
         swap_blocks: number of swap blocks.
         swap: allocator of the swap blocks.
+        states: allocator of the state slots of running sequences; None without recurrent layers.
+        swapped_states: allocator of the state slots in swap memory.
         prefix_cache: finds blocks by their tokens; None if prefix caching is off.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, swap_blocks: int = 0, enable_prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        swap_blocks: int = 0,
+        enable_prefix_caching: bool = True,
+        state_slots: int = 0,
+        swap_state_slots: int = 0,
     ) -> None:
         if num_blocks < 1 or block_size < 1 or swap_blocks < 0:
             raise ValueError(
@@ -34,6 +45,8 @@ class BlockManager(BlockAllocator):
         self.block_size = block_size
         self.swap_blocks = swap_blocks
         self.swap = BlockAllocator(swap_blocks)
+        self.states = BlockAllocator(state_slots) if state_slots else None
+        self.swapped_states = BlockAllocator(swap_state_slots)
         self.prefix_cache = PrefixCache(num_blocks, block_size) if enable_prefix_caching else None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch_armllm.kv_cache.block_allocator import BlockAllocator
 from torch_armllm.kv_cache.shapes import Cache, CacheShape, LatentShape, MixedShape, Shape
+from torch_armllm.kv_cache.states import StatePool
 
 __all__ = ["BlockPool", "CacheShape", "LatentShape", "MixedShape"]
 
@@ -14,12 +15,19 @@ class BlockPool(BlockAllocator):
     Attributes:
         shape: shape of the cache.
         cache: tensors made by `Shape.tensors`; layers are their first dimension.
+        states: slots of the recurrent layers' states.
     """
 
     def __init__(self, shape: Shape, blocks: int = 64) -> None:
         super().__init__(blocks)
         self.shape = shape
         self.cache = shape.tensors(blocks)
+        self.states = StatePool(shape.states)
+
+    def reset(self) -> None:
+        """Frees all blocks and state slots."""
+        super().reset()
+        self.states.reset()
 
     def layer(self, index: int) -> Cache:
         """Returns the tensors of one layer, as views."""

@@ -1,4 +1,4 @@
-"""Memory budget of an engine's KV cache."""
+"""Memory budget of an engine's KV cache, and of the states of recurrent layers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class KvMemory:
         block_bytes: bytes of all layers' keys and values in one block.
         max_model_len: maximum sequence length, in tokens, that fits and is allowed.
         dtype: name of the dtype of the stored keys and values.
+        state_slots: sequences whose states fit; 0 without recurrent layers.
+        swap_state_slots: sequences whose states fit into swap space.
+        state_bytes: bytes of a sequence's states.
     """
 
     num_blocks: int
@@ -38,6 +41,9 @@ class KvMemory:
     block_bytes: int
     max_model_len: int
     dtype: str
+    state_slots: int = 0
+    swap_state_slots: int = 0
+    state_bytes: int = 0
 
     @property
     def tokens(self) -> int:
@@ -45,13 +51,18 @@ class KvMemory:
         return self.num_blocks * self.block_size
 
     def __str__(self) -> str:
-        swap = (
-            f", and {format_bytes(self.swap_blocks * self.block_bytes)} of swap" if self.swap_blocks else ""
+        swap_bytes = self.swap_blocks * self.block_bytes + self.swap_state_slots * self.state_bytes
+        swap = f", and {format_bytes(swap_bytes)} of swap" if swap_bytes else ""
+        states = (
+            f"; states {format_bytes(self.state_slots * self.state_bytes)} for {self.state_slots} sequences "
+            f"({format_bytes(self.state_bytes)} each)"
+            if self.state_slots
+            else ""
         )
         return (
             f"KV cache {format_bytes(self.num_blocks * self.block_bytes)} for {self.tokens} tokens "
             f"({self.dtype}, {self.block_bytes // self.block_size} bytes a token){swap}: "
-            f"{self.tokens / self.max_model_len:.1f} texts of max_model_len = {self.max_model_len}"
+            f"{self.tokens / self.max_model_len:.1f} texts of max_model_len = {self.max_model_len}{states}"
         )
 
 
@@ -92,6 +103,11 @@ def size_kv_memory(
             f"than the {format_bytes(free)} that are free: ask for less, or for a share such as "
             "kv_cache_memory=0.5"
         )
+    state_bytes = shape.states.bytes_per_sequence
+    state_slots = _state_slots(state_bytes, max_num_seqs, granted, origin)
+    swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
+    swap_space -= swap_state_slots * state_bytes
+    granted -= state_slots * state_bytes
     blocks = granted // block_bytes
     blocks_per_sequence = -(-length // shape.block_size)
     if blocks < blocks_per_sequence:
@@ -106,8 +122,27 @@ def size_kv_memory(
         length = fitting
     if memory is None:
         blocks = min(blocks, max_num_seqs * blocks_per_sequence)
-    dtype = dtype_name(shape.dtype)
-    return KvMemory(blocks, swap_space // block_bytes, shape.block_size, block_bytes, length, dtype)
+    swap_blocks = swap_space // block_bytes
+    return KvMemory(
+        *(blocks, swap_blocks, shape.block_size, block_bytes, length, dtype_name(shape.dtype)),
+        *(state_slots, swap_state_slots, state_bytes),
+    )
+
+
+def _state_slots(state_bytes: int, max_num_seqs: int, granted: int, origin: str) -> int:
+    """Returns how many sequences' states get memory: at most half of it, unless that holds none.
+
+    Raises:
+        ValueError: the states of one sequence do not fit.
+    """
+    if not state_bytes:
+        return 0
+    if state_bytes >= granted:
+        raise ValueError(
+            f"the states of one sequence need {format_bytes(state_bytes)}, but the KV cache has "
+            f"{format_bytes(granted)}, {origin}: raise kv_cache_memory"
+        )
+    return min(max_num_seqs, max(1, granted // 2 // state_bytes))
 
 
 def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_armllm.kv_cache.states import NO_STATES, StateShape
 from torch_armllm.ops.attention import KvCache, keys_by_token, new_kv_cache, values_by_token
 from torch_armllm.ops.mla import new_latent_cache
 
@@ -49,6 +50,8 @@ class CacheShape:
     dtype: torch.dtype
     block_size: int = 32
     """Positions per block; a multiple of 16 that divides 256."""
+    states: StateShape = NO_STATES
+    """States of the recurrent layers."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -96,6 +99,8 @@ class MixedShape:
     """Groups of layers of equal shape; the layers of a group need not be consecutive."""
     positions: tuple[tuple[int, int], ...]
     """Group of each layer, and its index in the group; layers that share keys and values share both."""
+    states: StateShape = NO_STATES
+    """States of the recurrent layers."""
 
     @property
     def layers(self) -> int:
@@ -143,6 +148,8 @@ class LatentShape:
     block_size: int = 32
     expanded: int = 0
     """Elements that all layers' keys and values at one position would have if they were expanded."""
+    states: StateShape = NO_STATES
+    """States of the recurrent layers."""
 
     @property
     def bytes_per_token(self) -> int:

@@ -191,7 +191,7 @@ class PatchedForward:
             self._transient.rows = [SequenceBlocks(self._transient.pool) for _ in range(batch)]
             return self._transient, False
         if type(past) is DynamicCache:
-            if self.needs_recompute and past.get_seq_length():
+            if self.needs_recompute and _is_filled(past):
                 raise _Unserved("the given cache was filled by modules")
             if any(not _is_whole(layer) for layer in past.layers):
                 raise _Unserved("the given cache has dropped positions outside a sliding window")
@@ -272,10 +272,17 @@ def _span(ids: Tensor) -> str:
     return f"{int(ids.min())} … {int(ids.max())}"
 
 
+def _is_filled(cache: DynamicCache) -> bool:
+    """True if a cache holds positions, or states of recurrent layers."""
+    states = (getattr(layer, "has_previous_state", {}) for layer in cache.layers)
+    return bool(cache.get_seq_length()) or any(True in layer.values() for layer in states)
+
+
 def _is_whole(layer: Any) -> bool:
-    if not layer.is_initialized or layer.keys is None:  # no keys yet, or those of another layer
+    keys = getattr(layer, "keys", None)
+    if not getattr(layer, "is_initialized", False) or keys is None:  # no keys yet, or those of another layer
         return True
-    return bool(layer.keys.shape[-2] == layer.get_seq_length())
+    return bool(keys.shape[-2] == layer.get_seq_length())
 
 
 def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int) -> Tensor | None:

@@ -44,7 +44,9 @@ class PagedCache(DynamicCache):
         The caller keeps one cache object over the turns of a conversation, so this object must grow.
         """
         filled = [
-            n for n, layer in enumerate(cache.layers) if layer.is_initialized and layer.keys is not None
+            n
+            for n, layer in enumerate(cache.layers)
+            if getattr(layer, "is_initialized", False) and getattr(layer, "keys", None) is not None
         ]
         length = cache.get_seq_length() if filled else 0
         old = [(n, cache.layers[n].keys, cache.layers[n].values) for n in filled] if length else []
@@ -147,8 +149,8 @@ class PagedCache(DynamicCache):
 
     @property
     def is_croppable(self) -> bool:
-        """Always True."""
-        return True
+        """False for models with recurrent layers, whose states cannot go back."""
+        return not self.shape.states
 
     @property
     def is_sliding(self) -> list[bool]:

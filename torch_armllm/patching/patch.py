@@ -99,7 +99,7 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     if max_length is not None:
         why = "attention is sparse" if max_length == dense else "attention is chunked"
         report.notes.append(f"texts of more than {max_length} tokens run module by module: {why}")
-    needs_recompute = dense is not None or built.repeats_attention
+    needs_recompute = dense is not None or built.repeats_attention or bool(shape.states)
     vocabulary = model.get_input_embeddings().num_embeddings
     forward = PatchedForward(base, built.plan, shape, vocabulary, max_length, needs_recompute)
     by_plan = with_gradients_by_modules(model, forward)

@@ -10,7 +10,7 @@ from torch import fx
 from torch_armllm.capture.sample import Sample
 from torch_armllm.passes import PassContext, run_each_pass
 
-REQUIRED_PASSES = frozenset({"clean", "quantize_weights", "attention", "dead_code"})
+REQUIRED_PASSES = frozenset({"clean", "quantize_weights", "attention", "recurrent", "dead_code"})
 """Passes that a plan cannot do without."""
 
 _CACHE_ROUNDING = {torch.int8: 0.2, torch.bfloat16: 2e-2, torch.float16: 5e-3}

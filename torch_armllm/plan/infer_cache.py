@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import fx, nn
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
+from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.passes.lib.cache_layout import CacheLayout
 from torch_armllm.passes.lib.graph import is_op, value
+from torch_armllm.passes.lib.state_layout import state_layout
 from torch_armllm.passes.mla import find_latent_attention, not_absorbed_reason
 
 
 def cache_shape_of(
     base: nn.Module, module: fx.GraphModule, layout: CacheLayout, dtype: torch.dtype | None
 ) -> Shape:
-    """Returns the shape of the paged cache, from the attention markers of a captured graph.
+    """Returns the shape of the paged cache, from the markers of a captured graph.
 
     Args:
         base: the captured module.
@@ -27,6 +31,19 @@ def cache_shape_of(
     Raises:
         CaptureError: the layers cannot share a cache, or no op supports their latents.
     """
+    return replace(_kv_shape(base, module, layout, dtype), states=_state_shape(module))
+
+
+def _state_shape(module: fx.GraphModule) -> StateShape:
+    layout = state_layout(module)
+    return StateShape(
+        tuple(StateGroup(layout.count(i), sizes, dtype) for i, (sizes, dtype) in enumerate(layout.groups))
+    )
+
+
+def _kv_shape(
+    base: nn.Module, module: fx.GraphModule, layout: CacheLayout, dtype: torch.dtype | None
+) -> Shape:
     latent = _latent_shape(base, module, dtype)
     if latent is not None:
         return latent

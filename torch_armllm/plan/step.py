@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -33,6 +33,10 @@ class StepInputs:
     max_seq_len: int
     cache: Cache
     """keys and values, or latents, of all layers, as `Shape.tensors` allocates them"""
+    states: list[Tensor] = field(default_factory=list)
+    """states of recurrent layers, as `StateShape.tensors` allocates them"""
+    state_slots: Tensor | None = None
+    """int64 ``(B,)``: slot of each sequence's states; None without recurrent layers"""
 
     @classmethod
     def pack(
@@ -62,6 +66,7 @@ class StepInputs:
         width = max((len(sequence.blocks) for sequence in sequences), default=0)
         table = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence in sequences]
         lengths = [sequence.length for sequence in sequences]
+        states = [sequence.state for sequence in sequences if sequence.state is not None]
         return cls(
             input_ids=input_ids.contiguous(),
             position_ids=position_ids.contiguous(),
@@ -71,12 +76,14 @@ class StepInputs:
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
             max_seq_len=max(lengths, default=0),
             cache=pool.cache,  # read last: `append` may have moved it to larger tensors
+            states=pool.states.tensors,
+            state_slots=torch.tensor(states, dtype=torch.int64) if pool.states.tensors else None,
         )
 
     @property
     def caches(self) -> list[Tensor]:
-        """Tensors of the cache that are not None."""
-        return [t for t in self.cache if t is not None]
+        """Tensors of the cache, then the slots of states and the states; nothing where there are none."""
+        return [t for t in (*self.cache, self.state_slots, *self.states) if t is not None]
 
     @property
     def tokens(self) -> int:

@@ -27,6 +27,8 @@ _MODELS: tuple[tuple[str, str | None, torch.dtype, str | None], ...] = (
     ("olmoe", "int4", torch.bfloat16, None),
     ("deepseek_v3", "int4", torch.float32, None),
     ("deepseek_v2", "int4", torch.bfloat16, None),
+    ("qwen3_5_moe_text", "int4", torch.bfloat16, None),
+    ("kimi_linear", "int4", torch.float32, None),
 )
 """Families, their quantization, dtype, and dtype of the cache: together they use nearly all instructions."""
 VOCABULARY = 60
@@ -68,7 +70,7 @@ def models() -> list[Recorded]:
     for family, quantization, dtype, cache_dtype in _MODELS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = tiny_model(family, dtype, vocab_size=VOCABULARY)
+            model = tiny_model(family, dtype, vocab_size=VOCABULARY, pad_token_id=0)
             torch_armllm.patch(model, quantization, kv_cache_dtype=cache_dtype, progress=False)
         forward = model.base_model.forward
         assert isinstance(forward.plan, NativePlan), family
@@ -164,6 +166,11 @@ def step_inputs(recorded: Recorded, draw: Random) -> tuple[dict[str, Spec], int]
     }
     for number, tensor in enumerate(_cache_like(recorded.shape, blocks)):
         inputs[f"cache{number}"] = Spec(tuple(tensor.shape), tensor.dtype)
+    if recorded.shape.states:
+        rows = count + draw.choice((0, 0, 3))
+        inputs["state_slots"] = Spec((count,), torch.int64, draw.sample(range(rows), count))
+        for number, tensor in enumerate(recorded.shape.states.tensors(rows)):
+            inputs[f"cache of states {number}"] = Spec(tuple(tensor.shape), tensor.dtype)
     return inputs, tokens
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -28,6 +28,8 @@ class PlanRunner:
         model: see `ServableModel`.
         num_blocks: blocks of the KV cache.
         swap_blocks: blocks of swap memory.
+        state_slots: slots for the states of recurrent layers.
+        swap_state_slots: likewise, of swap memory.
         trace: records the phases of steps.
         team: compute threads; None: torch's own.
         drawable: number of token ids that may be sampled; None: all.
@@ -41,6 +43,8 @@ class PlanRunner:
         trace: Trace = NO_TRACE,
         team: ThreadTeam | None = None,
         drawable: int | None = None,
+        state_slots: int = 0,
+        swap_state_slots: int = 0,
     ) -> None:
         self.model = model
         self.plan = model.plan
@@ -52,7 +56,9 @@ class PlanRunner:
         self.swap_blocks = swap_blocks
         self.cache: Cache = self.shape.tensors(num_blocks)
         self._swap: Cache | None = self.shape.tensors(swap_blocks) if swap_blocks else None
-        self._builder = StepBuilder(self.cache, self.block_size, model.first_position)
+        self.states = self.shape.states.tensors(state_slots)
+        self._swapped_states = self.shape.states.tensors(swap_state_slots)
+        self._builder = StepBuilder(self.cache, self.block_size, model.first_position, self.states)
         self._drawable = model.vocab_size if drawable is None else drawable
         self._fused_head: FusedHead | None = None
         self._may_fuse = True
@@ -61,8 +67,8 @@ class PlanRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV cache, swap memory not included."""
-        return sum(tensor.nbytes for tensor in self.cache if tensor is not None)
+        """Bytes of the KV cache and the states, swap memory not included."""
+        return sum(tensor.nbytes for tensor in (*self.cache, *self.states) if tensor is not None)
 
     def execute(self, step: Step) -> Tensor:
         """Computes a step.
@@ -115,7 +121,13 @@ class PlanRunner:
             self._fused_head = FusedHead(self.plan, weights, self._drawable)
 
     def copy_blocks(self, step: Step) -> None:
-        """Copies the blocks of a step: swaps out, swaps in, and copy-on-write."""
+        """Copies the states and blocks of a step: forks, swaps out, swaps in, and copy-on-write."""
+        if step.state_copies:
+            _copy(self.states, self.states, step.state_copies)
+        if step.state_swaps_out:
+            _copy(self.states, self._swapped_states, step.state_swaps_out)
+        if step.state_swaps_in:
+            _copy(self._swapped_states, self.states, step.state_swaps_in)
         if step.swaps_out:
             assert self._swap is not None
             _copy(self.cache, self._swap, step.swaps_out)
@@ -126,8 +138,10 @@ class PlanRunner:
             _copy(self.cache, self.cache, step.copies)
 
 
-def _copy(source: Cache, target: Cache, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copies whole blocks of all layers."""
+def _copy(
+    source: Iterable[Tensor | None], target: Iterable[Tensor | None], pairs: Sequence[tuple[int, int]]
+) -> None:
+    """Copies whole blocks, or state slots, of all layers."""
     sources, targets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
     for old, new in zip(source, target, strict=True):
         if old is not None and new is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -74,12 +74,16 @@ class StepBuilder:
         cache: KV cache that the steps read and write.
         block_size: positions per block.
         first_position: position id of a sequence's first token.
+        states: states of recurrent layers; empty without.
     """
 
-    def __init__(self, cache: Cache, block_size: int, first_position: int = 0) -> None:
+    def __init__(
+        self, cache: Cache, block_size: int, first_position: int = 0, states: Sequence[Tensor] = ()
+    ) -> None:
         self.cache = cache
         self.block_size = block_size
         self.first_position = first_position
+        self.states = list(states)
         self._table = BlockTable()
         self._reserve_tokens(512)
         self._reserve_sequences(64)
@@ -92,8 +96,11 @@ class StepBuilder:
 
     def _reserve_sequences(self, sequences: int) -> None:
         starts, lengths = (SharedBuffer("i", sequences + 1) for _ in range(2))
-        self._starts, self._lengths = starts.items, lengths.items
-        self._by_sequences = _Views(sequences, lambda n: (starts.view(n + 1), lengths.view(n)))
+        state_slots = SharedBuffer("q", sequences)
+        self._starts, self._lengths, self._state_slots = starts.items, lengths.items, state_slots.items
+        self._by_sequences = _Views(
+            sequences, lambda n: (starts.view(n + 1), lengths.view(n), state_slots.view(n))
+        )
         self._decodes = {}
 
     def decode(self, step: Step) -> StepInputs:
@@ -120,6 +127,8 @@ class StepBuilder:
                 table.write(row, blocks)
             if start >= max_seq_len:
                 max_seq_len = start + 1
+        if self.states:
+            self._write_state_slots(scheduled)
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
         inputs.max_seq_len = max_seq_len
@@ -128,8 +137,18 @@ class StepBuilder:
     def _decode_inputs(self, count: int) -> StepInputs:
         starts = torch.arange(count + 1, dtype=torch.int32)
         ids, positions, slots = self._by_tokens[count]
-        _, lengths = self._by_sequences[count]
-        return StepInputs(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache)
+        _, lengths, _ = self._by_sequences[count]
+        return StepInputs(
+            *(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache, self.states),
+            self._state_slots_of(count),
+        )
+
+    def _write_state_slots(self, scheduled: Sequence[Scheduled]) -> None:
+        slots = [s.sequence.state for s in scheduled if s.sequence.state is not None]
+        self._state_slots[: len(scheduled)] = array("q", slots)
+
+    def _state_slots_of(self, count: int) -> Tensor | None:
+        return self._by_sequences[count][2] if self.states else None
 
     def build(self, step: Step) -> tuple[StepInputs, list[int]]:
         """Returns the inputs of a step, which must not be empty, and the rows of its tokens that need logits.
@@ -166,10 +185,13 @@ class StepBuilder:
             if end > max_seq_len:
                 max_seq_len = end
         input_ids, position_ids, slot_ids = self._by_tokens[tokens]
-        query_start, seq_lens = self._by_sequences[len(scheduled)]
+        query_start, seq_lens, _ = self._by_sequences[len(scheduled)]
         table = self._table.view(len(scheduled))
+        if self.states:
+            self._write_state_slots(scheduled)
         step_inputs = StepInputs(
-            input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache
+            *(input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache),
+            *(self.states, self._state_slots_of(len(scheduled))),
         )
         return step_inputs, rows
 

@@ -1,4 +1,4 @@
-"""Block tables of sequences: KV cache blocks while they run, swap blocks while they are swapped out."""
+"""Blocks and state slots of sequences: in the KV cache while they run, in swap memory while swapped out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch_armllm.kv_cache.block_manager import BlockManager
 
 
 class BlockTables:
-    """Allocates and frees the blocks of sequences.
+    """Allocates and frees the blocks and state slots of sequences.
 
     A block is written only while one sequence holds it, and never after the prefix cache knows it. Full
     blocks are shared. The partial block that forked sequences share is copied on write, for all of them but
-    the last.
+    the last.  The states of recurrent layers change in each step, so forked sequences get copies at once.
 
     Attributes:
         swapped: swap blocks of the sequences that are swapped out.
@@ -24,6 +24,7 @@ class BlockTables:
         self.blocks = blocks
         self.swapped: dict[Sequence, list[int]] = {}
         self._arriving: dict[Sequence, int] = {}
+        self._state_copies: list[tuple[int, int]] = []
 
     def admit(self, sequence: Sequence, step: Step, reserve: int, max_uncomputed: int) -> bool:
         """Allocates blocks for all tokens of a sequence; cached and swapped blocks count as computed.
@@ -47,6 +48,7 @@ class BlockTables:
         sequence.blocks = blocks.share(cached_blocks) + blocks.allocate(
             self._size(sequence) - len(cached_blocks)
         )
+        self._admit_state(sequence, step)
         if slots is None:
             sequence.computed = cached
             self._count(sequence, cacheable)
@@ -56,6 +58,29 @@ class BlockTables:
             blocks.swap.deallocate(self.swapped.pop(sequence))
             self._arriving[sequence] = cached  # first position to cache again after the copies
         return True
+
+    def _admit_state(self, sequence: Sequence, step: Step) -> None:
+        """Allocates a state slot, which is there for each sequence of `max_num_seqs`."""
+        if self.blocks.states is None:
+            return
+        swapped = sequence.state
+        (sequence.state,) = self.blocks.states.allocate(1)
+        if swapped is not None:
+            step.state_swaps_in.append((swapped, sequence.state))
+            self.blocks.swapped_states.deallocate([swapped])
+
+    def fork_states(self, sequence: Sequence, siblings: GenericSequence[Sequence]) -> None:
+        """Gives copies of a sequence's states to others; the next step copies them."""
+        if self.blocks.states is None:
+            return
+        assert sequence.state is not None
+        for sibling in siblings:
+            (sibling.state,) = self.blocks.states.allocate(1)
+            self._state_copies.append((sequence.state, sibling.state))
+
+    def copy_states(self, step: Step) -> None:
+        """Lets a step copy the states of sequences that were forked before it."""
+        step.state_copies, self._state_copies = self._state_copies, []
 
     def fits(self, sequence: Sequence, reserve: int, max_uncomputed: int) -> bool:
         """True if `admit` would succeed."""
@@ -159,22 +184,34 @@ class BlockTables:
     def swap_out(self, sequence: Sequence, step: Step) -> bool:
         """Swaps the computed blocks of a sequence out; False if swap memory has no room."""
         used = -(-sequence.computed // self.blocks.block_size)
-        if used > self.blocks.swap.free:
+        if used > self.blocks.swap.free or (self.blocks.states and not self.blocks.swapped_states.free):
             return False
         slots = self.swapped[sequence] = self.blocks.swap.allocate(used)
         step.swaps_out += zip(sequence.blocks, slots, strict=False)
+        swapped = None
+        if sequence.state is not None:
+            (swapped,) = self.blocks.swapped_states.allocate(1)
+            step.state_swaps_out.append((sequence.state, swapped))
         self._deallocate(sequence)
+        sequence.state = swapped
         return True
 
     def free(self, sequence: Sequence) -> None:
-        """Frees all blocks and swap blocks of a sequence."""
+        """Frees all blocks, swap blocks and state slots of a sequence."""
         if sequence in self.swapped:
             self.blocks.swap.deallocate(self.swapped.pop(sequence))
+            if sequence.state is not None:
+                self.blocks.swapped_states.deallocate([sequence.state])
+                sequence.state = None
         self._deallocate(sequence)
         sequence.computed = 0
 
     def _deallocate(self, sequence: Sequence) -> None:
         self._arriving.pop(sequence, None)
         self.blocks.deallocate(sequence.blocks)
+        if sequence.state is not None:
+            assert self.blocks.states is not None
+            self.blocks.states.deallocate([sequence.state])
+            sequence.state = None
         sequence.blocks.clear()
         sequence.draft.clear()

@@ -141,6 +141,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Returns the next step, which is not empty while there are unfinished requests."""
         step = Step()
+        self._tables.copy_states(step)
         if self._waiting and self._running:
             self._preempt_for_waiting(step)
         preempted = len(step.preempted)
@@ -171,6 +172,7 @@ class Scheduler:
             )
             for index in range(1, request.params.num_sequences)
         ]
+        self._tables.fork_states(sequence, siblings)
         request.sequences += siblings
         for sibling in siblings:
             self._keys[sibling] = (policy_key, arrival, sibling.index)

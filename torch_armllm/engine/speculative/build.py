@@ -25,7 +25,8 @@ def build_speculative_decoder(
         max_num_batched_tokens: most prompt tokens per prefill step of the draft model.
 
     Raises:
-        ValueError: a setting is wrong, or the draft model has no plan or a smaller vocabulary.
+        ValueError: a setting is wrong, or the draft model has no plan, recurrent layers or a smaller
+            vocabulary.
         OSError: the draft model is not found.
     """
     config = SpeculativeConfig.parse(settings)
@@ -52,6 +53,11 @@ def _draft_model(
     servable = servable_model(model)
     if servable is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another model")
+    if servable.shape.states:
+        raise ValueError(
+            f"the draft model, a {type(model).__name__}, has recurrent layers, whose states cannot take back "
+            "rejected tokens; give another model"
+        )
     num_blocks = -(-positions // servable.shape.block_size)
     max_length = _max_length(model, servable.max_length)
     rejection = config.draft_sampling == "rejection"

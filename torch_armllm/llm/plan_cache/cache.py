@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch_armllm.capture.sample import Sample, sample_ids
 from torch_armllm.engine.execution.plan_runner import PlanRunner
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
+from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps
 from torch_armllm.plan.native import NativePlan
@@ -211,17 +212,30 @@ def _tokenizer_class(path: list[str] | None) -> type | None:
 
 
 def _describe_shape(shape: Shape) -> dict[str, Any]:
+    states = [{**asdict(group), "dtype": dtype_name(group.dtype)} for group in shape.states.groups]
     if isinstance(shape, MixedShape):
         return {
             "places": [list(p) for p in shape.positions],
             "groups": [_describe_shape(g) for g in shape.groups],
+            "states": states,
         }
-    return {"kind": type(shape).__name__, **asdict(shape), "dtype": dtype_name(shape.dtype)}
+    return {
+        "kind": type(shape).__name__,
+        **asdict(shape),
+        "dtype": dtype_name(shape.dtype),
+        "states": states,
+    }
 
 
 def _shape(metadata: dict[str, Any]) -> Any:
+    states = StateShape(
+        tuple(
+            StateGroup(group["layers"], tuple(group["sizes"]), getattr(torch, group["dtype"]))
+            for group in metadata["states"]
+        )
+    )
     if "groups" in metadata:
         groups = tuple(_shape(group) for group in metadata["groups"])
-        return MixedShape(groups, tuple((a, b) for a, b in metadata["places"]))
-    fields = {**metadata, "dtype": getattr(torch, metadata["dtype"])}
+        return MixedShape(groups, tuple((a, b) for a, b in metadata["places"]), states)
+    fields = {**metadata, "dtype": getattr(torch, metadata["dtype"]), "states": states}
     return _SHAPES[fields.pop("kind")](**fields)

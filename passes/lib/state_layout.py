@@ -1,0 +1,58 @@
+"""Layout of the states of recurrent layers: groups of equal shape, and each marker's position in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.graph import is_op, value
+
+armllm = torch.ops.armllm
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Positions of the states of a graph's recurrent markers, which are identified by their order."""
+
+    groups: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    """Shape and dtype of one state in each group."""
+    positions: tuple[tuple[int, int], ...]
+    """Group of each marker's state, and its index in the group."""
+
+    def count(self, group: int) -> int:
+        """Returns the number of states of a group."""
+        return sum(number == group for number, _ in self.positions)
+
+
+def recurrent_markers(module: fx.GraphModule) -> list[Node]:
+    """Returns the recurrent markers of a captured graph, in order."""
+    return [n for n in module.graph.nodes if is_op(n, armllm.convolve_tokens, armllm.delta_rule)]
+
+
+def state_layout(module: fx.GraphModule) -> StateLayout:
+    """Returns the layout for the recurrent markers of a captured graph, before any pass."""
+    groups: list[tuple[tuple[int, ...], torch.dtype]] = []
+    counts: list[int] = []
+    positions: list[tuple[int, int]] = []
+    for node in recurrent_markers(module):
+        state = _state_of(node)
+        if state not in groups:
+            groups.append(state)
+            counts.append(0)
+        group = groups.index(state)
+        positions.append((group, counts[group]))
+        counts[group] += 1
+    return StateLayout(tuple(groups), tuple(positions))
+
+
+def _state_of(node: Node) -> tuple[tuple[int, ...], torch.dtype]:
+    """Returns the shape and dtype of the state of a marker."""
+    inputs = node.all_input_nodes
+    if is_op(node, armllm.convolve_tokens):
+        channels, taps = map(int, value(inputs[1]).shape)
+        return (taps - 1, channels), value(inputs[0]).dtype
+    keys, values = (value(n).shape for n in node.args[1:3])  # type: ignore[arg-type]
+    return (int(values[2]), int(keys[3]), int(values[3])), torch.float32

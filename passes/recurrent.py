@@ -1,0 +1,81 @@
+"""Recurrent layers on packed tokens: each marker op becomes ``causal_conv`` or ``gated_delta_rule``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
+from torch_armllm.passes.lib.paged_inputs import add_paged_inputs, add_state_inputs, paged_inputs
+from torch_armllm.passes.lib.state_layout import recurrent_markers, state_layout
+
+armllm = torch.ops.armllm
+
+
+def _sequence(graph: fx.Graph, node: Any) -> Node:
+    """``(1, T, …)`` → ``(T, …)``."""
+    return call(graph, aten.select.int, node, 0, 0)
+
+
+def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...]) -> Node:
+    x, weight, bias, silu = node.args
+    taps, offsets = constant(module, weight), constant(module, bias)
+    assert taps is not None
+    weight = new_constant(module, node, "taps", taps.float().T.contiguous())
+    if offsets is not None:
+        bias = new_constant(module, node, "conv_bias", offsets.float())
+    graph = module.graph
+    with graph.inserting_before(node):
+        if is_op(x, aten.transpose.int) and set(x.args[1:]) == {1, 2}:
+            rows = _sequence(graph, x.args[0])
+        else:
+            rows = _sequence(graph, call(graph, aten.transpose.int, x, 1, 2))
+        out = call(graph, armllm.causal_conv.default, rows, weight, bias, state, *steps, silu)
+        by_token = call(graph, aten.unsqueeze.default, out, 0)
+        by_channel = call(graph, aten.transpose.int, by_token, 1, 2)
+    for user in list(node.users):
+        if is_op(user, aten.transpose.int) and set(user.args[1:]) == {1, 2}:
+            user.replace_all_uses_with(by_token)
+            graph.erase_node(user)
+    return by_channel
+
+
+def _delta_rule(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...]) -> Node:
+    *rows, scale, normalize = node.args
+    graph, rule = module.graph, armllm.gated_delta_rule.default
+    with graph.inserting_before(node):
+        out = call(graph, rule, *(_sequence(graph, x) for x in rows), state, *steps, scale, normalize)
+        return call(graph, aten.unsqueeze.default, out, 0)
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites all recurrent markers; does nothing if the context is not paged.
+
+    Returns:
+        The number of markers rewritten.
+    """
+    graph = module.graph
+    nodes = recurrent_markers(module)
+    if not context.paged or not nodes:
+        return 0
+    layout = state_layout(module)
+    inputs = paged_inputs(module)
+    if not inputs:
+        ids = next(n for n in graph.nodes if n.op == "placeholder")
+        inputs = add_paged_inputs(module, nodes[0], value(ids).shape[1], {})
+    states = add_state_inputs(
+        module, nodes[0], [(dtype, (layout.count(i), 4, *s)) for i, (s, dtype) in enumerate(layout.groups)]
+    )
+    steps = (states.slots, inputs["query_start"], inputs["seq_lens"])
+    for node, (group, number) in zip(nodes, layout.positions, strict=True):
+        with graph.inserting_before(node):
+            state = call(graph, aten.select.int, states.groups[group], 0, number)
+        rewrite = _convolve if is_op(node, armllm.convolve_tokens) else _delta_rule
+        node.replace_all_uses_with(rewrite(module, node, state, steps))
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return len(nodes)

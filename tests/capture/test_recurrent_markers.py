@@ -1,0 +1,71 @@
+"""Markers of recurrent layers: what they compute, and where they are inserted."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.graphs import ops
+from torch_armllm.capture.export import CaptureError, capture
+from torch_armllm.capture.markers import recurrent
+from torch_armllm.model_survey.tiny_models import tiny_model
+from torch_armllm.ops.recurrent.reference import reference_causal_conv, reference_gated_delta_rule
+
+
+def steps(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    starts, lengths = torch.tensor([0, tokens]).int(), torch.tensor([tokens]).int()
+    return torch.zeros(1, dtype=torch.int64), starts, lengths
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("taps", [1, 2, 4])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 20])
+def test_convolution_equals_the_ops_reference(tokens: int, taps: int, silu: bool) -> None:
+    torch.manual_seed(tokens)
+    x, weight, bias = torch.randn(1, 6, tokens), torch.randn(6, taps), torch.randn(6)
+    found = recurrent.convolve_tokens(x, weight, bias, silu)
+    state = torch.zeros(1, taps - 1, 6)
+    expected = reference_causal_conv(x[0].T, weight.T, bias, state, *steps(tokens), silu)
+    torch.testing.assert_close(found[0].T, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+def test_delta_rule_equals_the_ops_reference(tokens: int, by_channel: bool) -> None:
+    torch.manual_seed(tokens)
+    q, k = torch.randn(1, tokens, 2, 8), torch.randn(1, tokens, 2, 8)
+    v, beta = torch.randn(1, tokens, 4, 5), torch.rand(1, tokens, 4)
+    gate = -torch.rand(1, tokens, 4, *([8] if by_channel else []))
+    found = recurrent.delta_rule(q, k, v, gate, beta, 0.3, True)
+    state = torch.zeros(1, 4, 8, 5)
+    rows = (x[0] for x in (q, k, v, gate, beta))
+    expected = reference_gated_delta_rule(*rows, state, *steps(tokens), 0.3, True)
+    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "lfm2"])
+def test_graph_holds_the_markers_and_the_functions_come_back(family: str) -> None:
+    model = tiny_model(family)
+    code = sys.modules[type(model).__module__]
+    before = {name: getattr(code, name, None) for name in recurrent._MARKERS}
+    names = ops(capture(model).graph_module)
+    assert "armllm::convolve_tokens" in names
+    assert ("armllm::delta_rule" in names) == (family != "lfm2")
+    assert "conv1d" not in names
+    assert {name: getattr(code, name, None) for name in recurrent._MARKERS} == before
+
+
+def test_a_convolution_that_models_write_themselves_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("lfm2")
+    code = sys.modules[type(model).__module__]
+    original = code.causal_conv1d_fn
+
+    def with_its_own_activation(x, weight, bias=None, activation=None, **options):  # type: ignore[no-untyped-def]
+        return F.tanh(original(x, weight, bias, activation))
+
+    monkeypatch.setattr(code, "causal_conv1d_fn", with_its_own_activation)
+    with pytest.raises(CaptureError, match="mixes or counts tokens outside of attention"):
+        capture(model)

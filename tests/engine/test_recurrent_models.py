@@ -1,0 +1,162 @@
+"""Models with recurrent layers: the same bits alone, batched, in chunks, preempted, swapped and forked."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import torch_armllm
+from tests.support.engines import drain, submit
+from torch_armllm.engine.build import build_engine
+from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.llm_engine import LLMEngine
+from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
+from torch_armllm.ops import variants
+from torch_armllm.patching.state import patched_forward
+from torch_armllm.plan.native import NativePlan
+
+FAMILIES = ("qwen3_5_moe_text", "kimi_linear", "lfm2")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, ignore_eos=True)
+
+
+@functools.cache
+def model(family: str) -> Any:
+    made = tiny_model(family, torch.bfloat16)
+    report = torch_armllm.patch(made, progress=False)
+    assert report.captured and not report.notes, report
+    return made
+
+
+def engine(family: str, **options: Any) -> LLMEngine:
+    defaults = {"kv_cache_memory": 4 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    return build_engine(model(family), None, EngineConfig(**{**defaults, **options}))
+
+
+def memory_of(family: str, blocks: int, slots: int) -> int:
+    """Returns bytes for a few blocks and slots."""
+    forward = patched_forward(model(family))
+    assert forward is not None
+    shape = forward.shape
+    states = slots * shape.states.bytes_per_sequence
+    return max(2 * states, states + blocks * shape.block_size * shape.bytes_per_token)
+
+
+def sequences(running: LLMEngine, prompts: list[list[int]], params: Any) -> list[Any]:
+    """Returns tokens and their exact log-probabilities; checks that all memory is free again."""
+    submit(running, prompts, params)
+    outputs = drain(running)
+    blocks = running.scheduler.blocks
+    assert blocks.states is not None
+    assert blocks.states.free == len(blocks.states), "a state slot is lost"
+    assert blocks.swapped_states.free == len(blocks.swapped_states)
+    assert blocks.free == blocks.num_blocks and blocks.swap.free == blocks.swap_blocks
+    return [[(o.token_ids, o.logprobs) for o in output.outputs] for output in outputs]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    ids: list[int] = tiny_ids(1, length, seed)[0].tolist()
+    return ids
+
+
+@functools.cache
+def alone(family: str, length: int, seed: int) -> Any:
+    return sequences(engine(family), [prompt(length, seed)], GREEDY)[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    lengths=st.lists(st.sampled_from((1, 2, 3, 31, 32, 33, 64, 90)), min_size=1, max_size=7),
+    options=st.sampled_from(
+        (
+            {},
+            {"max_num_seqs": 2},
+            {"max_num_batched_tokens": 16},
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
+        )
+    ),
+)
+def test_batched_and_chunked_bits_equal_those_alone(
+    family: str, lengths: list[int], options: dict[str, Any]
+) -> None:
+    prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
+    found = sequences(engine(family, **options), prompts, GREEDY)
+    assert found == [alone(family, length, seed) for seed, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("swap", [0, 1 << 20], ids=["recomputed", "swapped"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preempted_bits_equal_those_alone(family: str, swap: int) -> None:
+    lengths = [40, 50, 29, 60, 45]
+    small = memory_of(family, blocks=5, slots=3)
+    running = engine(family, kv_cache_memory=small, max_num_seqs=3, swap_space=swap, max_model_len=96)
+    params = SamplingParams(temperature=0.0, max_tokens=30, logprobs=1, ignore_eos=True)
+    prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
+    expected = [sequences(engine(family), [p], params)[0] for p in prompts]
+    assert sequences(running, prompts, params) == expected
+    assert running.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forked_sequences_have_states_of_their_own(family: str) -> None:
+    params = [
+        SamplingParams(n=n, temperature=1.0, seed=n, max_tokens=10, logprobs=1, ignore_eos=True)
+        for n in (1, 4, 3)
+    ]
+    prompts = [prompt(length, length) for length in (5, 40, 17)]
+    together = sequences(engine(family), prompts, params)
+    assert len({tuple(tokens) for tokens, _ in together[1]}) > 1
+    for number, each in enumerate(params):
+        assert sequences(engine(family, max_num_seqs=4), [prompts[number]], each)[0] == together[number]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_variant_returns_the_same_bits_in_any_batch(family: str) -> None:
+    lengths = (1, 33, 70)
+    prompts = [prompt(length, length) for length in lengths]
+    for variant in variants.machine().distinct("recurrent"):
+        with variants.use(variant):
+            running = engine(family)
+            together = sequences(running, prompts, GREEDY)
+            assert together == [sequences(engine(family), [p], GREEDY)[0] for p in prompts]
+
+
+def test_aborted_requests_free_their_slots() -> None:
+    running = engine("lfm2", max_num_seqs=2)
+    submit(running, [prompt(9, seed) for seed in range(6)], GREEDY)
+    running.step()
+    running.step()
+    for number in range(5):
+        running.abort_request(str(number))
+    drain(running)
+    states = running.scheduler.blocks.states
+    assert states is not None and states.free == len(states) == 2
+
+
+def test_waiting_requests_are_served_by_few_slots() -> None:
+    running = engine("lfm2", max_num_seqs=2)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    submit(running, [prompt(1 + seed % 3, seed) for seed in range(300)], params)
+    assert len(drain(running)) == 300
+
+
+def test_engine_says_what_it_cannot_do(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "torch_armllm"):
+        running = engine("lfm2")
+    assert "Lfm2ForCausalLM has recurrent layers: prompts do not share computed prefixes" in caplog.text
+    assert "states" in caplog.text and running.scheduler.blocks.prefix_cache is None
+    assert isinstance(model("lfm2").base_model.forward.plan, NativePlan)
+    with pytest.raises(ValueError, match="recurrent layers, whose states cannot take back rejected draft"):
+        engine("lfm2", speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    target = tiny_model("llama", torch.bfloat16)
+    torch_armllm.patch(target, progress=False)
+    draft = {"method": "draft_model", "model": model("lfm2"), "num_speculative_tokens": 2}
+    with pytest.raises(ValueError, match="the draft model, a Lfm2ForCausalLM, has recurrent layers"):
+        build_engine(target, None, EngineConfig(speculative_config=draft, kv_cache_memory=4 << 20))
