@@ -22,7 +22,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("unpack_weight(Tensor weight, int out_features, int in_features, str scheme) -> Tensor");
   // moe
   m.def("int4_moe(Tensor x, Tensor expert_ids, Tensor expert_weights, Tensor gate_up, Tensor down, int intermediate, str scheme, str activation, float limit=7.0, Tensor? gate_up_bias=None, Tensor? down_bias=None, bool gated=True, bool weigh_input=False) -> Tensor");
-  m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1) -> (Tensor, Tensor)");
+  m.def("moe_route(Tensor logits, int top_k, str scoring, bool renormalize, float scale=1.0, Tensor? correction_bias=None, int groups=1, int top_k_groups=1, float epsilon=1e-20) -> (Tensor, Tensor)");
   // norm
   m.def("rms_norm(Tensor x, Tensor weight, float eps, float weight_offset=0.0) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, float weight_offset=0.0) -> (Tensor, Tensor)");
@@ -44,7 +44,7 @@ STABLE_TORCH_LIBRARY(armllm, m) {
   m.def("mla_attention(Tensor q_latent, Tensor q_rope, Tensor cache, Tensor block_table, Tensor query_start, Tensor seq_lens, int max_seq_len, float scale) -> Tensor");
   // recurrent: a state of each sequence
   m.def("causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, bool silu=False) -> Tensor");
-  m.def("gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, float scale, bool normalize=False) -> Tensor");
+  m.def("gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) state, Tensor state_slots, Tensor query_start, Tensor seq_lens, float scale, bool normalize=False, bool delta=True) -> Tensor");
   // sample: temperature, top_p, min_p and the penalties are f32 (rows); top_k, seeds and steps are int64
   // (rows); token lists are ids and offsets
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor steps, Tensor? repetition_penalty=None, Tensor? presence_penalty=None, Tensor? frequency_penalty=None, Tensor? prompt_ids=None, Tensor? prompt_offsets=None, Tensor? output_ids=None, Tensor? output_offsets=None, bool logprobs=False) -> (Tensor, Tensor)");

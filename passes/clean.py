@@ -62,6 +62,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         if node.target in _IN_PLACE:
             _out_of_place(node)
+        if is_op(node, aten.type_as):  # only the dtype of the other tensor matters
+            node.target, node.args = aten.to.dtype, (node.args[0], value(node).dtype)
         if _is_identity(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)

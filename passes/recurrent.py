@@ -45,10 +45,10 @@ def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node
 
 
 def _delta_rule(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...]) -> Node:
-    *rows, scale, normalize = node.args
+    rows, options = node.args[:5], node.args[5:]
     graph, rule = module.graph, armllm.gated_delta_rule.default
     with graph.inserting_before(node):
-        out = call(graph, rule, *(_sequence(graph, x) for x in rows), state, *steps, scale, normalize)
+        out = call(graph, rule, *(_sequence(graph, x) for x in rows), state, *steps, *options)
         return call(graph, aten.unsqueeze.default, out, 0)
 
 

@@ -34,7 +34,7 @@ void check(const RouteArgs& args) {
 
 std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::string scoring,
                                      bool renormalize, double scale, std::optional<Tensor> correction_bias,
-                                     int64_t groups, int64_t top_k_groups) {
+                                     int64_t groups, int64_t top_k_groups, double epsilon) {
   STD_TORCH_CHECK(given_logits.dim() >= 1, "logits must have at least one dimension");
   const Tensor logits = as_rows(given_logits);
   MoeRoute route;
@@ -47,6 +47,7 @@ std::tuple<Tensor, Tensor> moe_route(Tensor given_logits, int64_t top_k, std::st
   route.args.scoring = scoring_of(scoring);
   route.args.renormalize = renormalize;
   route.args.scale = static_cast<float>(scale);
+  route.args.epsilon = static_cast<float>(epsilon);
   check(route.args);
   Tensor bias;
   if (correction_bias) {

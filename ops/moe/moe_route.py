@@ -21,6 +21,7 @@ def moe_route(
     correction_bias: Tensor | None = None,
     groups: int = 1,
     top_k_groups: int = 1,
+    epsilon: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     """Chooses the experts of every token.
 
@@ -41,6 +42,7 @@ def moe_route(
         correction_bias: float32 ``(experts,)``, added to the scores only for the choice.
         groups: number of equal groups of experts.
         top_k_groups: number of groups kept.
+        epsilon: added to the sum of chosen ``sigmoid`` scores before they are divided by it.
 
     Returns:
         weights, float32 ``(..., top_k)``, and ids, int32 ``(..., top_k)``, best first.
@@ -49,7 +51,7 @@ def moe_route(
         RuntimeError: a number is out of range, or the scoring is unknown.
     """
     weights, ids = torch.ops.armllm.moe_route(
-        logits, top_k, scoring, renormalize, scale, correction_bias, groups, top_k_groups
+        logits, top_k, scoring, renormalize, scale, correction_bias, groups, top_k_groups, epsilon
     )
     return weights, ids
 
@@ -63,6 +65,7 @@ def reference_moe_route(
     correction_bias: Tensor | None = None,
     groups: int = 1,
     top_k_groups: int = 1,
+    epsilon: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     """:func:`moe_route` in plain float32 torch, for finite logits."""
     wide = logits.float()
@@ -81,7 +84,7 @@ def reference_moe_route(
     if scoring == "topk_softmax":
         weights = weights.softmax(-1)
     elif renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if scoring == "sigmoid" else 0.0))
+        weights = weights / (weights.sum(-1, keepdim=True) + (epsilon if scoring == "sigmoid" else 0.0))
     return weights * scale, ids.to(torch.int32)
 
 
@@ -95,6 +98,7 @@ def _(
     correction_bias: Tensor | None = None,
     groups: int = 1,
     top_k_groups: int = 1,
+    epsilon: float = 1e-20,
 ) -> tuple[Tensor, Tensor]:
     shape = (*logits.shape[:-1], top_k)
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)

@@ -173,7 +173,7 @@ void route(const RouteArgs& args, int64_t token) {
   if (among) {
     weigh_among_themselves(weights, args.top_k);
   } else if (args.renormalize) {
-    float sum = args.scoring == Scoring::sigmoid ? 1e-20f : 0.0f;  // all sigmoids may underflow to 0
+    float sum = args.scoring == Scoring::sigmoid ? args.epsilon : 0.0f;
     for (int64_t j = 0; j < args.top_k; ++j) sum += weights[j];
     for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] / sum;
   }

@@ -239,6 +239,7 @@ Instruction build(const fields::route& op) {
   a.scoring = op.scoring;
   a.renormalize = op.renormalize;
   a.scale = op.scale;
+  a.epsilon = op.epsilon;
   return simple(std::move(task), [op](MoeRoute& t, const Frame& frame) {
     t.args.logits = frame.rows(op.logits);
     t.args.weights = frame.pointer<float>(op.weights);

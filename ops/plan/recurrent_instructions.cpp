@@ -52,6 +52,7 @@ Instruction build(const fields::gated_delta_rule& op) {
   args.value_size = op.value_size;
   args.gate_per_channel = op.gate_per_channel;
   args.normalize = op.normalize;
+  args.delta = op.delta;
   args.scale = op.scale;
   Instruction instruction = simple(std::move(task), [op](DeltaRule& t, const Frame& frame) {
     DeltaRuleArgs& a = t.args;

@@ -65,17 +65,20 @@ def gated_delta_rule(
     seq_lens: Tensor,
     scale: float,
     normalize: bool = False,
+    delta: bool = True,
 ) -> Tensor:
     """Runs the gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), token by token in float32.
 
     Each head has a state S ``(key_size, value_size)``.  A token decays it to ``S' = exp(gate) · S``, and
-    corrects what it returns for k: ``S = S' + k (beta · (v − S'ᵀ k))ᵀ``.  The output is ``Sᵀ q``.
+    corrects what it returns for k: ``S = S' + k (beta · (v − S'ᵀ k))ᵀ``.  The output is ``Sᵀ q``.  Without
+    ``delta`` values are added as they are, ``S = S' + k (beta · v)ᵀ``, as in Mamba-2 (Dao, Gu, arXiv
+    2405.21060).
 
     Args:
         q: ``(T, key_heads, key_size)`` in float32, bfloat16 or float16, packed tokens of S sequences, which
             may be strided; ``key_size`` is at most 512.
         k: as ``q``.
-        v: ``(T, value_heads, value_size)`` in the dtype of ``q``; ``value_heads`` is a multiple of
+        v: ``(T, value_heads, value_size)`` in any of the dtypes; ``value_heads`` is a multiple of
             ``key_heads``, and each key head belongs to adjacent value heads.
         gate: ``(T, value_heads)``, or ``(T, value_heads, key_size)`` for a factor of each key channel (Kimi
             Linear, arXiv 2510.26692), in any of the dtypes.
@@ -87,6 +90,7 @@ def gated_delta_rule(
             sequence without earlier tokens is not read.
         scale: factor of ``q``.
         normalize: divides q and k by ``sqrt(Σx² + 1e-6)`` first.
+        delta: subtracts what the state returns for k.
 
     Returns:
         ``(T, value_heads, value_size)`` in the dtype of ``v``.
@@ -95,7 +99,7 @@ def gated_delta_rule(
         RuntimeError: a shape, dtype, slot or length is wrong.
     """
     out: Tensor = torch.ops.armllm.gated_delta_rule(
-        q, k, v, gate, beta, state, state_slots, query_start, seq_lens, scale, normalize
+        q, k, v, gate, beta, state, state_slots, query_start, seq_lens, scale, normalize, delta
     )
     return out
 
@@ -127,5 +131,6 @@ def _(
     seq_lens: Tensor,
     scale: float,
     normalize: bool = False,
+    delta: bool = True,
 ) -> Tensor:
     return v.new_empty(v.shape)

@@ -22,8 +22,8 @@ Rows token_rows(Tensor& t, const char* name) {
 }
 
 Tensor gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor state,
-                        Tensor state_slots, Tensor query_start, Tensor seq_lens, double scale,
-                        bool normalize) {
+                        Tensor state_slots, Tensor query_start, Tensor seq_lens, double scale, bool normalize,
+                        bool delta) {
   STD_TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3,
                   "q, k and v must have the shape (tokens, heads, size), not ", shape_of(q), ", ",
                   shape_of(k), " and ", shape_of(v));
@@ -34,7 +34,7 @@ Tensor gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, 
   a.key_size = k.size(2);
   a.value_heads = v.size(1);
   a.value_size = v.size(2);
-  STD_TORCH_CHECK(type_of(q) == type_of(k) && type_of(q) == type_of(v), "q, k and v must have one dtype");
+  STD_TORCH_CHECK(type_of(q) == type_of(k), "q and k must have one dtype");
   STD_TORCH_CHECK(shape_of(q) == shape_of(k), "q and k must have the same shape, not ", shape_of(q), " and ",
                   shape_of(k));
   STD_TORCH_CHECK(v.size(0) == a.tokens, "v has ", v.size(0), " tokens, and q has ", a.tokens);
@@ -66,6 +66,7 @@ Tensor gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, 
   a.steps = steps.view;
   a.scale = static_cast<float>(scale);
   a.normalize = normalize;
+  a.delta = delta;
   if (a.tokens == 0) return out;
   const Scratch scratch(rule.scratch_floats() * 4);
   a.prepared = static_cast<float*>(scratch.data());
@@ -139,6 +140,7 @@ void DeltaRule::tile(int phase, int64_t index) {
   part.columns =
       args.value_size - column < kernels.delta_columns ? args.value_size - column : kernels.delta_columns;
   part.is_new = args.steps.is_new(sequence);
+  part.delta = args.delta;
   kernels.delta_rule(part);
 }
 

@@ -57,6 +57,7 @@ struct DeltaRuleArgs {
   int64_t tokens = 0, key_heads = 0, value_heads = 0, key_size = 0, value_size = 0;
   bool gate_per_channel = false;
   bool normalize = false;     // divides q and k by their lengths
+  bool delta = true;          // false: values are added as they are, as in Mamba-2
   float scale = 1.0f;         // of q
   float* prepared = nullptr;  // scratch, see DeltaRule
 
@@ -78,7 +79,7 @@ struct DeltaPart {
   DType type = DType::f32, beta_type = DType::f32;
   float* state = nullptr;  // rows of value_size floats
   int64_t tokens = 0, key_size = 0, value_size = 0, columns = 0;
-  bool decay_per_channel = false, is_new = false;
+  bool decay_per_channel = false, is_new = false, delta = true;
 };
 
 struct RecurrentKernels {

@@ -137,8 +137,9 @@ struct Pending {
 //
 //   S ← a · (S + k' δ'ᵀ)   of the token before, and the sums  Sᵀ k  and  Sᵀ q
 //
-// With δ = β (v − Sᵀ k) the new state is S + k δᵀ, and its output Sᵀ q + (k · q) δ.
-template <bool per_channel, bool pending>
+// With δ = β (v − Sᵀ k) the new state is S + k δᵀ, and its output Sᵀ q + (k · q) δ.  Without the delta rule
+// δ = β v, and Sᵀ k is not summed.
+template <bool per_channel, bool pending, bool with_delta>
 ARMLLM_INLINE inline void pass(float* state, int64_t stride, int64_t n, const float* q, const float* k,
                                const float* decay, const Pending& before, F32* sum_k, F32* sum_q) {
   F32 parts_k[2][kVectors], parts_q[2][kVectors];
@@ -153,7 +154,7 @@ ARMLLM_INLINE inline void pass(float* state, int64_t stride, int64_t n, const fl
       if (pending) s = fma(set1(before.k[d]), before.delta[j], s);
       s = s * factor;
       store(place, s);
-      parts_k[part][j] = fma(s, key, parts_k[part][j]);
+      if (with_delta) parts_k[part][j] = fma(s, key, parts_k[part][j]);
       parts_q[part][j] = fma(s, query, parts_q[part][j]);
     }
   };
@@ -184,7 +185,7 @@ ARMLLM_INLINE inline void step_out(const DeltaPart& p, int64_t token, const floa
 }
 
 // Runs the columns in a copy of the state, [key_size][kColumns], which stays in L1.
-template <typename T, bool per_channel>
+template <typename T, bool per_channel, bool with_delta>
 void run_columns(const DeltaPart& p) {
   alignas(64) float state[kMostKeyChannels * kColumns];
   const auto each_row = [&](auto visit) ARMLLM_INLINE {
@@ -206,9 +207,9 @@ void run_columns(const DeltaPart& p) {
     const float *q = p.q + token * p.key_stride, *k = p.k + token * p.key_stride;
     const float* decay = p.decay + token * p.decay_stride;
     if (token == 0)
-      pass<per_channel, false>(state, kColumns, p.key_size, q, k, decay, before, sum_k, sum_q);
+      pass<per_channel, false, with_delta>(state, kColumns, p.key_size, q, k, decay, before, sum_k, sum_q);
     else
-      pass<per_channel, true>(state, kColumns, p.key_size, q, k, decay, before, sum_k, sum_q);
+      pass<per_channel, true, with_delta>(state, kColumns, p.key_size, q, k, decay, before, sum_k, sum_q);
     step_out<T>(p, token, p.qk + token * p.key_stride, sum_k, sum_q, before.delta);
     before.k = k;
   }
@@ -222,9 +223,9 @@ void run_columns(const DeltaPart& p) {
 template <typename T>
 void run_type(const DeltaPart& p) {
   if (p.decay_per_channel)
-    run_columns<T, true>(p);
+    p.delta ? run_columns<T, true, true>(p) : run_columns<T, true, false>(p);
   else
-    run_columns<T, false>(p);
+    p.delta ? run_columns<T, false, true>(p) : run_columns<T, false, false>(p);
 }
 
 void delta_rule(const DeltaPart& p) {

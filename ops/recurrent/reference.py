@@ -45,6 +45,7 @@ def reference_gated_delta_rule(
     seq_lens: Tensor,
     scale: float,
     normalize: bool = False,
+    delta: bool = True,
 ) -> Tensor:
     """:func:`torch_armllm.ops.recurrent.gated_delta_rule` in plain float32 torch."""
     repeats = v.shape[1] // k.shape[1]
@@ -60,8 +61,8 @@ def reference_gated_delta_rule(
         for t in range(tokens.start, tokens.stop):
             own = own * decay[t]
             remembered = (own * keys[t][..., None]).sum(-2)
-            delta = (v[t].float() - remembered) * beta[t].float()[:, None]
-            own = own + keys[t][..., None] * delta[:, None]
+            added = (v[t].float() - remembered if delta else v[t].float()) * beta[t].float()[:, None]
+            own = own + keys[t][..., None] * added[:, None]
             out[t] = (own * queries[t][..., None]).sum(-2).to(v.dtype)
         state[slot] = own
     return out

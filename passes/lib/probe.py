@@ -44,6 +44,19 @@ class Region:
             fx.node.map_aggregate(tuple(node.kwargs.values()), collect)
         return integers
 
+    def small_numbers(self) -> list[float]:
+        """Returns the floats up to 0.01 among the arguments, which are added to a sum before a division."""
+        numbers: set[float] = set()
+
+        def collect(argument: Any) -> Any:
+            if type(argument) is float and 0 < argument <= 1e-2:
+                numbers.add(argument)
+            return argument
+
+        for node in self.nodes:
+            fx.node.map_aggregate(node.args, collect)
+        return sorted(numbers)
+
     def constants(self, module: fx.GraphModule) -> list[Node]:
         """Returns the ``get_attr`` nodes that the region reads."""
         inputs = dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes)

@@ -22,6 +22,8 @@ from torch_armllm.passes.lib.probe import Region, regions
 
 _ROWS = 96
 _RTOL = 1e-5
+_EPSILON = 1e-20
+"""Default of ``moe_route``."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Route:
     bias: Node | None = None
     groups: int = 1
     top_k_groups: int = 1
+    epsilon: float = _EPSILON
 
 
 def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> Iterator[Route]:
@@ -48,7 +51,9 @@ def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> I
     ]
     for scoring, bias, (groups, top_k_groups) in product(SCORINGS, [None, *biases], [(1, 1), *grouped]):
         for renormalize in (False, True) if scoring != "topk_softmax" else (False,):
-            yield Route(scoring, renormalize, 1.0, bias, groups, top_k_groups)
+            epsilons = region.small_numbers() if renormalize and scoring == "sigmoid" else ()
+            for epsilon in (_EPSILON, *epsilons):
+                yield Route(scoring, renormalize, 1.0, bias, groups, top_k_groups, epsilon)
 
 
 @cache
@@ -110,7 +115,7 @@ def _setting_of(
     weights, ids = _by_id(weights, ids)
     for setting in _settings(region, biases, experts, top_k):
         bias = None if setting.bias is None else values[setting.bias].flatten()
-        options = (bias, setting.groups, setting.top_k_groups)
+        options = (bias, setting.groups, setting.top_k_groups, setting.epsilon)
         expected, expected_ids = _by_id(
             *reference_moe_route(logits, top_k, setting.scoring, setting.renormalize, 1.0, *options)
         )
@@ -144,6 +149,7 @@ def insert_route(
             torch.ops.armllm.moe_route.default,
             *(_logits(graph, entry), top_k, route.scoring, route.renormalize),
             *(route.scale, bias, route.groups, route.top_k_groups),
+            *(() if route.epsilon == _EPSILON else (route.epsilon,)),
         )
         weights = call(graph, operator.getitem, routed, 0)
         return call(graph, operator.getitem, routed, 1), weights

@@ -60,6 +60,7 @@ def test_matches_reference(data: st.DataObject) -> None:
         correction_bias=bias,
         groups=groups,
         top_k_groups=top_k_groups,
+        epsilon=data.draw(st.sampled_from((1e-20, 1e-6, 1e-2))),
     )
 
 

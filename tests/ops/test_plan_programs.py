@@ -94,7 +94,7 @@ def route(weights_column: int) -> None:
     moved = dataclasses.replace(weights, column=weights_column)
     p.emit(
         *("route",), logits=x, weights=moved, ids=experts, correction_bias=NOTHING, experts=4, top_k=2,
-        groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0,
+        groups=1, top_k_groups=1, scoring="softmax", renormalize=False, scale=1.0, epsilon=1e-20,
     )  # fmt: skip
     assert x.storage is not None
     p.outputs.append(x.storage)

@@ -107,7 +107,9 @@ def test_convolution_matches_reference(
     value_size=st.sampled_from((1, 16, 31, 32, 70)),
     per_channel=st.booleans(),
     normalize=st.booleans(),
+    delta=st.booleans(),
     dtype=st.sampled_from(FLOATS),
+    wide=st.booleans(),
 )
 def test_delta_rule_matches_reference(
     steps: Steps,
@@ -117,12 +119,15 @@ def test_delta_rule_matches_reference(
     value_size: int,
     per_channel: bool,
     normalize: bool,
+    delta: bool,
     dtype: torch.dtype,
+    wide: bool,
 ) -> None:
     torch.manual_seed(key_size + value_size)
-    inputs = delta_inputs(steps.tokens, key_heads, repeats, key_size, value_size, per_channel, dtype)
+    q, k, v, *gates = delta_inputs(steps.tokens, key_heads, repeats, key_size, value_size, per_channel, dtype)
+    inputs = q, k, v.float() if wide else v, *gates
     before = torch.randn(SLOTS, key_heads * repeats, key_size, value_size)
-    rest = (*steps.metadata, 0.5, normalize)
+    rest = (*steps.metadata, 0.5, normalize, delta)
     state = before.clone()
     expected = recurrent.reference_gated_delta_rule(*inputs, state, *rest)
     results, states = [], []
@@ -132,7 +137,7 @@ def test_delta_rule_matches_reference(
             results.append(recurrent.gated_delta_rule(*inputs, states[-1], *rest))
         assert torch.equal(results[-1], results[0])
         assert torch.equal(states[-1], states[0])
-    assert_close(results[0], expected, dtype)
+    assert_close(results[0], expected, torch.float32 if wide else dtype)
     assert_close(states[0], state, torch.float32)
 
 
@@ -254,7 +259,7 @@ def _delta_call(**replaced: Tensor) -> None:
         ("q", torch.zeros(3, 2, 4), "q and k must have the same shape"),
         ("v", torch.zeros(3, 3, 8), "the heads of v, 3, must be a multiple of those of k, 2"),
         ("v", torch.zeros(2, 4, 8), "v has 2 tokens, and q has 3"),
-        ("v", torch.zeros(3, 4, 8, dtype=torch.bfloat16), "q, k and v must have one dtype"),
+        ("k", torch.zeros(3, 2, 8, dtype=torch.bfloat16), "q and k must have one dtype"),
         ("gate", torch.zeros(3, 4, 7), r"gate must have the shape \(3, 4\) or \(3, 4, 8\), not \(3, 4, 7\)"),
         ("beta", torch.zeros(3, 2), r"beta must have the shape \(3, 4\)"),
         (

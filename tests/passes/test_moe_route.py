@@ -108,6 +108,12 @@ def with_a_floor(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return weights / (weights.sum(dim=-1, keepdim=True) + 1e-6), ids
 
 
+def with_two_floors(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """A constant added to the sum, and another one to the weights."""
+    weights, ids = with_a_floor(logits, bias)
+    return weights + 1e-3, ids
+
+
 def worst(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The experts with the lowest scores."""
     return torch.topk(F.softmax(logits, dim=-1), TOP_K, largest=False)
@@ -123,6 +129,7 @@ KNOWN: dict[Router, tuple[object, ...]] = {
     corrected_sigmoid: ("sigmoid", True, 1.0, "bias"),
     corrected_softmax: ("softmax", True, 1.0, "bias"),
     sigmoid_of_the_best: ("sigmoid", False),
+    with_a_floor: ("sigmoid", True, 1.0, None, 1, 1, 1e-6),
 }
 
 
@@ -160,13 +167,13 @@ def test_equivalent_routers_are_recognized(router: Router) -> None:
     assert moe_route.run(graph, PassContext()) == 1
     graph.recompile()
     (node,) = (n for n in graph.graph.nodes if "moe_route" in str(n.target))
-    scoring, renormalize, scale, bias, groups, kept = (
+    scoring, renormalize, scale, bias, groups, kept, *floor = (
         *KNOWN[router],
         *(1.0, None, 1, 1)[len(KNOWN[router]) - 2 :],
     )
     top_k, *settings = node.args[1:]
     assert top_k == TOP_K
-    assert settings[:2] + settings[4:] == [scoring, renormalize, groups, kept]
+    assert settings[:2] + settings[4:] == [scoring, renormalize, groups, kept, *floor]
     assert settings[2] == pytest.approx(scale, rel=1e-6)
     assert (settings[3] is None) == (bias is None)
     left = set(ops(graph)) - {"view", "reshape", "linear", "armllm::moe_route", "armllm::experts"}
@@ -175,7 +182,7 @@ def test_equivalent_routers_are_recognized(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    "router", [corrected_logits, scaled_by_expert, with_a_floor, worst], ids=lambda router: router.__name__
+    "router", [corrected_logits, scaled_by_expert, with_two_floors, worst], ids=lambda router: router.__name__
 )
 def test_other_routers_are_not_changed(router: Router) -> None:
     graph, x = captured(Layer(router))

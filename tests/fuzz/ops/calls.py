@@ -209,6 +209,7 @@ def _moe_route(draw: Random) -> Call:
         "correction_bias": _maybe(draw, Spec((groups * each,), torch.float32)),
         "groups": groups,
         "top_k_groups": kept,
+        "epsilon": draw.choice((1e-20, 1e-6)),
     }
 
 
@@ -421,12 +422,13 @@ def _gated_delta_rule(draw: Random) -> Call:
     return call | {
         "q": Spec((tokens, key_heads, key_size), dtype),
         "k": Spec((tokens, key_heads, key_size), dtype),
-        "v": Spec((tokens, heads, value_size), dtype),
+        "v": Spec((tokens, heads, value_size), dtype if draw.random() < 0.7 else _float(draw)),
         "gate": Spec((tokens, *gates), _float(draw)),
         "beta": Spec((tokens, heads), _float(draw), "unit"),
         "state": Spec((slots, heads, key_size, value_size), torch.float32),
         "scale": draw.choice((0.125, 1.0)),
         "normalize": draw.random() < 0.7,
+        "delta": draw.random() < 0.7,
     }
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define("convolve_tokens(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor")
 _library.define(
-    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, float scale, bool normalize)"
-    " -> Tensor"
+    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, float scale, bool normalize,"
+    " bool delta=True) -> Tensor"
 )
 
 _SILU = ("silu", "swish")
@@ -51,7 +51,14 @@ def convolve_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) 
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, scale: float, normalize: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    scale: float,
+    normalize: bool,
+    delta: bool = True,
 ) -> Tensor:
     """Computes the gated delta rule of one sequence token by token; the reference implementation.
 
@@ -64,9 +71,10 @@ def delta_rule(
         beta: ``(1, T, value_heads)``.
         scale: factor of ``q``.
         normalize: divides q and k by ``sqrt(Σx² + 1e-6)`` first.
+        delta: False to add values as they are, as Mamba-2 does.
 
     Returns:
-        ``(1, T, value_heads, value_size)`` in the dtype of ``q``.
+        ``(1, T, value_heads, value_size)`` in the dtype of ``v``.
     """
     repeats = v.shape[2] // k.shape[2]
     rows = [x.float()[0].repeat_interleave(repeats, 1) for x in (q, k)]
@@ -81,9 +89,10 @@ def delta_rule(
     for t in range(len(values)):
         state = state * factors[t][..., None]
         key = keys[t][..., None]
-        state = state + key * ((values[t] - (state * key).sum(1)) * beta[0, t, :, None].float())[:, None]
+        value = values[t] - (state * key).sum(1) if delta else values[t]
+        state = state + key * (value * beta[0, t, :, None].float())[:, None]
         out[t] = (state * (queries[t] * scale)[..., None]).sum(1)
-    return out[None].to(q.dtype)
+    return out[None].to(v.dtype)
 
 
 _library.impl("convolve_tokens", convolve_tokens, "CompositeExplicitAutograd")
@@ -96,8 +105,17 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
 
 
 @torch.library.register_fake("armllm::delta_rule", lib=_library)
-def _(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, scale: float, normalize: bool) -> Tensor:
-    return q.new_empty(v.shape)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor,
+    beta: Tensor,
+    scale: float,
+    normalize: bool,
+    delta: bool = True,
+) -> Tensor:
+    return v.new_empty(v.shape)
 
 
 def _is_packed(options: dict[str, Any]) -> bool:
@@ -146,6 +164,42 @@ def _mark_delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def _mark_chunk_scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scan(
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        chunk_size: int,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        initial_states: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        z: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if initial_states is not None or return_final_states or z is not None or _is_packed(kwargs):
+            return original(
+                *(hidden_states, dt, A, B, C, chunk_size, D, dt_bias, initial_states, dt_softplus),
+                *(dt_limit, return_final_states),
+                z=z,
+                **kwargs,
+            )
+        if dt_bias is not None:
+            dt = dt + dt_bias.to(dt.dtype)
+        if dt_softplus:
+            dt = F.softplus(dt)
+        dt = dt.clamp(*dt_limit).float()
+        values = hidden_states.float()
+        out = torch.ops.armllm.delta_rule(C, B, values, A.float() * dt, dt, 1.0, False, False)
+        return out if D is None else out + D[..., None] * values
+
+    return scan
+
+
 def _conv_probes() -> list[tuple[Any, ...]]:
     x, weight, bias = (torch.randn(size, generator=_generator()) for size in ((1, 6, 9), (6, 4), (6,)))
     return [(x, weight, bias, "silu"), (x, weight, None, None), (4 * x, weight, bias, None)]
@@ -157,6 +211,14 @@ def _delta_rule_probes(*gate_sizes: int) -> list[tuple[Any, ...]]:
         for sizes in ((2, 8), (2, 8), (2, 5), (2, *gate_sizes), (2,))
     )
     return [(q, k / 4, v, -gate.abs(), beta.sigmoid())]
+
+
+def _chunk_scan_probes() -> list[tuple[Any, ...]]:
+    x, dt, a, b, c, d, bias = (
+        torch.randn(sizes, generator=_generator())
+        for sizes in ((1, 9, 4, 5), (1, 9, 4), (4,), (1, 9, 2, 8), (1, 9, 2, 8), (4,), (4,))
+    )
+    return [(x, dt, -a.exp(), b, c, 4, d, bias, None, True), (x, dt.abs(), -a.exp(), b, c / 2, 4)]
 
 
 def _generator() -> torch.Generator:
@@ -198,6 +260,7 @@ _MARKERS = {
     "chunk_kimi_delta_attention": _Marker(
         _mark_delta_rule, functools.partial(_delta_rule_probes, 8), _NORMALIZED
     ),
+    "mamba2_chunk_scan": _Marker(_mark_chunk_scan, _chunk_scan_probes),
 }
 """Replacement of each function by its name in the code of transformers' models."""
 

@@ -58,7 +58,7 @@ def _moe(
 
 def _route(
     low: Lowering, node: Node, logits: Any, top_k: int, scoring: str, renormalize: bool, scale: float = 1.0,
-    correction: Any = None, groups: int = 1, top_k_groups: int = 1,
+    correction: Any = None, groups: int = 1, top_k_groups: int = 1, epsilon: float = 1e-20,
 ) -> Any:  # fmt: skip
     rows = low.rows(logits)
     weights, ids = (low.new(node, val) for val in node.meta["val"])
@@ -75,6 +75,7 @@ def _route(
         scoring=scoring,
         renormalize=renormalize,
         scale=scale,
+        epsilon=epsilon,
     )
     return weights, ids
 

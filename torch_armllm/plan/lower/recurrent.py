@@ -70,6 +70,7 @@ def _gated_delta_rule(
     lengths: Node,
     scale: float,
     normalize: bool = False,
+    delta: bool = True,
 ) -> Operand:
     queries, keys, values, decays, shares = (low.rows(x) for x in (q, k, v, gate, beta))
     out = low.new(node)
@@ -88,6 +89,7 @@ def _gated_delta_rule(
         value_size=values.inner[1],
         gate_per_channel=len(decays.inner) == 2,
         normalize=normalize,
+        delta=delta,
         scale=scale,
     )
     return out

@@ -118,6 +118,7 @@ WRITERS: dict[Any, Writer] = {
     aten.select.int: _select,
     aten.transpose.int: _transpose,
     aten.cat.default: _cat,
+    aten.concatenate.default: _cat,
     aten.slice.Tensor: _slice,
     aten.chunk.default: _split,
     aten.split.Tensor: _split,
