@@ -21,7 +21,7 @@ def _sequence(graph: fx.Graph, node: Any) -> Node:
     return call(graph, aten.select.int, node, 0, 0)
 
 
-def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...]) -> Node:
+def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node) -> Node:
     x, weight, bias, silu = node.args
     taps, offsets = constant(module, weight), constant(module, bias)
     assert taps is not None
@@ -34,7 +34,8 @@ def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node
             rows = _sequence(graph, x.args[0])
         else:
             rows = _sequence(graph, call(graph, aten.transpose.int, x, 1, 2))
-        out = call(graph, armllm.causal_conv.default, rows, weight, bias, state, *steps, silu)
+        conv = armllm.causal_conv.default
+        out = call(graph, conv, rows, weight, bias, state, *steps, silu, save_slots=saves)
         by_token = call(graph, aten.unsqueeze.default, out, 0)
         by_channel = call(graph, aten.transpose.int, by_token, 1, 2)
     for user in list(node.users):
@@ -44,11 +45,14 @@ def _convolve(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node
     return by_channel
 
 
-def _delta_rule(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...]) -> Node:
+def _delta_rule(
+    module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node
+) -> Node:
     rows, options = node.args[:5], node.args[5:]
     graph, rule = module.graph, armllm.gated_delta_rule.default
     with graph.inserting_before(node):
-        out = call(graph, rule, *(_sequence(graph, x) for x in rows), state, *steps, *options)
+        own = [_sequence(graph, x) for x in rows]
+        out = call(graph, rule, *own, state, *steps, *options, save_slots=saves)
         return call(graph, aten.unsqueeze.default, out, 0)
 
 
@@ -68,14 +72,15 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         ids = next(n for n in graph.nodes if n.op == "placeholder")
         inputs = add_paged_inputs(module, nodes[0], value(ids).shape[1], {})
     states = add_state_inputs(
-        module, nodes[0], [(dtype, (layout.count(i), 4, *s)) for i, (s, dtype) in enumerate(layout.groups)]
+        *(module, nodes[0], value(inputs["slots"]).shape[0]),
+        [(dtype, (layout.count(i), 4, *s)) for i, (s, dtype) in enumerate(layout.groups)],
     )
     steps = (states.slots, inputs["query_start"], inputs["seq_lens"])
     for node, (group, number) in zip(nodes, layout.positions, strict=True):
         with graph.inserting_before(node):
             state = call(graph, aten.select.int, states.groups[group], 0, number)
         rewrite = _convolve if is_op(node, armllm.convolve_tokens) else _delta_rule
-        node.replace_all_uses_with(rewrite(module, node, state, steps))
+        node.replace_all_uses_with(rewrite(module, node, state, steps, states.saves))
         graph.erase_node(node)
     graph.eliminate_dead_code()
     return len(nodes)

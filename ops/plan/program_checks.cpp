@@ -336,6 +336,7 @@ template <class Fields>
 StateNeed state_of(const Fields& op) {
   StateNeed need;
   need.state = op.state, need.layer = op.layer, need.state_slots = op.state_slots;
+  need.save_slots = op.save_slots;
   need.query_start = op.query_start, need.seq_lens = op.seq_lens;
   return need;
 }

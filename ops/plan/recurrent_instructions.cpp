@@ -4,6 +4,7 @@
 
 #include "plan/instruction_builders.h"
 #include "recurrent/recurrent.h"
+#include "recurrent/state_slots.h"
 
 namespace armllm {
 namespace {
@@ -19,6 +20,7 @@ StateSlots slots_of(const Frame& frame, const Fields& op) {
   steps.slots = static_cast<const int64_t*>(frame.input(op.state_slots).data_ptr());
   steps.query_start = static_cast<const int32_t*>(frame.input(op.query_start).data_ptr());
   steps.seq_lens = static_cast<const int32_t*>(frame.input(op.seq_lens).data_ptr());
+  steps.saves = saves_of(frame.input(op.save_slots), frame.tokens);
   steps.sequences = frame.input(op.state_slots).numel();
   return steps;
 }

@@ -121,6 +121,7 @@ StepValues::States states_of(const StateNeed& need, const std::vector<Tensor>& i
   found.steps.query_start = static_cast<const int32_t*>(starts.data_ptr());
   found.steps.seq_lens = static_cast<const int32_t*>(lengths.data_ptr());
   found.steps.sequences = slots.numel();
+  found.steps.saves = saves_of(input_of(inputs, need.save_slots), tokens);
   STD_TORCH_CHECK(lengths.numel() == slots.numel() && starts.numel() == slots.numel() + 1,
                   "plan: ", slots.numel(),
                   " slots of states need as many lengths of sequences, and one start more, not ",

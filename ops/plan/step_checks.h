@@ -43,15 +43,15 @@ struct CacheNeed {
 
 // The states that an instruction reads and writes.
 struct StateNeed {
-  int64_t state = 0, layer = 0;                            // input (layers, slots, sizes …)
-  int64_t state_slots = 0, query_start = 0, seq_lens = 0;  // inputs
+  int64_t state = 0, layer = 0;                                            // input (layers, slots, sizes …)
+  int64_t state_slots = 0, save_slots = 0, query_start = 0, seq_lens = 0;  // inputs
   DType type = DType::f32;
   std::vector<int64_t> sizes;  // of one state
 
   // True if the two differ in nothing but the layer.
   bool alike(const StateNeed& o) const {
-    return state == o.state && state_slots == o.state_slots && query_start == o.query_start &&
-           seq_lens == o.seq_lens && type == o.type && sizes == o.sizes;
+    return state == o.state && state_slots == o.state_slots && save_slots == o.save_slots &&
+           query_start == o.query_start && seq_lens == o.seq_lens && type == o.type && sizes == o.sizes;
   }
 };
 
@@ -81,7 +81,8 @@ struct StepValues {
     int64_t tokens, slots;
     bool operator==(const States& s) const {
       return steps.slots == s.steps.slots && steps.query_start == s.steps.query_start &&
-             steps.seq_lens == s.steps.seq_lens && tokens == s.tokens && slots == s.slots;
+             steps.seq_lens == s.steps.seq_lens && steps.saves == s.steps.saves && tokens == s.tokens &&
+             slots == s.slots;
     }
   };
   std::vector<Slots> slots;

@@ -23,6 +23,7 @@ def causal_conv(
     query_start: Tensor,
     seq_lens: Tensor,
     silu: bool = False,
+    save_slots: Tensor | None = None,
 ) -> Tensor:
     """Convolves each channel with its last ``taps`` tokens (Gu, Dao, arXiv 2312.00752, section 3.4).
 
@@ -40,6 +41,8 @@ def causal_conv(
         seq_lens: ``(S,)`` int32, the length of each sequence including its new tokens.  The slot of a
             sequence without earlier tokens is not read.
         silu: applies ``x · sigmoid(x)`` to the output.
+        save_slots: ``(T,)`` int64, the slot to which the state after a token is also written, -1 for none;
+            None or empty: none at all.  No slot may be named twice, or belong to a sequence of the step.
 
     Returns:
         ``(T, channels)`` in the dtype of ``x``.
@@ -48,7 +51,7 @@ def causal_conv(
         RuntimeError: a shape, dtype, slot or length is wrong.
     """
     out: Tensor = torch.ops.armllm.causal_conv(
-        x, weight, bias, state, state_slots, query_start, seq_lens, silu
+        x, weight, bias, state, state_slots, query_start, seq_lens, silu, save_slots
     )
     return out
 
@@ -66,6 +69,7 @@ def gated_delta_rule(
     scale: float,
     normalize: bool = False,
     delta: bool = True,
+    save_slots: Tensor | None = None,
 ) -> Tensor:
     """Runs the gated delta rule (Yang, Kautz, Hatamizadeh, arXiv 2412.06464), token by token in float32.
 
@@ -91,6 +95,8 @@ def gated_delta_rule(
         scale: factor of ``q``.
         normalize: divides q and k by ``sqrt(Σx² + 1e-6)`` first.
         delta: subtracts what the state returns for k.
+        save_slots: ``(T,)`` int64, the slot to which the state after a token is also written, -1 for none;
+            None or empty: none at all.  No slot may be named twice, or belong to a sequence of the step.
 
     Returns:
         ``(T, value_heads, value_size)`` in the dtype of ``v``.
@@ -99,7 +105,7 @@ def gated_delta_rule(
         RuntimeError: a shape, dtype, slot or length is wrong.
     """
     out: Tensor = torch.ops.armllm.gated_delta_rule(
-        q, k, v, gate, beta, state, state_slots, query_start, seq_lens, scale, normalize, delta
+        *(q, k, v, gate, beta, state, state_slots, query_start, seq_lens, scale, normalize, delta, save_slots)
     )
     return out
 
@@ -114,6 +120,7 @@ def _(
     query_start: Tensor,
     seq_lens: Tensor,
     silu: bool = False,
+    save_slots: Tensor | None = None,
 ) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -132,5 +139,6 @@ def _(
     scale: float,
     normalize: bool = False,
     delta: bool = True,
+    save_slots: Tensor | None = None,
 ) -> Tensor:
     return v.new_empty(v.shape)

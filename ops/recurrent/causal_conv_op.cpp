@@ -13,7 +13,7 @@ constexpr int64_t kTokens = 32;     // per tile
 constexpr int64_t kChannels = 512;  // per tile
 
 Tensor causal_conv(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor state, Tensor state_slots,
-                   Tensor query_start, Tensor seq_lens, bool silu) {
+                   Tensor query_start, Tensor seq_lens, bool silu, std::optional<Tensor> save_slots) {
   STD_TORCH_CHECK(x.dim() == 2, "x must have the shape (tokens, channels), not ", shape_of(x));
   const int64_t tokens = x.size(0), channels = x.size(1);
   STD_TORCH_CHECK(type_of(weight) == ScalarType::Float && weight.dim() == 2 && weight.size(1) == channels &&
@@ -28,7 +28,8 @@ Tensor causal_conv(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor s
                       state.size(2) == channels && state.is_contiguous(),
                   "state must be contiguous, of the dtype of x and of shape (slots, ", taps - 1, ", ",
                   channels, "), not of shape ", shape_of(state));
-  const StepTensors steps = check_steps(state_slots, query_start, seq_lens, tokens, state.size(0));
+  const StepTensors steps =
+      check_steps(state_slots, query_start, seq_lens, save_slots, tokens, state.size(0));
   x = as_rows(x);
   weight = as_contiguous(weight);
   if (bias) bias = as_contiguous(*bias);
@@ -58,18 +59,26 @@ const char* row_at(const CausalConvArgs& a, int64_t sequence, int64_t token) {
   return a.state + row * a.channels * size_of(a.x.type);
 }
 
-// Replaces the state by the last rows.  It moves to the front row by row, so that each is read before it is
-// written.
-void update_state(const CausalConvArgs& a, int64_t sequence) {
-  const int64_t bytes = a.channels * size_of(a.x.type), tokens = a.steps.tokens(sequence);
-  char* state = a.state + a.steps.slots[sequence] * (a.taps - 1) * bytes;
-  for (int64_t row = 0; row < a.taps - 1 && tokens > 0; ++row) {
+// Writes the last rows of the first `tokens` new tokens to a slot.  In the sequence's own slot they move to
+// the front row by row, so that each is read before it is written.
+void write_state(const CausalConvArgs& a, int64_t sequence, int64_t tokens, int64_t slot) {
+  const int64_t bytes = a.channels * size_of(a.x.type);
+  char* state = a.state + slot * (a.taps - 1) * bytes;
+  for (int64_t row = 0; row < a.taps - 1; ++row) {
     const char* from = row_at(a, sequence, tokens - (a.taps - 1) + row);
     if (from)
       std::memmove(state + row * bytes, from, bytes);
     else
       std::memset(state + row * bytes, 0, bytes);
   }
+}
+
+void update_states(const CausalConvArgs& a, int64_t sequence) {
+  const int64_t tokens = a.steps.tokens(sequence);
+  const int64_t* saves = a.steps.saves ? a.steps.saves + a.steps.first(sequence) : nullptr;
+  for (int64_t token = 0; saves && token < tokens; ++token)
+    if (saves[token] >= 0) write_state(a, sequence, token + 1, saves[token]);
+  if (tokens > 0) write_state(a, sequence, tokens, a.steps.slots[sequence]);
 }
 
 }  // namespace
@@ -83,7 +92,7 @@ int64_t CausalConv::tiles(int phase) const {
 }
 
 void CausalConv::tile(int phase, int64_t index) {
-  if (phase == 1) return update_state(args, index);
+  if (phase == 1) return update_states(args, index);
   const int64_t parts = ceil_div(args.channels, kChannels), first_channel = index % parts * kChannels;
   int64_t block = index / parts, sequence = 0;
   for (;; ++sequence) {

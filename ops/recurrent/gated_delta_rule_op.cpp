@@ -23,7 +23,7 @@ Rows token_rows(Tensor& t, const char* name) {
 
 Tensor gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor state,
                         Tensor state_slots, Tensor query_start, Tensor seq_lens, double scale, bool normalize,
-                        bool delta) {
+                        bool delta, std::optional<Tensor> save_slots) {
   STD_TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3,
                   "q, k and v must have the shape (tokens, heads, size), not ", shape_of(q), ", ",
                   shape_of(k), " and ", shape_of(v));
@@ -54,7 +54,8 @@ Tensor gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, 
                       state.size(2) == a.key_size && state.size(3) == a.value_size && state.is_contiguous(),
                   "state must be contiguous float32 of shape (slots, ", a.value_heads, ", ", a.key_size, ", ",
                   a.value_size, "), not of shape ", shape_of(state));
-  const StepTensors steps = check_steps(state_slots, query_start, seq_lens, a.tokens, state.size(0));
+  const StepTensors steps =
+      check_steps(state_slots, query_start, seq_lens, save_slots, a.tokens, state.size(0));
   Tensor out = new_tensor(v, {a.tokens, a.value_heads, a.value_size});
   a.q = token_rows(q, "q");
   a.k = token_rows(k, "k");
@@ -132,9 +133,11 @@ void DeltaRule::tile(int phase, int64_t index) {
   part.v_stride = args.v.stride * size_of(args.v.type);
   part.out = args.out.at(first, head * args.value_size + column);
   part.out_stride = args.out.stride * size_of(args.out.type);
-  part.state = args.state +
-               (args.steps.slots[sequence] * args.value_heads + head) * args.key_size * args.value_size +
-               column;
+  const int64_t head_size = args.key_size * args.value_size;
+  part.slots = args.state + head * head_size + column;
+  part.slot_stride = args.value_heads * head_size;
+  part.state = part.slots + args.steps.slots[sequence] * part.slot_stride;
+  part.saves = args.steps.saves ? args.steps.saves + first : nullptr;
   part.key_size = args.key_size;
   part.value_size = args.value_size;
   part.columns =

@@ -15,6 +15,8 @@ struct StateSlots {
   const int64_t* slots = nullptr;        // [sequences]
   const int32_t* query_start = nullptr;  // [sequences + 1]
   const int32_t* seq_lens = nullptr;     // [sequences], including the new tokens
+  // [tokens]: the slot to which the state after a token is also written, −1: to none.  Null: no slots.
+  const int64_t* saves = nullptr;
   int64_t sequences = 0;
 
   int64_t first(int64_t sequence) const { return query_start[sequence]; }
@@ -77,7 +79,10 @@ struct DeltaPart {
   char* out = nullptr;
   int64_t beta_stride = 0, v_stride = 0, out_stride = 0;  // bytes from one token to the next
   DType type = DType::f32, beta_type = DType::f32;
-  float* state = nullptr;  // rows of value_size floats
+  float* state = nullptr;          // rows of value_size floats
+  const int64_t* saves = nullptr;  // of the first token, see StateSlots
+  float* slots = nullptr;          // the state of slot 0, and floats from one slot to the next
+  int64_t slot_stride = 0;
   int64_t tokens = 0, key_size = 0, value_size = 0, columns = 0;
   bool decay_per_channel = false, is_new = false, delta = true;
 };
@@ -93,7 +98,8 @@ struct RecurrentKernels {
   int64_t delta_columns;
 };
 
-// Phase 0 computes the outputs, phase 1 the new states: outputs of several tiles read the old ones.
+// Phase 0 computes the outputs, phase 1 the new states: outputs of several tiles read the old ones.  Saved
+// states come before a sequence's own, which they read.
 class CausalConv final : public TaskSet {
  public:
   CausalConvArgs args;

@@ -202,6 +202,13 @@ void run_columns(const DeltaPart& p) {
   });
   Pending before;
   for (int j = 0; j < kVectors; ++j) before.delta[j] = zero();
+  const auto write_state = [&](float* to) ARMLLM_INLINE {
+    each_row([&](int64_t d, int j, int lanes) ARMLLM_INLINE {
+      if (lanes == 0) return;
+      const F32 s = load(state + d * kColumns + j * kLanes);
+      store_lanes(to + d * p.value_size + j * kLanes, fma(set1(before.k[d]), before.delta[j], s), lanes);
+    });
+  };
   F32 sum_k[kVectors], sum_q[kVectors];
   for (int64_t token = 0; token < p.tokens; ++token) {
     const float *q = p.q + token * p.key_stride, *k = p.k + token * p.key_stride;
@@ -212,12 +219,9 @@ void run_columns(const DeltaPart& p) {
       pass<per_channel, true, with_delta>(state, kColumns, p.key_size, q, k, decay, before, sum_k, sum_q);
     step_out<T>(p, token, p.qk + token * p.key_stride, sum_k, sum_q, before.delta);
     before.k = k;
+    if (p.saves && p.saves[token] >= 0) write_state(p.slots + p.saves[token] * p.slot_stride);
   }
-  each_row([&](int64_t d, int j, int lanes) ARMLLM_INLINE {
-    if (lanes == 0) return;
-    const F32 s = load(state + d * kColumns + j * kLanes);
-    store_lanes(p.state + d * p.value_size + j * kLanes, fma(set1(before.k[d]), before.delta[j], s), lanes);
-  });
+  write_state(p.state);
 }
 
 template <typename T>

@@ -18,6 +18,7 @@ def reference_causal_conv(
     query_start: Tensor,
     seq_lens: Tensor,
     silu: bool = False,
+    save_slots: Tensor | None = None,
 ) -> Tensor:
     """:func:`torch_armllm.ops.recurrent.causal_conv` in plain float32 torch."""
     out = torch.empty_like(x)
@@ -29,6 +30,8 @@ def reference_causal_conv(
         sums = (windows * weight.t()).sum(-1)
         sums = sums if bias is None else sums + bias
         out[tokens] = (F.silu(sums) if silu else sums).to(x.dtype)
+        for t, saved in _saves(tokens, save_slots):
+            state[saved] = rows[t + 1 - tokens.start :][: taps - 1]
         state[slot] = rows[len(rows) - (taps - 1) :]
     return out
 
@@ -46,6 +49,7 @@ def reference_gated_delta_rule(
     scale: float,
     normalize: bool = False,
     delta: bool = True,
+    save_slots: Tensor | None = None,
 ) -> Tensor:
     """:func:`torch_armllm.ops.recurrent.gated_delta_rule` in plain float32 torch."""
     repeats = v.shape[1] // k.shape[1]
@@ -55,7 +59,7 @@ def reference_gated_delta_rule(
     queries = queries * scale
     decay = gate.float().exp()
     decay = (decay if gate.ndim == 3 else decay[..., None])[..., None]  # (T, value_heads, key_size or 1, 1)
-    out = torch.empty_like(v)
+    out, saves = torch.empty_like(v), dict(_saves(slice(0, len(v)), save_slots))
     for slot, tokens, is_new in _sequences(state_slots, query_start, seq_lens):
         own = torch.zeros_like(state[slot]) if is_new else state[slot].clone()
         for t in range(tokens.start, tokens.stop):
@@ -64,6 +68,8 @@ def reference_gated_delta_rule(
             added = (v[t].float() - remembered if delta else v[t].float()) * beta[t].float()[:, None]
             own = own + keys[t][..., None] * added[:, None]
             out[t] = (own * queries[t][..., None]).sum(-2).to(v.dtype)
+            if t in saves:
+                state[saves[t]] = own
         state[slot] = own
     return out
 
@@ -78,3 +84,9 @@ def _sequences(
     ):
         if end > start:
             yield slot, slice(start, end), length == end - start
+
+
+def _saves(tokens: slice, save_slots: Tensor | None) -> list[tuple[int, int]]:
+    """Returns the tokens after which the state is saved, with the slots."""
+    slots = [] if save_slots is None else save_slots.tolist()
+    return [(t, slot) for t, slot in enumerate(slots) if slot >= 0 and tokens.start <= t < tokens.stop]

@@ -13,6 +13,7 @@ The inputs are the same for all layers:
     v_scales
     k_cache_1 …  likewise for further groups of layers, if layers differ in shape
     state_slots  int64 (B)       slot of each sequence's states, if there are recurrent layers
+    save_slots   int64 (T) or (0)  slot to which the states after a token are also written; -1: none
     states_0 …   (layers, slots, …), as torch_armllm.kv_cache.states allocates them
 """
 
@@ -61,25 +62,31 @@ def paged_inputs(module: fx.GraphModule) -> dict[str, Node]:
 
 @dataclass(frozen=True)
 class StateInputs:
-    """Inputs of recurrent layers: the slot of each sequence, and a tensor of states for each group."""
+    """Inputs of recurrent layers: slots of sequences, slots of saved states, and the states of each group."""
 
     slots: Node
+    saves: Node
     groups: list[Node]
 
 
 def add_state_inputs(
-    module: fx.GraphModule, near: Node, groups: list[tuple[torch.dtype, tuple[Any, ...]]]
+    module: fx.GraphModule, near: Node, tokens: Any, groups: list[tuple[torch.dtype, tuple[Any, ...]]]
 ) -> StateInputs:
     """Adds the inputs of recurrent layers to a graph that has those of a paged step.
 
     Args:
         module: the graph's module.
         near: a node at or after a node with a fake tensor.
+        tokens: symbolic number of tokens.
         groups: dtype and shape of each tensor of states.
     """
-    shapes = {"state_slots": (torch.int64, (2,)), **{f"states_{i}": group for i, group in enumerate(groups)}}
-    slots, *states = _add(module, near, shapes).values()
-    return StateInputs(slots, states)
+    shapes = {
+        "state_slots": (torch.int64, (2,)),
+        "save_slots": (torch.int64, (tokens,)),
+        **{f"states_{i}": group for i, group in enumerate(groups)},
+    }
+    slots, saves, *states = _add(module, near, shapes).values()
+    return StateInputs(slots, saves, states)
 
 
 def _add(

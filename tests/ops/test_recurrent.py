@@ -42,6 +42,15 @@ class Steps:
             torch.tensor(lengths, dtype=torch.int32),
         )
 
+    def saves(self, seed: int) -> Tensor:
+        """Returns slots for the states after some tokens: all slots that no sequence has."""
+        found = torch.full((self.tokens,), -1, dtype=torch.int64)
+        used = self.metadata[0].tolist()
+        free = [slot for slot in range(SLOTS) if slot not in used][: self.tokens]
+        order = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
+        found[order[: len(free)]] = torch.tensor(free, dtype=torch.int64)
+        return found
+
 
 STEPS = st.lists(
     st.tuples(st.sampled_from((0, 1, 1, 2, 5, 33, 70)), st.sampled_from((0, 0, 1, 9))), max_size=5
@@ -77,22 +86,23 @@ def delta_inputs(
     taps=st.integers(1, 8),
     biased=st.booleans(),
     silu=st.booleans(),
+    saved=st.booleans(),
     dtype=st.sampled_from(FLOATS),
 )
 def test_convolution_matches_reference(
-    steps: Steps, channels: int, taps: int, biased: bool, silu: bool, dtype: torch.dtype
+    steps: Steps, channels: int, taps: int, biased: bool, silu: bool, saved: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(channels + taps)
     x, weight = torch.randn(steps.tokens, channels).to(dtype), torch.randn(taps, channels)
     bias = torch.randn(channels) if biased else None
     before = torch.randn(SLOTS, taps - 1, channels).to(dtype)
-    state = before.clone()
-    expected = recurrent.reference_causal_conv(x, weight, bias, state, *steps.metadata, silu)
+    state, saves = before.clone(), steps.saves(channels) if saved else None
+    expected = recurrent.reference_causal_conv(x, weight, bias, state, *steps.metadata, silu, saves)
     results = []
     for name in RUNNABLE:
         with variants.use(name):
             own = before.clone()
-            results.append(recurrent.causal_conv(x, weight, bias, own, *steps.metadata, silu))
+            results.append(recurrent.causal_conv(x, weight, bias, own, *steps.metadata, silu, saves))
         assert torch.equal(own, state)
         assert torch.equal(results[-1], results[0])
     assert_close(results[0], expected, dtype)
@@ -108,6 +118,7 @@ def test_convolution_matches_reference(
     per_channel=st.booleans(),
     normalize=st.booleans(),
     delta=st.booleans(),
+    saved=st.booleans(),
     dtype=st.sampled_from(FLOATS),
     wide=st.booleans(),
 )
@@ -120,6 +131,7 @@ def test_delta_rule_matches_reference(
     per_channel: bool,
     normalize: bool,
     delta: bool,
+    saved: bool,
     dtype: torch.dtype,
     wide: bool,
 ) -> None:
@@ -127,7 +139,7 @@ def test_delta_rule_matches_reference(
     q, k, v, *gates = delta_inputs(steps.tokens, key_heads, repeats, key_size, value_size, per_channel, dtype)
     inputs = q, k, v.float() if wide else v, *gates
     before = torch.randn(SLOTS, key_heads * repeats, key_size, value_size)
-    rest = (*steps.metadata, 0.5, normalize, delta)
+    rest = (*steps.metadata, 0.5, normalize, delta, steps.saves(key_size) if saved else None)
     state = before.clone()
     expected = recurrent.reference_gated_delta_rule(*inputs, state, *rest)
     results, states = [], []
@@ -168,6 +180,36 @@ def test_bits_do_not_depend_on_chunks_and_batches(cut: int, per_channel: bool) -
                 assert torch.equal(whole[:tokens], torch.cat(parts))
             assert torch.equal(states[0][slot], states[1][slot])
             assert torch.equal(conv_states[0][slot], conv_states[1][slot])
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("before", [0, 3])
+def test_saved_states_have_the_bits_of_sequences_that_end_there(before: int, delta: bool) -> None:
+    torch.manual_seed(before)
+    inputs = delta_inputs(12, 2, 2, 24, 40, True, torch.bfloat16)
+    x, weight = torch.randn(12, 70).to(torch.bfloat16), torch.randn(4, 70)
+    at, slots = (0, 1, 6, 11), (1, 3, 0, 6)
+    saves = torch.full((12,), -1)
+    saves[list(at)] = torch.tensor(slots)
+    for name in RUNNABLE:
+        with variants.use(name):
+            first = torch.randn(SLOTS, 4, 24, 40)
+            conv_first = torch.randn(SLOTS, 3, 70).to(torch.bfloat16)
+            own, conv_own = first.clone(), conv_first.clone()
+            metadata = Steps([12], [before]).metadata
+            recurrent.gated_delta_rule(*inputs, own, *metadata, 0.2, True, delta, saves)
+            recurrent.causal_conv(x, weight, None, conv_own, *metadata, True, saves)
+            for token, slot in zip(at, slots, strict=True):
+                short = Steps([token + 1], [before]).metadata
+                ended, conv_ended = first.clone(), conv_first.clone()
+                part = [tensor[: token + 1] for tensor in inputs]
+                recurrent.gated_delta_rule(*part, ended, *short, 0.2, True, delta)
+                recurrent.causal_conv(x[: token + 1], weight, None, conv_ended, *short, True)
+                assert torch.equal(own[slot], ended[2])
+                assert torch.equal(conv_own[slot], conv_ended[2])
+            assert torch.equal(own[[4, 5]], first[[4, 5]]) and torch.equal(
+                conv_own[[4, 5]], conv_first[[4, 5]]
+            )
 
 
 def test_slots_of_other_sequences_stay_as_they_are() -> None:
@@ -271,6 +313,20 @@ def _delta_call(**replaced: Tensor) -> None:
         ("state_slots", torch.tensor([0, -1]), "names slot -1 for sequence 1"),
         ("state_slots", torch.tensor([4, 4]), "state_slots names slot 4 for two sequences"),
         ("state_slots", torch.tensor([4]), r"query_start must be int32 of shape \(2\)"),
+        ("save_slots", torch.tensor([-1, 7, -1]), "save_slots names slot 7 for token 1, but the state has 7"),
+        ("save_slots", torch.tensor([-2, -1, -1]), "save_slots names slot -2 for token 0"),
+        (
+            "save_slots",
+            torch.tensor([5, -1, -1]),
+            "save_slots names slot 5, which a sequence or another token",
+        ),
+        (
+            "save_slots",
+            torch.tensor([0, -1, 0]),
+            "save_slots names slot 0, which a sequence or another token",
+        ),
+        ("save_slots", torch.tensor([0, 1]), r"int64, empty or of shape \(3\), not of shape \(2\)"),
+        ("save_slots", torch.zeros(3, dtype=torch.int32), "save_slots must be contiguous int64"),
         ("query_start", torch.tensor([0, 2, 4], dtype=torch.int32), "query_start must run from 0 to"),
         ("query_start", torch.tensor([0, 4, 3], dtype=torch.int32), "query_start must not decrease"),
         (
@@ -309,7 +365,8 @@ def test_invalid_arguments_of_convolutions_raise(name: str, value: Tensor, messa
 def test_opcheck() -> None:
     steps = Steps([2, 1], [0, 1])
     inputs = delta_inputs(3, 2, 2, 8, 8, True, torch.bfloat16)
+    saves = {"save_slots": torch.tensor([-1, 4, 0])}
     arguments = (*inputs, torch.zeros(SLOTS, 4, 8, 8), *steps.metadata, 1.0, True)
-    torch.library.opcheck(torch.ops.armllm.gated_delta_rule.default, arguments)
+    torch.library.opcheck(torch.ops.armllm.gated_delta_rule.default, arguments, saves)
     conv = (torch.randn(3, 6), torch.randn(4, 6), None, torch.zeros(SLOTS, 3, 6), *steps.metadata)
-    torch.library.opcheck(torch.ops.armllm.causal_conv.default, conv)
+    torch.library.opcheck(torch.ops.armllm.causal_conv.default, conv, saves)

@@ -46,6 +46,9 @@ def damage(inputs: StepInputs, kind: str) -> None:
         inputs.state_slots = inputs.state_slots[:1]
     elif kind == "narrow":
         inputs.state_slots = inputs.state_slots.int()
+    elif kind.startswith("saves"):
+        saves = {"saves past the end": [-1, 2], "saves its own": [-1, 1], "saves too few": [-1]}[kind]
+        inputs.save_slots = torch.tensor((saves + [-1] * 7)[: 6 if kind == "saves too few" else 7])
     elif kind == "other sizes":
         inputs.states = [state[..., :-1].contiguous() for state in inputs.states]
     elif kind == "other dtype":
@@ -60,6 +63,9 @@ MESSAGES = {
     "twice": "state_slots names slot 0 for two sequences",
     "missing": "1 slots of states need as many lengths of sequences",
     "narrow": "the slots of states, must be contiguous int64",
+    "saves past the end": "save_slots names slot 2 for token 1, but the state has 2 slots",
+    "saves its own": "save_slots names slot 1, which a sequence or another token of the step has",
+    "saves too few": r"save_slots must be contiguous int64, empty or of shape \(7\)",
     "other sizes": "is not what layer 0 of its recurrent layers needs",
     "other dtype": "is not what layer 0 of its recurrent layers needs",
     "too long": "sequence 0",
@@ -86,6 +92,22 @@ def test_empty_step_changes_no_state() -> None:
     empty.states = inputs.states
     assert forward().plan.run(empty).shape[0] == 0
     assert all(torch.equal(a, b) for a, b in zip(inputs.states, before, strict=True))
+
+
+def test_saved_states_are_those_of_a_shorter_step() -> None:
+    inputs = inputs_of(5, 4)
+    states = [torch.zeros(s.shape[0], 5, *s.shape[2:], dtype=s.dtype) for s in inputs.states]
+    inputs.states = states
+    inputs.save_slots = torch.tensor([-1, -1, 4, -1, -1, 2, -1, -1, -1])
+    expected = forward().plan.run(inputs).clone()
+    shorter = inputs_of(3, 1)
+    shorter.input_ids = torch.cat((inputs.input_ids[:, :3], inputs.input_ids[:, 5:6]), 1)
+    forward().plan.run(shorter)
+    for state, ended in zip(states, shorter.states, strict=True):
+        assert torch.equal(state[:, [4, 2]], ended[:, [0, 1]])
+        assert not state[:, 3].any()
+    inputs.save_slots = torch.empty(0, dtype=torch.int64)
+    assert torch.equal(forward().plan.run(inputs), expected)
 
 
 def test_slot_of_a_new_sequence_is_not_read() -> None:

@@ -13,6 +13,9 @@ from torch_armllm.kv_cache.block_pool import BlockPool
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
 from torch_armllm.kv_cache.shapes import Cache
 
+NO_SAVES = torch.empty(0, dtype=torch.int64)
+"""`StepInputs.save_slots` of steps that save no states."""
+
 
 @dataclass
 class StepInputs:
@@ -37,6 +40,8 @@ class StepInputs:
     """states of recurrent layers, as `StateShape.tensors` allocates them"""
     state_slots: Tensor | None = None
     """int64 ``(B,)``: slot of each sequence's states; None without recurrent layers"""
+    save_slots: Tensor = field(default_factory=lambda: NO_SAVES)
+    """int64 ``(T,)``: slot to which the states after a token are also written, -1 for none; may be empty"""
 
     @classmethod
     def pack(
@@ -82,8 +87,9 @@ class StepInputs:
 
     @property
     def caches(self) -> list[Tensor]:
-        """Tensors of the cache, then the slots of states and the states; nothing where there are none."""
-        return [t for t in (*self.cache, self.state_slots, *self.states) if t is not None]
+        """Tensors of the cache, then slots of states, slots of saved states, and states, if there are any."""
+        states = () if self.state_slots is None else (self.state_slots, self.save_slots, *self.states)
+        return [t for t in (*self.cache, *states) if t is not None]
 
     @property
     def tokens(self) -> int:

@@ -393,12 +393,24 @@ def _states(draw: Random) -> tuple[Call, int, int]:
         lengths.append(starts[-1] - starts[-2] + draw.choice((0, 0, 1, 7)))
     count = len(lengths)
     slots = count + draw.choice((0, 0, 1, 3))
+    order = draw.sample(range(slots), slots)
     call: Call = {
-        "state_slots": Spec((count,), torch.int64, draw.sample(range(slots), count)),
+        "save_slots": _maybe(draw, saved_states(draw, starts[-1], order[count:])),
+        "state_slots": Spec((count,), torch.int64, order[:count]),
         "query_start": Spec((count + 1,), torch.int32, starts),
         "seq_lens": Spec((count,), torch.int32, lengths),
     }
     return call, starts[-1], slots
+
+
+def saved_states(draw: Random, tokens: int, free: list[int]) -> Spec:
+    """Returns slots for the states after some tokens; often none."""
+    if draw.random() < 0.3:
+        return Spec((0,), torch.int64, [])
+    saves = [-1] * tokens
+    for token, slot in zip(draw.sample(range(tokens), min(tokens, len(free))), free, strict=False):
+        saves[token] = slot
+    return Spec((tokens,), torch.int64, saves)
 
 
 def _causal_conv(draw: Random) -> Call:

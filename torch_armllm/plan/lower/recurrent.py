@@ -13,16 +13,20 @@ from torch_armllm.plan.program import Operand
 armllm = torch.ops.armllm
 
 
-def _step(low: Lowering, state: Node, slots: Node, starts: Node, lengths: Node) -> dict[str, int]:
+def _step(
+    low: Lowering, state: Node, slots: Node, starts: Node, lengths: Node, saves: Node | None
+) -> dict[str, int]:
     """Returns the fields that name the states and the sequences of a step."""
     layer = low.locations.get(state)
     if not isinstance(layer, CacheLayer):
         raise Unlowerable(f"{state} is not a layer of the states")
+    assert saves is not None
     inputs = low.inputs.index
     return {
         "state": layer.input,
         "layer": layer.layer,
         "state_slots": inputs(slots.name),
+        "save_slots": inputs(saves.name),
         "query_start": inputs(starts.name),
         "seq_lens": inputs(lengths.name),
     }
@@ -39,6 +43,7 @@ def _causal_conv(
     starts: Node,
     lengths: Node,
     silu: bool = False,
+    save_slots: Node | None = None,
 ) -> Operand:
     rows = low.rows(x)
     out = low.new(node)
@@ -48,7 +53,7 @@ def _causal_conv(
         out=out,
         weight=low.weight(weight),
         bias=low.weight(bias),
-        **_step(low, state, slots, starts, lengths),
+        **_step(low, state, slots, starts, lengths, save_slots),
         channels=out.width,
         taps=int(weight.meta["val"].shape[0]),
         silu=silu,
@@ -71,6 +76,7 @@ def _gated_delta_rule(
     scale: float,
     normalize: bool = False,
     delta: bool = True,
+    save_slots: Node | None = None,
 ) -> Operand:
     queries, keys, values, decays, shares = (low.rows(x) for x in (q, k, v, gate, beta))
     out = low.new(node)
@@ -82,7 +88,7 @@ def _gated_delta_rule(
         gate=decays,
         beta=shares,
         out=out,
-        **_step(low, state, slots, starts, lengths),
+        **_step(low, state, slots, starts, lengths, save_slots),
         key_heads=keys.inner[0],
         value_heads=values.inner[0],
         key_size=keys.inner[1],
