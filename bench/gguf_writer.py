@@ -10,6 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
+from bench import gguf_hybrid as hybrid
 from bench.peers.shapes import Shape
 
 DEVIATION = 0.02
@@ -33,6 +34,11 @@ class RandomTensors:
         """Add a float32 vector of ones, such as a norm's."""
         self.file.add_tensor(f"{name}.weight", np.ones(size, np.float32))
 
+    def vector(self, name: str, *shape: int, sign: int = 0) -> None:
+        """Add small float32 numbers under their full name; all positive or negative if ``sign`` says so."""
+        values = self.random.normal(0, DEVIATION, shape).astype(np.float32)
+        self.file.add_tensor(name, sign * np.abs(values) if sign else values)
+
     def blocks(self, name: str, *shape: int, head: bool = False) -> None:
         """Add a Q4_0 tensor; for a head Q6_K, or Q8_0 if rows are no multiple of Q6_K's 256."""
         kind = Type.Q4_0 if not head else Type.Q6_K if shape[-1] % 256 == 0 else Type.Q8_0
@@ -51,7 +57,17 @@ class RandomTensors:
         _close(self.file)
 
 
-ARCHITECTURES = {"llama": "llama", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen3_moe": "qwen3moe",
+    "deepseek_v2": "deepseek2",
+    **hybrid.ARCHITECTURES,
+}
+POST_NORMS = {"qwen3_5_moe_text": "post_attention_norm"}
+"""Name of the norm before the experts, where it is not ``ffn_norm``."""
+FINAL_NORMS = {"lfm2": "token_embd_norm"}
+HEAD_NORMS = ("qwen3_moe", "qwen3_5_moe_text", "lfm2")
+"""Models that normalize queries and keys."""
 
 
 def write_random(path: Path, shape: Shape) -> None:
@@ -60,23 +76,42 @@ def write_random(path: Path, shape: Shape) -> None:
     writer = RandomTensors(path, ARCHITECTURES[c["model_type"]])
     writer.file.add_name("random")
     _settings(writer.file, c)
+    if c["model_type"] in hybrid.ARCHITECTURES:
+        hybrid.settings(writer, c)
     hidden, vocabulary = c["hidden_size"], c["vocab_size"]
     tied = c["tie_word_embeddings"]
     writer.blocks("token_embd", vocabulary, hidden, head=tied)
-    writer.ones("output_norm", hidden)
+    writer.ones(FINAL_NORMS.get(c["model_type"], "output_norm"), hidden)
     if not tied:
         writer.blocks("output", vocabulary, hidden, head=True)
     for layer in range(c["num_hidden_layers"]):
         at = f"blk.{layer}"
         writer.ones(f"{at}.attn_norm", hidden)
-        writer.ones(f"{at}.ffn_norm", hidden)
-        (_latent_attention if "kv_lora_rank" in c else _attention)(writer, at, c)
-        experts = c.get("num_experts") or c.get("n_routed_experts") or 0
+        writer.ones(f"{at}.{POST_NORMS.get(c['model_type'], 'ffn_norm')}", hidden)
+        if _is_recurrent(c, layer):
+            hybrid.recurrent_layer(writer, at, c)
+        else:
+            (_latent_attention if "kv_lora_rank" in c else _attention)(writer, at, c)
+        experts = _experts_of(c)
         if experts and layer >= c.get("first_k_dense_replace", 0):
             _experts(writer, at, c, experts)
         else:
             _mlp(writer, at, hidden, c["intermediate_size"])
     writer.close()
+
+
+def _is_recurrent(c: dict[str, Any], layer: int) -> bool:
+    return "layer_types" in c and c["layer_types"][layer] in hybrid.RECURRENT
+
+
+def _experts_of(c: dict[str, Any]) -> int:
+    """Return the number of routed experts in a layer; 0 if it has none."""
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    return next((int(c[name]) for name in names if c.get(name)), 0)
+
+
+def _head_size(c: dict[str, Any]) -> int:
+    return int(c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
 
 
 LLAMA_NAMES = {
@@ -137,14 +172,17 @@ def _settings(file: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     file.add_layer_norm_rms_eps(c["rms_norm_eps"])
     file.add_rope_freq_base(c["rope_theta"])
     if "num_experts_per_tok" in c:
-        file.add_expert_count(c.get("num_experts") or c["n_routed_experts"])
+        file.add_expert_count(_experts_of(c))
         file.add_expert_used_count(c["num_experts_per_tok"])
-        file.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        file.add_expert_feed_forward_length(_expert_size(c))
     if "kv_lora_rank" not in c:
-        file.add_head_count_kv(c["num_key_value_heads"])
-        file.add_key_length(c["head_dim"])
-        file.add_value_length(c["head_dim"])
-        file.add_rope_dimension_count(c["head_dim"])
+        size, kv_heads = _head_size(c), c["num_key_value_heads"]
+        counted = "layer_types" in c and c["model_type"] != "qwen3_5_moe_text"
+        by_layer = [0 if _is_recurrent(c, i) else kv_heads for i in range(c["num_hidden_layers"])]
+        file.add_head_count_kv(by_layer if counted else kv_heads)
+        file.add_key_length(size)
+        file.add_value_length(size)
+        file.add_rope_dimension_count(size // 4 if c["model_type"] == "qwen3_5_moe_text" else size)
         return
     file.add_head_count_kv(1)
     file.add_q_lora_rank(c["q_lora_rank"] or 0)
@@ -161,14 +199,19 @@ def _settings(file: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     file.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
 
 
+def _expert_size(c: dict[str, Any]) -> int:
+    return int(c.get("moe_intermediate_size") or c["intermediate_size"])
+
+
 def _attention(writer: RandomTensors, at: str, c: dict[str, Any]) -> None:
-    hidden, dim = c["hidden_size"], c["head_dim"]
+    hidden, dim = c["hidden_size"], _head_size(c)
     queries, keys = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
-    writer.blocks(f"{at}.attn_q", queries, hidden)
+    gated = c["model_type"] == "qwen3_5_moe_text"  # its query projection computes gates of the output too
+    writer.blocks(f"{at}.attn_q", 2 * queries if gated else queries, hidden)
     writer.blocks(f"{at}.attn_k", keys, hidden)
     writer.blocks(f"{at}.attn_v", keys, hidden)
     writer.blocks(f"{at}.attn_output", hidden, queries)
-    if c["model_type"] == "qwen3_moe":
+    if c["model_type"] in HEAD_NORMS:
         writer.ones(f"{at}.attn_q_norm", dim)
         writer.ones(f"{at}.attn_k_norm", dim)
 
@@ -191,10 +234,14 @@ def _mlp(writer: RandomTensors, at: str, hidden: int, inner: int, suffix: str = 
 
 
 def _experts(writer: RandomTensors, at: str, c: dict[str, Any], experts: int) -> None:
-    hidden, inner = c["hidden_size"], c["moe_intermediate_size"]
+    hidden, inner = c["hidden_size"], _expert_size(c)
     writer.floats(f"{at}.ffn_gate_inp", experts, hidden)
     writer.blocks(f"{at}.ffn_gate_exps", experts, inner, hidden)
     writer.blocks(f"{at}.ffn_up_exps", experts, inner, hidden)
     writer.blocks(f"{at}.ffn_down_exps", experts, hidden, inner)
     if shared := c.get("n_shared_experts"):
         _mlp(writer, at, hidden, inner * shared, "_shexp")
+    elif shared := c.get("shared_expert_intermediate_size") or c.get("shared_intermediate_size"):
+        _mlp(writer, at, hidden, shared, "_shexp")
+    if "shared_expert_intermediate_size" in c:
+        writer.floats(f"{at}.ffn_gate_inp_shexp", hidden)

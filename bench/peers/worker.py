@@ -17,22 +17,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from bench.peers.setup import Setup
 from bench.peers.shapes import SHAPES
-from bench.peers.work import Engine, Work, do
+from bench.peers.work import Engine, Programs, Work, do
 
 ENGINES = {
     "ours": "engine_ours",
     "llama.cpp": "engine_llama",
+    "ik_llama.cpp": "engine_ik",
     "vllm": "engine_vllm",
     "vllm-int4": "engine_vllm",
 }
 
 
-def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+def answer(engine: Engine | Programs, request: dict[str, Any]) -> dict[str, Any]:
     """Carry out the request of one line."""
     if "ways" in request:
         return {"ways": engine.ways(Work.named(request["ways"]))}
     work = Work.named(request["work"])
+    if isinstance(engine, Programs):
+        return engine.measure(work, request["way"], request["seconds"])
     engine.prepare(work, request["way"])
     return do(engine, work, request["seconds"])
 
@@ -44,6 +48,7 @@ def main() -> None:
     parser.add_argument("model", choices=list(SHAPES))
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--programs", type=Path, help="folder of the engine's programs")
     options = parser.parse_args()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -54,7 +59,9 @@ def main() -> None:
 
     try:
         module = import_module(f".{ENGINES[options.engine]}", __package__)
-        engine = module.load(options.engine, SHAPES[options.model], options.threads, options.cache)
+        shape = SHAPES[options.model]
+        setup = Setup(options.engine, shape, options.threads, options.cache, options.programs)
+        engine = module.load(setup)
     except Exception as error:
         traceback.print_exc()
         say({"error": f"{type(error).__name__}: {error}"})
