@@ -10,8 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.gguf_writer import write_random
 from bench.peers import __main__ as peers
 from bench.peers import process, results, work
+from bench.peers.engine_ik import PROGRAMS, IkLlama
+from bench.peers.setup import Setup
+from bench.peers.shapes import SHAPES, Shape
 from bench.peers.work import ALL, Work, chats, decode, do, prefill
 
 
@@ -82,6 +86,86 @@ def test_missing_engines_are_skipped(
     assert "llama is left out" in capsys.readouterr().err
 
 
+def test_ik_llama_is_skipped_without_its_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = peers.parsed(["--engines", "ours,ik_llama.cpp", "--ik-bin", str(tmp_path)])
+    assert list(peers.interpreters(options)) == ["ours"]
+    assert "--ik-bin names no folder with llama-bench, llama-batched-bench" in capsys.readouterr().err
+    for program in PROGRAMS:
+        (tmp_path / program).touch()
+    assert list(peers.interpreters(options)) == ["ours", "ik_llama.cpp"]
+
+
+def program(path: Path, text: str, status: int = 0) -> None:
+    path.write_text(f'#!/bin/sh\necho "$@" >> {path}.calls\ncat <<END\n{text}\nEND\nexit {status}\n')
+    path.chmod(0o755)
+
+
+def test_ik_llama_is_measured_by_its_programs(tmp_path: Path) -> None:
+    program(tmp_path / "llama-bench", 'some log\n[{"n_prompt": 64, "avg_ts": 12.5}]')
+    rows = "| PP | TG | B | S_TG t/s |\n|----|----|---|----------|\n| 128 | 32 | 2 | 34.5 |"
+    program(tmp_path / "llama-batched-bench", f"some log\n{rows}\n")
+    engine = IkLlama(tmp_path / "model.gguf", 3, tmp_path)
+    assert engine.measure(Work.named("prefill-64"), "repacked", 1.0) == {"tok_s": 12.5}
+    assert engine.measure(Work.named("decode-1"), "as stored", 1.0) == {"tok_s": 12.5}
+    assert engine.measure(Work.named("decode-2"), "repacked", 1.0) == {"tok_s": 34.5}
+    first, second = (tmp_path / "llama-bench.calls").read_text().splitlines()
+    assert "-t 3 -p 64 -n 0" in first
+    assert "-rtr 1" in first
+    assert "-gp 128,64" in second
+    assert "-rtr 0" in second
+    with pytest.raises(ValueError, match="cannot measure chats-8"):
+        engine.measure(Work.named("chats-8"), "repacked", 1.0)
+    program(tmp_path / "llama-bench", "", status=3)
+    with pytest.raises(RuntimeError, match="llama-bench .* ended with 3"):
+        engine.measure(Work.named("prefill-64"), "repacked", 1.0)
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+SMALL_HYBRIDS = {
+    "qwen3.5": {
+        **SMALL,
+        "head_dim": 32,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "num_experts": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "granite4": {
+        **SMALL,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 64,
+        "num_local_experts": 4,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 16,
+        "mamba_d_head": 32,
+    },
+    "lfm2": SMALL,
+}
+
+
+@pytest.mark.parametrize("name", SMALL_HYBRIDS)
+def test_files_of_hybrid_models_hold_as_many_weights_as_the_models(name: str, tmp_path: Path) -> None:
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = Shape(name, name, {**SHAPES[name].config, **SMALL_HYBRIDS[name]})
+    write_random(tmp_path / "model.gguf", shape)
+    tensors = GGUFReader(tmp_path / "model.gguf").tensors
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape.config))
+    assert sum(t.n_elements for t in tensors) == sum(p.numel() for p in model.parameters())
+
+
 def test_ended_engine_process_raises(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho '{\"ready\": true}'\n")
@@ -147,9 +231,8 @@ def test_chats_continue_with_their_outputs(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_own_engine_runs_every_workload(tmp_path: Path) -> None:
     from bench.peers.engine_ours import load
-    from bench.peers.shapes import SHAPES
 
-    engine = load("ours", SHAPES["tiny"], 1, tmp_path)
+    engine = load(Setup("ours", SHAPES["tiny"], 1, tmp_path))
     for name in ("prefill-64", "decode-2", "chats-2"):
         asked = Work.named(name)
         for way in engine.ways(asked):
