@@ -57,7 +57,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     )
     written: set[tuple[int, int]] = set()
     for node in nodes:
-        q, k, v, layer, scale, window, softcap, sinks = node.args
+        q, k, v, layer, scale, window, softcap, sinks, slopes = (*node.args, None)[:9]
         sink_tensor = constant(module, sinks)
         if sink_tensor is not None and sink_tensor.dtype != torch.float32:
             sinks = new_constant(module, node, "sinks", sink_tensor.float())
@@ -77,7 +77,9 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
                 graph,
                 torch.ops.armllm.paged_attention.default,
                 *(tokens_first(graph, q), k_cache, v_cache, inputs["block_table"], inputs["query_start"]),
-                *(inputs["seq_lens"], inputs["max_seq_len"], scale, window, softcap, sinks, *scales),
+                *(inputs["seq_lens"], inputs["max_seq_len"], scale, window, softcap, sinks),
+                *(scales if scales else (None, None)),
+                slopes,
             )
             node.replace_all_uses_with(call(graph, aten.unsqueeze.default, out, 0))
         graph.erase_node(node)

@@ -36,6 +36,14 @@ def _is_identity(node: fx.Node) -> bool:
     return False
 
 
+def _as_transpose(node: fx.Node) -> None:
+    """Makes a permutation that swaps two dimensions a transposition, which other passes look for."""
+    order = [int(d) % value(node).dim() for d in node.args[1]]  # type: ignore[union-attr,arg-type]
+    moved = [d for d, source in enumerate(order) if d != source]
+    if len(moved) == 2:
+        node.target, node.args = aten.transpose.int, (node.args[0], *moved)
+
+
 _IN_PLACE = {aten.mul_.Tensor: aten.mul.Tensor, aten.add_.Tensor: aten.add.Tensor}
 
 
@@ -62,6 +70,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             continue
         if node.target in _IN_PLACE:
             _out_of_place(node)
+        if is_op(node, aten.permute):
+            _as_transpose(node)
         if is_op(node, aten.type_as):  # only the dtype of the other tensor matters
             node.target, node.args = aten.to.dtype, (node.args[0], value(node).dtype)
         if _is_identity(node):

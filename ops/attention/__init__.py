@@ -75,6 +75,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax attention of the new tokens of each sequence over its cached keys and values.
 
@@ -97,6 +98,8 @@ def paged_attention(
         sinks: float32 ``(q_heads,)``: logits that enter the sum of the softmax but carry no value.
         k_scales: float32 ``(blocks, kv_heads, block_size)``, only for int8 caches.
         v_scales: scales of the values, of the same shape.
+        alibi_slopes: float32 ``(q_heads,)``: the slope of a head times the distance of a key from the query,
+            key position − query position, is added to the score, after ``softcap``.
 
     Returns:
         ``(T, q_heads, value_size)`` in the dtype of ``q``, contiguous.  A token's result has the same bits
@@ -107,10 +110,11 @@ def paged_attention(
         RuntimeError: shapes, dtypes, lengths or block numbers do not match; the message names the value.
 
     Source: PagedAttention (arXiv 2309.06180).  Splits are merged by an online softmax, as in FlashDecoding.
+    ``alibi_slopes`` are those of ALiBi (arXiv 2108.12409).
     """
     result: Tensor = torch.ops.armllm.paged_attention(
         *(q, k_cache, v_cache, block_table, query_start, seq_lens, max_seq_len, scale, window, softcap),
-        *(sinks, k_scales, v_scales),
+        *(sinks, k_scales, v_scales, alibi_slopes),
     )
     return result
 
@@ -143,5 +147,6 @@ def _paged_attention_fake(
     sinks: Tensor | None = None,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])

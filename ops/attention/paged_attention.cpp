@@ -181,13 +181,14 @@ struct Workspace {
   AttentionTile tile;
   float *total_maximum, *total_sum, *total_values;
   int64_t *first, *last;
+  float* slopes;
 
   Workspace(const AttentionArgs& a, int64_t some_rows) {
     const int64_t rows = round_up(some_rows, 2);
     constexpr int64_t kFloat = sizeof(float);
     const int64_t width = value_stride(a.value_size);
     const int64_t row_bytes = query_bytes(a.head_size) + kWeightBytes +
-                              kFloat * (kScoreStride + 2 * width + 4) +
+                              kFloat * (kScoreStride + 2 * width + 5) +
                               2 * static_cast<int64_t>(sizeof(int64_t));
     const int64_t bytes =
         panel_floats(a.head_size) * kFloat + edge_bytes(a.value_size) + split_bytes(a) + rows * row_bytes;
@@ -213,6 +214,7 @@ struct Workspace {
     take(tile.sum, rows * kFloat);
     take(total_maximum, rows * kFloat);
     take(total_sum, rows * kFloat);
+    take(slopes, rows * kFloat);
   }
 };
 
@@ -222,6 +224,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
   tile.rows = run.rows;
   tile.first = w.first;
   tile.last = w.last;
+  if (a.slopes != nullptr) tile.slopes = w.slopes;
   tile.blocks = run.blocks();
   tile.kv_head = run.kv_head;
   Row row = run.at(0);
@@ -229,6 +232,7 @@ AttentionTile tile_of(const Run& run, const Workspace& w) {
     variant().attention->load_query(a, row.token, row.head, tile, r);
     w.first[r] = row.first();
     w.last[r] = row.last();
+    if (a.slopes != nullptr) w.slopes[r] = a.slopes[row.head];
   }
   return tile;
 }

@@ -74,11 +74,12 @@ struct AttentionArgs {
   int64_t sequences = 0, tokens = 0;
   int64_t q_heads = 0, kv_heads = 0, head_size = 0, value_size = 0, block_size = 0;
   float scale = 1.0f;
-  int64_t window = 0;            // > 0: a query at position p sees only p − window + 1 … p
-  float softcap = 0.0f;          // > 0: s ← softcap · tanh(s / softcap)
-  const float* sinks = nullptr;  // [q_heads] extra logits that enter the softmax sum but carry no value
-  int64_t threads = 1;           // size of the thread team: affects tile sizes, never bits
-  int64_t max_seq_len = 0;       // upper bound of seq_lens; determines the scratch size
+  int64_t window = 0;             // > 0: a query at position p sees only p − window + 1 … p
+  float softcap = 0.0f;           // > 0: s ← softcap · tanh(s / softcap)
+  const float* sinks = nullptr;   // [q_heads] extra logits that enter the softmax sum but carry no value
+  const float* slopes = nullptr;  // [q_heads] ALiBi: s ← s + slope · (key position − query position)
+  int64_t threads = 1;            // size of the thread team: affects tile sizes, never bits
+  int64_t max_seq_len = 0;        // upper bound of seq_lens; determines the scratch size
   void* scratch = nullptr;
 };
 
@@ -98,6 +99,7 @@ struct AttentionTile {
   int64_t rows = 0;
   const int64_t* first = nullptr;   // [rows] first visible position
   const int64_t* last = nullptr;    // [rows] one past the last visible position; never past the sequence
+  const float* slopes = nullptr;    // [rows] slope of each row's head; nullptr: no bias
   int64_t split_begin = 0;          // the split is split_begin … split_begin + kSplit − 1
   const int32_t* blocks = nullptr;  // block table of the sequence
   int64_t kv_head = 0;

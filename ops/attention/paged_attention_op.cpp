@@ -9,7 +9,7 @@ namespace {
 Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor query_start,
                        Tensor seq_lens, int64_t max_seq_len, double scale, int64_t window, double softcap,
                        std::optional<Tensor> sinks, std::optional<Tensor> k_scales,
-                       std::optional<Tensor> v_scales) {
+                       std::optional<Tensor> v_scales, std::optional<Tensor> alibi_slopes) {
   STD_TORCH_CHECK(q.dim() == 3, "q must have the shape (tokens, q heads, head size), not ", shape_of(q));
   q = with_whole_tokens(q);
   const CacheShape cache = check_cache(k_cache, v_cache, q.size(2), k_scales, v_scales);
@@ -27,6 +27,12 @@ Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_ta
                     "sinks must be float32, one for each of the ", q.size(1), " q heads");
     sinks = as_contiguous(*sinks);
     a.sinks = static_cast<const float*>(sinks->data_ptr());
+  }
+  if (alibi_slopes) {
+    STD_TORCH_CHECK(alibi_slopes->numel() == q.size(1) && type_of(*alibi_slopes) == ScalarType::Float,
+                    "alibi_slopes must be float32, one for each of the ", q.size(1), " q heads");
+    alibi_slopes = as_contiguous(*alibi_slopes);
+    a.slopes = static_cast<const float*>(alibi_slopes->data_ptr());
   }
   Tensor out = new_tensor(q, {q.size(0), q.size(1), cache.value_size});
   a.q = Rows{q.data_ptr(), q.stride(0), dtype_of(q, "q")};

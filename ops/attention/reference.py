@@ -72,6 +72,7 @@ def reference_paged_attention(
     sinks: Tensor | None = None,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Attention in float32, sequence by sequence; see :func:`torch_armllm.ops.attention.paged_attention`."""
     block_size, value_size = block_size_of(k_cache), v_cache.shape[3]
@@ -96,6 +97,9 @@ def reference_paged_attention(
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].to(torch.float32), k) * scale
         if softcap > 0.0:
             scores = softcap * torch.tanh(scores / softcap)
+        if alibi_slopes is not None:
+            distance = position[None] - last[:, None]
+            scores = scores + alibi_slopes.to(torch.float32)[:, None, None] * distance
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             column = sinks.to(torch.float32)[:, None, None].expand(-1, end - begin, 1)

@@ -309,6 +309,7 @@ Instruction build(const fields::attention& op) {
         a.q = frame.rows(op.q);
         a.out = frame.rows(op.out);
         a.sinks = frame.pointer<float>(op.sinks);
+        a.slopes = frame.pointer<float>(op.slopes);
         cache.bind(frame, a);
         bind_sequences(frame, op, a);
       },

@@ -203,6 +203,7 @@ void check(const Checks& c, const fields::attention& op) {
   c.rows(op.q, double(op.q_heads) * op.head_size);
   c.same_type({op.q, op.out});
   c.vector(op.sinks, op.q_heads, ElementType::f32);
+  c.vector(op.slopes, op.q_heads, ElementType::f32);
   c.needed(op.q, "q");
   CacheNeed need = cache_of(op);
   need.q_heads = op.q_heads;

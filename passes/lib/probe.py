@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.capture.probing import in_float32, is_size, number
 from torch_armllm.passes.lib.graph import constant
 
 MAX_NODES = 80
-_FLOATS = (torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass
@@ -138,21 +137,3 @@ def _writes_to(node: Node, target: Node) -> bool:
 
 def _written(node: Node) -> bool:
     return any(_writes_to(user, node) for user in node.users)
-
-
-def is_size(node: Node) -> bool:
-    """True if a node is a number, such as a symbolic size."""
-    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-def number(val: Any, rows: int) -> Any:
-    """Evaluates a symbolic size with ``rows`` as the only dynamic dimension."""
-    if not isinstance(val, torch.SymInt):
-        return val
-    expression = val.node.expr
-    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, rows)))
-
-
-def in_float32(argument: Any) -> Any:
-    """Replaces a float dtype argument by float32; returns anything else unchanged."""
-    return torch.float32 if argument in _FLOATS and isinstance(argument, torch.dtype) else argument

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Node
 
+from torch_armllm.capture.probing import in_float32, is_size, number
 from torch_armllm.ops.rope import reference_rope, reference_rope_table
 from torch_armllm.passes.lib.graph import aten, constant, is_op, value
-from torch_armllm.passes.lib.probe import in_float32, is_size, number
 
 MAX_NODES = 60
 _POSITIONS = (0, 1, 2, 3, 7, 33, 130, 511)

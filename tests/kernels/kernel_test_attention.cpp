@@ -23,6 +23,7 @@ int64_t cache_elements(CacheType type, int64_t blocks, int64_t size, bool keys) 
 struct Tile {
   Values q, maximum, sum, values;
   std::vector<int64_t> first, last;
+  std::vector<float> slopes;  // one a row; none without a bias
   AttentionArgs args;
   const int32_t* blocks = nullptr;
   int64_t rows, split_begin;
@@ -53,6 +54,8 @@ struct Tile {
     tile.rows = count;
     tile.first = first.data() + from;
     tile.last = last.data() + from;
+    args.slopes = slopes.empty() ? nullptr : slopes.data();
+    tile.slopes = slopes.empty() ? nullptr : slopes.data() + from;
     tile.split_begin = split_begin;
     tile.blocks = blocks;
     tile.kv_head = 1;
@@ -111,8 +114,11 @@ void test_attend(const AttentionKernels& tested, const AttentionKernels& truth, 
       for (int64_t value_size : {head_size, int64_t(24)})
         for (int64_t rows : {1, 3, 4, 13, 48})
           for (Range split : {Range{0, 1}, Range{0, 37}, Range{0, 256}, Range{256, 301}})
-            for (int kind = 0; kind < 3; ++kind) {
+            for (int kind = 0; kind < 4; ++kind) {
               Tile tile(rows, head_size, value_size, random);
+              if (kind == 3)
+                for (int64_t r = 0; r < rows; ++r)
+                  tile.slopes.push_back(0.03125f * static_cast<float>(r % 5 + 1));
               for (int64_t r = 0; r < rows; ++r) {
                 tile.last.push_back(kind == 0 ? split.end
                                               : split.begin + random.below(split.end - split.begin + 1));

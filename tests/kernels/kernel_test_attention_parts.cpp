@@ -45,6 +45,7 @@ struct Part {
     tile.rows = count;
     tile.first = first.data() + from;
     tile.last = last.data() + from;
+    if (args.slopes != nullptr) tile.slopes = args.slopes + from;
     tile.split_begin = split_begin;
     tile.blocks = cache.blocks.data();
     tile.kv_head = args.latent ? 0 : 1;
@@ -71,8 +72,11 @@ void test_rows(const AttentionKernels& kernels, const char* name, CacheType type
   Random random(51);
   for (int64_t head_size : {40, 64})
     for (int64_t rows : {2, 13})
-      for (int kind = 0; kind < 3; ++kind) {
+      for (int kind = 0; kind < (latent ? 3 : 4); ++kind) {
         AttentionArgs args;
+        std::vector<float> slopes(size_t(rows), 0.0f);
+        for (int64_t r = 0; r < rows; ++r) slopes[size_t(r)] = 0.03125f * static_cast<float>(r % 5 + 1);
+        if (kind == 3) args.slopes = slopes.data();
         args.cache_type = type;
         args.latent = latent;
         args.q_heads = args.kv_heads = latent ? 1 : kHeads;

@@ -25,6 +25,7 @@ class Batch:
         window: size of the sliding window; 0 for none.
         softcap: soft cap of the scores; 0 for none.
         sinks: logit of the attention sink, per query head.
+        slopes: ALiBi slope, per query head.
     """
 
     q: Tensor
@@ -35,6 +36,7 @@ class Batch:
     window: int = 0
     softcap: float = 0.0
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """Returns the arguments of `paged_attention`."""
@@ -45,7 +47,7 @@ class Batch:
         return (
             *(self.q, self.cache.k, self.cache.v, self.block_table, query_start, seq_lens),
             *(max(self.seq_lens, default=0), scale, self.window, self.softcap, self.sinks),
-            *(self.cache.k_scales, self.cache.v_scales),
+            *(self.cache.k_scales, self.cache.v_scales, self.slopes),
         )
 
     def run(self) -> Tensor:
@@ -79,6 +81,7 @@ def make_batch(
     window: int = 0,
     softcap: float = 0.0,
     sinks: bool = False,
+    slopes: bool = False,
     seed: int = 0,
 ) -> Batch:
     """Makes a random batch.
@@ -97,6 +100,7 @@ def make_batch(
         window: size of the sliding window; 0 for none.
         softcap: soft cap of the scores; 0 for none.
         sinks: with random attention sinks.
+        slopes: with ALiBi's slopes.
         seed: seed of all random values.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -120,4 +124,5 @@ def make_batch(
     wide = torch.randn(sum(query_lens), query_heads * key_size + 5, generator=generator).to(dtype)
     q = wide[:, 2 : 2 + query_heads * key_size].unflatten(1, (query_heads, key_size))
     sink_logits = torch.randn(query_heads, generator=generator) if sinks else None
-    return Batch(q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits)
+    alibi = 2.0 ** -torch.linspace(0.5, 8, query_heads) if slopes else None
+    return Batch(q, cache, block_table, seq_lens, query_lens, window, softcap, sink_logits, alibi)

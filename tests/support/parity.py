@@ -85,12 +85,14 @@ def _steps(model: Any) -> dict[str, Tensor]:
     mask[0, :PADDING] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0) + first_position_of(model.base_model)
     together = model(input_ids=ROWS, attention_mask=mask, position_ids=positions).logits
+    whole = model(input_ids=IDS)
+    rows = {"prefill": whole.logits, "shorter row": together[:1, PADDING:], "longer row": together[1:]}
+    if not hasattr(whole, "past_key_values"):  # the family has no cache: `generate` computes all tokens again
+        return rows
     return {
-        "prefill": model(input_ids=IDS).logits,
+        **rows,
         "chunks": chunked(model, IDS, [17, 9, 15], DynamicCache(config=model.config)),  # as `generate` does
         "decode": chunked(model, IDS, [36, 1, 1, 1, 1, 1]),
-        "shorter row": together[:1, PADDING:],
-        "longer row": together[1:],
     }
 
 

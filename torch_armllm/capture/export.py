@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from torch_armllm.capture.counted_positions import use_position_ids
+from torch_armllm.capture.eager_attention import IMPLEMENTATION as EAGER
+from torch_armllm.capture.eager_attention import mark_attention, number_layers
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, recurrent, sdpa
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
@@ -18,6 +21,8 @@ from torch_armllm.capture.token_mixing import mixes_tokens
 from torch_armllm.capture.tracing_memory import forget_inputs
 from torch_armllm.hf.base_model import base_model_of, first_position_of, max_length_of, position_limit
 from torch_armllm.system.exclusive import PROCESS_LOCK
+
+_MOST_TOKENS = 1 << 24
 
 
 class CaptureError(RuntimeError):
@@ -190,8 +195,11 @@ def capture(model: nn.Module) -> CapturedGraph:
     """
     base = base_model_of(model)
     with PROCESS_LOCK.exclusive():  # tracing patches nn.Module.__call__ for the whole process
-        captured = _exported(base)
-    _check_attentions(base, captured)
+        try:
+            captured = _exported(base)
+            _check_attentions(base, captured)
+        except CaptureError as error:
+            captured = _exported_with_own_attention(base, error)
     _check_outputs(base, captured)
     return captured
 
@@ -220,12 +228,48 @@ def _export_with_layer_reuse(base: nn.Module) -> CapturedGraph:
     return captured
 
 
+def _exported_with_own_attention(base: nn.Module, reason: CaptureError) -> CapturedGraph:
+    """Exports a model whose modules compute attention themselves, and recognizes it in the graph."""
+    try:
+        reuse = LayerReuse(base)
+        with reuse.export_once():
+            captured = _export_own_attention(base, reason)
+        reuse.insert_copies(captured.graph_module, captured.names)
+    except LayersDiffer:
+        captured = _export_own_attention(base, reason)
+    number_layers(captured.graph_module)
+    return captured
+
+
+def _export_own_attention(base: nn.Module, reason: CaptureError) -> CapturedGraph:
+    try:
+        captured = _export(base, EAGER, _length_of_masks(base) - 1)
+    except CaptureError:
+        raise reason from None
+    try:
+        marked = mark_attention(captured.graph_module)
+    except attention.UnsupportedAttention as error:
+        raise CaptureError(str(error)) from None
+    if not marked:
+        raise reason
+    use_position_ids(captured.graph_module)
+    _check_tokens(base, captured)
+    return captured
+
+
+def _length_of_masks(base: nn.Module) -> int:
+    """Returns the number of positions for which a model may have constant masks and biases."""
+    config: Any = base.config
+    sizes = (position_limit(config), getattr(config, "max_seq_len", None))
+    return min([_MOST_TOKENS, *(size for size in sizes if isinstance(size, int))])
+
+
 def _implementation(base: nn.Module) -> str:
     return indexer.IMPLEMENTATION if indexer.find_indexers(base) else attention.IMPLEMENTATION
 
 
-def _export(base: nn.Module, implementation: str) -> CapturedGraph:
-    tokens = torch.export.Dim("tokens", min=2, max=1 << 24)
+def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKENS) -> CapturedGraph:
+    tokens = torch.export.Dim("tokens", min=2, max=most_tokens)
     ids = torch.zeros(1, 7, dtype=torch.long)
     positions = torch.arange(7)[None]
     try:

@@ -37,6 +37,21 @@ inline F32 exp_below_zero(F32 x) {
 inline F32 exp_below_zero(F32 x) { return exp_weight(x); }
 #endif
 
+// ALiBi: what is added to the scores of a row, slope · (position of the key − position of the query).
+struct DistanceBias {
+  F32 slope;
+  int64_t first;  // distance of the split's first position
+
+  DistanceBias(const AttentionTile& t, int64_t row, float factor)
+      : slope(set1(t.slopes == nullptr ? 0.0f : t.slopes[row] * factor)),
+        first(t.split_begin - (t.last[row] - 1)) {}
+
+  F32 add_to(int64_t i, F32 x) const {
+    static const float kLane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return fma(set1(static_cast<float>(first + i)) + load(kLane), slope, x);
+  }
+};
+
 // Converts the scores of a row to weights exp(score − maximum) in the format of the products of `P`.  Vectors
 // of keys that another row of the group sees, but this row does not, get zeros.
 template <typename P>
@@ -47,10 +62,13 @@ void soften(const AttentionArgs& args, const AttentionTile& t, const Split& spli
   typename P::Weights weights(t, split, row);
   const bool capped = args.softcap > 0.0f;
   const F32 cap = set1(args.softcap);
+  const bool biased = t.slopes != nullptr;
+  const DistanceBias bias(t, row, 1.0f);
   const auto score = [&](int64_t i) {
     F32 x = weights.score(i, load(s + i));
     if (capped) x = cap * tanh(x / cap);
-    if (capped || P::Weights::kScalesScores) store(s + i, x);
+    if (biased) x = bias.add_to(i, x);
+    if (capped || biased || P::Weights::kScalesScores) store(s + i, x);
     return x;
   };
   const F32 nothing = set1(kNothing);

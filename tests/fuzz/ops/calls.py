@@ -352,6 +352,7 @@ def _paged_attention(draw: Random) -> Call:
             "window": draw.choice((0, 0, 1, 5, 64)),
             "softcap": draw.choice((0.0, 0.0, 10.0)),
             "sinks": _maybe(draw, Spec((heads * group,), torch.float32)),
+            "alibi_slopes": _maybe(draw, Spec((heads * group,), torch.float32)),
         }
     )
 

@@ -15,7 +15,7 @@ _IGNORED = {"cache_position", "output_attentions", "output_hidden_states", "retu
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor v, int layer, float scale, int window, float softcap,"
-    " Tensor? sinks) -> Tensor"
+    " Tensor? sinks, Tensor? slopes=None) -> Tensor"
 )
 
 
@@ -32,6 +32,7 @@ def dense_attention(
     window: int,
     softcap: float,
     sinks: Tensor | None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention of one sequence in float32; the reference implementation.
 
@@ -44,6 +45,8 @@ def dense_attention(
         window: number of visible positions up to the query's own; 0 for all.
         softcap: scores become ``softcap * tanh(s / softcap)``; 0 for none.
         sinks: extra logits ``(q_heads,)`` that take part in the softmax and have no value.
+        slopes: factors ``(q_heads,)`` of the distance of a key's position from the query's, which is not
+            positive; their product is added to the scores (ALiBi).
 
     Returns:
         ``(1, T, q_heads, value_size)`` in the dtype of ``q``.
@@ -56,6 +59,8 @@ def dense_attention(
         scores = softcap * torch.tanh(scores / softcap)
     positions = torch.arange(q.shape[2], device=q.device)
     distance = positions[:, None] - positions[None, :]
+    if slopes is not None:
+        scores = scores - slopes.float()[:, None, None] * distance
     hidden = distance < 0
     if window > 0:
         hidden = hidden | (distance >= window)
@@ -77,6 +82,7 @@ def _fake(
     window: int,
     softcap: float,
     sinks: Tensor | None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 

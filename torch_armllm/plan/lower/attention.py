@@ -77,7 +77,7 @@ def _attention(
     low: Lowering, node: Node, q: Any, k_cache: Any, v_cache: Any, table: Any, starts: Any, lengths: Any,
         max_seq_len: Any,
     scale: float, window: int = 0, softcap: float = 0.0, sinks: Any = None,
-    k_scales: Any = None, v_scales: Any = None,
+    k_scales: Any = None, v_scales: Any = None, slopes: Any = None,
 ) -> Operand:  # fmt: skip
     queries = low.rows(q)
     cache = _cache(low, k_cache, v_cache, k_scales, v_scales)
@@ -88,6 +88,7 @@ def _attention(
         q=queries,
         out=out,
         sinks=low.weight(sinks, torch.float32),
+        slopes=low.weight(slopes, torch.float32),
         **cache,
         block_table=low.rows(table).index,
         query_start=low.rows(starts).index,

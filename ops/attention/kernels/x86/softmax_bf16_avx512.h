@@ -63,6 +63,7 @@ class Softmax<P, Bf16Powers> {
     float* s = scores(row);
     const Span span = visible(t_, row, 1);
     if (cap_ > 0.0f) cap(s, span);
+    if (t_.slopes != nullptr) add_bias(row, s, span);
     const F32 nothing = set1(kNothing);
     F32 top = nothing;
     each_vector(
@@ -75,6 +76,12 @@ class Softmax<P, Bf16Powers> {
     const F32 cap = set1(cap_);
     for (int64_t i = span.begin / kLanes * kLanes; i < span.end; i += kLanes)
       store(s + i, cap * tanh(load(s + i) / cap));
+  }
+
+  void add_bias(int64_t row, float* s, Span span) const {
+    const DistanceBias bias(t_, row, kLog2E);
+    for (int64_t i = span.begin / kLanes * kLanes; i < span.end; i += kLanes)
+      store(s + i, bias.add_to(i, load(s + i)));
   }
 
   // Returns the sum of the rounded weights.  Relative errors common to all keys then cancel out.
