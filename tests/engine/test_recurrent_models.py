@@ -139,7 +139,7 @@ def test_aborted_requests_free_their_slots() -> None:
         running.abort_request(str(number))
     drain(running)
     states = running.scheduler.blocks.states
-    assert states is not None and states.free == len(states) == 2
+    assert states is not None and states.free == len(states) and not states.saved
 
 
 def test_waiting_requests_are_served_by_few_slots() -> None:
@@ -151,14 +151,16 @@ def test_waiting_requests_are_served_by_few_slots() -> None:
 
 def test_engine_says_what_it_cannot_do(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "torch_armllm"):
-        running = engine("lfm2")
-    assert "Lfm2ForCausalLM has recurrent layers: prompts do not share computed prefixes" in caplog.text
-    assert "states" in caplog.text and running.scheduler.blocks.prefix_cache is None
+        engine("lfm2", max_num_seqs=3)
+    assert "for 3 sequences and 16 checkpoints" in caplog.text
     assert isinstance(model("lfm2").base_model.forward.plan, NativePlan)
-    with pytest.raises(ValueError, match="recurrent layers, whose states cannot take back rejected draft"):
-        engine("lfm2", speculative_config={"method": "ngram", "num_speculative_tokens": 3})
-    target = tiny_model("llama", torch.bfloat16)
-    torch_armllm.patch(target, progress=False)
-    draft = {"method": "draft_model", "model": model("lfm2"), "num_speculative_tokens": 2}
-    with pytest.raises(ValueError, match="the draft model, a Lfm2ForCausalLM, has recurrent layers"):
-        build_engine(target, None, EngineConfig(speculative_config=draft, kv_cache_memory=4 << 20))
+    one = memory_of("qwen3_5_moe_text", blocks=3, slots=1)
+    with caplog.at_level(logging.WARNING, "torch_armllm"):
+        small = engine("qwen3_5_moe_text", kv_cache_memory=one, max_model_len=64)
+    assert "no room for checkpoints of their states: prompts do not share" in caplog.text
+    assert small.scheduler.blocks.prefix_cache is None
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    with pytest.raises(
+        ValueError, match="keeps their states before each draft token, for which kv_cache_mem"
+    ):
+        engine("qwen3_5_moe_text", kv_cache_memory=one, max_model_len=64, speculative_config=drafts)

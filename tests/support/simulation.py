@@ -40,6 +40,8 @@ class Simulation:
         self.scheduler = Scheduler(config, blocks)
         self.memory: list[list[int]] = [[-1] * blocks.block_size for _ in range(blocks.num_blocks)]
         self.swap: list[list[int]] = [[-1] * blocks.block_size for _ in range(blocks.swap_blocks)]
+        self.states = [-1] * (0 if blocks.states is None else len(blocks.states))
+        self.swapped_states = [-1] * len(blocks.swapped_states)
         self.texts: dict[tuple[int, int], int] = {}
         self.known: dict[Sequence, list[int]] = {}
         self.requests: list[Request] = []
@@ -127,6 +129,27 @@ class Simulation:
                 memory[block][place] = numbers[position]
         for scheduled in step.scheduled:
             self.check_memory(scheduled.sequence, scheduled.end)
+        if self.blocks.states is not None:
+            self.execute_states(step)
+
+    def execute_states(self, step: Step) -> None:
+        """Moves states, and replaces the state of each prefix by that of the longer prefix."""
+        states, swapped = self.states, self.swapped_states
+        for kind, source, target in step.state_moves:
+            targets = swapped if kind == "swap_out" else states
+            targets[target] = (swapped if kind == "swap_in" else states)[source]
+        written: list[int] = []
+        for sequence, start, count in step.scheduled:
+            numbers = self.number(sequence)
+            assert sequence.state is not None
+            assert not start or states[sequence.state] == numbers[start - 1]
+            saves = {n: slot for n, slot in sequence.saves.items() if start < n <= start + count}
+            assert step.saves_states or not saves
+            written += [sequence.state, *saves.values()]
+            for length, slot in saves.items():
+                states[slot] = numbers[length - 1]
+            states[sequence.state] = numbers[start + count - 1]
+        assert len(written) == len(set(written))
 
     def is_cached(self, block: int) -> bool:
         return self.blocks.prefix_cache is not None and self.blocks.prefix_cache._keys[block] is not None
@@ -226,6 +249,27 @@ class Simulation:
                 self.check_memory(sequence, sequence.computed)
         if blocks.prefix_cache is not None:
             self.check_cache()
+        if blocks.states is not None:
+            self.check_slots(sequences)
+
+    def check_slots(self, sequences: list[Sequence]) -> None:
+        """Checks that every state slot is free, a checkpoint, saved, or that of one sequence."""
+        slots = self.blocks.states
+        assert slots is not None
+        own = [a.state for a in sequences if a.state is not None and a.status is Status.RUNNING]
+        assert len(own) == self.scheduler.running
+        saved = [slot for a in sequences for slot in a.saves.values()]
+        assert len(saved) == slots.saved <= slots.spare
+        checkpoints = list(slots._checkpoints.values())
+        assert sorted([*own, *saved, *checkpoints, *slots._free]) == list(range(len(slots)))
+        assert all(slots._references[slot] == 1 for slot in (*own, *saved))
+        swapped = [a.state for a in sequences if a.status is Status.SWAPPED]
+        every = sorted([slot for slot in (*swapped, *self.blocks.swapped_states._free) if slot is not None])
+        assert every == list(range(len(self.blocks.swapped_states)))
+        assert all(a.state is None for a in sequences if a.status is Status.WAITING)
+        tables = self.scheduler._tables.states
+        assert tables is not None
+        assert {*tables._planned, *tables._rolling} <= {*self.scheduler._running, *self.scheduler._waiting}
 
     def check_cache(self) -> None:
         """Checks that every cached block holds exactly the tokens of its key."""
@@ -240,12 +284,20 @@ class Simulation:
                     number = self.texts[number, token]
                     assert stored == number
                 numbers[cache._contents[block]] = number
+        if self.blocks.states is not None:
+            checkpoints = self.blocks.states._checkpoints
+            assert checkpoints.keys() <= {cache._contents[block] for block in cache._blocks.values()}
+            for content, slot in checkpoints.items():
+                assert content not in numbers or self.states[slot] == numbers[content]
 
     def check_end(self) -> None:
         """Checks that all blocks are free and every output equals that of a sequence that runs alone."""
         assert not self.scheduler.has_unfinished and not self.scheduler._keys
         assert self.blocks.free == self.blocks.num_blocks
         assert self.blocks.swap.free == self.blocks.swap_blocks
+        if self.blocks.states is not None:
+            assert self.blocks.states.free == len(self.blocks.states)
+            assert self.blocks.swapped_states.free == len(self.blocks.swapped_states)
         for request in self.requests:
             assert request.finished
             for sequence in request.sequences:

@@ -15,7 +15,7 @@ from torch_armllm.engine.preprocess import Preprocessor
 from torch_armllm.engine.request import Sequence
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from torch_armllm.engine.speculative.build import build_speculative_decoder
+from torch_armllm.engine.speculative.build import build_speculative_decoder, most_draft_tokens
 from torch_armllm.engine.text.detokenizer import TokenPieces
 from torch_armllm.engine.text.stopping import OutputText, find_eos_token_ids
 from torch_armllm.engine.trace import trace_to
@@ -72,6 +72,8 @@ def build_engine(
             memory=config.kv_cache_memory,
             swap_space=0 if servable is None else config.swap_space,
             free=max(0, free_memory() - config.promised_memory),
+            checkpoints=config.enable_prefix_caching,
+            draft_tokens=most_draft_tokens(config.speculative_config),
         )
         logger.info("%s: %s", name, memory)
         max_model_len = memory.max_model_len
@@ -82,14 +84,17 @@ def build_engine(
         by_modules = runner = ModuleRunner(model, trace=trace, team=team)
         blocks = _counted_only(model, config, max_model_len, by_modules.block_size, memory)
     else:
-        state_slots = memory.state_slots, memory.swap_state_slots
+        state_slots = memory.state_slots + memory.spare_state_slots, memory.swap_state_slots
         runner = PlanRunner(
             *(servable, memory.num_blocks, memory.swap_blocks, trace, team, drawable, *state_slots)
         )
-        if memory.state_slots:
-            _check_recurrent(name, config)
-        caching = config.enable_prefix_caching and not memory.state_slots
-        blocks = BlockManager(memory.num_blocks, memory.block_size, memory.swap_blocks, caching, *state_slots)
+        if memory.state_slots and not memory.spare_state_slots:
+            _check_spare_states(name, config)
+        caching = config.enable_prefix_caching and (not memory.state_slots or memory.spare_state_slots > 0)
+        blocks = BlockManager(
+            *(memory.num_blocks, memory.block_size, memory.swap_blocks, caching),
+            *(memory.state_slots, memory.swap_state_slots, memory.spare_state_slots),
+        )
     logger.info("kernels for %s on %s; %s", variants.machine().selected, cpu_name(), team.chosen)
     for advice in diagnostics.warnings(diagnostics.describe()):
         logger.warning("%s", advice)
@@ -111,7 +116,8 @@ def build_engine(
     if config.speculative_config is not None and servable is not None:
         num_positions = blocks.num_blocks * blocks.block_size
         speculative_decoder = build_speculative_decoder(
-            config.speculative_config, sampler, num_positions, config.max_num_batched_tokens
+            *(config.speculative_config, sampler, num_positions),
+            *(config.max_num_batched_tokens, max_num_seqs),
         )
     log_stats = not config.disable_log_stats
     return LLMEngine(
@@ -119,19 +125,23 @@ def build_engine(
     )
 
 
-def _check_recurrent(name: str, config: EngineConfig) -> None:
-    """Says what the engine cannot do yet for recurrent layers.
+def _check_spare_states(name: str, config: EngineConfig) -> None:
+    """Says what the engine cannot do with memory for one sequence's states.
 
     Raises:
         ValueError: speculative decoding is asked for.
     """
     if config.speculative_config is not None:
         raise ValueError(
-            f"{name} has recurrent layers, whose states cannot take back rejected draft tokens: leave "
-            "speculative_config out"
+            f"{name} has recurrent layers, and speculative decoding keeps their states before each draft "
+            "token, for which kv_cache_memory has no room: raise it, or leave speculative_config out"
         )
     if config.enable_prefix_caching:
-        logger.info("%s has recurrent layers: prompts do not share computed prefixes", name)
+        logger.warning(
+            "%s has recurrent layers, and kv_cache_memory has no room for checkpoints of their states: "
+            "prompts do not share computed prefixes",
+            name,
+        )
 
 
 def _limits(config: EngineConfig, max_model_len: int, max_num_seqs: int) -> SchedulerConfig:

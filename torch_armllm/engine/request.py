@@ -73,6 +73,7 @@ class Sequence:
         token_ids: prompt tokens, then output tokens.
         blocks: hold its keys and values, in order.
         state: slot of its recurrent layers' states, or their swap slot; None if it has none.
+        saves: slots of further states, by the number of tokens that they follow.
         computed: number of positions whose keys and values are in the blocks.
         draft: draft tokens after `token_ids`, which the next step verifies.
         logprobs: of the output tokens, if requested.
@@ -84,6 +85,7 @@ class Sequence:
     token_ids: list[int]
     blocks: list[int] = field(default_factory=list)
     state: int | None = None
+    saves: dict[int, int] = field(default_factory=dict)
     computed: int = 0
     status: Status = Status.WAITING
     draft: list[int] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch_armllm.engine.request import Sequence
 
@@ -43,16 +43,22 @@ class Scheduled(NamedTuple):
         return range(self.end - 1 - self.num_draft, self.end) if self.samples else range(0)
 
 
+class StateMove(NamedTuple):
+    """A copy of a sequence's states, within the slots of the engine or from or to those of swap memory."""
+
+    kind: Literal["copy", "swap_out", "swap_in"]
+    source: int
+    target: int
+
+
 @dataclass
 class Step:
     """Copies of states and blocks, then tokens to compute.
 
     Attributes:
         scheduled: one entry per sequence.
-        state_copies: (slot, slot) pairs of recurrent layers' states, copied before everything else: the
-            states of forked sequences.
-        state_swaps_out: (slot, swap slot) pairs.
-        state_swaps_in: (swap slot, slot) pairs, copied after those.
+        state_moves: of recurrent layers' states, one after another.
+        saves_states: True if the step also writes states to the slots of `Sequence.saves`.
         swaps_out: (block, swap block) pairs, copied first.
         swaps_in: (swap block, block) pairs, copied second.
         copies: (block, block) pairs, copied third: copy-on-write of shared blocks.
@@ -63,9 +69,8 @@ class Step:
     """
 
     scheduled: list[Scheduled] = field(default_factory=list)
-    state_copies: list[tuple[int, int]] = field(default_factory=list)
-    state_swaps_out: list[tuple[int, int]] = field(default_factory=list)
-    state_swaps_in: list[tuple[int, int]] = field(default_factory=list)
+    state_moves: list[StateMove] = field(default_factory=list)
+    saves_states: bool = False
     swaps_out: list[tuple[int, int]] = field(default_factory=list)
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)

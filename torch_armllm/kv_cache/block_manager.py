@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch_armllm.kv_cache.block_allocator import BlockAllocator
 from torch_armllm.kv_cache.prefix_cache import PrefixCache
+from torch_armllm.kv_cache.state_slots import StateSlots
 
 
 class BlockManager(BlockAllocator):
@@ -21,7 +22,7 @@ class BlockManager(BlockAllocator):
         block_size: positions per block.
         swap_blocks: number of swap blocks.
         swap: allocator of the swap blocks.
-        states: allocator of the state slots of running sequences; None without recurrent layers.
+        states: allocator of the state slots; None without recurrent layers.
         swapped_states: allocator of the state slots in swap memory.
         prefix_cache: finds blocks by their tokens; None if prefix caching is off.
     """
@@ -34,6 +35,7 @@ class BlockManager(BlockAllocator):
         enable_prefix_caching: bool = True,
         state_slots: int = 0,
         swap_state_slots: int = 0,
+        spare_state_slots: int = 0,
     ) -> None:
         if num_blocks < 1 or block_size < 1 or swap_blocks < 0:
             raise ValueError(
@@ -45,7 +47,7 @@ class BlockManager(BlockAllocator):
         self.block_size = block_size
         self.swap_blocks = swap_blocks
         self.swap = BlockAllocator(swap_blocks)
-        self.states = BlockAllocator(state_slots) if state_slots else None
+        self.states = StateSlots(state_slots, spare_state_slots) if state_slots else None
         self.swapped_states = BlockAllocator(swap_state_slots)
         self.prefix_cache = PrefixCache(num_blocks, block_size) if enable_prefix_caching else None
 
@@ -73,7 +75,9 @@ class BlockManager(BlockAllocator):
                 block = self._free.pop()
             else:
                 assert self.prefix_cache is not None
-                block = self.prefix_cache.evict()
+                block, content = self.prefix_cache.evict()
+                if self.states is not None:
+                    self.states.forget(content)
             assert self._references[block] == 0
             self._references[block] = 1
             blocks.append(block)
@@ -103,6 +107,23 @@ class BlockManager(BlockAllocator):
     def find(self, token_ids: Sequence[int], length: int) -> list[int]:
         """Returns the blocks that hold the longest cached prefix of ``token_ids[:length]``; see `share`."""
         return self.prefix_cache.find(token_ids, length) if self.prefix_cache is not None else []
+
+    def find_checkpoint(
+        self, token_ids: Sequence[int], length: int
+    ) -> tuple[list[int], int | None, list[int]]:
+        """Finds the longest cached prefix of ``token_ids[:length]`` whose states are known.
+
+        Returns:
+            Its blocks, the slot of its states, and the blocks of the longest prefix with or without states.
+        """
+        assert self.states is not None
+        known = self.find(token_ids, length)
+        for count in range(len(known), 0, -1):
+            assert self.prefix_cache is not None
+            slot = self.states.find(self.prefix_cache.content(known[count - 1]))
+            if slot is not None:
+                return known[:count], slot, known
+        return [], None, known
 
     def cache_full_blocks(
         self, blocks: Sequence[int], token_ids: Sequence[int], start: int, end: int

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, Shape
+from torch_armllm.kv_cache.state_budget import share_of_states
 from torch_armllm.system.dtypes import dtype_name
 from torch_armllm.system.files import format_bytes
 from torch_armllm.system.host import free_memory
@@ -33,6 +34,7 @@ class KvMemory:
         state_slots: sequences whose states fit; 0 without recurrent layers.
         swap_state_slots: sequences whose states fit into swap space.
         state_bytes: bytes of a sequence's states.
+        spare_state_slots: further slots, for checkpoints and for states before draft tokens.
     """
 
     num_blocks: int
@@ -44,6 +46,7 @@ class KvMemory:
     state_slots: int = 0
     swap_state_slots: int = 0
     state_bytes: int = 0
+    spare_state_slots: int = 0
 
     @property
     def tokens(self) -> int:
@@ -53,16 +56,19 @@ class KvMemory:
     def __str__(self) -> str:
         swap_bytes = self.swap_blocks * self.block_bytes + self.swap_state_slots * self.state_bytes
         swap = f", and {format_bytes(swap_bytes)} of swap" if swap_bytes else ""
-        states = (
-            f"; states {format_bytes(self.state_slots * self.state_bytes)} for {self.state_slots} sequences "
-            f"({format_bytes(self.state_bytes)} each)"
-            if self.state_slots
-            else ""
-        )
+        states = self._describe_states() if self.state_slots else ""
         return (
             f"KV cache {format_bytes(self.num_blocks * self.block_bytes)} for {self.tokens} tokens "
             f"({self.dtype}, {self.block_bytes // self.block_size} bytes a token){swap}: "
             f"{self.tokens / self.max_model_len:.1f} texts of max_model_len = {self.max_model_len}{states}"
+        )
+
+    def _describe_states(self) -> str:
+        slots = self.state_slots + self.spare_state_slots
+        spare = f" and {self.spare_state_slots} checkpoints" if self.spare_state_slots else ""
+        return (
+            f"; states {format_bytes(slots * self.state_bytes)} for {self.state_slots} sequences{spare} "
+            f"({format_bytes(self.state_bytes)} each)"
         )
 
 
@@ -75,6 +81,8 @@ def size_kv_memory(
     memory: int | float | None = None,
     swap_space: int = 0,
     free: int | None = None,
+    checkpoints: bool = False,
+    draft_tokens: int = 0,
 ) -> KvMemory:
     """Computes the number of blocks that the memory holds.
 
@@ -88,6 +96,8 @@ def size_kv_memory(
             it.
         swap_space: bytes for the blocks of swapped-out sequences.
         free: bytes that the process may allocate; measured by default.
+        checkpoints: gives memory to checkpoints of the states of recurrent layers.
+        draft_tokens: most draft tokens of a sequence, before each of which a step saves the states.
 
     Raises:
         ValueError: a sequence of ``max_model_len`` tokens does not fit, more memory is requested than is
@@ -104,12 +114,17 @@ def size_kv_memory(
             "kv_cache_memory=0.5"
         )
     state_bytes = shape.states.bytes_per_sequence
-    state_slots = _state_slots(state_bytes, max_num_seqs, granted, origin)
+    blocks_per_sequence = -(-length // shape.block_size)
+    states = share_of_states(
+        *(state_bytes, granted, origin, max_num_seqs),
+        needed=0 if max_model_len is None else blocks_per_sequence * block_bytes,
+        checkpoints=checkpoints,
+        draft_tokens=draft_tokens,
+    )
     swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
     swap_space -= swap_state_slots * state_bytes
-    granted -= state_slots * state_bytes
+    granted -= states.slots * state_bytes
     blocks = granted // block_bytes
-    blocks_per_sequence = -(-length // shape.block_size)
     if blocks < blocks_per_sequence:
         fitting = blocks * shape.block_size
         if max_model_len is not None or fitting == 0:
@@ -125,24 +140,8 @@ def size_kv_memory(
     swap_blocks = swap_space // block_bytes
     return KvMemory(
         *(blocks, swap_blocks, shape.block_size, block_bytes, length, dtype_name(shape.dtype)),
-        *(state_slots, swap_state_slots, state_bytes),
+        *(states.running, swap_state_slots, state_bytes, states.spare),
     )
-
-
-def _state_slots(state_bytes: int, max_num_seqs: int, granted: int, origin: str) -> int:
-    """Returns how many sequences' states get memory: at most half of it, unless that holds none.
-
-    Raises:
-        ValueError: the states of one sequence do not fit.
-    """
-    if not state_bytes:
-        return 0
-    if state_bytes >= granted:
-        raise ValueError(
-            f"the states of one sequence need {format_bytes(state_bytes)}, but the KV cache has "
-            f"{format_bytes(granted)}, {origin}: raise kv_cache_memory"
-        )
-    return min(max_num_seqs, max(1, granted // 2 // state_bytes))
 
 
 def shape_by_config(config: Any, dtype: torch.dtype) -> CacheShape | None:

@@ -93,12 +93,31 @@ class PrefixCache:
         """Removes a block that is referenced again from the idle blocks."""
         del self._idle[block]
 
-    def evict(self) -> int:
-        """Returns the block that was idle for longest, and removes it from the cache."""
+    def content(self, block: int) -> int:
+        """Returns the content number of a block that `find` returned."""
+        return self._contents[block]
+
+    def content_of(self, blocks: Sequence[int], token_ids: Sequence[int], length: int) -> int | None:
+        """Returns the content number of a sequence's first tokens; None if they are not cached.
+
+        Args:
+            blocks: of the sequence.
+            token_ids: of the sequence.
+            length: tokens of the prefix, which end a block.
+        """
+        size = self.block_size
+        assert length and length % size == 0
+        last = length // size - 1
+        content = self._contents[blocks[last - 1]] if last else _NOTHING
+        block = self._blocks.get((content, tuple(token_ids[length - size : length])))
+        return None if block is None else self._contents[block]
+
+    def evict(self) -> tuple[int, int]:
+        """Removes the block that was idle for longest from the cache; returns it and its content number."""
         block, _ = self._idle.popitem(last=False)
         key = self._keys[block]
         assert key is not None and self._blocks[key] == block
         del self._blocks[key]
         self._keys[block] = None
-        self._contents[block] = _UNKNOWN
-        return block
+        content, self._contents[block] = self._contents[block], _UNKNOWN
+        return block, content

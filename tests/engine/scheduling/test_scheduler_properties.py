@@ -22,14 +22,18 @@ class Machine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def set_up(self, data: st.DataObject) -> None:
         block_size = data.draw(st.sampled_from([1, 2, 4]), "block_size")
+        max_num_seqs = data.draw(st.integers(1, 6), "max_num_seqs")
+        recurrent = data.draw(st.booleans(), "recurrent")
         blocks = BlockManager(
             num_blocks=data.draw(st.integers(3, 14), "num_blocks"),
             block_size=block_size,
             swap_blocks=data.draw(st.sampled_from([0, 3, 20]), "swap_blocks"),
             enable_prefix_caching=data.draw(st.booleans(), "caching"),
+            state_slots=max_num_seqs if recurrent else 0,
+            swap_state_slots=data.draw(st.integers(0, 3), "swap_state_slots") if recurrent else 0,
+            spare_state_slots=data.draw(st.sampled_from([0, 1, 2, 3, 5, 9, 40]), "spare") if recurrent else 0,
         )
         chunked = data.draw(st.booleans(), "chunked")
-        max_num_seqs = data.draw(st.integers(1, 6), "max_num_seqs")
         max_model_len = data.draw(st.integers(4, 40), "max_model_len")
         least = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
         budget = least + data.draw(st.integers(0, 8), "budget")

@@ -22,11 +22,11 @@ def trace(seed: int) -> Simulation:
     block_size = random.choice([1, 2, 4])
     positions = random.choice([24, 40, 64])
     swap = random.choice([0, 4, 200])
-    blocks = BlockManager(
-        positions // block_size, block_size, swap, enable_prefix_caching=random.random() < 0.7
-    )
+    caching = random.random() < 0.7
     chunked = random.random() < 0.7
     max_num_seqs = random.randint(1, 8)
+    states = (max_num_seqs, random.choice([0, 2, 8]), random.choice([1, 2, 4, 20])) if seed % 2 else ()
+    blocks = BlockManager(positions // block_size, block_size, swap, caching, *states)
     budget = max_num_seqs + random.randint(0, 12) if chunked else 40 + random.randint(0, 20)
     config = SchedulerConfig(max_num_seqs, budget, 40, chunked, "swap" if swap else "recompute")
     simulation = Simulation(config, blocks)
@@ -78,6 +78,13 @@ def test_random_runs_cover_the_hard_cases() -> None:
     steps = [step for run in runs for step in run.steps]
     for kind in ("swaps_out", "swaps_in", "copies", "preempted"):
         assert sum(bool(getattr(step, kind)) for step in steps) > 100, kind
+    kinds = [move.kind for step in steps for move in step.state_moves]
+    assert min(map(kinds.count, ("copy", "swap_in", "swap_out"))) > 100
+    assert sum(step.saves_states for step in steps) > 1000
+    hits = [
+        run.blocks.prefix_cache.tokens_hit for run in runs if run.blocks.states and run.blocks.prefix_cache
+    ]
+    assert sum(hits) > 300
     caches = [run.blocks.prefix_cache for run in runs if run.blocks.prefix_cache is not None]
     assert sum(cache.tokens_hit for cache in caches) > 1000
     assert sum(not s.samples for step in steps for s in step.scheduled) > 100
@@ -88,7 +95,7 @@ def test_schedule_is_deterministic() -> None:
         return [
             [
                 [(s.sequence.request.request_id, s.sequence.index, s.start, s.count) for s in step.scheduled],
-                [step.swaps_out, step.swaps_in, step.copies],
+                [step.swaps_out, step.swaps_in, step.copies, step.state_moves],
             ]
             for step in simulation.steps
         ]

@@ -12,7 +12,7 @@ from torch_armllm.engine.execution.computed import StepResult
 from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.execution.step_builder import StepBuilder
 from torch_armllm.engine.execution.thread_team import ThreadTeam
-from torch_armllm.engine.step import Step
+from torch_armllm.engine.step import StateMove, Step
 from torch_armllm.engine.trace import NO_TRACE, Trace
 from torch_armllm.kv_cache.shapes import Cache
 from torch_armllm.plan.native import NativePlan
@@ -121,13 +121,9 @@ class PlanRunner:
             self._fused_head = FusedHead(self.plan, weights, self._drawable)
 
     def copy_blocks(self, step: Step) -> None:
-        """Copies the states and blocks of a step: forks, swaps out, swaps in, and copy-on-write."""
-        if step.state_copies:
-            _copy(self.states, self.states, step.state_copies)
-        if step.state_swaps_out:
-            _copy(self.states, self._swapped_states, step.state_swaps_out)
-        if step.state_swaps_in:
-            _copy(self._swapped_states, self.states, step.state_swaps_in)
+        """Copies the states and blocks of a step: states in order, swaps out, swaps in, and copy-on-write."""
+        for move in step.state_moves:
+            self._move_state(move)
         if step.swaps_out:
             assert self._swap is not None
             _copy(self.cache, self._swap, step.swaps_out)
@@ -137,11 +133,17 @@ class PlanRunner:
         if step.copies:
             _copy(self.cache, self.cache, step.copies)
 
+    def _move_state(self, move: StateMove) -> None:
+        sources = self._swapped_states if move.kind == "swap_in" else self.states
+        targets = self._swapped_states if move.kind == "swap_out" else self.states
+        for source, target in zip(sources, targets, strict=True):
+            target[:, move.target] = source[:, move.source]
+
 
 def _copy(
     source: Iterable[Tensor | None], target: Iterable[Tensor | None], pairs: Sequence[tuple[int, int]]
 ) -> None:
-    """Copies whole blocks, or state slots, of all layers."""
+    """Copies whole blocks of all layers."""
     sources, targets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
     for old, new in zip(source, target, strict=True):
         if old is not None and new is not None:

@@ -89,9 +89,15 @@ class StepBuilder:
         self._reserve_sequences(64)
 
     def _reserve_tokens(self, tokens: int) -> None:
-        ids, positions, slots = (SharedBuffer("q", tokens) for _ in range(3))
-        self._ids, self._positions, self._slots = ids.items, positions.items, slots.items
-        self._by_tokens = _Views(tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n)))
+        ids, positions, slots, saves = (SharedBuffer("q", tokens) for _ in range(4))
+        self._ids, self._positions, self._slots, self._saves = (
+            buffer.items for buffer in (ids, positions, slots, saves)
+        )
+        self._saves[:] = array("q", [-1]) * tokens
+        self._saved_rows: list[int] = []
+        self._by_tokens = _Views(
+            tokens, lambda n: (ids.view(1, n), positions.view(1, n), slots.view(n), saves.view(n))
+        )
         self._decodes: dict[int, StepInputs] = {}
 
     def _reserve_sequences(self, sequences: int) -> None:
@@ -128,7 +134,7 @@ class StepBuilder:
             if start >= max_seq_len:
                 max_seq_len = start + 1
         if self.states:
-            self._write_state_slots(scheduled)
+            self._write_state_slots(step)
         if inputs is None or inputs.block_table is not table.view(count):
             inputs = self._decodes[count] = self._decode_inputs(count)
         inputs.max_seq_len = max_seq_len
@@ -136,16 +142,30 @@ class StepBuilder:
 
     def _decode_inputs(self, count: int) -> StepInputs:
         starts = torch.arange(count + 1, dtype=torch.int32)
-        ids, positions, slots = self._by_tokens[count]
+        ids, positions, slots, saves = self._by_tokens[count]
         _, lengths, _ = self._by_sequences[count]
         return StepInputs(
             *(ids, positions, slots, self._table.view(count), starts, lengths, 0, self.cache, self.states),
-            self._state_slots_of(count),
+            *(self._state_slots_of(count), saves),
         )
 
-    def _write_state_slots(self, scheduled: Sequence[Scheduled]) -> None:
-        slots = [s.sequence.state for s in scheduled if s.sequence.state is not None]
-        self._state_slots[: len(scheduled)] = array("q", slots)
+    def _write_state_slots(self, step: Step) -> None:
+        """Writes the slots of sequences, and those of the states that the step saves."""
+        slots = [s.sequence.state for s in step.scheduled if s.sequence.state is not None]
+        self._state_slots[: len(slots)] = array("q", slots)
+        for row in self._saved_rows:
+            self._saves[row] = -1
+        self._saved_rows.clear()
+        if not step.saves_states:
+            return
+        at = 0
+        for sequence, start, count in step.scheduled:
+            for length, slot in sequence.saves.items():
+                if start < length <= start + count:
+                    row = at + length - start - 1
+                    self._saves[row] = slot
+                    self._saved_rows.append(row)
+            at += count
 
     def _state_slots_of(self, count: int) -> Tensor | None:
         return self._by_sequences[count][2] if self.states else None
@@ -184,14 +204,14 @@ class StepBuilder:
             lengths[number] = end
             if end > max_seq_len:
                 max_seq_len = end
-        input_ids, position_ids, slot_ids = self._by_tokens[tokens]
+        input_ids, position_ids, slot_ids, saves = self._by_tokens[tokens]
         query_start, seq_lens, _ = self._by_sequences[len(scheduled)]
         table = self._table.view(len(scheduled))
         if self.states:
-            self._write_state_slots(scheduled)
+            self._write_state_slots(step)
         step_inputs = StepInputs(
             *(input_ids, position_ids, slot_ids, table, query_start, seq_lens, max_seq_len, self.cache),
-            *(self.states, self._state_slots_of(len(scheduled))),
+            *(self.states, self._state_slots_of(len(scheduled)), saves),
         )
         return step_inputs, rows
 

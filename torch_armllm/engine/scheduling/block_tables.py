@@ -1,30 +1,32 @@
-"""Blocks and state slots of sequences: in the KV cache while they run, in swap memory while swapped out."""
+"""Blocks of sequences: in the KV cache while they run, in swap memory while swapped out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as GenericSequence
 
 from torch_armllm.engine.request import Sequence
+from torch_armllm.engine.scheduling.state_tables import StateTables
 from torch_armllm.engine.step import Step
 from torch_armllm.kv_cache.block_manager import BlockManager
 
 
 class BlockTables:
-    """Allocates and frees the blocks and state slots of sequences.
+    """Allocates and frees the blocks of sequences, and their state slots with them.
 
     A block is written only while one sequence holds it, and never after the prefix cache knows it. Full
     blocks are shared. The partial block that forked sequences share is copied on write, for all of them but
-    the last.  The states of recurrent layers change in each step, so forked sequences get copies at once.
+    the last.
 
     Attributes:
+        states: state slots of the sequences; None without recurrent layers.
         swapped: swap blocks of the sequences that are swapped out.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.swapped: dict[Sequence, list[int]] = {}
+        self.states = None if blocks.states is None else StateTables(blocks, blocks.states)
         self._arriving: dict[Sequence, int] = {}
-        self._state_copies: list[tuple[int, int]] = []
 
     def admit(self, sequence: Sequence, step: Step, reserve: int, max_uncomputed: int) -> bool:
         """Allocates blocks for all tokens of a sequence; cached and swapped blocks count as computed.
@@ -40,58 +42,49 @@ class BlockTables:
         """
         blocks = self.blocks
         slots = self.swapped.get(sequence)
-        cacheable = self._cacheable(sequence)
-        cached_blocks = blocks.find(sequence.token_ids, cacheable)
+        cached_blocks, checkpoint, known = self._find(sequence)
         if not self._has_room(sequence, cached_blocks, reserve, max_uncomputed):
             return False
         cached = len(cached_blocks) * blocks.block_size
         sequence.blocks = blocks.share(cached_blocks) + blocks.allocate(
             self._size(sequence) - len(cached_blocks)
         )
-        self._admit_state(sequence, step)
         if slots is None:
             sequence.computed = cached
-            self._count(sequence, cacheable)
-        else:
+            self._count(sequence)
+        if self.states is not None:
+            self.states.admit(sequence, step, checkpoint)
+            if slots is None:
+                self.states.plan(sequence, known)
+        if slots is not None:
             held = sequence.blocks[: len(slots)]
             step.swaps_in += list(zip(slots, held, strict=True))[len(cached_blocks) :]
             blocks.swap.deallocate(self.swapped.pop(sequence))
             self._arriving[sequence] = cached  # first position to cache again after the copies
         return True
 
-    def _admit_state(self, sequence: Sequence, step: Step) -> None:
-        """Allocates a state slot, which is there for each sequence of `max_num_seqs`."""
-        if self.blocks.states is None:
-            return
-        swapped = sequence.state
-        (sequence.state,) = self.blocks.states.allocate(1)
-        if swapped is not None:
-            step.state_swaps_in.append((swapped, sequence.state))
-            self.blocks.swapped_states.deallocate([swapped])
+    def _find(self, sequence: Sequence) -> tuple[list[int], int | None, int]:
+        """Finds what need not be computed.
 
-    def fork_states(self, sequence: Sequence, siblings: GenericSequence[Sequence]) -> None:
-        """Gives copies of a sequence's states to others; the next step copies them."""
-        if self.blocks.states is None:
-            return
-        assert sequence.state is not None
-        for sibling in siblings:
-            (sibling.state,) = self.blocks.states.allocate(1)
-            self._state_copies.append((sequence.state, sibling.state))
-
-    def copy_states(self, step: Step) -> None:
-        """Lets a step copy the states of sequences that were forked before it."""
-        step.state_copies, self._state_copies = self._state_copies, []
+        Returns:
+            Blocks, the slot of the checkpoint at their end if there is one, and the length of the longest
+            cached prefix, which may lack a checkpoint.
+        """
+        cacheable = self._cacheable(sequence)
+        if self.states is None or sequence in self.swapped:
+            found = self.blocks.find(sequence.token_ids, cacheable)
+            return found, None, len(found) * self.blocks.block_size
+        found, checkpoint, known = self.blocks.find_checkpoint(sequence.token_ids, cacheable)
+        return found, checkpoint, len(known) * self.blocks.block_size
 
     def fits(self, sequence: Sequence, reserve: int, max_uncomputed: int) -> bool:
         """True if `admit` would succeed."""
-        return self._has_room(
-            sequence, self.blocks.find(sequence.token_ids, self._cacheable(sequence)), reserve, max_uncomputed
-        )
+        return self._has_room(sequence, self._find(sequence)[0], reserve, max_uncomputed)
 
     def fits_with(self, sequence: Sequence, others: GenericSequence[Sequence], reserve: int) -> bool:
         """True if a sequence fits while only these other sequences keep their blocks."""
         held = {block for other in others for block in other.blocks}
-        cached_blocks = self.blocks.find(sequence.token_ids, self._cacheable(sequence))
+        cached_blocks, _, _ = self._find(sequence)
         missing = self._size(sequence) - sum(block in held for block in cached_blocks)
         return missing + reserve + len(held) <= self.blocks.num_blocks
 
@@ -116,10 +109,10 @@ class BlockTables:
             return 0  # the logits of all positions are needed
         return len(sequence.token_ids) - 1  # the logits of the last position are needed
 
-    def _count(self, sequence: Sequence, cacheable: int) -> None:
+    def _count(self, sequence: Sequence) -> None:
         cache, request = self.blocks.prefix_cache, sequence.request
         if cache is not None:
-            cache.tokens_queried += cacheable
+            cache.tokens_queried += self._cacheable(sequence)
             cache.tokens_hit += sequence.computed
         if request.metrics.preemptions == 0:
             request.num_cached_tokens = sequence.computed
@@ -140,11 +133,12 @@ class BlockTables:
             table[index] = block
         return True
 
-    def fit_draft(self, sequence: Sequence, max_tokens: int, reserve: int) -> int:
-        """Shortens a draft to ``max_tokens``, and to the blocks that it may use.
+    def fit_draft(self, sequence: Sequence, step: Step, max_tokens: int, reserve: int) -> int:
+        """Shortens a draft to ``max_tokens``, and to the blocks and state slots that it may use.
 
         Args:
             sequence: has the draft.
+            step: verifies it.
             max_tokens: most tokens of the draft.
             reserve: blocks that must stay free.
 
@@ -152,11 +146,16 @@ class BlockTables:
             The number of tokens that remain.
         """
         blocks, table, length = self.blocks, sequence.blocks, len(sequence.token_ids)
+        states = self.states
+        if states is not None:
+            max_tokens = min(max_tokens, states.slots.spare - states.slots.saved)
         count = max(0, min(len(sequence.draft), max_tokens))
         while len(table) * blocks.block_size < length + count and blocks.free > reserve:
             table += blocks.allocate(1)
         count = min(count, len(table) * blocks.block_size - length)
         del sequence.draft[count:]
+        if states is not None:
+            states.save_draft(sequence, step, count)
         return count
 
     def advance(self, sequence: Sequence, start: int, end: int, tokens: GenericSequence[int]) -> None:
@@ -175,6 +174,9 @@ class BlockTables:
         sequence.computed = computed
         if computed // size != start // size:
             self.blocks.cache_full_blocks(sequence.blocks, sequence.token_ids, start, computed)
+        if sequence.saves:
+            assert self.states is not None
+            self.states.commit(sequence, end)
         if sequence.draft:
             sequence.draft.clear()
             num_blocks = -(-len(sequence.token_ids) // size)
@@ -184,14 +186,11 @@ class BlockTables:
     def swap_out(self, sequence: Sequence, step: Step) -> bool:
         """Swaps the computed blocks of a sequence out; False if swap memory has no room."""
         used = -(-sequence.computed // self.blocks.block_size)
-        if used > self.blocks.swap.free or (self.blocks.states and not self.blocks.swapped_states.free):
+        if used > self.blocks.swap.free or (self.states and not self.blocks.swapped_states.free):
             return False
         slots = self.swapped[sequence] = self.blocks.swap.allocate(used)
         step.swaps_out += zip(sequence.blocks, slots, strict=False)
-        swapped = None
-        if sequence.state is not None:
-            (swapped,) = self.blocks.swapped_states.allocate(1)
-            step.state_swaps_out.append((sequence.state, swapped))
+        swapped = None if self.states is None else self.states.swap_out(sequence, step)
         self._deallocate(sequence)
         sequence.state = swapped
         return True
@@ -204,14 +203,14 @@ class BlockTables:
                 self.blocks.swapped_states.deallocate([sequence.state])
                 sequence.state = None
         self._deallocate(sequence)
+        if self.states is not None:
+            self.states.forget(sequence)
         sequence.computed = 0
 
     def _deallocate(self, sequence: Sequence) -> None:
         self._arriving.pop(sequence, None)
         self.blocks.deallocate(sequence.blocks)
-        if sequence.state is not None:
-            assert self.blocks.states is not None
-            self.blocks.states.deallocate([sequence.state])
-            sequence.state = None
+        if self.states is not None:
+            self.states.free(sequence)
         sequence.blocks.clear()
         sequence.draft.clear()

@@ -53,6 +53,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._forked: list[Sequence] = []
         self._tables = BlockTables(blocks)
+        self._states = self._tables.states
         self._slots = 0  # of max_num_seqs that are taken
         self._rejected: tuple[Sequence, int, int] | None = None
         self._preemption_futile: tuple[Sequence, int] | None = None
@@ -141,7 +142,8 @@ class Scheduler:
     def schedule(self) -> Step:
         """Returns the next step, which is not empty while there are unfinished requests."""
         step = Step()
-        self._tables.copy_states(step)
+        if self._states is not None:
+            self._states.begin(step)
         if self._waiting and self._running:
             self._preempt_for_waiting(step)
         preempted = len(step.preempted)
@@ -172,7 +174,8 @@ class Scheduler:
             )
             for index in range(1, request.params.num_sequences)
         ]
-        self._tables.fork_states(sequence, siblings)
+        if self._states is not None:
+            self._states.fork(sequence, siblings)
         request.sequences += siblings
         for sibling in siblings:
             self._keys[sibling] = (policy_key, arrival, sibling.index)
@@ -209,7 +212,7 @@ class Scheduler:
         """
         prefilling = []
         decode_only = True
-        size, left = self.blocks.block_size, self.config.max_num_batched_tokens
+        size, left, states = self.blocks.block_size, self.config.max_num_batched_tokens, self._states
         spare = left - len(self._running)
         for sequence in self._running:  # preemption shortens this list at its end
             start = sequence.computed
@@ -225,9 +228,11 @@ class Scheduler:
             if sequence.draft:
                 decode_only = False
                 max_draft = min(spare, self.max_length - start - 1)
-                num_draft = self._tables.fit_draft(sequence, max_draft, len(self._running))
+                num_draft = self._tables.fit_draft(sequence, step, max_draft, len(self._running))
                 spare -= num_draft
                 count += num_draft
+            if states is not None:
+                states.save_decoded(sequence, step, start + count)
             step.scheduled.append(Scheduled(sequence, start, count))
             left -= count
         step.decode_only = decode_only
@@ -244,13 +249,14 @@ class Scheduler:
         if admit and self._waiting:
             self._admit(step, budget)
 
-    @staticmethod
-    def _schedule_chunk(sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
+    def _schedule_chunk(self, sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
         """Schedules as much of a prompt as the budget allows."""
         if budget.any:
             step.decode_only = False
             count = budget.take(sequence.computed, len(sequence.token_ids) - sequence.computed)
             step.scheduled.append(Scheduled(sequence, sequence.computed, count))
+            if self._states is not None:
+                self._states.save_prompt(sequence, step, sequence.computed, sequence.computed + count)
 
     def _preempt_for_waiting(self, step: Step) -> None:
         """Preempts sequences with a larger policy key than the first waiting one, if that admits it."""

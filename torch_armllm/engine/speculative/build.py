@@ -13,8 +13,24 @@ from torch_armllm.engine.speculative.drafting import Proposer, SpeculativeDecode
 from torch_armllm.engine.speculative.ngram import NgramProposer
 
 
+def most_draft_tokens(settings: Mapping[str, Any] | None) -> int:
+    """Returns the most draft tokens of a sequence that an engine's settings ask for.
+
+    Args:
+        settings: `EngineConfig.speculative_config`.
+
+    Raises:
+        ValueError: a setting is wrong.
+    """
+    return 0 if settings is None else SpeculativeConfig.parse(settings).num_speculative_tokens
+
+
 def build_speculative_decoder(
-    settings: Mapping[str, Any], sampler: Sampler, positions: int, max_num_batched_tokens: int = 512
+    settings: Mapping[str, Any],
+    sampler: Sampler,
+    positions: int,
+    max_num_batched_tokens: int = 512,
+    max_num_seqs: int = 64,
 ) -> SpeculativeDecoder:
     """Returns the speculative decoder; loads the draft model, if there is one.
 
@@ -23,10 +39,10 @@ def build_speculative_decoder(
         sampler: the engine's.
         positions: capacity of the engine's KV cache in tokens; the draft model's cache gets the same.
         max_num_batched_tokens: most prompt tokens per prefill step of the draft model.
+        max_num_seqs: most sequences that run together.
 
     Raises:
-        ValueError: a setting is wrong, or the draft model has no plan, recurrent layers or a smaller
-            vocabulary.
+        ValueError: a setting is wrong, or the draft model has no plan or a smaller vocabulary.
         OSError: the draft model is not found.
     """
     config = SpeculativeConfig.parse(settings)
@@ -34,12 +50,12 @@ def build_speculative_decoder(
     if config.method == "ngram":
         proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     else:
-        proposer = _draft_model(config, sampler, positions, max_num_batched_tokens)
+        proposer = _draft_model(config, sampler, positions, max_num_batched_tokens, max_num_seqs)
     return SpeculativeDecoder(proposer, sampler, config.num_speculative_tokens)
 
 
 def _draft_model(
-    config: SpeculativeConfig, sampler: Sampler, positions: int, chunk: int
+    config: SpeculativeConfig, sampler: Sampler, positions: int, chunk: int, max_num_seqs: int
 ) -> DraftModelProposer:
     from torch_armllm.checkpoint.load import load_model
     from torch_armllm.patching.patch import patch
@@ -53,17 +69,13 @@ def _draft_model(
     servable = servable_model(model)
     if servable is None:
         raise ValueError(f"the draft model, a {type(model).__name__}, has no plan; give another model")
-    if servable.shape.states:
-        raise ValueError(
-            f"the draft model, a {type(model).__name__}, has recurrent layers, whose states cannot take back "
-            "rejected tokens; give another model"
-        )
     num_blocks = -(-positions // servable.shape.block_size)
     max_length = _max_length(model, servable.max_length)
     rejection = config.draft_sampling == "rejection"
-    return DraftModelProposer(
-        PlanRunner(servable, num_blocks), num_blocks, sampler, chunk, max_length, rejection
-    )
+    # a state of each sequence, and one before each token that it drafts but the first
+    slots = max_num_seqs * config.num_speculative_tokens if servable.shape.states else 0
+    runner = PlanRunner(servable, num_blocks, state_slots=slots)
+    return DraftModelProposer(runner, num_blocks, sampler, chunk, max_length, rejection, slots)
 
 
 def _max_length(model: Any, by_plan: int | None) -> int | None:

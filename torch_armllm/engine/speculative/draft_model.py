@@ -12,6 +12,7 @@ from torch_armllm.engine.request import Request, Sequence, Status
 from torch_armllm.engine.sampling.batch import is_greedy
 from torch_armllm.engine.sampling.sampler import Sampler
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.engine.speculative.draft_states import DraftStates
 from torch_armllm.engine.speculative.rejection import DRAFT
 from torch_armllm.engine.step import Scheduled, Step
 
@@ -79,6 +80,11 @@ class DraftModelProposer:
             so that running sequences do not wait.
         max_length: maximum context length of the draft model; None: unlimited.
         rejection: samples for rejection sampling at temperatures above 0.
+        state_slots: slots of the runner for states of recurrent layers; sequences without a free one get no
+            drafts.
+
+    Attributes:
+        states: slots of the sequences; None without recurrent layers.
 
     Raises:
         ValueError: the draft model's vocabulary is smaller than the sampler's.
@@ -92,6 +98,7 @@ class DraftModelProposer:
         chunk: int = 512,
         max_length: int | None = None,
         rejection: bool = False,
+        state_slots: int = 0,
     ) -> None:
         if runner.vocab_size < sampler.vocab_size:
             raise ValueError(
@@ -104,6 +111,7 @@ class DraftModelProposer:
         self._max_length = max_length
         self._purpose = DRAFT if rejection else 0
         self._free = list(range(num_blocks - 1, -1, -1))
+        self.states = DraftStates(state_slots) if state_slots else None
         self._drafts: dict[Sequence, DraftSequence] = {}
 
     @property
@@ -119,6 +127,8 @@ class DraftModelProposer:
         for sequence, count in draft_lengths.items():
             state = self._drafts.get(sequence) or self._drafts.setdefault(sequence, DraftSequence(sequence))
             state.follow(sequence.token_ids)
+            if self.states is not None:
+                self.states.go_back(state.shadow)
             if self._reserve(state.shadow, len(sequence.token_ids) + count - 1) and spare > 0:
                 steps.append((sequence, state.scheduled(spare)))
                 spare -= steps[-1][1].count
@@ -129,13 +139,22 @@ class DraftModelProposer:
     def release_finished(self) -> None:
         """Frees the blocks of finished sequences."""
         for sequence in [a for a in self._drafts if a.status is Status.FINISHED]:
-            self._free += self._drafts.pop(sequence).shadow.blocks
+            shadow = self._drafts.pop(sequence).shadow
+            self._free += shadow.blocks
+            if self.states is not None:
+                self.states.release(shadow)
 
     def _compute(
         self, steps: list[tuple[Sequence, Scheduled]], draft_lengths: dict[Sequence, int]
     ) -> list[tuple[Sequence, Scheduled]]:
         """Runs a step of the draft model and returns the next step."""
-        logits = self._runner.execute(Step([scheduled for _, scheduled in steps]))
+        if self.states is not None:
+            for sequence, scheduled in steps:
+                drafted = len(self._drafts[sequence].draft) + 1
+                goes_on = scheduled.samples and drafted < draft_lengths[sequence]
+                self.states.advance(scheduled.sequence, scheduled.end, goes_on)
+        step = Step([scheduled for _, scheduled in steps], saves_states=self.states is not None)
+        logits = self._runner.execute(step)
         for _, scheduled in steps:
             scheduled.sequence.computed = scheduled.end
         drawing = [sequence for sequence, scheduled in steps if scheduled.samples]
@@ -163,8 +182,10 @@ class DraftModelProposer:
         return self._sampler.draw_after(logits, sequences, prefixes, self._purpose)
 
     def _reserve(self, shadow: Sequence, length: int) -> bool:
-        """Allocates blocks for ``length`` positions; returns False if there are too few."""
+        """Allocates blocks for ``length`` positions, and a state slot; False if there are too few."""
         if self._max_length is not None and length > self._max_length:
+            return False
+        if self.states is not None and not self.states.begin(shadow):
             return False
         missing = -(-length // self._runner.block_size) - len(shadow.blocks)
         if missing > len(self._free):
