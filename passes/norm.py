@@ -24,6 +24,7 @@ from torch_armllm.passes.lib.graph import (
     only_user,
     other_operand,
     strip,
+    unwidened,
     value,
 )
 
@@ -103,7 +104,7 @@ def _match_rms(rsqrt: Node) -> _RmsNorm | None:
     if not _is_same(other_operand(product, rsqrt), wide):
         return None
     centered = _centered(wide)
-    x = strip(wide if centered is None else centered, *CONVERSIONS)
+    x = unwidened(wide if centered is None else centered)
     scaled = _scaled_by_weight(_skip_conversion(product))
     last, weight, offset = scaled or (product, None, 0.0)
     narrowed = _skip_conversion(last)

@@ -8,10 +8,11 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.capture.markers.recurrent import markers_of
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
 from torch_armllm.passes.lib.paged_inputs import add_paged_inputs, add_state_inputs, paged_inputs
-from torch_armllm.passes.lib.state_layout import recurrent_markers, state_layout
+from torch_armllm.passes.lib.state_layout import state_layout
 
 armllm = torch.ops.armllm
 
@@ -63,7 +64,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         The number of markers rewritten.
     """
     graph = module.graph
-    nodes = recurrent_markers(module)
+    nodes = markers_of(module)
     if not context.paged or not nodes:
         return 0
     layout = state_layout(module)

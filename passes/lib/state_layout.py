@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
+from torch_armllm.capture.markers.recurrent import markers_of
 from torch_armllm.passes.lib.graph import is_op, value
 
 armllm = torch.ops.armllm
@@ -27,17 +28,12 @@ class StateLayout:
         return sum(number == group for number, _ in self.positions)
 
 
-def recurrent_markers(module: fx.GraphModule) -> list[Node]:
-    """Returns the recurrent markers of a captured graph, in order."""
-    return [n for n in module.graph.nodes if is_op(n, armllm.convolve_tokens, armllm.delta_rule)]
-
-
 def state_layout(module: fx.GraphModule) -> StateLayout:
     """Returns the layout for the recurrent markers of a captured graph, before any pass."""
     groups: list[tuple[tuple[int, ...], torch.dtype]] = []
     counts: list[int] = []
     positions: list[tuple[int, int]] = []
-    for node in recurrent_markers(module):
+    for node in markers_of(module):
         state = _state_of(node)
         if state not in groups:
             groups.append(state)

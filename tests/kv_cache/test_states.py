@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch_armllm.kv_cache.block_pool import BlockPool, CacheShape
 from torch_armllm.kv_cache.budget import size_kv_memory
 from torch_armllm.kv_cache.sequence_blocks import SequenceBlocks
+from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 
 STATES = StateShape((StateGroup(2, (3, 4), torch.bfloat16), StateGroup(1, (2, 5), torch.float32)))
@@ -123,3 +124,15 @@ def test_swap_space_holds_states_too() -> None:
     found = size_kv_memory(SHAPE, 64, max_num_seqs=4, memory=10**6, swap_space=10**4, free=GB)
     assert found.swap_state_slots == 4
     assert found.swap_blocks == (10**4 - 4 * STATES.bytes_per_sequence) // found.block_bytes
+
+
+def test_states_of_models_without_keys_take_all_the_memory() -> None:
+    shape = StatesOnlyShape(torch.float32, states=STATES)
+    size = STATES.bytes_per_sequence
+    found = size_kv_memory(shape, 1000, max_num_seqs=64, memory=10 * size, swap_space=3 * size, free=10**9)
+    assert (found.state_slots, found.swap_state_slots, found.max_model_len) == (10, 3, 1000)
+    assert (found.num_blocks, found.swap_blocks) == (10 * 32, 3 * 32)  # each slot has room for all positions
+    assert found.block_bytes == 0 and "no keys and values" in str(found) and "10 sequences" in str(found)
+    assert size_kv_memory(shape, 1000, max_num_seqs=2, free=10**9).state_slots == 2
+    with pytest.raises(ValueError, match="the states of one sequence need"):
+        size_kv_memory(shape, 1000, memory=size - 1, free=10**9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from inspect import signature
 from typing import Any
 
 import torch
@@ -51,10 +52,11 @@ def close_quantized(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @torch.no_grad()
 def chunked(model: PreTrainedModel, ids: Tensor, sizes: list[int], cache: Any = None) -> Tensor:
     """Computes the logits of all tokens in chunks, continuing from a cache."""
+    name = "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
     parts, begin = [], 0
     for size in sizes:
-        out = model(ids[:, begin : begin + size], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(ids[:, begin : begin + size], use_cache=True, **{name: cache})
+        cache = out[name]
         parts.append(out.logits)
         begin += size
     return torch.cat(parts, 1)

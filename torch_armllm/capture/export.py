@@ -131,7 +131,7 @@ def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
 def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
     layers = _attention_layers(captured)
     kind = type(base).__name__
-    if not layers:
+    if not layers and not recurrent.markers_of(captured.graph_module):
         raise CaptureError(f"{kind} does not use transformers' attention interface")
     if len(set(layers)) != len(layers):
         nodes = [

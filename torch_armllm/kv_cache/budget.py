@@ -57,6 +57,8 @@ class KvMemory:
         swap_bytes = self.swap_blocks * self.block_bytes + self.swap_state_slots * self.state_bytes
         swap = f", and {format_bytes(swap_bytes)} of swap" if swap_bytes else ""
         states = self._describe_states() if self.state_slots else ""
+        if not self.block_bytes:
+            return f"no keys and values{swap}{states}"
         return (
             f"KV cache {format_bytes(self.num_blocks * self.block_bytes)} for {self.tokens} tokens "
             f"({self.dtype}, {self.block_bytes // self.block_size} bytes a token){swap}: "
@@ -120,7 +122,15 @@ def size_kv_memory(
         needed=0 if max_model_len is None else blocks_per_sequence * block_bytes,
         checkpoints=checkpoints,
         draft_tokens=draft_tokens,
+        alone=not block_bytes,
     )
+    if not block_bytes:  # blocks only count positions
+        swap_state_slots = min(max_num_seqs, swap_space // state_bytes)
+        blocks, swap_blocks = (n * blocks_per_sequence for n in (states.running, swap_state_slots))
+        return KvMemory(
+            *(blocks, swap_blocks, shape.block_size, 0, length, dtype_name(shape.dtype)),
+            *(states.running, swap_state_slots, state_bytes, states.spare),
+        )
     swap_state_slots = min(max_num_seqs, swap_space // 2 // state_bytes) if state_bytes else 0
     swap_space -= swap_state_slots * state_bytes
     granted -= states.slots * state_bytes

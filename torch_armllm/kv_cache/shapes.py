@@ -1,9 +1,9 @@
-"""Shapes of the paged cache: keys and values per head, or latents (MLA)."""
+"""Shapes of the paged cache: keys and values per head, latents (MLA), or none but states."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -183,4 +183,31 @@ class LatentShape:
         return latents, k_rope
 
 
-Shape = CacheShape | MixedShape | LatentShape
+@dataclass(frozen=True)
+class StatesOnlyShape:
+    """Shape of a cache without keys and values: all layers are recurrent, and keep a state of fixed size."""
+
+    dtype: torch.dtype
+    """Dtype of the model's hidden states."""
+    block_size: int = 32
+    """Positions per block; blocks hold nothing, and only count positions."""
+    states: StateShape = NO_STATES
+    """States of the recurrent layers."""
+
+    layers: ClassVar[int] = 0
+    bytes_per_token: ClassVar[int] = 0
+
+    def tensors(self, blocks: int) -> Cache:
+        """Returns no tensors."""
+        return MixedCache()
+
+    def at(self, index: int) -> NoReturn:
+        """Raises, as no layer has keys and values."""
+        raise ValueError("all layers are recurrent: none has keys and values in this cache")
+
+    def layer(self, cache: Cache, index: int) -> NoReturn:
+        """Raises, as `at` does."""
+        self.at(index)
+
+
+Shape = CacheShape | MixedShape | LatentShape | StatesOnlyShape

@@ -30,6 +30,7 @@ def share_of_states(
     needed: int = 0,
     checkpoints: bool = False,
     draft_tokens: int = 0,
+    alone: bool = False,
 ) -> StateShare:
     """Returns the slots that get memory: at most half of it, unless that holds none.
 
@@ -43,18 +44,19 @@ def share_of_states(
         needed: bytes of keys and values that spare slots must leave.
         checkpoints: True if the prefix cache keeps states.
         draft_tokens: most draft tokens of a sequence.
+        alone: True if there are neither keys nor values; states then get all of the memory.
 
     Raises:
         ValueError: the states of one sequence do not fit.
     """
     if not state_bytes:
         return StateShare(0, 0)
-    if state_bytes >= granted:
+    if state_bytes > granted or (state_bytes == granted and not alone):
         raise ValueError(
             f"the states of one sequence need {format_bytes(state_bytes)}, but the KV cache has "
             f"{format_bytes(granted)}, {origin}: raise kv_cache_memory"
         )
-    total = max(1, granted // 2 // state_bytes)
+    total = max(1, granted // (1 if alone else 2) // state_bytes)
     least = total // 2 if draft_tokens else max(1, total // 4) if checkpoints and total > 1 else 0
     running = min(max_num_seqs, total - least)
     wanted = draft_tokens * running

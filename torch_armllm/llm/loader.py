@@ -12,6 +12,7 @@ from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
+from torch_armllm.kv_cache.shapes import StatesOnlyShape
 from torch_armllm.patching.state import is_patched, patched_forward
 from torch_armllm.system.dtypes import dtype_name
 
@@ -137,7 +138,7 @@ def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
 
 def _check_cache(model: PreTrainedModel, cache: str | None) -> None:
     forward = patched_forward(model)
-    if cache is None or forward is None:
+    if cache is None or forward is None or isinstance(forward.shape, StatesOnlyShape):
         return
     own = dtype_name(forward.shape.dtype)
     if own != cache:

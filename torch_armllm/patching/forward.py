@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ _IGNORED = {
     "output_hidden_states",
     "logits_to_keep",  # a base model may drop positions for it; the head computes all that it receives
 }
+_CACHE_NAMES = ("past_key_values", "cache_params")
+"""Argument and output of a base model's cache: the second is that of models without attention."""
 _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 
@@ -43,6 +46,7 @@ class StepOutput(MoeModelOutputWithPast):
     image_hidden_states: Tensor | None = None
     audio_hidden_states: Tensor | None = None
     shared_kv_states: Any = None
+    cache_params: Any = None
 
 
 class _Unserved(Exception):
@@ -70,6 +74,8 @@ class PatchedForward:
         """True if modules cannot continue from the plan's cache, and recompute the whole sequence."""
         self.first_position = first_position_of(base)
         self.module_forward: Callable[..., Any] = base.forward
+        own_names = inspect.signature(base.forward).parameters
+        self._cache_name = next((name for name in _CACHE_NAMES if name in own_names), _CACHE_NAMES[0])
         self._warned: set[str] = set()
         self._modules_only: str | None = None
         self._hidden_override: Tensor | None = None
@@ -88,6 +94,7 @@ class PatchedForward:
     ) -> Any:
         """Runs the base model; its own ``forward`` documents the arguments."""
         warn_if_forked()
+        past = kwargs.pop(self._cache_name, past_key_values)
         if self._hidden_override is not None:
             output = StepOutput(last_hidden_state=self._hidden_override)
             return output.to_tuple() if kwargs.get("return_dict") is False else output
@@ -96,24 +103,24 @@ class PatchedForward:
                 raise _Unserved(self._modules_only)
             if input_ids is None or inputs_embeds is not None:
                 raise _Unserved("inputs_embeds are given")
-            self._check(past_key_values, attention_mask, kwargs)
-            self._check_length(past_key_values, input_ids.shape[1])
-            cache, keep = self._cache(past_key_values, use_cache, input_ids)
+            self._check(past, attention_mask, kwargs)
+            self._check_length(past, input_ids.shape[1])
+            cache, keep = self._cache(past, use_cache, input_ids)
             hidden = self._step(cache, input_ids, attention_mask, position_ids)
         except _Unserved as reason:
             self._warn(str(reason))
-            if self.needs_recompute and isinstance(past_key_values, PagedCache):
-                self._recompute(past_key_values)
+            if self.needs_recompute and isinstance(past, PagedCache):
+                self._recompute(past)
             return self.module_forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 inputs_embeds=inputs_embeds,
                 use_cache=use_cache,
+                **{self._cache_name: past},
                 **kwargs,
             )
-        out = StepOutput(last_hidden_state=hidden, past_key_values=cache if keep else None)
+        out = StepOutput(last_hidden_state=hidden, **{self._cache_name: cache if keep else None})
         return out.to_tuple() if kwargs.get("return_dict") is False else out
 
     @contextmanager
@@ -162,8 +169,10 @@ class PatchedForward:
             raise _Unserved("the model is in training mode")
 
     def _check_length(self, past: Any, length: int) -> None:
+        if self.max_length is None:
+            return
         before = past.get_seq_length() if past is not None else 0
-        if self.max_length is not None and before + length > self.max_length:
+        if before + length > self.max_length:
             raise _Unserved(f"the plan supports at most {self.max_length} tokens")
 
     def _recompute(self, cache: PagedCache) -> None:
@@ -176,8 +185,8 @@ class PatchedForward:
                 input_ids=token_log.ids,
                 attention_mask=token_log.kept,
                 position_ids=token_log.positions,
-                past_key_values=cache,
                 use_cache=True,
+                **{self._cache_name: cache},
             )
 
     def _cache(self, past: Any, use_cache: bool | None, input_ids: Tensor) -> tuple[PagedCache, bool]:
@@ -275,7 +284,10 @@ def _span(ids: Tensor) -> str:
 def _is_filled(cache: DynamicCache) -> bool:
     """True if a cache holds positions, or states of recurrent layers."""
     states = (getattr(layer, "has_previous_state", {}) for layer in cache.layers)
-    return bool(cache.get_seq_length()) or any(True in layer.values() for layer in states)
+    with_keys = (layer for layer in cache.layers if hasattr(layer, "keys"))
+    return any(True in layer.values() for layer in states) or any(
+        bool(layer.get_seq_length()) for layer in with_keys
+    )
 
 
 def _is_whole(layer: Any) -> bool:
@@ -294,7 +306,8 @@ def _kept_tokens(cache: PagedCache, mask: Tensor | None, past: int, length: int)
     """
     lengths = [row.length for row in cache.rows]
     if mask is None:
-        if any(n != past for n in lengths):
+        # Models without attention drop the mask after the prompt; then no new token is padding.
+        if any(n != past for n in lengths) and cache.shape.layers:
             raise _Unserved("the cache holds padded rows but no attention mask is given")
         return None
     if mask.shape[1] != past + length:

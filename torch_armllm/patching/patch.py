@@ -14,7 +14,7 @@ from torch_armllm.capture.markers.mla import is_latent_attention
 from torch_armllm.capture.tracing_memory import released_tracing_memory
 from torch_armllm.hf.base_model import base_model_of, max_length_of
 from torch_armllm.kv_cache.dtypes import KV_CACHE_DTYPES, check_kv_cache_dtype
-from torch_armllm.kv_cache.shapes import LatentShape
+from torch_armllm.kv_cache.shapes import LatentShape, StatesOnlyShape
 from torch_armllm.ops import variants
 from torch_armllm.patching.build_plan import build_plan
 from torch_armllm.patching.forward import PatchedForward, with_gradients_by_modules
@@ -99,6 +99,8 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
     if max_length is not None:
         why = "attention is sparse" if max_length == dense else "attention is chunked"
         report.notes.append(f"texts of more than {max_length} tokens run module by module: {why}")
+    if cache_dtype is not None and isinstance(shape, StatesOnlyShape):
+        report.notes.append("kv_cache_dtype has no effect: all layers are recurrent, and have no keys and values")
     needs_recompute = dense is not None or built.repeats_attention or bool(shape.states)
     vocabulary = model.get_input_embeddings().num_embeddings
     forward = PatchedForward(base, built.plan, shape, vocabulary, max_length, needs_recompute)

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from torch_armllm.capture.export import CaptureError
 from torch_armllm.capture.markers.mla import is_latent_attention
-from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
+from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape, StatesOnlyShape
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.passes.lib.cache_layout import CacheLayout
 from torch_armllm.passes.lib.graph import is_op, value
@@ -48,6 +48,9 @@ def _kv_shape(
     if latent is not None:
         return latent
     nodes = [n for n in module.graph.nodes if is_op(n, torch.ops.armllm.attention.default)]
+    if not nodes:
+        output = next(n for n in module.graph.nodes if n.op == "output")
+        return StatesOnlyShape(value(output.args[0]).dtype)
     key_dtypes = {value(n.args[1]).dtype for n in nodes}
     if len(key_dtypes) != 1:
         raise CaptureError("its layers differ in the dtype of their keys and values")

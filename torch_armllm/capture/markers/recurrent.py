@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 _library = torch.library.Library("armllm", "FRAGMENT")
 _library.define("convolve_tokens(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor")
@@ -116,6 +116,15 @@ def _(
     delta: bool = True,
 ) -> Tensor:
     return v.new_empty(v.shape)
+
+
+MARKERS = (torch.ops.armllm.convolve_tokens.default, torch.ops.armllm.delta_rule.default)
+"""The marker ops of recurrent layers."""
+
+
+def markers_of(module: fx.GraphModule) -> list[fx.Node]:
+    """Returns the recurrent markers of a captured graph, in order."""
+    return [node for node in module.graph.nodes if node.target in MARKERS]
 
 
 def _is_packed(options: dict[str, Any]) -> bool:

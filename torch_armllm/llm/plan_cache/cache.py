@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torch_armllm.capture.sample import Sample, sample_ids
 from torch_armllm.engine.execution.plan_runner import PlanRunner
-from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape
+from torch_armllm.kv_cache.shapes import CacheShape, LatentShape, MixedShape, Shape, StatesOnlyShape
 from torch_armllm.kv_cache.states import StateGroup, StateShape
 from torch_armllm.llm.plan_cache import constants, entry
 from torch_armllm.llm.plan_cache.key import PlanKey, stamps
@@ -34,7 +34,7 @@ _MAX_ERROR = 0.1
 """The same plan computes the same bits; other kernel variants round differently."""
 _COMPARED_AT_ONCE = 64 << 20  # bytes
 
-_SHAPES = {kind.__name__: kind for kind in (CacheShape, LatentShape)}
+_SHAPES = {kind.__name__: kind for kind in (CacheShape, LatentShape, StatesOnlyShape)}
 
 
 def store(key: PlanKey, model: Any, runner: Any, tokenizer: Any = None) -> str | None:
