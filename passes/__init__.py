@@ -12,7 +12,7 @@ from torch import fx
 import torch_armllm.capture.markers.attention
 import torch_armllm.capture.markers.experts
 import torch_armllm.capture.markers.mla
-import torch_armllm.capture.markers.recurrent  # (registers the marker ops that the passes match)
+import torch_armllm.capture.markers.recurrent_ops  # (registers the marker ops that the passes match)
 import torch_armllm.ops  # noqa: F401  (registers the ops that they insert)
 from torch_armllm.passes import (
     add_norm,
@@ -34,6 +34,7 @@ from torch_armllm.passes import (
     rope,
     share_reorders,
     token_id_tables,
+    weight_first,
 )
 from torch_armllm.passes.lib.context import PassContext
 
@@ -41,6 +42,7 @@ Pass = Callable[[fx.GraphModule, PassContext], int]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("clean", clean.run),
+    ("weight_first", weight_first.run),
     ("repeated_rows", repeated_rows.run),
     ("token_id_tables", token_id_tables.run),
     ("quantize_weights", quantize_weights.run),

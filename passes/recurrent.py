@@ -1,4 +1,4 @@
-"""Recurrent layers on packed tokens: each marker op becomes ``causal_conv`` or ``gated_delta_rule``."""
+"""Recurrent layers on packed tokens: each marker op becomes the op of its kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.markers.recurrent import markers_of
+from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, value
 from torch_armllm.passes.lib.paged_inputs import add_paged_inputs, add_state_inputs, paged_inputs
@@ -57,6 +57,25 @@ def _delta_rule(
         return call(graph, aten.unsqueeze.default, out, 0)
 
 
+def _scan(module: fx.GraphModule, node: Node, state: Node, steps: tuple[Node, ...], saves: Node) -> Node:
+    x, dt, a, b, c = node.args
+    rates = constant(module, a)
+    assert rates is not None
+    a = new_constant(module, node, "rates", rates.contiguous())
+    graph = module.graph
+    with graph.inserting_before(node):
+        x, dt, b, c = (None if rows is None else _sequence(graph, rows) for rows in (x, dt, b, c))
+        out = call(graph, armllm.selective_scan.default, x, dt, a, b, c, state, *steps, save_slots=saves)
+        return call(graph, aten.unsqueeze.default, out, 0)
+
+
+_REWRITES = {
+    armllm.convolve_tokens.default: _convolve,
+    armllm.delta_rule.default: _delta_rule,
+    armllm.scan_channels.default: _scan,
+}
+
+
 def run(module: fx.GraphModule, context: PassContext) -> int:
     """Rewrites all recurrent markers; does nothing if the context is not paged.
 
@@ -80,7 +99,7 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
     for node, (group, number) in zip(nodes, layout.positions, strict=True):
         with graph.inserting_before(node):
             state = call(graph, aten.select.int, states.groups[group], 0, number)
-        rewrite = _convolve if is_op(node, armllm.convolve_tokens) else _delta_rule
+        rewrite = _REWRITES[node.target]  # type: ignore[index]
         node.replace_all_uses_with(rewrite(module, node, state, steps, states.saves))
         graph.erase_node(node)
     graph.eliminate_dead_code()

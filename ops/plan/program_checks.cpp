@@ -380,6 +380,21 @@ void check(const Checks& c, const fields::gated_delta_rule& op) {
   c.state(need);
 }
 
+void check(const Checks& c, const fields::selective_scan& op) {
+  c.written({op.out});
+  c.positive(op.channels, "channels");
+  STD_TORCH_CHECK(op.states >= 1 && op.states <= kMostStates, "plan: a scan has ", op.states,
+                  " states of a channel; 1 to ", kMostStates, " are expected");
+  for (const View& view : {op.x, op.dt, op.out}) c.needed(view, "operand"), c.rows(view, op.channels);
+  for (const View& view : {op.b, op.c}) c.rows(view, op.states);
+  c.same_type({op.x, op.out});
+  c.needed(op.a, "a");
+  c.vector(op.a, double(op.states) * op.channels, ElementType::f32);
+  StateNeed need = state_of(op);
+  need.sizes = {op.states, op.channels};
+  c.state(need);
+}
+
 }  // namespace
 
 #define INSTRUCTION(opcode, members) \

@@ -73,4 +73,22 @@ Instruction build(const fields::gated_delta_rule& op) {
   return instruction;
 }
 
+Instruction build(const fields::selective_scan& op) {
+  auto task = std::make_unique<SelectiveScan>();
+  task->args.channels = op.channels;
+  task->args.states = op.states;
+  return simple(std::move(task), [op](SelectiveScan& t, const Frame& frame) {
+    SelectiveScanArgs& a = t.args;
+    a.x = frame.rows(op.x);
+    a.dt = frame.rows(op.dt);
+    a.a = frame.pointer<float>(op.a);
+    a.b = frame.rows(op.b);
+    a.c = frame.rows(op.c);
+    a.out = frame.rows(op.out);
+    a.state = reinterpret_cast<float*>(state_of(frame.input(op.state), op.layer, sizeof(float)));
+    a.steps = slots_of(frame, op);
+    a.tokens = frame.tokens;
+  });
+}
+
 }  // namespace armllm

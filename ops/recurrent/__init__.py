@@ -1,4 +1,4 @@
-"""Recurrent layers over packed tokens of many sequences: causal convolution and the gated delta rule.
+"""Recurrent layers over packed tokens of sequences: causal convolution, gated delta rule, selective scan.
 
 Each sequence has a slot of a state, which the ops read and write.  A token is computed by itself, after the
 one before it: its result has the same bits however a prompt is cut into chunks, batched or recomputed.
@@ -9,9 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_armllm.ops.recurrent.reference import reference_causal_conv, reference_gated_delta_rule
+from torch_armllm.ops.recurrent.reference import (
+    reference_causal_conv,
+    reference_gated_delta_rule,
+    reference_selective_scan,
+)
 
-__all__ = ["causal_conv", "gated_delta_rule", "reference_causal_conv", "reference_gated_delta_rule"]
+__all__ = [
+    "causal_conv",
+    "gated_delta_rule",
+    "reference_causal_conv",
+    "reference_gated_delta_rule",
+    "reference_selective_scan",
+    "selective_scan",
+]
 
 
 def causal_conv(
@@ -110,6 +121,51 @@ def gated_delta_rule(
     return out
 
 
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+    c: Tensor | None,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    save_slots: Tensor | None = None,
+) -> Tensor:
+    """Runs the selective scan of Mamba (Gu, Dao, arXiv 2312.00752), token by token in float32.
+
+    Each channel has N states h.  A token changes them to ``h = exp(dt · a) · h + b · x``, and its output is
+    ``Σ c · h``.  Mamba passes ``x · dt`` as ``x``.  With one state a channel and neither b nor c this is the
+    real-gated linear recurrent unit (De and others, arXiv 2402.19427).
+
+    Args:
+        x: ``(T, channels)`` in float32, bfloat16 or float16, packed tokens of S sequences, which may be
+            strided.
+        dt: ``(T, channels)`` in any of the dtypes.
+        a: ``(N, channels)`` float32, 1 to 256 states.
+        b: ``(T, N)`` in any of the dtypes, or None for ones.
+        c: likewise.
+        state: ``(slots, N, channels)`` float32, updated.
+        state_slots: ``(S,)`` int64, the slot of each sequence, all different.
+        query_start: ``(S + 1,)`` int32, the first token of each sequence, and T.
+        seq_lens: ``(S,)`` int32, the length of each sequence including its new tokens.  The slot of a
+            sequence without earlier tokens is not read.
+        save_slots: ``(T,)`` int64, the slot to which the state after a token is also written, -1 for none;
+            None or empty: none at all.  No slot may be named twice, or belong to a sequence of the step.
+
+    Returns:
+        ``(T, channels)`` in the dtype of ``x``.
+
+    Raises:
+        RuntimeError: a shape, dtype, slot or length is wrong.
+    """
+    out: Tensor = torch.ops.armllm.selective_scan(
+        x, dt, a, b, c, state, state_slots, query_start, seq_lens, save_slots
+    )
+    return out
+
+
 @torch.library.register_fake("armllm::causal_conv")
 def _(
     x: Tensor,
@@ -142,3 +198,19 @@ def _(
     save_slots: Tensor | None = None,
 ) -> Tensor:
     return v.new_empty(v.shape)
+
+
+@torch.library.register_fake("armllm::selective_scan")
+def _(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+    c: Tensor | None,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    save_slots: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty(x.shape)

@@ -1,5 +1,5 @@
-// Recurrent layers: causal convolution and gated delta rule over packed tokens of many sequences, each with a
-// state of its own.
+// Recurrent layers over packed tokens of many sequences, each with a state of its own: causal convolution,
+// gated delta rule, selective scan.
 #pragma once
 
 #include "runtime/task_set.h"
@@ -9,6 +9,9 @@ namespace armllm {
 
 constexpr int64_t kMostTaps = 8;           // of a causal convolution
 constexpr int64_t kMostKeyChannels = 512;  // dk of a gated delta rule: 16 columns of its state stay in L1
+
+constexpr int64_t kMostStates = 256;   // of a channel of a selective scan
+constexpr int64_t kScanChannels = 16;  // per tile of a selective scan: one vector
 
 // The sequences of a step and the slots of their states.
 struct StateSlots {
@@ -87,6 +90,30 @@ struct DeltaPart {
   bool decay_per_channel = false, is_new = false, delta = true;
 };
 
+struct SelectiveScanArgs {
+  Rows x, dt;                // [tokens][channels]
+  const float* a = nullptr;  // [states][channels]
+  Rows b, c;                 // [tokens][states], or null: ones
+  float* state = nullptr;    // [slots][states][channels]
+  Rows out;                  // [tokens][channels]
+  StateSlots steps;
+  int64_t tokens = 0, channels = 0, states = 0;
+};
+
+// One sequence and up to kScanChannels channels; rows begin at its first token and at its first channel.
+struct ScanPart {
+  Rows x, dt, b, c, out;
+  const float* a = nullptr;
+  float* state = nullptr;
+  const int64_t* saves = nullptr;  // of the first token, see StateSlots
+  float* slots = nullptr;          // the state of slot 0, and floats from one slot to the next
+  int64_t slot_stride = 0;
+  int64_t stride = 0;  // floats from one state of a channel to the next, in `a` and in `state`
+  int64_t tokens = 0, states = 0;
+  int channels = 0;
+  bool is_new = false;
+};
+
 struct RecurrentKernels {
   void (*convolve)(const ConvPart& part);
   // Writes scaled q, k and their product of one token and head to `prepared`.
@@ -96,6 +123,7 @@ struct RecurrentKernels {
   // Runs up to delta_columns() columns through all tokens of the part.
   void (*delta_rule)(const DeltaPart& part);
   int64_t delta_columns;
+  void (*scan)(const ScanPart& part);
 };
 
 // Phase 0 computes the outputs, phase 1 the new states: outputs of several tiles read the old ones.  Saved
@@ -121,6 +149,14 @@ class DeltaRule final : public TaskSet {
  private:
   float* keys_of(int64_t token, int64_t head) const;
   float* decays_of(int64_t token, int64_t head) const;
+};
+
+class SelectiveScan final : public TaskSet {
+ public:
+  SelectiveScanArgs args;
+  int phases() const override { return 1; }
+  int64_t tiles(int phase) const override;
+  void tile(int phase, int64_t index) override;
 };
 
 }  // namespace armllm

@@ -257,8 +257,76 @@ void delta_rule(const DeltaPart& p) {
   }
 }
 
+F32 load_row(const Rows& rows, int64_t token, int64_t column, int lanes) {
+  const char* p = rows.at(token, column);
+  switch (rows.type) {
+    case DType::f32:
+      return load_lanes(reinterpret_cast<const float*>(p), lanes);
+    case DType::bf16:
+      return load_lanes(reinterpret_cast<const bf16*>(p), lanes);
+    case DType::f16:
+      return load_lanes(reinterpret_cast<const f16*>(p), lanes);
+  }
+  return zero();
+}
+
+void store_row(const Rows& rows, int64_t token, F32 v, int lanes) {
+  char* p = rows.row(token);
+  switch (rows.type) {
+    case DType::f32:
+      return store_lanes(reinterpret_cast<float*>(p), v, lanes);
+    case DType::bf16:
+      return store_lanes(reinterpret_cast<bf16*>(p), v, lanes);
+    case DType::f16:
+      return store_lanes(reinterpret_cast<f16*>(p), v, lanes);
+  }
+}
+
+// Writes a token's factors of the states, as floats.
+void widen_states(const Rows& rows, int64_t token, int64_t states, float* out) {
+  for_blocks(states, [&](int64_t i, int lanes)
+                         ARMLLM_INLINE { store_lanes(out + i, load_row(rows, token, i, lanes), lanes); });
+}
+
+// Runs the channels in a copy of their states, which stays in L1 with their rates.
+void scan(const ScanPart& p) {
+  static_assert(kScanChannels == kLanes, "a tile is one vector of channels");
+  alignas(64) float state[kMostStates * kLanes], rate[kMostStates * kLanes];
+  float b[kMostStates], c[kMostStates];
+  for (int64_t n = 0; n < p.states; ++n) {
+    store(rate + n * kLanes, load_lanes(p.a + n * p.stride, p.channels));
+    store(state + n * kLanes, p.is_new ? zero() : load_lanes(p.state + n * p.stride, p.channels));
+    b[n] = c[n] = 1.0f;
+  }
+  const auto write_state = [&](float* to) ARMLLM_INLINE {
+    for (int64_t n = 0; n < p.states; ++n)
+      store_lanes(to + n * p.stride, load(state + n * kLanes), p.channels);
+  };
+  for (int64_t token = 0; token < p.tokens; ++token) {
+    const F32 x = load_row(p.x, token, 0, p.channels), dt = load_row(p.dt, token, 0, p.channels);
+    if (p.b) widen_states(p.b, token, p.states, b);
+    if (p.c) widen_states(p.c, token, p.states, c);
+    F32 sum[2] = {zero(), zero()};
+    const auto update = [&](int64_t n, int part) ARMLLM_INLINE {
+      float* place = state + n * kLanes;
+      const F32 s = fma(exp(dt * load(rate + n * kLanes)), load(place), x * set1(b[n]));
+      store(place, s);
+      sum[part] = fma(s, set1(c[n]), sum[part]);
+    };
+    int64_t n = 0;
+    for (; n + 2 <= p.states; n += 2) {
+      update(n, 0);
+      update(n + 1, 1);
+    }
+    if (n < p.states) update(n, 0);
+    store_row(p.out, token, sum[0] + sum[1], p.channels);
+    if (p.saves && p.saves[token] >= 0) write_state(p.slots + p.saves[token] * p.slot_stride);
+  }
+  write_state(p.state);
+}
+
 }  // namespace
 
-const RecurrentKernels recurrent = {convolve, prepare, decay, delta_rule, kColumns};
+const RecurrentKernels recurrent = {convolve, prepare, decay, delta_rule, kColumns, scan};
 
 }  // namespace armllm::ARMLLM_VARIANT

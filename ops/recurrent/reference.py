@@ -74,6 +74,34 @@ def reference_gated_delta_rule(
     return out
 
 
+def reference_selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+    c: Tensor | None,
+    state: Tensor,
+    state_slots: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    save_slots: Tensor | None = None,
+) -> Tensor:
+    """:func:`torch_armllm.ops.recurrent.selective_scan` in plain float32 torch."""
+    ones = torch.ones(x.shape[0], a.shape[0])
+    added, read = ((ones if part is None else part.float())[..., None] for part in (b, c))  # (T, N, 1)
+    decay = (dt.float()[:, None] * a).exp()  # (T, N, channels)
+    out, saves = torch.empty_like(x), dict(_saves(slice(0, len(x)), save_slots))
+    for slot, tokens, is_new in _sequences(state_slots, query_start, seq_lens):
+        own = torch.zeros_like(state[slot]) if is_new else state[slot].clone()
+        for t in range(tokens.start, tokens.stop):
+            own = decay[t] * own + added[t] * x[t].float()
+            out[t] = (read[t] * own).sum(0).to(x.dtype)
+            if t in saves:
+                state[saves[t]] = own
+        state[slot] = own
+    return out
+
+
 def _sequences(
     state_slots: Tensor, query_start: Tensor, seq_lens: Tensor
 ) -> Iterator[tuple[int, slice, bool]]:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import Node
 
-from torch_armllm.capture.markers.recurrent import markers_of
+from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.passes.lib.graph import is_op, value
 
 armllm = torch.ops.armllm
@@ -50,5 +50,8 @@ def _state_of(node: Node) -> tuple[tuple[int, ...], torch.dtype]:
     if is_op(node, armllm.convolve_tokens):
         channels, taps = map(int, value(inputs[1]).shape)
         return (taps - 1, channels), value(inputs[0]).dtype
+    if is_op(node, armllm.scan_channels):
+        states, channels = map(int, value(node.args[2]).shape)  # type: ignore[arg-type]
+        return (states, channels), torch.float32
     keys, values = (value(n).shape for n in node.args[1:3])  # type: ignore[arg-type]
     return (int(values[2]), int(keys[3]), int(values[3])), torch.float32

@@ -10,9 +10,13 @@ import torch.nn.functional as F
 
 from tests.support.graphs import ops
 from torch_armllm.capture.export import CaptureError, capture
-from torch_armllm.capture.markers import recurrent
+from torch_armllm.capture.markers import recurrent, recurrent_ops
 from torch_armllm.model_survey.tiny_models import tiny_model
-from torch_armllm.ops.recurrent.reference import reference_causal_conv, reference_gated_delta_rule
+from torch_armllm.ops.recurrent.reference import (
+    reference_causal_conv,
+    reference_gated_delta_rule,
+    reference_selective_scan,
+)
 
 
 def steps(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,7 +30,7 @@ def steps(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_convolution_equals_the_ops_reference(tokens: int, taps: int, silu: bool) -> None:
     torch.manual_seed(tokens)
     x, weight, bias = torch.randn(1, 6, tokens), torch.randn(6, taps), torch.randn(6)
-    found = recurrent.convolve_tokens(x, weight, bias, silu)
+    found = recurrent_ops.convolve_tokens(x, weight, bias, silu)
     state = torch.zeros(1, taps - 1, 6)
     expected = reference_causal_conv(x[0].T, weight.T, bias, state, *steps(tokens), silu)
     torch.testing.assert_close(found[0].T, expected, rtol=1e-5, atol=1e-5)
@@ -39,21 +43,34 @@ def test_delta_rule_equals_the_ops_reference(tokens: int, by_channel: bool) -> N
     q, k = torch.randn(1, tokens, 2, 8), torch.randn(1, tokens, 2, 8)
     v, beta = torch.randn(1, tokens, 4, 5), torch.rand(1, tokens, 4)
     gate = -torch.rand(1, tokens, 4, *([8] if by_channel else []))
-    found = recurrent.delta_rule(q, k, v, gate, beta, 0.3, True)
+    found = recurrent_ops.delta_rule(q, k, v, gate, beta, 0.3, True)
     state = torch.zeros(1, 4, 8, 5)
     rows = (x[0] for x in (q, k, v, gate, beta))
     expected = reference_gated_delta_rule(*rows, state, *steps(tokens), 0.3, True)
     torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "lfm2"])
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+def test_scan_equals_the_ops_reference(tokens: int, ones: bool) -> None:
+    torch.manual_seed(tokens)
+    x, dt, a = torch.randn(1, tokens, 6), torch.rand(1, tokens, 6), -torch.rand(4, 6)
+    b, c = (None if ones else torch.randn(1, tokens, 4) for _ in range(2))
+    found = recurrent_ops.scan_channels(x, dt, a, b, c)
+    rows = (x[0], dt[0], a, *(None if part is None else part[0] for part in (b, c)))
+    expected = reference_selective_scan(*rows, torch.zeros(1, 4, 6), *steps(tokens))
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "lfm2", "mamba", "jamba"])
 def test_graph_holds_the_markers_and_the_functions_come_back(family: str) -> None:
     model = tiny_model(family)
     code = sys.modules[type(model).__module__]
     before = {name: getattr(code, name, None) for name in recurrent._MARKERS}
     names = ops(capture(model).graph_module)
     assert "armllm::convolve_tokens" in names
-    assert ("armllm::delta_rule" in names) == (family != "lfm2")
+    assert ("armllm::delta_rule" in names) == (family in ("qwen3_5_text", "kimi_linear"))
+    assert ("armllm::scan_channels" in names) == (family in ("mamba", "jamba"))
     assert "conv1d" not in names
     assert {name: getattr(code, name, None) for name in recurrent._MARKERS} == before
 

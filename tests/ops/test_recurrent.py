@@ -153,6 +153,49 @@ def test_delta_rule_matches_reference(
     assert_close(states[0], state, torch.float32)
 
 
+def scan_inputs(
+    tokens: int, channels: int, states: int, dtype: torch.dtype, ones: bool = False
+) -> tuple[Tensor | None, ...]:
+    """Returns x, dt, a, b and c, where every factor of a state is below 1."""
+    x, dt = torch.randn(tokens, channels).to(dtype), torch.rand(tokens, channels).to(dtype)
+    b, c = (None if ones else torch.randn(tokens, states).to(dtype) for _ in range(2))
+    return x, dt, -torch.rand(states, channels) - 0.1, b, c
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=STEPS,
+    channels=st.sampled_from((1, 15, 16, 17, 40, 130)),
+    states=st.sampled_from((1, 2, 3, 15, 16, 33, 256)),
+    ones=st.booleans(),
+    saved=st.booleans(),
+    dtype=st.sampled_from(FLOATS),
+    wide=st.booleans(),
+)
+def test_selective_scan_matches_reference(
+    steps: Steps, channels: int, states: int, ones: bool, saved: bool, dtype: torch.dtype, wide: bool
+) -> None:
+    torch.manual_seed(channels + states)
+    x, *factors = scan_inputs(steps.tokens, channels, states, dtype, ones)
+    assert x is not None
+    x = x.float() if wide else x
+    before = torch.randn(SLOTS, states, channels)
+    state = before.clone()
+    rest = (*steps.metadata, steps.saves(states) if saved else None)
+    expected = recurrent.reference_selective_scan(x, *factors, state, *rest)  # type: ignore[arg-type]
+    results, after = [], []
+    for name in RUNNABLE:
+        with variants.use(name):
+            after.append(before.clone())
+            results.append(recurrent.selective_scan(x, *factors, after[-1], *rest))  # type: ignore[arg-type]
+        assert torch.equal(results[-1], results[0])
+        assert torch.equal(after[-1], after[0])
+    # a sum of 256 states of size 1 is up to 16 times as large as its terms
+    scale = math.sqrt(states)
+    assert_close(results[0] / scale, expected / scale, torch.float32 if wide else dtype)
+    assert_close(after[0], state, torch.float32)
+
+
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("cut", [1, 5, 16, 33, 39])
 def test_bits_do_not_depend_on_chunks_and_batches(cut: int, per_channel: bool) -> None:
@@ -160,26 +203,35 @@ def test_bits_do_not_depend_on_chunks_and_batches(cut: int, per_channel: bool) -
     tokens, others = 40, 21
     inputs = delta_inputs(tokens + others, 2, 2, 24, 40, per_channel, torch.bfloat16)
     x, weight = torch.randn(tokens + others, 70).to(torch.bfloat16), torch.randn(4, 70)
+    scanned, dt, a, b, c = scan_inputs(tokens + others, 70, 9, torch.bfloat16)
 
-    def run(steps: Steps, rows: slice, state: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor]:
+    def run(steps: Steps, rows: slice, states: list[Tensor]) -> tuple[Tensor, ...]:
         own = [part[rows] for part in inputs]
+        of_scan = [part[rows] for part in (scanned, dt, b, c)]  # type: ignore[index]
         return (
-            recurrent.gated_delta_rule(*own, state, *steps.metadata, 0.2, True),
-            recurrent.causal_conv(x[rows], weight, None, conv_state, *steps.metadata, True),
+            recurrent.gated_delta_rule(*own, states[0], *steps.metadata, 0.2, True),
+            recurrent.causal_conv(x[rows], weight, None, states[1], *steps.metadata, True),
+            recurrent.selective_scan(*of_scan[:2], a, *of_scan[2:], states[2], *steps.metadata),  # type: ignore[arg-type]
         )
 
     for name in RUNNABLE:
         with variants.use(name):
-            states = [torch.randn(SLOTS, 4, 24, 40) for _ in range(2)]
-            conv_states = [torch.randn(SLOTS, 3, 70).to(torch.bfloat16) for _ in range(2)]
-            together = run(Steps([tokens, others], [0, 0]), slice(0, None), states[0], conv_states[0])
-            first = run(Steps([cut], [0]), slice(0, cut), states[1], conv_states[1])
-            last = run(Steps([tokens - cut], [cut]), slice(cut, tokens), states[1], conv_states[1])
+            states = [
+                [
+                    torch.randn(SLOTS, 4, 24, 40),
+                    torch.randn(SLOTS, 3, 70).to(torch.bfloat16),
+                    torch.randn(SLOTS, 9, 70),
+                ]
+                for _ in range(2)
+            ]
+            together = run(Steps([tokens, others], [0, 0]), slice(0, None), states[0])
+            first = run(Steps([cut], [0]), slice(0, cut), states[1])
+            last = run(Steps([tokens - cut], [cut]), slice(cut, tokens), states[1])
             slot = int(Steps([1], [0]).metadata[0])
             for whole, *parts in zip(together, first, last, strict=True):
                 assert torch.equal(whole[:tokens], torch.cat(parts))
-            assert torch.equal(states[0][slot], states[1][slot])
-            assert torch.equal(conv_states[0][slot], conv_states[1][slot])
+            for one, other in zip(*states, strict=True):
+                assert torch.equal(one[slot], other[slot])
 
 
 @pytest.mark.parametrize("delta", [False, True])
@@ -188,6 +240,7 @@ def test_saved_states_have_the_bits_of_sequences_that_end_there(before: int, del
     torch.manual_seed(before)
     inputs = delta_inputs(12, 2, 2, 24, 40, True, torch.bfloat16)
     x, weight = torch.randn(12, 70).to(torch.bfloat16), torch.randn(4, 70)
+    a, c = -torch.rand(9, 70), torch.randn(12, 9)
     at, slots = (0, 1, 6, 11), (1, 3, 0, 6)
     saves = torch.full((12,), -1)
     saves[list(at)] = torch.tensor(slots)
@@ -196,17 +249,23 @@ def test_saved_states_have_the_bits_of_sequences_that_end_there(before: int, del
             first = torch.randn(SLOTS, 4, 24, 40)
             conv_first = torch.randn(SLOTS, 3, 70).to(torch.bfloat16)
             own, conv_own = first.clone(), conv_first.clone()
+            scan_first = torch.randn(SLOTS, 9, 70)
+            scan_own = scan_first.clone()
             metadata = Steps([12], [before]).metadata
             recurrent.gated_delta_rule(*inputs, own, *metadata, 0.2, True, delta, saves)
             recurrent.causal_conv(x, weight, None, conv_own, *metadata, True, saves)
+            recurrent.selective_scan(x, x, a, None, c, scan_own, *metadata, saves)
             for token, slot in zip(at, slots, strict=True):
                 short = Steps([token + 1], [before]).metadata
-                ended, conv_ended = first.clone(), conv_first.clone()
+                ended, conv_ended, scan_ended = first.clone(), conv_first.clone(), scan_first.clone()
                 part = [tensor[: token + 1] for tensor in inputs]
                 recurrent.gated_delta_rule(*part, ended, *short, 0.2, True, delta)
                 recurrent.causal_conv(x[: token + 1], weight, None, conv_ended, *short, True)
+                x_part, c_part = x[: token + 1], c[: token + 1]
+                recurrent.selective_scan(x_part, x_part, a, None, c_part, scan_ended, *short)
                 assert torch.equal(own[slot], ended[2])
                 assert torch.equal(conv_own[slot], conv_ended[2])
+                assert torch.equal(scan_own[slot], scan_ended[2])
             assert torch.equal(own[[4, 5]], first[[4, 5]]) and torch.equal(
                 conv_own[[4, 5]], conv_first[[4, 5]]
             )
@@ -241,6 +300,40 @@ def test_values_that_are_not_finite_stay_in_their_sequence(value: float) -> None
             )
             assert out[0].isfinite().all() and out[4:].isfinite().all()
             assert_close(out, expected, torch.float32)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("argument", [0, 1, 3, 4], ids=["x", "dt", "b", "c"])
+def test_scan_keeps_values_that_are_not_finite_in_their_sequence(value: float, argument: int) -> None:
+    torch.manual_seed(0)
+    steps = Steps([4, 4], [0, 0])
+    inputs = scan_inputs(8, 20, 3, torch.float32)
+    inputs[argument][1] = value  # type: ignore[index]
+    expected = recurrent.reference_selective_scan(
+        *inputs,
+        torch.zeros(SLOTS, 3, 20),
+        *steps.metadata,  # type: ignore[arg-type]
+    )
+    for name in RUNNABLE:
+        with variants.use(name):
+            state = torch.full((SLOTS, 3, 20), math.nan)  # a new sequence does not read it
+            out = recurrent.selective_scan(*inputs, state, *steps.metadata)  # type: ignore[arg-type]
+            assert out[0].isfinite().all() and out[4:].isfinite().all()
+            assert_close(out, expected, torch.float32)
+
+
+def test_scan_reads_strided_tokens_in_place() -> None:
+    torch.manual_seed(0)
+    steps = Steps([5, 1], [0, 3])
+    merged = torch.randn(6, 20 + 20 + 3 + 3 + 1).to(torch.bfloat16)
+    x, dt, b, c, _ = merged.split((20, 20, 3, 3, 1), 1)
+    a = -torch.rand(20, 3).T
+    states = [torch.randn(SLOTS, 3, 20)] * 2
+    states = [state.clone() for state in states]
+    strided = recurrent.selective_scan(x, dt, a, b, c, states[0], *steps.metadata)
+    x, dt, a, b, c = (part.contiguous() for part in (x, dt, a, b, c))
+    assert torch.equal(strided, recurrent.selective_scan(x, dt, a, b, c, states[1], *steps.metadata))
+    assert torch.equal(*states)
 
 
 def test_strided_tokens_are_read_in_place() -> None:
@@ -283,6 +376,23 @@ def test_equals_the_functions_of_transformers() -> None:
         recurrent.causal_conv(x, weight.t(), bias, state, *steps.metadata, True), expected, torch.float32
     )
     assert torch.equal(state[2], x[-3:])
+
+
+def test_scan_equals_the_function_of_transformers() -> None:
+    from transformers.models.mamba import modeling_mamba as mamba
+
+    torch.manual_seed(0)
+    tokens, steps = 50, Steps([50], [0])
+    x, dt, a, b, c = scan_inputs(tokens, 20, 16, torch.float32)
+    assert x is not None and dt is not None and a is not None and b is not None and c is not None
+    expected, final = mamba.mamba_selective_scan(
+        *(part.T[None] for part in (x, dt)), a.T, *(part.T[None] for part in (b, c)), return_last_state=True
+    )
+    state = torch.full((SLOTS, 16, 20), math.nan)
+    assert_close(
+        recurrent.selective_scan(x * dt, dt, a, b, c, state, *steps.metadata), expected[0].T, torch.float32
+    )
+    assert_close(state[2], final[0].T, torch.float32)
 
 
 def _delta_call(**replaced: Tensor) -> None:
@@ -362,6 +472,30 @@ def test_invalid_arguments_of_convolutions_raise(name: str, value: Tensor, messa
         recurrent.causal_conv(**(call | {name: value}))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("x", torch.zeros(3), "x must have the shape"),
+        ("dt", torch.zeros(3, 5), r"dt must have the shape of x, \(3, 6\), not \(3, 5\)"),
+        ("a", torch.zeros(4, 5), r"a must be float32 of shape \(states, 6\)"),
+        ("a", torch.zeros(257, 6), "1 to 256 states"),
+        ("a", torch.zeros(4, 6, dtype=torch.bfloat16), "a must be float32"),
+        ("b", torch.zeros(3, 5), r"b must have the shape \(3, 4\), not \(3, 5\)"),
+        ("c", torch.zeros(2, 4), r"c must have the shape \(3, 4\), not \(2, 4\)"),
+        ("state", torch.zeros(SLOTS, 6, 4), r"float32 of shape \(slots, 4, 6\), not of shape \(7, 6, 4\)"),
+        ("state", torch.zeros(2, 4, 6), "names slot 2 for sequence 0, but the state has 2 slots"),
+    ],
+)
+def test_invalid_arguments_of_scans_raise(name: str, value: Tensor, message: str) -> None:
+    slots, query_start, seq_lens = Steps([2, 1], [0, 1]).metadata
+    x, dt, a, b, c = scan_inputs(3, 6, 4, torch.float32)
+    call = dict(x=x, dt=dt, a=a, b=b, c=c, state=torch.zeros(SLOTS, 4, 6))
+    call |= dict(state_slots=slots, query_start=query_start, seq_lens=seq_lens)
+    recurrent.selective_scan(**call)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=message):
+        recurrent.selective_scan(**(call | {name: value}))  # type: ignore[arg-type]
+
+
 def test_opcheck() -> None:
     steps = Steps([2, 1], [0, 1])
     inputs = delta_inputs(3, 2, 2, 8, 8, True, torch.bfloat16)
@@ -370,3 +504,6 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.armllm.gated_delta_rule.default, arguments, saves)
     conv = (torch.randn(3, 6), torch.randn(4, 6), None, torch.zeros(SLOTS, 3, 6), *steps.metadata)
     torch.library.opcheck(torch.ops.armllm.causal_conv.default, conv, saves)
+    for ones in (False, True):
+        scan = (*scan_inputs(3, 6, 4, torch.bfloat16, ones), torch.zeros(SLOTS, 4, 6), *steps.metadata)
+        torch.library.opcheck(torch.ops.armllm.selective_scan.default, scan, saves)

@@ -15,7 +15,7 @@ from torch_armllm.model_survey.tiny_models import tiny_ids, tiny_model
 from torch_armllm.patching.paged_cache import PagedCache
 from torch_armllm.patching.state import patched_forward
 
-FAMILIES = ("mamba2",)
+FAMILIES = ("mamba2", "mamba", "falcon_mamba")
 IDS = tiny_ids(2, 20, seed=5)
 PADDING = 7
 MASK = torch.ones_like(IDS)
@@ -31,7 +31,9 @@ def twins(family: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"use_cache": False}], ids=["greedy", "beams", "no cache"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"use_cache": False}], ids=["greedy", "beams", "no cache"]
+)
 def test_generate_equals_the_unpatched_model(family: str, options: dict[str, Any]) -> None:
     model, own = twins(family)
     arguments = dict(attention_mask=MASK, max_new_tokens=9, min_new_tokens=9, do_sample=False, **options)

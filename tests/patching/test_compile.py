@@ -129,6 +129,16 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
         *steps(t),
         *(0.25, True),
     ),
+    "selective_scan": lambda t: (
+        *(torch.randn(t, 32), torch.rand(t, 32), -torch.rand(8, 32)),
+        *(torch.randn(t, 8), None),
+        torch.randn(2, 8, 32),
+        *steps(t),
+    ),
+    "scan_channels": lambda t: (
+        *(torch.randn(1, t, 32), torch.rand(1, t, 32), -torch.rand(8, 32)),
+        *(torch.randn(1, t, 8), None),
+    ),
     "convolve_tokens": lambda t: (torch.randn(1, 32, t), torch.randn(32, 4), torch.randn(32), True),
     "delta_rule": lambda t: (
         *(torch.randn(1, t, 2, 16) for _ in range(2)),

@@ -196,16 +196,19 @@ def test_routers_and_narrow_layers_are_not_quantized() -> None:
             self.narrow = nn.Linear(64, 1)
             self.read = nn.Linear(64, 64)
             self.plain = nn.Linear(64, 64)
+            self.trained = nn.Linear(64, 64)
             self.mixer = nn.Conv1d(64, 64, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.narrow(self.plain(x @ self.read.weight))
+            if self.training and x.requires_grad:
+                return x @ self.trained.weight
+            return self.narrow(self.trained(self.plain(x @ self.read.weight)))
 
     reasons = {layer.name: layer.reason for layer in find_layers(Gate())}
     assert "narrow" in (reasons["narrow"] or "")
     assert "without calling it" in (reasons["read"] or "")
     assert "Conv1d" in (reasons["mixer"] or "")
-    assert reasons["plain"] is None
+    assert reasons["plain"] is None and reasons["trained"] is None
 
 
 def test_shared_layers_are_replaced_everywhere() -> None:

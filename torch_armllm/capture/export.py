@@ -16,6 +16,7 @@ from torch_armllm.capture.eager_attention import IMPLEMENTATION as EAGER
 from torch_armllm.capture.eager_attention import mark_attention, number_layers
 from torch_armllm.capture.layer_reuse import LayerReuse, LayersDiffer
 from torch_armllm.capture.markers import attention, experts, indexer, mla, recurrent, sdpa
+from torch_armllm.capture.markers.recurrent_ops import markers_of
 from torch_armllm.capture.sample import STEPS, Sample, sample_ids
 from torch_armllm.capture.token_mixing import mixes_tokens
 from torch_armllm.capture.tracing_memory import forget_inputs
@@ -131,7 +132,7 @@ def _check_outputs(base: nn.Module, captured: CapturedGraph) -> None:
 def _check_attentions(base: nn.Module, captured: CapturedGraph) -> None:
     layers = _attention_layers(captured)
     kind = type(base).__name__
-    if not layers and not recurrent.markers_of(captured.graph_module):
+    if not layers and not markers_of(captured.graph_module):
         raise CaptureError(f"{kind} does not use transformers' attention interface")
     if len(set(layers)) != len(layers):
         nodes = [

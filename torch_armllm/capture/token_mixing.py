@@ -34,11 +34,19 @@ def _delta_rule(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, *_:
     return (share[..., None] * v.float()).to(q.dtype)
 
 
+def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor | None, c: Tensor | None) -> Tensor:
+    share = (dt.float()[:, :, None] * a).exp().mean(2)
+    for factors in (b, c):
+        share = share if factors is None else share * torch.sigmoid(factors.float()).mean(-1, keepdim=True)
+    return (share * x.float()).to(x.dtype)
+
+
 class _TokenByToken(fx.Interpreter):
     stand_ins: dict[Any, Callable[..., Tensor]] = {
         torch.ops.armllm.attention.default: _attention,
         torch.ops.armllm.convolve_tokens.default: _convolve,
         torch.ops.armllm.delta_rule.default: _delta_rule,
+        torch.ops.armllm.scan_channels.default: _scan,
     }
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

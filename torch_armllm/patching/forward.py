@@ -284,9 +284,9 @@ def _span(ids: Tensor) -> str:
 def _is_filled(cache: DynamicCache) -> bool:
     """True if a cache holds positions, or states of recurrent layers."""
     states = (getattr(layer, "has_previous_state", {}) for layer in cache.layers)
-    with_keys = (layer for layer in cache.layers if hasattr(layer, "keys"))
-    return any(True in layer.values() for layer in states) or any(
-        bool(layer.get_seq_length()) for layer in with_keys
+    with_keys = (layer for layer in cache.layers if hasattr(layer, "get_seq_length"))
+    return any(True in values.values() for values in states) or any(
+        layer.get_seq_length() > 0 for layer in with_keys
     )
 
 

@@ -100,7 +100,9 @@ def _install(model: Any, report: Report, cache_dtype: torch.dtype | None) -> Pat
         why = "attention is sparse" if max_length == dense else "attention is chunked"
         report.notes.append(f"texts of more than {max_length} tokens run module by module: {why}")
     if cache_dtype is not None and isinstance(shape, StatesOnlyShape):
-        report.notes.append("kv_cache_dtype has no effect: all layers are recurrent, and have no keys and values")
+        report.notes.append(
+            "kv_cache_dtype has no effect: all layers are recurrent, and have no keys and values"
+        )
     needs_recompute = dense is not None or built.repeats_attention or bool(shape.states)
     vocabulary = model.get_input_embeddings().num_embeddings
     forward = PatchedForward(base, built.plan, shape, vocabulary, max_length, needs_recompute)

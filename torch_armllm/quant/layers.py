@@ -18,6 +18,7 @@ from torch_armllm.hf.expert_layout import ExpertLayout
 from torch_armllm.quant.modules.experts import QuantExperts
 from torch_armllm.quant.modules.linear import QuantLinear
 from torch_armllm.quant.modules.tied_embedding import TiedEmbedding
+from torch_armllm.quant.weight_reads import layers_read
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NARROW = 16
@@ -180,8 +181,7 @@ def _classify(model: nn.Module, name: str, module: nn.Module, loading: bool) -> 
         return Layer(
             name, module, kind, f"it is too narrow to gain anything: {tuple(weight_of(module).shape)}"
         )
-    code = _source(type(parent))  # type: ignore[arg-type]  # mypy doubts that a type can be hashed
-    if re.search(rf"\bself\.{re.escape(attribute)}\.(weight|bias)\b", code):
+    if attribute in layers_read(type(parent)):  # type: ignore[arg-type]  # mypy doubts that a type can be hashed
         return Layer(name, module, kind, f"{type(parent).__name__} reads its weight without calling it")
     for depth in range(name.count(".")):
         above = type(model.get_submodule(".".join(name.split(".")[:depth])))

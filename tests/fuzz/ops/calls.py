@@ -445,6 +445,20 @@ def _gated_delta_rule(draw: Random) -> Call:
     }
 
 
+def _selective_scan(draw: Random) -> Call:
+    call, tokens, slots = _states(draw)
+    channels, states = draw.choice((1, 15, 16, 17, 40, 130)), draw.choice((1, 2, 7, 16, 33, 256))
+    factors = lambda: _maybe(draw, Spec((tokens, states), _float(draw)))  # noqa: E731
+    return call | {
+        "x": Spec((tokens, channels), _float(draw)),
+        "dt": Spec((tokens, channels), _float(draw)),
+        "a": Spec((states, channels), torch.float32),
+        "b": factors(),
+        "c": factors(),
+        "state": Spec((slots, states, channels), torch.float32),
+    }
+
+
 def _sample_probabilities(draw: Random) -> Call:
     rows, vocabulary = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 2, 5, 63, 64, 65, 200, 300))
     if draw.random() < 0.03:
@@ -534,6 +548,7 @@ CALLS: dict[str, Callable[[Random], Call]] = {
     "mla_attention": _mla_attention,
     "causal_conv": _causal_conv,
     "gated_delta_rule": _gated_delta_rule,
+    "selective_scan": _selective_scan,
     "sample": _sample,
     "sample_probabilities": _sample_probabilities,
     "best_tokens": _best_tokens,

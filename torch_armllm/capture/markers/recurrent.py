@@ -17,114 +17,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-_library = torch.library.Library("armllm", "FRAGMENT")
-_library.define("convolve_tokens(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor")
-_library.define(
-    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, float scale, bool normalize,"
-    " bool delta=True) -> Tensor"
-)
+import torch_armllm.capture.markers.recurrent_ops  # noqa: F401  (registers the marker ops)
 
 _SILU = ("silu", "swish")
-
-
-def convolve_tokens(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
-    """Convolves each channel of one sequence with its last ``taps`` tokens; the reference implementation.
-
-    Args:
-        x: ``(1, channels, T)``.
-        weight: ``(channels, taps)``, the newest token's tap last.
-        bias: ``(channels,)`` or None.
-        silu: applies SiLU to the sums.
-
-    Returns:
-        ``(1, channels, T)`` in the dtype of ``x``.
-    """
-    channels, taps = weight.shape
-    if x.shape[2] == 0:  # torch does not convolve nothing
-        return x.clone()
-    # in the dtypes of transformers' function, so that captured results differ from the model's by little
-    out = F.conv1d(x.to(weight.dtype), weight[:, None], bias, padding=taps - 1, groups=channels)
-    out = out[..., : x.shape[2]]
-    return (F.silu(out) if silu else out).to(x.dtype).contiguous()
-
-
-def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor,
-    beta: Tensor,
-    scale: float,
-    normalize: bool,
-    delta: bool = True,
-) -> Tensor:
-    """Computes the gated delta rule of one sequence token by token; the reference implementation.
-
-    Args:
-        q: ``(1, T, key_heads, key_size)``.
-        k: likewise.
-        v: ``(1, T, value_heads, value_size)``.
-        gate: logarithms of the state's factors, ``(1, T, value_heads)``, or
-            ``(1, T, value_heads, key_size)`` for a factor of each key channel.
-        beta: ``(1, T, value_heads)``.
-        scale: factor of ``q``.
-        normalize: divides q and k by ``sqrt(Σx² + 1e-6)`` first.
-        delta: False to add values as they are, as Mamba-2 does.
-
-    Returns:
-        ``(1, T, value_heads, value_size)`` in the dtype of ``v``.
-    """
-    repeats = v.shape[2] // k.shape[2]
-    rows = [x.float()[0].repeat_interleave(repeats, 1) for x in (q, k)]
-    if normalize:
-        rows = [x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in rows]
-    queries, keys = rows
-    values, factors = v.float()[0], gate.float()[0].exp()
-    if factors.dim() == 2:
-        factors = factors[..., None]
-    state = keys.new_zeros(*keys.shape[1:], values.shape[-1])
-    out = torch.empty_like(values)
-    for t in range(len(values)):
-        state = state * factors[t][..., None]
-        key = keys[t][..., None]
-        value = values[t] - (state * key).sum(1) if delta else values[t]
-        state = state + key * (value * beta[0, t, :, None].float())[:, None]
-        out[t] = (state * (queries[t] * scale)[..., None]).sum(1)
-    return out[None].to(v.dtype)
-
-
-_library.impl("convolve_tokens", convolve_tokens, "CompositeExplicitAutograd")
-_library.impl("delta_rule", delta_rule, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("armllm::convolve_tokens", lib=_library)
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.register_fake("armllm::delta_rule", lib=_library)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor,
-    beta: Tensor,
-    scale: float,
-    normalize: bool,
-    delta: bool = True,
-) -> Tensor:
-    return v.new_empty(v.shape)
-
-
-MARKERS = (torch.ops.armllm.convolve_tokens.default, torch.ops.armllm.delta_rule.default)
-"""The marker ops of recurrent layers."""
-
-
-def markers_of(module: fx.GraphModule) -> list[fx.Node]:
-    """Returns the recurrent markers of a captured graph, in order."""
-    return [node for node in module.graph.nodes if node.target in MARKERS]
 
 
 def _is_packed(options: dict[str, Any]) -> bool:
@@ -209,6 +106,43 @@ def _mark_chunk_scan(original: Callable[..., Any]) -> Callable[..., Any]:
     return scan
 
 
+def _mark_selective_scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scan(
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        use_mambapy: bool = False,
+        use_associative_scan: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if return_last_state or _is_packed(kwargs):
+            return original(
+                *(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state),
+                *(use_mambapy, use_associative_scan),
+                **kwargs,
+            )
+        x, dt, b, c = (by_channel.transpose(1, 2) for by_channel in (hidden_states, dt, B, C))
+        if delta_bias is not None:
+            dt = dt + delta_bias.to(dt.dtype)
+        if delta_softplus:
+            dt = F.softplus(dt)
+        out = torch.ops.armllm.scan_channels(dt.float() * x.float(), dt, A.float().T, b, c)
+        if D is not None:
+            out = out + x * D
+        if z is not None:
+            out = out * F.silu(z.transpose(1, 2))
+        return out.transpose(1, 2)
+
+    return scan
+
+
 def _conv_probes() -> list[tuple[Any, ...]]:
     x, weight, bias = (torch.randn(size, generator=_generator()) for size in ((1, 6, 9), (6, 4), (6,)))
     return [(x, weight, bias, "silu"), (x, weight, None, None), (4 * x, weight, bias, None)]
@@ -228,6 +162,14 @@ def _chunk_scan_probes() -> list[tuple[Any, ...]]:
         for sizes in ((1, 9, 4, 5), (1, 9, 4), (4,), (1, 9, 2, 8), (1, 9, 2, 8), (4,), (4,))
     )
     return [(x, dt, -a.exp(), b, c, 4, d, bias, None, True), (x, dt.abs(), -a.exp(), b, c / 2, 4)]
+
+
+def _selective_scan_probes() -> list[tuple[Any, ...]]:
+    x, dt, a, b, c, d, z, bias = (
+        torch.randn(sizes, generator=_generator())
+        for sizes in ((1, 6, 9), (1, 6, 9), (6, 4), (1, 4, 9), (1, 4, 9), (6,), (1, 6, 9), (6,))
+    )
+    return [(x, dt, -a.exp(), b, c, d, z, bias, True), (x, dt.abs(), -a.exp(), b, c)]
 
 
 def _generator() -> torch.Generator:
@@ -270,6 +212,7 @@ _MARKERS = {
         _mark_delta_rule, functools.partial(_delta_rule_probes, 8), _NORMALIZED
     ),
     "mamba2_chunk_scan": _Marker(_mark_chunk_scan, _chunk_scan_probes),
+    "mamba_selective_scan": _Marker(_mark_selective_scan, _selective_scan_probes),
 }
 """Replacement of each function by its name in the code of transformers' models."""
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: causal convolution and gated delta rule."""
+"""Recurrent layers: causal convolution, gated delta rule and selective scan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch.fx.node import Node
 
 from torch_armllm.plan.lowering import CacheLayer, Lowering, Unlowerable, Writer
-from torch_armllm.plan.program import Operand
+from torch_armllm.plan.program import NOTHING, Operand
 
 armllm = torch.ops.armllm
 
@@ -101,7 +101,40 @@ def _gated_delta_rule(
     return out
 
 
+def _selective_scan(
+    low: Lowering,
+    node: Node,
+    x: Any,
+    dt: Any,
+    a: Any,
+    b: Any,
+    c: Any,
+    state: Node,
+    slots: Node,
+    starts: Node,
+    lengths: Node,
+    save_slots: Node | None = None,
+) -> Operand:
+    rows, steps = low.rows(x), low.rows(dt)
+    added, read = (NOTHING if factors is None else low.rows(factors) for factors in (b, c))
+    out = low.new(node)
+    low.emit(
+        "selective_scan",
+        x=rows,
+        dt=steps,
+        a=low.weight(a, torch.float32),
+        b=added,
+        c=read,
+        out=out,
+        **_step(low, state, slots, starts, lengths, save_slots),
+        channels=out.width,
+        states=int(a.meta["val"].shape[0]),
+    )
+    return out
+
+
 WRITERS: dict[Any, Writer] = {
     armllm.causal_conv.default: _causal_conv,
     armllm.gated_delta_rule.default: _gated_delta_rule,
+    armllm.selective_scan.default: _selective_scan,
 }

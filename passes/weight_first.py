@@ -1,0 +1,40 @@
+"""Products with the weight on the left, as in Mamba's time steps: ``W @ xᵀ`` becomes ``linear(x, W)ᵀ``."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, is_op, is_weight, value
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites products of a weight and the tokens of one sequence.
+
+    Returns:
+        The number of products rewritten.
+    """
+    graph = module.graph
+    num_rewritten = 0
+    for node in list(graph.nodes):
+        if not is_op(node, aten.matmul.default) or not is_weight(node.args[0]):
+            continue
+        weight, tokens = node.args
+        if value(weight).dim() != 2 or value(tokens).dim() != 3:
+            continue
+        with graph.inserting_before(node):
+            linear = call(graph, aten.linear.default, _transposed(graph, tokens), weight)
+            node.replace_all_uses_with(_transposed(graph, linear))
+        graph.erase_node(node)
+        num_rewritten += 1
+    graph.eliminate_dead_code()
+    return num_rewritten
+
+
+def _transposed(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """``(1, a, b)`` → ``(1, b, a)``; undoes an existing transpose instead of adding one."""
+    if is_op(node, aten.transpose.int) and tuple(node.args[1:]) == (1, 2):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return source
+    return call(graph, aten.transpose.int, node, 1, 2)
