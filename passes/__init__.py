@@ -26,7 +26,6 @@ from torch_armllm.passes import (
     mla,
     moe_route,
     norm,
-    norm_before_transpose,
     qkv,
     quantize_weights,
     recurrent,
@@ -34,6 +33,7 @@ from torch_armllm.passes import (
     rope,
     share_reorders,
     token_id_tables,
+    transpose_last,
     weight_first,
 )
 from torch_armllm.passes.lib.context import PassContext
@@ -51,7 +51,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("share_reorders", share_reorders.run),
     ("mla", mla.run),
     ("fold_constants", fold_constants.run),
-    ("norm_before_transpose", norm_before_transpose.run),
+    ("transpose_last", transpose_last.run),
     ("rope", rope.run),
     ("gated_mlp", gated_mlp.run),
     ("qkv", qkv.run),

@@ -12,17 +12,43 @@ from torch.fx.node import Node
 
 from torch_armllm.passes.lib.context import PassContext
 from torch_armllm.passes.lib.graph import aten, call, is_op
-from torch_armllm.passes.lib.rope_match import RopeMatch, RopeTables, match_rope
+from torch_armllm.passes.lib.rope_match import RopeTables, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
 
-def _is_private(match: RopeMatch, rotated: Any) -> bool:
-    """True if only the rotation reads x, and only attention reads the result."""
-    return len(match.x.users) == 1 and _only_attended(rotated)
+_NORMS = (torch.ops.armllm.rms_norm.default, torch.ops.armllm.layer_norm.default)
 
 
-def _only_attended(rotated: Any) -> bool:
-    return all(is_op(user, torch.ops.armllm.attention.default) for user in rotated.users)
+@dataclass
+class _Heads:
+    """Queries or keys as an attention reads them, and as they were before the norms in front of it.
+
+    Attributes:
+        node: before the norms, ``(1, heads, T, size)``.
+        norms: of the heads, the last one first.
+        by_token: True if ``node`` is ``(1, T, heads, size)``.
+    """
+
+    node: Any
+    norms: tuple[Node, ...] = ()
+    by_token: bool = False
+
+
+def _before_norms(operand: Any) -> _Heads | None:
+    """Follows an attention's operand through the norms of its heads; None if anything else reads it."""
+    if not all(is_op(user, torch.ops.armllm.attention.default) for user in operand.users):
+        return None
+    heads = _Heads(operand)
+    while True:
+        node = heads.node
+        if is_op(node, *_NORMS):
+            heads = _Heads(node.args[0], (*heads.norms, node), heads.by_token)
+        elif is_op(node, aten.transpose.int) and node.args[1:] == (1, 2) and is_op(node.args[0], *_NORMS):
+            heads = _Heads(node.args[0], heads.norms, not heads.by_token)
+        else:
+            return heads
+        if len(heads.node.users) != 1:
+            return None
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -30,7 +56,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
 
     The op rotates in place: queries and keys are results of a linear layer or a norm that nothing else reads.
     If something does, the attention is not changed.  Keys that several attentions read are rotated before the
-    first of them.  `torch_armllm.passes.lib.rope_probe` finds rotations in other decompositions.
+    first of them.  Norms may follow the rotation.  `torch_armllm.passes.lib.rope_probe` finds rotations in
+    other decompositions.
 
     Returns:
         The number of attentions rewritten.
@@ -55,6 +82,7 @@ class _Operand:
     x: Node
     table: Any
     make_table: Callable[[], tuple[Node, Node]]
+    norms: tuple[Node, ...]
     layout: tuple[bool, ...] = (False,)
 
 
@@ -69,18 +97,22 @@ class _RopeRewriter:
         """Queries and keys that were already rotated in place."""
 
     def _matched(self, operand: Any, before: Node) -> _Operand | None:
-        match = match_rope(operand)
-        if match is None or not _is_private(match, operand):
+        heads = _before_norms(operand)
+        match = None if heads is None or heads.by_token else match_rope(heads.node)
+        if heads is None or match is None or len(match.x.users) != 1:
             return None
-        return _Operand(match.x, (match.cos, match.sin), lambda: self.tables.get(match, before))
+        return _Operand(match.x, (match.cos, match.sin), lambda: self.tables.get(match, before), heads.norms)
 
     def _probed(self, operand: Any, before: Node) -> _Operand | None:
-        probed = self.rotations.find(operand) if _only_attended(operand) else None
-        if probed is None:
+        heads = _before_norms(operand)
+        probed = None if heads is None else self.rotations.find(heads.node, heads.by_token)
+        if heads is None or probed is None:
             return None
         x, rotation = probed
         layout = (rotation.interleaved, rotation.unzip)
-        return _Operand(x, rotation, lambda: self.tables.get_probed(rotation, before), layout)
+        return _Operand(
+            x, rotation, lambda: self.tables.get_probed(rotation, before), heads.norms, layout
+        )
 
     def rewrite(self, node: Node) -> bool:
         """Inserts the op before one attention; returns False if its operands are no known rotations."""
@@ -106,6 +138,9 @@ class _RopeRewriter:
             call(graph, torch.ops.armllm.rope_.default, q.x, keys, *table, *q.layout)
             for position, side in ((0, q), (1, k)):
                 if side is not None:
-                    rotated = call(graph, aten.transpose.int, side.x, 1, 2)
+                    heads = side.x
+                    for norm in reversed(side.norms):
+                        heads = call(graph, norm.target, heads, *norm.args[1:])
+                    rotated = call(graph, aten.transpose.int, heads, 1, 2)
                     node.args[position].replace_all_uses_with(rotated)  # type: ignore[union-attr]
                     self.rotated.add(rotated)

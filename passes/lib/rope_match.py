@@ -110,23 +110,32 @@ class _RopeAngles:
     scaling: float
 
 
+def _once(node: Any) -> tuple[Any, bool]:
+    """Returns x of ``cat([x, x])`` and True; any other node and False."""
+    twice = is_op(node, aten.cat.default) and len(node.args[0]) == 2 and node.args[0][0] is node.args[0][1]
+    return (node.args[0][0], True) if twice else (node, False)
+
+
 def _match_angles(module: fx.GraphModule, cos: Node, sin: Node, halved: bool) -> _RopeAngles | None:
-    """Matches ``cos(cat([f, f])) · s`` or ``cos(f) · s`` with ``f = positions · inv_freq``; likewise sin."""
+    """Matches ``cos(cat([f, f])) · s`` with ``f = positions · inv_freq``; likewise sin.
+
+    The halves may also be joined after the cosine, or, if the angles are halved, never.
+    """
     angles = []
     for node, function in ((cos, aten.cos.default), (sin, aten.sin.default)):
+        node, joined = _once(strip(node, *CONVERSIONS))
         node, scaling = strip(node, *CONVERSIONS), 1.0
         if is_op(node, aten.mul.Tensor) and isinstance(node.args[1], float):
             node, scaling = node.args[0], node.args[1]
-        if not is_op(node, function) or is_op(node.args[0], aten.cat.default) == halved:
+        if not is_op(node, function):
             return None
-        angles.append((node.args[0], scaling))
+        angle, joined_before = _once(node.args[0])
+        if joined + joined_before != (0 if halved else 1):
+            return None
+        angles.append((angle, scaling))
     if angles[0] != angles[1]:
         return None
     angle, scaling = angles[0]
-    if not halved:
-        if len(angle.args[0]) != 2 or angle.args[0][0] is not angle.args[0][1]:
-            return None
-        angle = angle.args[0][0]
     if not is_op(angle, aten.mul.Tensor):
         return None
     positions, frequencies = (
@@ -167,12 +176,13 @@ class RopeTables:
 
     def get_probed(self, rotation: Rotation, before: Node) -> tuple[Node, Node]:
         """Returns the table of a probed rotation, whose frequencies are a constant."""
-        key = (rotation.inv_freq, rotation.scaling)
+        key = (rotation.inv_freq, rotation.scaling, rotation.backwards)
         if key not in self._tables:
             inv_freq = constant(self.module, rotation.inv_freq)
             positions = [n for n in self.module.graph.nodes if n.name == "position_ids"]
             assert inv_freq is not None and positions
-            angles = _RopeAngles(positions[0], inv_freq.float().flatten().contiguous(), rotation.scaling)
+            frequencies = inv_freq.float().flatten().contiguous() * (-1.0 if rotation.backwards else 1.0)
+            angles = _RopeAngles(positions[0], frequencies, rotation.scaling)
             self._tables[key] = self._table(angles, before)
         return self._tables[key]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -29,12 +30,14 @@ class Rotation:
         inv_freq: the constant that holds each pair's frequency.
         scaling: factor of the rotated dimensions.
         interleaved, unzip: as in `torch_armllm.ops.rope.rope_`.
+        backwards: True if later positions are turned by negative angles.
     """
 
     inv_freq: Node
     scaling: float
     interleaved: bool
     unzip: bool
+    backwards: bool = False
 
 
 class RotationFinder:
@@ -47,15 +50,20 @@ class RotationFinder:
         self._sampled: dict[Node, Any] = {}
         self._rotations: dict[Any, Rotation | None] = {}
 
-    def find(self, heads: Node) -> tuple[Node, Rotation] | None:
-        """Returns the input ``(1, T, n, size)`` and the rotation that yield ``heads`` ``(1, n, T, size)``."""
-        region = self._region(heads)
+    def find(self, heads: Node, by_token: bool = False) -> tuple[Node, Rotation] | None:
+        """Returns the input ``(1, T, n, size)`` and the rotation that yield heads.
+
+        Args:
+            heads: rotated, ``(1, n, T, size)``.
+            by_token: True if they are ``(1, T, n, size)``.
+        """
+        region = self._region(heads, by_token)
         if region is None:
             return None
         entry, nodes = region
-        key = self._signature(entry, nodes)
+        key = (by_token, self._signature(entry, nodes))
         if key not in self._rotations:
-            self._rotations[key] = self._probe(heads, entry, nodes)
+            self._rotations[key] = self._probe(heads, by_token, entry, nodes)
         rotation = self._rotations[key]
         return None if rotation is None else (entry, rotation)
 
@@ -72,10 +80,10 @@ class RotationFinder:
                     positional.add(node)
         return positional
 
-    def _region(self, heads: Node) -> tuple[Node, list[Node]] | None:
+    def _region(self, heads: Node, by_token: bool) -> tuple[Node, list[Node]] | None:
         """Returns the single input of ``heads``, laid out by token, and the nodes between them."""
-        count, length, size = value(heads).shape[1:]
-        entry_shape = (1, length, count, size)
+        first, second, size = value(heads).shape[1:]
+        entry_shape = (1, first, second, size) if by_token else (1, second, first, size)
         nodes: set[Node] = set()
         pending = {heads}
         has_rotation = False
@@ -136,8 +144,8 @@ class RotationFinder:
         kwargs = fx.node.map_aggregate(fx.map_arg(node.kwargs, read), in_float32)
         return node.target(*args, **kwargs)  # type: ignore[operator,misc]
 
-    def _probe(self, heads: Node, entry: Node, nodes: list[Node]) -> Rotation | None:
-        count, _, size = value(heads).shape[1:]
+    def _probe(self, heads: Node, by_token: bool, entry: Node, nodes: list[Node]) -> Rotation | None:
+        count, size = value(entry).shape[2:]
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(1, len(_POSITIONS), int(count), int(size), generator=generator)
         values: dict[Node, Any] = {entry: x.clone()}
@@ -146,7 +154,7 @@ class RotationFinder:
                 values[node] = self._run(node, values)
         except Exception:  # noqa: BLE001 - a region that cannot run on a few tokens is no rotation
             return None
-        rotated = values[heads].transpose(1, 2)
+        rotated = values[heads] if by_token else values[heads].transpose(1, 2)
         angles = self._angles(nodes)
         factors = {a for n in angles if is_op(n, aten.mul.Tensor) for a in n.args if isinstance(a, float)}
         for candidate in self._frequencies(angles, int(size) // 2):
@@ -189,10 +197,10 @@ def _fit_rotation(
     if abs(scaling - measured) > _TOLERANCE * measured:
         return None
     cos, sin = reference_rope_table(positions, inv_freq, scaling)
-    for interleaved, unzip in ((False, False), (True, False), (True, True)):
-        expected = reference_rope(x, cos, sin, interleaved, unzip)
+    for (interleaved, unzip), backwards in product(((False, False), (True, False), (True, True)), (False, True)):
+        expected = reference_rope(x, cos, -sin if backwards else sin, interleaved, unzip)
         if float((expected - rotated).abs().max()) < _TOLERANCE * float(x.abs().max()):
-            return Rotation(frequencies, scaling, interleaved, unzip)
+            return Rotation(frequencies, scaling, interleaved, unzip, backwards)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Tests of the passes fold_constants, gelu, norm and norm_before_transpose."""
+"""Tests of the passes fold_constants, gelu, norm and transpose_last."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.graphs import export, ops
-from torch_armllm.passes import fold_constants, gelu, norm, norm_before_transpose
+from torch_armllm.passes import fold_constants, gelu, norm, transpose_last
 from torch_armllm.passes.lib.context import PassContext
 
 
@@ -59,7 +59,7 @@ def test_position_offset_is_folded_into_the_table() -> None:
     expected = graph(positions)
     context = PassContext()
     norm.run(graph, context)
-    assert norm_before_transpose.run(graph, context) == 1
+    assert transpose_last.run(graph, context) == 1
     fold_constants.run(graph, context)
     graph.recompile()
     assert ops(graph)[-2:] == ["armllm::rms_norm", "transpose"]

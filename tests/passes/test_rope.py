@@ -60,6 +60,17 @@ def test_rotation_with_known_angles() -> None:
     check(Attention(own_angles=True, scaling=1.25), table=True)
 
 
+def test_rotation_whose_cosines_are_joined() -> None:
+    class Joined(Attention):
+        def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+            freqs = positions[..., None].float() * self.inv_freq
+            cos, sin = freqs.cos() * self.scaling, freqs.sin() * self.scaling
+            return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
+
+    torch.manual_seed(0)
+    check(Joined(own_angles=True, scaling=1.25), table=True)
+
+
 class HalvedAttention(Attention):
     """gpt-oss: each angle is stored once, and the halves of a head are rotated separately."""
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import torch_armllm.capture.markers.attention  # noqa: F401
 from tests.support.graphs import export, ops
-from torch_armllm.passes import rope
+from torch_armllm.passes import norm, rope, transpose_last
 from torch_armllm.passes.lib.context import PassContext
 
 
@@ -28,6 +28,8 @@ class Attention(nn.Module):
         a, b = x[..., 0:8:2], x[..., 1:8:2]
         cos, sin = cos[..., :4], sin[..., :4]
         turned = (a * cos - b * sin, a * sin + b * cos)
+        if self.kind == "backwards":
+            turned = (a * cos + b * sin, b * cos - a * sin)
         if self.kind == "unzipped":
             return torch.cat([*turned, x[..., 8:]], -1)
         if self.kind == "not a rotation":
@@ -41,7 +43,7 @@ class Attention(nn.Module):
         return torch.ops.armllm.attention(q, k, k, 0, 0.25, 0, 0.0, None)
 
 
-@pytest.mark.parametrize("kind", ["partial", "interleaved", "unzipped", "not a rotation"])
+@pytest.mark.parametrize("kind", ["partial", "interleaved", "backwards", "unzipped", "not a rotation"])
 def test_equivalent_rotations_are_recognized(kind: str) -> None:
     torch.manual_seed(0)
     q, k, positions = torch.randn(1, 5, 4, 12), torch.randn(1, 5, 2, 12), torch.tensor([[0, 3, 4, 99, 1]])
@@ -52,3 +54,77 @@ def test_equivalent_rotations_are_recognized(kind: str) -> None:
     assert found == (kind != "not a rotation")
     assert ("armllm::rope_" in ops(graph)) == (kind != "not a rotation")
     torch.testing.assert_close(graph(q, k, positions), expected, rtol=1e-4, atol=1e-4)
+
+
+class NormedAttention(Attention):
+    """Norms follow the rotation, before or after the heads are transposed."""
+
+    def __init__(self, kind: str, by_token: bool) -> None:
+        super().__init__(kind)
+        self.by_token = by_token
+        self.norm = nn.RMSNorm(12, eps=1e-6)
+        nn.init.uniform_(self.norm.weight, 0.5, 1.5)
+
+    def turned(self, x: Tensor, angles: Tensor) -> Tensor:
+        cos, sin = angles.cos(), angles.sin()
+        if self.by_token:
+            return self.norm(self.turn(x + 0.5, cos[:, :, None], sin[:, :, None])).transpose(1, 2)
+        return self.norm(self.turn((x + 0.5).transpose(1, 2), cos[:, None], sin[:, None]))
+
+    def forward(self, q: Tensor, k: Tensor, position_ids: Tensor) -> Tensor:
+        angles = (position_ids[..., None].float() * self.inv_freq).repeat(1, 1, 2)
+        return torch.ops.armllm.attention(
+            self.turned(q, angles), self.turned(k, angles), k.transpose(1, 2), 0, 0.25, 0, 0.0, None
+        )
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("kind", ["partial", "interleaved", "backwards"])
+def test_rotations_before_norms_are_recognized(kind: str, by_token: bool) -> None:
+    torch.manual_seed(0)
+    q, k, positions = torch.randn(1, 5, 4, 12), torch.randn(1, 5, 2, 12), torch.tensor([[0, 3, 4, 99, 1]])
+    graph = export(NormedAttention(kind, by_token), q, k, positions)
+    expected = graph(q, k, positions)
+    for rewrite in (norm, transpose_last, rope):
+        assert rewrite.run(graph, PassContext()) == {norm: 2, transpose_last: 0, rope: 1}[rewrite]
+    graph.graph.lint()
+    graph.recompile()
+    names = ops(graph)
+    assert names.index("armllm::rope_") < names.index("armllm::rms_norm")
+    assert names.count("armllm::rms_norm") == 2
+    torch.testing.assert_close(graph(q, k, positions), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_normed_heads_with_other_readers_are_not_rotated_in_place() -> None:
+    class Read(NormedAttention):
+        def forward(self, q: Tensor, k: Tensor, position_ids: Tensor) -> Tensor:
+            angles = (position_ids[..., None].float() * self.inv_freq).repeat(1, 1, 2)[:, None]
+            turned = [self.turn((x + 0.5).transpose(1, 2), angles.cos(), angles.sin()) for x in (q, k)]
+            normed = [self.norm(x) for x in turned]
+            out = torch.ops.armllm.attention(*normed, k.transpose(1, 2), 0, 0.25, 0, 0.0, None)
+            return out + turned[0].transpose(1, 2)
+
+    graph = export(Read("partial", False), torch.randn(1, 5, 4, 12), torch.randn(1, 5, 4, 12), torch.arange(5)[None])
+    norm.run(graph, PassContext())
+    assert rope.run(graph, PassContext()) == 0
+
+
+def test_split_heads_are_transposed_after_the_split() -> None:
+    class Fused(Attention):
+        """GPT-NeoX: queries, keys and values of a head are adjacent."""
+
+        def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+            angles = (position_ids[..., None].float() * self.inv_freq).repeat(1, 1, 2)[:, None]
+            q, k, v = (x + 0.5).transpose(1, 2).chunk(3, -1)
+            q, k = (self.turn(part, angles.cos(), angles.sin()) for part in (q, k))
+            return torch.ops.armllm.attention(q, k, v, 0, 0.25, 0, 0.0, None)
+
+    torch.manual_seed(0)
+    x, positions = torch.randn(1, 5, 4, 36), torch.tensor([[0, 3, 4, 99, 1]])
+    graph = export(Fused("partial"), x, positions)
+    expected = graph(x, positions)
+    assert transpose_last.run(graph, PassContext()) == 1
+    assert rope.run(graph, PassContext()) == 1
+    graph.graph.lint()
+    graph.recompile()
+    torch.testing.assert_close(graph(x, positions), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,59 @@
+"""Heads are normed and split before they are transposed: ``norm(x.transpose(1, 2))`` → ``norm(x).transpose(1, 2)``."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, is_op, value
+
+_NORMS = (torch.ops.armllm.rms_norm.default, torch.ops.armllm.layer_norm.default)
+_SPLITS = (aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def _splits_last_dim(node: Any) -> bool:
+    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    return is_op(node, *_SPLITS) and dim in (-1, 3)
+
+
+def _split_first(graph: fx.Graph, node: Node, heads: Node) -> None:
+    """Splits heads before their transpose; each part is transposed."""
+    with graph.inserting_before(node):
+        parts = call(graph, node.target, heads, *node.args[1:], **node.kwargs)
+        for user in list(node.users):
+            part = call(graph, operator.getitem, parts, user.args[1])
+            user.replace_all_uses_with(call(graph, aten.transpose.int, part, 1, 2))
+            graph.erase_node(user)
+
+
+def _norm_first(graph: fx.Graph, node: Node, heads: Node) -> None:
+    with graph.inserting_before(node):
+        normed = call(graph, node.target, heads, *node.args[1:])
+        node.replace_all_uses_with(call(graph, aten.transpose.int, normed, 1, 2))
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Moves transposes after the norms and the splits of heads that read them.
+
+    Returns:
+        The number of norms and splits moved.
+    """
+    graph = module.graph
+    num_rewritten = 0
+    for node in list(graph.nodes):
+        move = _norm_first if is_op(node, *_NORMS) else _split_first if _splits_last_dim(node) else None
+        if move is None or not is_op(node.args[0], aten.transpose.int):
+            continue
+        transposed = node.args[0]
+        if tuple(transposed.args[1:]) != (1, 2) or value(transposed).dim() != 4:
+            continue
+        move(graph, node, transposed.args[0])
+        graph.erase_node(node)
+        num_rewritten += 1
+    graph.eliminate_dead_code()
+    return num_rewritten
