@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_armllm.passes.lib.context import PassContext
-from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, value
+from torch_armllm.passes.lib.graph import CONVERSIONS, aten, is_op, is_weight, value
 
 
 def _same_size(before: torch.Tensor, after: torch.Tensor) -> bool:
@@ -17,7 +20,7 @@ def _same_size(before: torch.Tensor, after: torch.Tensor) -> bool:
 
 
 def _is_identity(node: fx.Node) -> bool:
-    if is_op(node, *CONVERSIONS, aten.contiguous, aten.clone, aten.detach, aten.alias, aten.lift_fresh_copy):
+    if is_op(node, *CONVERSIONS, *_COPIES):
         source = node.args[0]
         assert isinstance(source, fx.Node)
         before, after = value(source), value(node)
@@ -29,10 +32,11 @@ def _is_identity(node: fx.Node) -> bool:
     if is_op(node, aten.mul.Tensor):
         one = node.args[1]
         return isinstance(one, float) and one == 1.0 and value(node).dtype.is_floating_point
-    if is_op(node, aten.slice.Tensor) and node.args[4:] in ((), (1,)):
+    if is_op(node, aten.slice.Tensor, aten.expand.default) and node.args[4:] in ((), (1,)):
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        return _same_size(value(source), value(node))
+        before, after = value(source), value(node)
+        return before.dim() == after.dim() and _same_size(before, after)
     return False
 
 
@@ -44,16 +48,64 @@ def _as_transpose(node: fx.Node) -> None:
         node.target, node.args = aten.transpose.int, (node.args[0], *moved)
 
 
-_IN_PLACE = {aten.mul_.Tensor: aten.mul.Tensor, aten.add_.Tensor: aten.add.Tensor}
+_COPIES = (
+    aten.contiguous,
+    aten.clone,
+    aten.detach,
+    aten.detach_,
+    aten.alias,
+    aten.lift_fresh_copy,
+)
+
+_IN_PLACE = {
+    aten.mul_.Tensor: aten.mul.Tensor,
+    aten.add_.Tensor: aten.add.Tensor,
+    aten.sub_.Tensor: aten.sub.Tensor,
+    aten.div_.Tensor: aten.div.Tensor,
+}
+_SAME = {aten.multiply.Tensor: aten.mul.Tensor, aten.multiply.Scalar: aten.mul.Tensor}
+"""Operators under two names."""
+
+
+def _is_private(node: object) -> bool:
+    """True if a tensor shares no memory with another one: it is new, or the only view of a new one."""
+    while isinstance(node, fx.Node) and len(node.users) == 1 and node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.is_mutable or len(schema.returns) != 1:
+            return False
+        if schema.returns[0].alias_info is None and not is_op(node, aten.reshape, aten.contiguous):
+            return True
+        node = node.args[0]  # of a view
+    return False
 
 
 def _out_of_place(node: fx.Node) -> None:
     """Makes an in-place op out of place if no other node reads the changed tensor."""
-    changed = node.args[0]
+    changed, other = node.args[:2]
+    other = value(other) if isinstance(other, fx.Node) else other
     assert isinstance(changed, fx.Node)
-    is_private = is_op(changed, aten.add, aten.mul, aten.linear) and len(changed.users) == 1
-    if is_private and value(changed).dtype == value(node).dtype:
+    promoted = torch.result_type(value(changed), other)  # type: ignore[arg-type]
+    if promoted == value(changed).dtype and _is_private(changed):
         node.target = _IN_PLACE[node.target]  # type: ignore[index]
+
+
+def _is_transposed_weight(node: Any) -> bool:
+    """True for ``weight.T`` of a matrix: a product with it is a linear layer."""
+    if not is_op(node, aten.t, aten.numpy_T, aten.transpose.int, aten.permute):
+        return False
+    source, dims = node.args[0], node.args[1:]
+    turned = {d % 2 for d in dims} == {0, 1} if is_op(node, aten.transpose.int) else dims in ((), ([1, 0],))
+    return is_weight(source) and value(source).dim() == 2 and turned
+
+
+def _broadcast_of_one_size(node: fx.Node) -> fx.Node | None:
+    """Returns the tensor that a result of ``broadcast_tensors`` equals; None if it is repeated."""
+    source = node.args[0] if node.target is operator.getitem else None
+    if not isinstance(source, fx.Node) or not is_op(source, aten.broadcast_tensors):
+        return None
+    tensor: Any = source.args[0][node.args[1]]  # type: ignore[index]
+    before, after = value(tensor), value(node)
+    return tensor if before.dim() == after.dim() and _same_size(before, after) else None
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -74,6 +126,12 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
             _as_transpose(node)
         if is_op(node, aten.type_as):  # only the dtype of the other tensor matters
             node.target, node.args = aten.to.dtype, (node.args[0], value(node).dtype)
+        node.target = _SAME.get(node.target, node.target)  # type: ignore[call-overload]
+        if is_op(node, aten.matmul.default) and _is_transposed_weight(node.args[1]):
+            node.target, node.args = aten.linear.default, (node.args[0], node.args[1].args[0])
+        same = _broadcast_of_one_size(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
         if _is_identity(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.context import PassContext
@@ -11,6 +11,26 @@ from torch_armllm.passes.lib.graph import is_op, value
 from torch_armllm.passes.lib.router import insert_route, recognize_router
 
 _EXPERTS = (torch.ops.armllm.int4_moe.default, torch.ops.armllm.experts.default)
+
+
+def _all(results: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return results[0], results[1]
+
+
+def _without_zeros(results: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Leaves out weights of zero if every token has as many: a model may pass all experts (Llama 4)."""
+    ids, weights = results
+    counts = (weights != 0).sum(-1).unique()
+    if counts.numel() != 1 or not 0 < int(counts) < weights.shape[-1] or ids.shape != weights.shape:
+        return ids, weights
+    kept = weights != 0
+    return ids[kept].view(-1, int(counts)), weights[kept].view(-1, int(counts))
+
+
+def _ignores_zero_weights(node: Node) -> bool:
+    """True if an expert of weight 0 contributes nothing: it has no biases, which a weighted input keeps."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    return all(given is None for name, given in zip(names, node.args, strict=False) if name.endswith("_bias"))
 
 
 def run(module: fx.GraphModule, context: PassContext) -> int:
@@ -25,9 +45,8 @@ def run(module: fx.GraphModule, context: PassContext) -> int:
         if not is_op(node, *_EXPERTS) or not all(isinstance(argument, Node) for argument in node.args[1:3]):
             continue
         ids, weights, gate_up = node.args[1:4]
-        match = recognize_router(
-            module, (ids, weights), int(value(gate_up).shape[0]), lambda results: (results[0], results[1])
-        )
+        choice = _without_zeros if _ignores_zero_weights(node) else _all
+        match = recognize_router(module, (ids, weights), int(value(gate_up).shape[0]), choice)
         if match is None:
             continue
         region, route, top_k = match

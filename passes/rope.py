@@ -15,7 +15,6 @@ from torch_armllm.passes.lib.graph import aten, call, is_op
 from torch_armllm.passes.lib.rope_match import RopeTables, match_rope
 from torch_armllm.passes.lib.rope_probe import RotationFinder
 
-
 _NORMS = (torch.ops.armllm.rms_norm.default, torch.ops.armllm.layer_norm.default)
 
 
@@ -110,9 +109,7 @@ class _RopeRewriter:
             return None
         x, rotation = probed
         layout = (rotation.interleaved, rotation.unzip)
-        return _Operand(
-            x, rotation, lambda: self.tables.get_probed(rotation, before), heads.norms, layout
-        )
+        return _Operand(x, rotation, lambda: self.tables.get_probed(rotation, before), heads.norms, layout)
 
     def rewrite(self, node: Node) -> bool:
         """Inserts the op before one attention; returns False if its operands are no known rotations."""

@@ -1,4 +1,7 @@
-"""Heads are normed and split before they are transposed: ``norm(x.transpose(1, 2))`` → ``norm(x).transpose(1, 2)``."""
+"""Norms and splits of heads before their transpose.
+
+``norm(x.transpose(1, 2))`` becomes ``norm(x).transpose(1, 2)``.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ struct RouteArgs {
   Scoring scoring = Scoring::softmax;
   bool renormalize = false;
   float scale = 1.0f;
-  float epsilon = 1e-20f;  // added to the sum of sigmoids, which may all underflow to 0
+  // Added to the sum of sigmoids, which may all underflow to 0; the margin of sparsemixer.
+  float epsilon = 1e-20f;
 };
 
 class MoeRoute final : public TaskSet {

@@ -27,7 +27,9 @@ def moe_route(
 
     ``softmax`` computes a softmax over all experts and chooses the best (Mixtral, Qwen, OLMoE, DeepSeek-V2).
     ``sigmoid`` scores each expert independently (DeepSeek-V3, arXiv 2412.19437).  ``topk_softmax`` chooses
-    the largest logits and computes a softmax over them (gpt-oss).
+    the largest logits and computes a softmax over them (gpt-oss); ``topk_sigmoid`` computes their sigmoids.
+    ``sparsemixer`` (arXiv 2409.12136) chooses the largest logits, and gives each its share of a softmax over
+    the logits near it that no earlier choice took.
 
     With groups, only experts of the best ``top_k_groups`` groups are eligible.  A group is ranked by its best
     score, or with ``sigmoid`` by the sum of its two best.  Among equal scores the lower index comes first.
@@ -42,7 +44,8 @@ def moe_route(
         correction_bias: float32 ``(experts,)``, added to the scores only for the choice.
         groups: number of equal groups of experts.
         top_k_groups: number of groups kept.
-        epsilon: added to the sum of chosen ``sigmoid`` scores before they are divided by it.
+        epsilon: added to the sum of chosen sigmoids before they are divided by it; with ``sparsemixer`` the
+            relative distance up to which logits are near.
 
     Returns:
         weights, float32 ``(..., top_k)``, and ids, int32 ``(..., top_k)``, best first.
@@ -69,7 +72,7 @@ def reference_moe_route(
 ) -> tuple[Tensor, Tensor]:
     """:func:`moe_route` in plain float32 torch, for finite logits."""
     wide = logits.float()
-    scores = {"softmax": wide.softmax(-1), "sigmoid": wide.sigmoid(), "topk_softmax": wide}[scoring]
+    scores = {"softmax": wide.softmax(-1), "sigmoid": wide.sigmoid()}.get(scoring, wide)
     choice = wide if scoring == "softmax" else scores
     if correction_bias is not None:
         choice = scores + correction_bias
@@ -82,10 +85,26 @@ def reference_moe_route(
     ids = choice.argsort(dim=-1, descending=True, stable=True)[..., :top_k]
     weights = scores.gather(-1, ids)
     if scoring == "topk_softmax":
-        weights = weights.softmax(-1)
-    elif renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + (epsilon if scoring == "sigmoid" else 0.0))
+        return weights.softmax(-1) * scale, ids.to(torch.int32)
+    if scoring == "topk_sigmoid":
+        weights = weights.sigmoid()
+    if scoring == "sparsemixer":
+        weights = _shares_of_near_logits(wide, ids, epsilon)
+    if renormalize:
+        added = epsilon if scoring in ("sigmoid", "topk_sigmoid") else 0.0
+        weights = weights / (weights.sum(-1, keepdim=True) + added)
     return weights * scale, ids.to(torch.int32)
+
+
+def _shares_of_near_logits(logits: Tensor, ids: Tensor, margin: float) -> Tensor:
+    """Returns the weights of ``sparsemixer``."""
+    left, shares = logits.clone(), []
+    for chosen in ids.split(1, -1):
+        top = logits.gather(-1, chosen)
+        far = (top - logits) / logits.abs().maximum(top) > margin
+        shares.append(1 / (left - top).exp().masked_fill(far, 0.0).sum(-1, keepdim=True))
+        left = left.scatter(-1, chosen, float("-inf"))
+    return torch.cat(shares, -1)
 
 
 @torch.library.register_fake("armllm::moe_route")

@@ -141,6 +141,38 @@ void weigh_among_themselves(float* weights, int64_t count) {
   for (int64_t j = 0; j < count; ++j) weights[j] = shares[j] / sum;
 }
 
+// Replaces logits by their sigmoids.
+void squash(float* weights, int64_t count) {
+  float padded[kMaxExperts];
+  store(padded, zero());  // the compiler cannot know that count > 0
+  for (int64_t j = 0; j < count; ++j) padded[j] = weights[j];
+  for (int64_t j = count; j % kLanes != 0; ++j) padded[j] = 0.0f;
+  sigmoids(padded, count, padded);
+  for (int64_t j = 0; j < count; ++j) weights[j] = padded[j];
+}
+
+// The sum of e^(x[i] − chosen) over logits whose relative distance from the chosen one is at most `margin`.
+float sum_near(const float* x, int64_t n, float chosen, float margin) {
+  const F32 top = set1(chosen);
+  F32 sum = zero();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F32 logit = load(x + i), far = (top - logit) / max(abs(logit), top);
+    const F32 e = select_greater(far, set1(margin), zero(), exp(logit - top));
+    sum = sum + select_first(static_cast<int>(n - i), e, zero());
+  }
+  return reduce_add(sum);
+}
+
+// SparseMixer (arXiv 2409.12136): each chosen expert has its share of a softmax over the logits near its own,
+// without those of the experts that were chosen before it.
+void weigh_among_near(float* logits, const int32_t* ids, int64_t count, int64_t n, float margin,
+                      float* weights) {
+  for (int64_t j = 0; j < count; ++j) {
+    weights[j] = 1.0f / sum_near(logits, n, weights[j], margin);
+    logits[ids[j]] = -kInfinity;
+  }
+}
+
 void route(const RouteArgs& args, int64_t token) {
   float logits[kMaxExperts], scores[kMaxExperts], choices[kMaxExperts];
   float* weights = args.weights + token * args.top_k;
@@ -156,7 +188,9 @@ void route(const RouteArgs& args, int64_t token) {
   float total = 1.0f;
   if (args.scoring == Scoring::softmax && !among) total = exponentials(logits, n, scores);
   if (args.scoring == Scoring::sigmoid) sigmoids(logits, n, scores);
-  const float* known = among ? logits : scores;
+  const bool by_logits =
+      among || args.scoring == Scoring::topk_sigmoid || args.scoring == Scoring::sparsemixer;
+  const float* known = by_logits ? logits : scores;
   // Without a bias, logits have the same order as their softmax, and stay distinct where small scores
   // underflow.
   const float* choice = args.scoring == Scoring::softmax ? logits : known;
@@ -170,10 +204,14 @@ void route(const RouteArgs& args, int64_t token) {
   }
   choose(args, choice, weights, ids);
   for (int64_t j = 0; j < args.top_k; ++j) weights[j] = known[ids[j]] / total;
+  if (args.scoring == Scoring::topk_sigmoid) squash(weights, args.top_k);
+  if (args.scoring == Scoring::sparsemixer)
+    weigh_among_near(logits, ids, args.top_k, n, args.epsilon, weights);
   if (among) {
     weigh_among_themselves(weights, args.top_k);
   } else if (args.renormalize) {
-    float sum = args.scoring == Scoring::sigmoid ? args.epsilon : 0.0f;
+    const bool sigmoids = args.scoring == Scoring::sigmoid || args.scoring == Scoring::topk_sigmoid;
+    float sum = sigmoids ? args.epsilon : 0.0f;
     for (int64_t j = 0; j < args.top_k; ++j) sum += weights[j];
     for (int64_t j = 0; j < args.top_k; ++j) weights[j] = weights[j] / sum;
   }

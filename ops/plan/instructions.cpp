@@ -348,7 +348,8 @@ Instruction build(const fields::pointwise& op) {
   PointwiseArgs& args = task->args;
   for (const fields::operand& x : op.operands) {
     PointwiseOperand operand;
-    operand.type = x.x.dtype();
+    operand.whole_numbers = x.x.type == ElementType::i64;
+    if (!operand.whole_numbers) operand.type = x.x.dtype();
     operand.token_stride = x.by_token ? x.x.stride : 0;
     operand.head_stride = x.head_stride;
     operand.by_column = x.by_column;

@@ -21,6 +21,11 @@ class Checks {
     STD_TORCH_CHECK(view.type <= ElementType::f16, "plan: an operand must have a floating-point type");
     fits(view, view.column + columns, double(view.stride));
   }
+  // Like rows, of floats or of int64.
+  void numbers(const View& view, double columns) const {
+    if (view.type != ElementType::i64) return rows(view, columns);
+    fits(view, view.column + columns, double(view.stride));
+  }
   // The most elements that a row can hold whose size only the step's inputs tell.
   int64_t room(const View& view) const {
     needed(view, "rows");

@@ -322,7 +322,7 @@ void check(const Checks& c, const fields::pointwise& op) {
     STD_TORCH_CHECK(x.by_token == (x.x.space != Space::constant),
                     "plan: constants, and only they, are the same for all tokens");
     if (x.by_token)
-      c.rows(x.x, elements);
+      c.numbers(x.x, elements);
     else
       c.floats(x.x, elements);
   }

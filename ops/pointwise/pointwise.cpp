@@ -25,7 +25,7 @@ void run_head(const PointwiseArgs& args, int64_t token, int64_t head) {
     for (int64_t i = 0; i < count; ++i) {
       const PointwiseOperand& x = args.operands[i];
       const int64_t element = token * x.token_stride + head * x.head_stride + (x.by_column ? column : 0);
-      block.operands[i] = x.data + element * size_of(x.type);
+      block.operands[i] = x.data + element * x.element_size();
     }
     block.out =
         args.out + (token * args.out_stride + head * args.out_head_stride + column) * size_of(args.out_type);

@@ -22,8 +22,11 @@ struct PointwiseStep {
 struct PointwiseOperand {
   const char* data = nullptr;
   DType type = DType::f32;
+  bool whole_numbers = false;                 // int64 instead of `type`, such as positions
   int64_t token_stride = 0, head_stride = 0;  // in elements; 0 repeats
   bool by_column = true;                      // false: one element for all columns of a head
+
+  int64_t element_size() const { return whole_numbers ? sizeof(int64_t) : size_of(type); }
 };
 
 struct PointwiseArgs {

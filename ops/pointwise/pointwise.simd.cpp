@@ -44,6 +44,28 @@ ARMLLM_INLINE inline F32 log(F32 x) {
   return select_greater(x, zero(), positive, select_greater(zero(), x, nan, x + -infinity));
 }
 
+// e^x − 1.  The error of u = e^x cancels in (u − 1) / ln(u), as W. Kahan found.
+ARMLLM_INLINE inline F32 expm1(F32 x) {
+  const F32 one = set1(1.0f), u = exp(x), less = u - one;
+  const F32 near = select_greater(abs(less), zero(), less * (x / log(u)), x);  // e^x may round to 1
+  return select_greater(abs(x), set1(17.0f), less, near);                      // far from 0, nothing cancels
+}
+
+// ln(1 + x), by the same cancellation.
+ARMLLM_INLINE inline F32 log1p(F32 x) {
+  const F32 one = set1(1.0f), u = one + x, more = u - one;
+  const F32 near = select_greater(abs(more), zero(), log(u) * (x / more), x);  // 1 + x may round to 1
+  return select_greater(set1(1e7f), abs(x), near, log(u));
+}
+
+// The largest whole number up to x; larger numbers than 2^23, and NaN, stay as they are.
+ARMLLM_INLINE inline F32 floor(F32 x) {
+  const F32 bound = set1(8388608.0f), one = set1(1.0f);
+  const F32 near = to_float(round_to_int(min(bound, max(-bound, x))));
+  const F32 below = select_greater(near, x, near - one, near);
+  return select_greater(bound, abs(x), below, x);
+}
+
 // Equal values, or NaN if one of them is.
 ARMLLM_INLINE inline F32 either(F32 x, F32 y) { return from_bits(bits(x) | bits(y)); }
 
@@ -63,7 +85,15 @@ void load_operand(const void* data, bool by_column, int64_t n, float* out) {
   fill(out, n, [&](int64_t) ARMLLM_INLINE { return set1(one[0]); });
 }
 
+void load_whole_numbers(const void* data, bool by_column, int64_t n, float* out) {
+  const int64_t* from = static_cast<const int64_t*>(data);
+  float found[kProgramBlock] = {};
+  for (int64_t i = 0; i < n; ++i) found[i] = static_cast<float>(from[by_column ? i : 0]);
+  fill(out, n, [&](int64_t i) ARMLLM_INLINE { return load(found + i); });
+}
+
 void load_operand(const PointwiseOperand& x, const void* data, int64_t n, float* out) {
+  if (x.whole_numbers) return load_whole_numbers(data, x.by_column, n, out);
   switch (x.type) {
     case DType::f32:
       return load_operand<float>(data, x.by_column, n, out);
@@ -129,6 +159,12 @@ void compute(const PointwiseStep& step, const float* a, const float* b, const fl
       return fill(out, n, [&](int64_t i) ARMLLM_INLINE {
         return select_greater(load(a + i), load(b + i), set1(1.0f), zero());
       });
+    case PointwiseOp::expm1:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return expm1(load(a + i)); });
+    case PointwiseOp::log1p:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return log1p(load(a + i)); });
+    case PointwiseOp::floor:
+      return fill(out, n, [&](int64_t i) ARMLLM_INLINE { return floor(load(a + i)); });
     case PointwiseOp::select:
       return fill(out, n, [&](int64_t i) ARMLLM_INLINE {
         return select_greater(load(a + i), zero(), load(b + i), load(c + i));

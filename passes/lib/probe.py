@@ -43,12 +43,12 @@ class Region:
             fx.node.map_aggregate(tuple(node.kwargs.values()), collect)
         return integers
 
-    def small_numbers(self) -> list[float]:
-        """Returns the floats up to 0.01 among the arguments, which are added to a sum before a division."""
+    def small_numbers(self, most: float = 1e-2) -> list[float]:
+        """Returns the positive floats up to ``most`` among the arguments, such as those added to a sum."""
         numbers: set[float] = set()
 
         def collect(argument: Any) -> Any:
-            if type(argument) is float and 0 < argument <= 1e-2:
+            if type(argument) is float and 0 < argument <= most:
                 numbers.add(argument)
             return argument
 

@@ -197,7 +197,9 @@ def _fit_rotation(
     if abs(scaling - measured) > _TOLERANCE * measured:
         return None
     cos, sin = reference_rope_table(positions, inv_freq, scaling)
-    for (interleaved, unzip), backwards in product(((False, False), (True, False), (True, True)), (False, True)):
+    for (interleaved, unzip), backwards in product(
+        ((False, False), (True, False), (True, True)), (False, True)
+    ):
         expected = reference_rope(x, cos, -sin if backwards else sin, interleaved, unzip)
         if float((expected - rotated).abs().max()) < _TOLERANCE * float(x.abs().max()):
             return Rotation(frequencies, scaling, interleaved, unzip, backwards)

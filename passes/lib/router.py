@@ -50,8 +50,12 @@ def _settings(region: Region, biases: list[Node], experts: int, top_k: int) -> I
         if 0 < top_k_groups < g and top_k_groups * (experts // g) >= top_k
     ]
     for scoring, bias, (groups, top_k_groups) in product(SCORINGS, [None, *biases], [(1, 1), *grouped]):
+        if scoring == "sparsemixer":
+            for margin in region.small_numbers(most=1.0):
+                yield Route(scoring, False, 1.0, bias, groups, top_k_groups, margin)
+            continue
         for renormalize in (False, True) if scoring != "topk_softmax" else (False,):
-            epsilons = region.small_numbers() if renormalize and scoring == "sigmoid" else ()
+            epsilons = region.small_numbers() if renormalize and scoring.endswith("sigmoid") else ()
             for epsilon in (_EPSILON, *epsilons):
                 yield Route(scoring, renormalize, 1.0, bias, groups, top_k_groups, epsilon)
 
@@ -85,7 +89,8 @@ Choice = Callable[[list[Tensor]], tuple[Tensor, Tensor]]
 def recognize_router(
     module: fx.GraphModule, results: tuple[Node, ...], experts: int, choice: Choice
 ) -> tuple[Region, Route, int] | None:
-    """Returns the region that computes ``results`` from logits, the equivalent setting, and top_k."""
+    """Returns the largest region that computes ``results`` from logits, its setting, and top_k."""
+    found = None
     for region in regions(results):
         entry = region.entry.meta.get("val")
         # the entry may be (1, T, experts): it is still run on plain rows
@@ -93,8 +98,8 @@ def recognize_router(
             continue
         setting = _setting_of(module, region, experts, choice)
         if setting is not None:
-            return region, *setting
-    return None
+            found = (region, *setting)
+    return found
 
 
 def _setting_of(

@@ -90,10 +90,29 @@ def sigmoid_of_the_best(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(best), ids
 
 
+def all_but_the_best_off(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama 4: all experts are passed, most with a weight of zero."""
+    best, ids = torch.topk(logits, TOP_K, dim=-1)
+    scores = torch.full_like(logits, float("-inf")).scatter_(1, ids, best).sigmoid()
+    return scores, torch.arange(EXPERTS).expand_as(scores)
+
+
 def corrected_logits(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Kolibri: selection by logits and a bias, weights by sigmoids."""
     ids = torch.topk(logits + bias, TOP_K, dim=-1)[1]
     return logits.gather(1, ids).sigmoid(), ids
+
+
+def sparse_mixer(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Phi-3.5-MoE: shares of the logits near each choice."""
+    left, weights, ids = logits, [], []
+    for _ in range(TOP_K):
+        top, best = left.max(dim=-1, keepdim=True)
+        far = ((top - logits) / logits.abs().clamp(min=top)) > 0.3
+        weights.append(torch.softmax(left.masked_fill(far, float("-inf")), dim=-1).gather(-1, best))
+        ids.append(best)
+        left = torch.scatter(left, -1, best, float("-inf"))
+    return torch.concat(weights, -1), torch.concat(ids, -1)
 
 
 def scaled_by_expert(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,6 +149,9 @@ KNOWN: dict[Router, tuple[object, ...]] = {
     corrected_softmax: ("softmax", True, 1.0, "bias"),
     sigmoid_of_the_best: ("sigmoid", False),
     with_a_floor: ("sigmoid", True, 1.0, None, 1, 1, 1e-6),
+    corrected_logits: ("topk_sigmoid", False, 1.0, "bias"),
+    sparse_mixer: ("sparsemixer", False, 1.0, None, 1, 1, 0.3),
+    all_but_the_best_off: ("sigmoid", False),
 }
 
 
@@ -182,7 +204,7 @@ def test_equivalent_routers_are_recognized(router: Router) -> None:
 
 
 @pytest.mark.parametrize(
-    "router", [corrected_logits, scaled_by_expert, with_two_floors, worst], ids=lambda router: router.__name__
+    "router", [scaled_by_expert, with_two_floors, worst], ids=lambda router: router.__name__
 )
 def test_other_routers_are_not_changed(router: Router) -> None:
     graph, x = captured(Layer(router))
@@ -198,7 +220,7 @@ def test_other_routers_are_not_changed(router: Router) -> None:
     [
         (corrected_sigmoid, 0.0, 1),
         (grouped_sigmoid, 0.0, 1),
-        (corrected_logits, 0.0, 0),
+        (corrected_logits, 0.0, 1),
         (scaled_by_expert, 1.0, 0),
     ],
 )

@@ -104,7 +104,9 @@ def test_normed_heads_with_other_readers_are_not_rotated_in_place() -> None:
             out = torch.ops.armllm.attention(*normed, k.transpose(1, 2), 0, 0.25, 0, 0.0, None)
             return out + turned[0].transpose(1, 2)
 
-    graph = export(Read("partial", False), torch.randn(1, 5, 4, 12), torch.randn(1, 5, 4, 12), torch.arange(5)[None])
+    graph = export(
+        Read("partial", False), torch.randn(1, 5, 4, 12), torch.randn(1, 5, 4, 12), torch.arange(5)[None]
+    )
     norm.run(graph, PassContext())
     assert rope.run(graph, PassContext()) == 0
 

@@ -44,13 +44,14 @@ EXACT_RESULTS = (
     "column permutation",
     "broadcast head",
     "non-contiguous heads",
+    "split heads",
 )
 """Results without rounding, which must equal the operator's bits."""
 ROUNDED_RESULTS = ("silu", "gelu", "gelu_tanh", "relu", "silu of a chunk")
 UNSUPPORTED = {
     "cube": "raises to the power 3",
     "mixed dtypes": "is of torch.float64",
-    "split over tokens": "splits another dimension than the last",
+    "first token": "picks tokens out of a step",
     "single column": "is not a permutation of columns",
     "selected sequence": "selects along dimension 0",
 }
@@ -102,7 +103,8 @@ class Operators(nn.Module):
             "silu of a chunk": F.silu(right) * left,
             "cube": x**3,
             "mixed dtypes": x * self.wide,
-            "split over tokens": x.squeeze(0).view(-1, 5, 14).split(3, 1)[0] * 2.0,
+            "split heads": heads.split([3, 2], 2)[1] * 2.0,
+            "first token": x[:, :1] + x,
             "broadcast head": heads * x[..., :14].view(1, -1, 1, 14),
             "non-contiguous heads": first_heads.reshape(1, -1, 35) * last_heads.reshape(1, -1, 35),
             "single column": x.index_select(-1, self.first),

@@ -35,6 +35,8 @@ ONE_INSTRUCTION = (
     "head factor",
     "channels first",
     "differences",
+    "bent",
+    "permuted heads",
 )
 """Results that one instruction computes."""
 
@@ -51,8 +53,9 @@ class Chains(nn.Module):
         self.row = nn.Parameter(torch.randn(WIDTH).to(dtype))
         self.by_head = nn.Parameter(torch.randn(1, 1, 5, 1))
         self.by_channel = nn.Parameter(torch.randn(18).to(dtype))
+        self.register_buffer("small", 10.0 ** -torch.arange(WIDTH).float().remainder(12))
 
-    def results(self, input_ids: Tensor) -> dict[str, Tensor]:
+    def results(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
         x = F.embedding(input_ids, self.table)
         dtype = x.dtype
         first, second, third = x.split([30, 30, 30], -1)
@@ -77,24 +80,71 @@ class Chains(nn.Module):
             "joined heads": torch.cat([right, left * 2.0], -1),
             "contiguous heads": left.reshape(1, -1, 45) * 1.0,
             "merged tokens": (F.silu(left).reshape(-1, 9) * right.reshape(-1, 9)).view(1, -1, 45),
+            "bent": torch.where(x > 0, x * self.row, torch.expm1(torch.min(x, self.row)) - torch.floor(x)),
+            "small logarithms": torch.log1p(x.float().abs() * self.small)
+            + torch.expm1(x.float() * self.small),
+            "by position": first
+            * (torch.log1p(torch.floor((position_ids + 3).float() / 4)) * 0.5 + 1)[..., None],
+            "permuted heads": (heads.permute(0, 1, 3, 2) * self.by_head[:, :, :, 0] + 0.5).permute(
+                0, 1, 3, 2
+            ),
+            "stacked": torch.stack([first, second * 0.5, third]).permute(1, 2, 0, 3).flatten(2),
+            "stacked last": torch.stack([first, second * 0.5, third], -1).flatten(-2),
+            "every other": heads[..., ::2] * torch.sigmoid(heads[..., 1::2]),
+            "picked heads": heads[:, :, 1:4] - heads[:, :, 2:5] * 0.5,
+            "interleaved heads": x.view(1, -1, 3, 5, 6)[:, :, :, 2]
+            * torch.sigmoid(x.view(1, -1, 3, 5, 6)[:, :, :, 4]),
+            "repeated heads": heads[:, :, :2].repeat(1, 1, 2, 1) * heads[:, :, 1:],
+            "expanded heads": heads[:, :, :1].expand(-1, -1, 4, -1).reshape(1, -1, 72) * 0.5,
+            "three dimensions": x.view(1, -1, 3, 5, 6)
+            * x.view(1, -1, 3, 5, 6)[:, :, :, :1]
+            * x.view(1, -1, 3, 5, 6)[..., :1],
             "read twice": torch.sigmoid(first) + torch.sigmoid(first) * second,
         }
 
-    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.results(input_ids).values())
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.results(input_ids, position_ids).values())
 
 
-NAMES = tuple(Chains(torch.float32).results(torch.arange(2)[None]))
+class Overwritten(Chains):
+    """A sum that is overwritten after it was read."""
+
+    def results(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
+        first, second, _ = F.embedding(input_ids, self.table).split([30, 30, 30], -1)
+        total = first + second
+        before = total * 2.0
+        total.mul_(second).add_(before)
+        return {"overwritten": total - before}
+
+
+class PartOverwritten(Chains):
+    """Gemma 3n: all but the first of several streams are changed where they are."""
+
+    def results(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
+        parts = F.embedding(input_ids, self.table).split([30, 30, 30], -1)
+        streams = torch.stack(parts)
+        streams[1:] += torch.sigmoid(parts[0])
+        return {"part overwritten": streams.permute(1, 2, 0, 3).flatten(2)}
+
+
+def names_of(kind: type[Chains]) -> tuple[str, ...]:
+    return tuple(kind(torch.float32).results(*[torch.arange(2)[None]] * 2))
+
+
+KINDS = {name: kind for kind in (Chains, Overwritten, PartOverwritten) for name in names_of(kind)}
+NAMES = tuple(KINDS)
 
 
 @functools.cache
-def exported_chains(dtype: torch.dtype) -> tuple[Chains, fx.GraphModule, dict[str, str]]:
+def exported_chains(dtype: torch.dtype, kind: type[Chains]) -> tuple[Chains, fx.GraphModule, dict[str, str]]:
     """Returns the module, its graph, and the name of the node of each result."""
-    module, ids = Chains(dtype), torch.arange(6)[None]
+    module, ids = kind(dtype), torch.arange(6)[None]
     tokens = torch.export.Dim("tokens", min=2, max=1 << 20)
     with torch.no_grad():
-        program = torch.export.export(module, (ids,), dynamic_shapes=({1: tokens},), strict=False)
-    nodes = dict(zip(module.results(ids), program.graph_signature.user_outputs, strict=True))
+        program = torch.export.export(
+            module, (ids, ids.clone()), dynamic_shapes=({1: tokens}, {1: tokens}), strict=False
+        )
+    nodes = dict(zip(module.results(ids, ids), program.graph_signature.user_outputs, strict=True))
     return module, weights_as_attributes(program).graph_module, nodes
 
 
@@ -105,7 +155,7 @@ def program_of(name: str, dtype: torch.dtype) -> Program:
     from torch_armllm.passes.clean import run as clean
     from torch_armllm.passes.fold_constants import run as fold
 
-    _, graph, nodes = exported_chains(dtype)
+    _, graph, nodes = exported_chains(dtype, KINDS[name])
     module = copy.deepcopy(graph)
     result, end = (next(n for n in module.graph.nodes if n.name == name) for name in (nodes[name], "output"))
     end.args = (result,)
@@ -122,15 +172,20 @@ def plan(name: str, dtype: torch.dtype) -> int:
     return handle
 
 
+def positions_of(ids: Tensor) -> Tensor:
+    return ids * 7 + 2
+
+
 def run(name: str, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    out: Tensor = torch.ops.armllm.plan_run(plan(name, dtype), [ids] * len(STEP_INPUTS), ids.shape[1])[0]
+    inputs = [ids, positions_of(ids), *[ids] * (len(STEP_INPUTS) - 2)]
+    out: Tensor = torch.ops.armllm.plan_run(plan(name, dtype), inputs, ids.shape[1])[0]
     return out
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_program_matches_the_operators(name: str, dtype: torch.dtype) -> None:
-    module = copy.deepcopy(exported_chains(dtype)[0]).double()
+    module = copy.deepcopy(exported_chains(dtype, KINDS[name])[0]).double()
     for tokens in (0, 1, 2, 17, 50):
         ids = (torch.arange(tokens)[None] * 5 + INFINITE) % VOCABULARY
         actual = []
@@ -139,7 +194,9 @@ def test_program_matches_the_operators(name: str, dtype: torch.dtype) -> None:
                 actual.append(run(name, ids, dtype))
         assert all(torch.equal(actual[0].nan_to_num(7.0), other.nan_to_num(7.0)) for other in actual)
         with torch.no_grad():
-            expected = module.results(ids)[name].to(actual[0].dtype).reshape(actual[0].shape)
+            expected = (
+                module.results(ids, positions_of(ids))[name].to(actual[0].dtype).reshape(actual[0].shape)
+            )
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(actual[0], expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -160,7 +217,28 @@ def test_chain_is_one_instruction(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [0.0, -0.0, 1e-45, 1e-30, 0.5, 1.0, 2.0, 3e38, -1.0, float("inf"), float("-inf")]
+    "value",
+    [
+        0.0,
+        -0.0,
+        1e-45,
+        1e-30,
+        1e-7,
+        0.5,
+        1.0,
+        2.0,
+        2.5,
+        8388609.0,
+        3e38,
+        -1e-5,
+        -0.5,
+        -1.0,
+        -2.5,
+        -90.0,
+        float("inf"),
+        float("-inf"),
+        float("nan"),
+    ],
 )
 def test_logarithms_and_exponentials_of_extremes(value: float) -> None:
     class Extremes(nn.Module):
@@ -170,7 +248,18 @@ def test_logarithms_and_exponentials_of_extremes(value: float) -> None:
 
         def forward(self, input_ids: Tensor) -> Tensor:
             x = F.embedding(input_ids, self.table)
-            return torch.cat([torch.log(x), torch.exp(x), F.softplus(x), torch.maximum(x, -x)], -1)
+            logarithms = [torch.log(x), torch.log1p(x)]
+            return torch.cat(
+                [
+                    *logarithms,
+                    torch.exp(x),
+                    torch.expm1(x),
+                    F.softplus(x),
+                    torch.floor(x),
+                    torch.maximum(x, -x),
+                ],
+                -1,
+            )
 
     ids = torch.arange(3)[None]
     tokens = torch.export.Dim("tokens", min=2, max=1 << 20)

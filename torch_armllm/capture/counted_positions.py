@@ -10,7 +10,7 @@ from torch_armllm.capture.probing import is_op, tensor_of
 _aten = torch.ops.aten
 
 
-def use_position_ids(module: fx.GraphModule) -> int:
+def use_position_ids(module: fx.GraphModule, first: int = 0, indices: bool = True) -> int:
     """Replaces ``arange`` over the tokens of a captured graph by ``position_ids``.
 
     Whether the numbers are positions and nothing else is not asked here: `mixes_tokens` finds a graph that
@@ -18,17 +18,26 @@ def use_position_ids(module: fx.GraphModule) -> int:
 
     Args:
         module: a captured graph of one sequence, changed in place.
+        first: position of a sequence's first token.
+        indices: False to leave numbers alone that are not only computed with as floats.
 
     Returns:
         The number of replacements.
     """
     graph = module.graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder" and n.name == "position_ids"]
-    counted = [n for n in graph.nodes if is_op(n, _aten.arange) and _counts_tokens(n)]
+    counted = [
+        n
+        for n in graph.nodes
+        if is_op(n, _aten.arange) and _counts_tokens(n) and (indices or _becomes_float(n))
+    ]
     for node in counted if placeholders else ():
         with graph.inserting_before(node):
             row = graph.call_function(_aten.select.int, (placeholders[0], 0, 0))
             row.meta["val"] = fake = tensor_of(placeholders[0])[0]
+            if first:
+                row = graph.call_function(_aten.sub.Tensor, (row, first))
+                row.meta["val"] = fake
             if tensor_of(node).dtype != fake.dtype:
                 row = graph.call_function(_aten.to.dtype, (row, tensor_of(node).dtype))
                 row.meta["val"] = tensor_of(node)
@@ -47,3 +56,13 @@ def _counts_tokens(node: fx.Node) -> bool:
         return False
     steps = node.args[1:] if node.target is not _aten.arange.default else ()
     return node.target is _aten.arange.default or (node.args[0] == 0 and steps[1:] in ((), (1,)))
+
+
+def _becomes_float(node: fx.Node) -> bool:
+    """True if whole numbers are only converted to floats, perhaps after an offset, as indices are not."""
+    readers = [user for user in node.users if not is_op(user, _aten._assert_tensor_metadata)]
+    return bool(readers) and all(
+        (is_op(user, _aten.to, _aten._to_copy) and tensor_of(user).is_floating_point())
+        or (is_op(user, _aten.add, _aten.sub) and isinstance(user.args[1], int) and _becomes_float(user))
+        for user in readers
+    )

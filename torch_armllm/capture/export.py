@@ -285,4 +285,6 @@ def _export(base: nn.Module, implementation: str, most_tokens: int = _MOST_TOKEN
         reason = str(error).strip().splitlines()
         raise CaptureError(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
     forget_inputs(program.graph)
-    return weights_as_attributes(program)
+    captured = weights_as_attributes(program)
+    use_position_ids(captured.graph_module, first_position_of(base), indices=False)
+    return captured

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -12,6 +13,8 @@ from torch_armllm.plan.program import Field, Operand
 
 MOST_VALUES = 24
 """Operands and steps of an elementwise program, as in ``ops/pointwise/pointwise.h``."""
+MOST_PARTS = 256
+"""Instructions of an expression that is repeated in many dimensions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,67 @@ class Expression:
     inputs: tuple[Expression, ...] = ()
     number: float = 0.0
     operand: Operand | None = None
+
+    def permuted(self, order: Sequence[int]) -> Expression:
+        """Returns the expression with its dimensions in another order."""
+        return self._mapped(lambda leaf: _reordered(leaf, self.inner, order), {})
+
+    def entry(self, index: int) -> Expression:
+        """Returns the expression for one entry of its first dimension."""
+        return self._mapped(lambda leaf: _entry(leaf, len(self.inner), index), {})
+
+    def _mapped(self, change: Callable[[Operand], Operand], known: dict[int, Expression]) -> Expression:
+        """Returns the expression of changed operands."""
+        if id(self) not in known:
+            if self.operand is not None:
+                operand = change(self.operand)
+                result = replace(self, inner=operand.inner, operand=operand)
+            else:
+                inputs = tuple(x._mapped(change, known) for x in self.inputs)
+                inner = _broadcast([x.inner for x in inputs])
+                result = replace(self, inner=inner, inputs=inputs)
+            known[id(self)] = result
+        return known[id(self)]
+
+
+def _full(operand: Operand, dims: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns sizes and strides of an operand with dimensions of size 1 in front."""
+    added = (1,) * (dims - len(operand.inner))
+    return added + operand.inner, (0,) * len(added) + operand.steps
+
+
+def _reordered(operand: Operand, inner: tuple[int, ...], order: Sequence[int]) -> Operand:
+    sizes, steps = _full(operand, len(inner))
+    return operand.view(tuple(sizes[d] for d in order), tuple(steps[d] for d in order))
+
+
+def _entry(operand: Operand, dims: int, index: int) -> Operand:
+    """Returns an operand for one entry of the first of ``dims`` dimensions, which it may repeat."""
+    if len(operand.inner) < dims:
+        return operand
+    column = 0 if operand.inner[0] == 1 else index * operand.steps[0]
+    return operand.view(operand.inner[1:], operand.steps[1:], column)
+
+
+def viewed(inner: tuple[int, ...], steps: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Returns the strides of the same elements in order with other sizes; None if a copy is needed."""
+    kept = [(n, step) for n, step in zip(inner, steps, strict=True) if n != 1]
+    merged: list[tuple[int, int]] = []
+    for n, step in kept:
+        if merged and merged[-1][1] == n * step:
+            merged[-1] = (merged[-1][0] * n, step)
+        else:
+            merged.append((n, step))
+    found: list[int] = []
+    room, step = merged.pop() if merged else (1, 1)
+    for size in reversed(sizes):
+        if room == 1 and size != 1 and merged:
+            room, step = merged.pop()
+        if room % size:
+            return None
+        found.append(step)
+        room, step = room // size, step * size
+    return None if merged or room != 1 else tuple(reversed(found))
 
 
 def number(value: float) -> Expression:
@@ -56,22 +120,41 @@ def apply(op: str, dtype: torch.dtype, *inputs: Expression) -> Expression:
 
 def _strides(operand: Operand, inner: tuple[int, ...]) -> list[int]:
     """Returns the elements from one entry to the next of each dimension of ``inner``; 0 repeats."""
-    own = (1,) * (len(inner) - len(operand.inner)) + operand.inner
-    strides: list[int] = []
-    step = 1
-    for size in reversed(own):
-        strides.append(step)
-        step *= size
-    strides.reverse()
-    if operand.strided_heads and len(strides) > 1:
-        strides[-2] = operand.strided_heads
-    return [0 if size == 1 else stride for size, stride in zip(own, strides, strict=True)]
+    sizes, steps = _full(operand, len(inner))
+    return [0 if size == 1 else step for size, step in zip(sizes, steps, strict=True)]
 
 
-def _two_dimensions(
-    inner: tuple[int, ...], strides: list[list[int]]
-) -> tuple[tuple[int, int], list[tuple[int, int]]]:
-    """Merges dimensions that all operands run through evenly; returns heads and width, and their strides."""
+def _operands(expression: Expression) -> list[Operand]:
+    """Returns the operands of an expression, each once."""
+    leaves: list[Expression] = []
+    _collect(expression, leaves, [])
+    return [leaf.operand for leaf in leaves if leaf.operand is not None]
+
+
+def parts_of(expression: Expression, out: Operand) -> Iterator[tuple[Expression, Operand]]:
+    """Yields the parts of an expression that one instruction each computes, and where to.
+
+    Raises:
+        Unmappable: there are too many.
+    """
+    inner = expression.inner
+    strides = [_strides(operand, inner) for operand in (out, *_operands(expression))]
+    groups = _groups(inner, strides)
+    if groups and any(row[groups[-1][-1]] not in (0, 1) for row in strides):
+        groups.append(
+            []
+        )  # the last dimension is not adjacent in memory: its entries are heads of one element
+    if len(groups) <= 2:
+        yield expression, out
+        return
+    if inner[0] > MOST_PARTS:
+        raise Unmappable(f"its operands of sizes {inner} are repeated in too many dimensions")
+    for i in range(inner[0]):
+        yield from parts_of(expression.entry(i), _entry(out, len(inner), i))
+
+
+def _groups(inner: tuple[int, ...], strides: list[list[int]]) -> list[list[int]]:
+    """Merges dimensions that all operands run through evenly; returns the dimensions of each group."""
     kept = [d for d, size in enumerate(inner) if size != 1]
     groups: list[list[int]] = [[d] for d in kept[:1]]
     for before, after in pairwise(kept):
@@ -79,19 +162,21 @@ def _two_dimensions(
             groups[-1].append(after)
         else:
             groups.append([after])
-    if len(groups) > 2:
-        raise Unmappable(f"its operands of sizes {inner} are repeated in too many dimensions")
-    sizes = [1] * (2 - len(groups))
-    steps = [[0] * (2 - len(groups)) for _ in strides]
-    for group in groups:
-        size = 1
-        for d in group:
-            size *= inner[d]
-        sizes.append(size)
-        for merged, row in zip(steps, strides, strict=True):
-            merged.append(row[group[-1]])
-    if any(column not in (0, 1) for _, column in steps):
-        raise Unmappable("the last dimension of an operand is not contiguous")
+    return groups
+
+
+def _two_dimensions(
+    inner: tuple[int, ...], strides: list[list[int]]
+) -> tuple[tuple[int, int], list[tuple[int, int]]]:
+    """Returns heads and width of elements, and each operand's strides of them."""
+    groups = _groups(inner, strides)
+    columns: list[int] = []
+    if groups and all(row[groups[-1][-1]] in (0, 1) for row in strides):
+        columns = groups.pop()
+    heads = groups.pop() if groups else []
+    assert not groups, "an expression of several parts"
+    sizes = [math.prod(inner[d] for d in group) for group in (heads, columns)]
+    steps = [tuple(row[group[-1]] if group else 0 for group in (heads, columns)) for row in strides]
     return (sizes[0], sizes[1]), [(head, column) for head, column in steps]
 
 

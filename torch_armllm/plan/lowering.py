@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor, fx
 from torch.fx.node import Node
 
 from torch_armllm.passes.lib.graph import constant
-from torch_armllm.plan.expression import Expression, Unmappable, pointwise_fields
-from torch_armllm.plan.program import NOTHING, Field, Operand, Program
+from torch_armllm.plan.expression import Expression, Unmappable, parts_of, pointwise_fields, viewed
+from torch_armllm.plan.program import NOTHING, Field, Operand, Program, contiguous
 
 STEP_INPUTS = ("input_ids", "position_ids", "slots", "block_table", "query_start", "seq_lens")
 """The first inputs of a native step, in order; the cache's tensors follow."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_WHOLE = ("", "add", "subtract", "maximum", "minimum")
+"""Operators of positions and ids whose float32 results are exact."""
 _LENGTH = "max_seq_len"
 """A number that a native step computes itself."""
 
@@ -52,6 +55,10 @@ class Lowering:
         """Names of a native step's inputs."""
         self.locations: dict[Node, Any] = {}
         """Operand of each result, or the expression that no instruction has computed yet."""
+        self._leaves: dict[Operand, Expression] = {}
+        """Expression of each operand; an instruction loads it once."""
+        self._rows: dict[Node, Operand] = {}
+        """Constants that elementwise programs read."""
         self._read: set[Node] = set()
         """Nodes whose expression became part of another one: no other node reads them."""
         tokens = (n.meta["val"].shape[1] for n in module.graph.nodes if n.name == "input_ids")
@@ -107,8 +114,8 @@ class Lowering:
         dim, _ = self.token_dim(val)
         return all(size == 1 for size in val.shape[:dim])
 
-    def heads(self, node: Any) -> Operand:
-        """Returns the location of a node's result; its heads need not be contiguous."""
+    def place(self, node: Any) -> Operand:
+        """Returns the location of a node's result; the elements of a token may lie anywhere in a row."""
         operand = self.locations.get(node) if isinstance(node, Node) else None
         if isinstance(operand, Expression):
             operand = self.locations[node] = self.compute(operand)
@@ -116,34 +123,54 @@ class Lowering:
             raise Unlowerable(f"{node} is not rows of tokens")
         return operand
 
+    def heads(self, node: Any) -> Operand:
+        """Returns the location of a node's result; its heads are contiguous and evenly spaced."""
+        operand = self.place(node)
+        if operand.strides and not (
+            len(operand.inner) == 2 and operand.strides[1] == 1 <= operand.strides[0]
+        ):
+            return self.rows(node)
+        return operand
+
     def rows(self, node: Any) -> Operand:
         """Returns the location of a node's result; each token is contiguous, by a copy if need be."""
-        operand = self.heads(node)
-        if operand.strided_heads:
+        operand = self.place(node)
+        if operand.strides:
             copy = Expression(operand.inner, operand.dtype, operand=operand)
             operand = self.locations[node] = self.compute(copy)
         return operand
+
+    def read(self, node: Node) -> None:
+        """Notes that the expression of a node became part of another one."""
+        self._read.add(node)
 
     def expression(self, node: Any) -> Expression:
         """Returns a node's result as part of a larger expression."""
         location = self.locations.get(node)
         if isinstance(location, Expression):
-            self._read.add(node)
+            self.read(node)
             return location
         tensor = constant(self.module, node)
-        if tensor is None:
-            operand = self.heads(node)
-        elif tensor.is_floating_point():
+        operand = self.place(node) if tensor is None else self._shared_row(node, tensor)
+        if operand.dtype not in (*FLOATS, torch.int64):
+            raise Unlowerable(f"{node} is of {operand.dtype}, and elementwise programs compute floats")
+        if operand.space == "input":
+            operand = replace(operand, stride=1)
+        if operand not in self._leaves:
+            self._leaves[operand] = Expression(operand.inner, operand.dtype, operand=operand)
+        return self._leaves[operand]
+
+    def _shared_row(self, node: Node, tensor: Tensor) -> Operand:
+        """Returns a constant as a row that all tokens read."""
+        if node not in self._rows:
+            if not tensor.is_floating_point():
+                raise Unlowerable(f"{node} is not a constant of floats")
             shape = tuple(tensor.shape)
             leading = shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
             leading = leading[1:] if len(leading) > 1 and leading[0] == 1 else leading
             held = self.program.constant(tensor.contiguous())
-            operand = Operand(held.space, held.index, held.dtype, leading)
-        else:
-            raise Unlowerable(f"{node} is not a constant of floats")
-        if operand.dtype not in FLOATS:
-            raise Unlowerable(f"{node} is of {operand.dtype}, and elementwise programs compute floats")
-        return Expression(operand.inner, operand.dtype, operand=operand)
+            self._rows[node] = Operand(held.space, held.index, held.dtype, leading)
+        return self._rows[node]
 
     def compute(self, expression: Expression, out: Operand | None = None) -> Operand:
         """Writes the instruction that computes an expression.
@@ -161,10 +188,10 @@ class Lowering:
             columns = math.prod(expression.inner)
             out = self.program.allocate(columns, expression.dtype, expression.inner)
         try:
-            fields = pointwise_fields(expression, out)
+            for part, place in parts_of(expression, out):
+                self.emit("pointwise", **pointwise_fields(part, place))
         except Unmappable as reason:
             raise Unlowerable(str(reason)) from reason
-        self.emit("pointwise", **fields)
         return out
 
     def weight(self, node: Any, dtype: torch.dtype | None = None) -> Operand:
@@ -238,6 +265,8 @@ class Lowering:
         if isinstance(result, Expression):
             if result.inner != self.inner_sizes(node.meta["val"]):
                 raise Unlowerable(f"{node} repeats an operand along another dimension than torch")
+            if result.dtype == torch.int64 and result.op not in _WHOLE:
+                raise Unlowerable(f"{node} ({node.target}) computes whole numbers, which may exceed 2^24")
             if len(node.users) > 1 and result.dtype in FLOATS:
                 result = self.compute(result)
         if result is not None:
@@ -252,15 +281,39 @@ class Lowering:
 
     def same_rows(self, node: Node, source: Any) -> Operand:
         """Returns the rows of another node, viewed with this node's sizes."""
-        rows = self.heads(source)
+        rows = self.place(source)
         before, after = source.meta["val"], node.meta["val"]
         inner = self.inner_sizes(after)
-        if not (self.tokens_lead(before) and self.tokens_lead(after)) and before.shape != after.shape:
+        if before.shape != after.shape and not self._keeps_tokens(before, after):
             raise Unlowerable(f"{node} mixes tokens and features")
-        if rows.strided_heads and inner == rows.inner:
-            return rows
-        rows = self.rows(source)
-        view = Operand(rows.space, rows.index, rows.dtype, inner, rows.column, rows.stride, rows.storage)
-        if view.width != rows.width:
+        steps = viewed(rows.inner, rows.steps, inner)
+        if steps is None:
+            rows = self.rows(source)
+            steps = contiguous(inner)
+        if math.prod(inner) != rows.width:
             raise Unlowerable(f"{node} mixes tokens and features")
-        return view
+        return rows.view(inner, steps)
+
+    def _keeps_tokens(self, before: Tensor, after: Tensor) -> bool:
+        """True if a view has as many elements in front of each token as the tensor that it shows."""
+        sizes = []
+        for val in (before, after):
+            dim, count = self.token_dim(val)
+            sizes.append(math.prod(int(n) for n in val.shape[:dim]))
+            if count > 1 and sizes[-1] > 1:
+                return False
+        return sizes[0] == sizes[1]
+
+    def sized(self, node: Node, location: Any) -> Any:
+        """Returns a location without dimensions of size 1 that the sizes of a node's tokens lack.
+
+        Raises:
+            Unlowerable: other dimensions differ too.
+        """
+        inner = self.inner_sizes(node.meta["val"])
+        if location.inner == inner:
+            return location
+        steps = viewed(location.inner, location.steps, inner) if isinstance(location, Operand) else None
+        if steps is None:
+            raise Unlowerable(f"{node} ({node.target}) mixes tokens and features")
+        return location.view(inner, steps)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -56,7 +56,8 @@ class Operand:
         column: first element of a row.
         stride: elements from one row to the next.
         storage: rows of the arena or of an output.
-        strided_heads: elements from one head to the next; 0 if heads are contiguous.
+        strides: elements from one entry to the next of each dimension of ``inner``; empty if the elements of
+            a token are contiguous.
     """
 
     space: Space
@@ -66,12 +67,23 @@ class Operand:
     column: int = 0
     stride: int = 0
     storage: Storage | None = field(default=None, compare=False)
-    strided_heads: int = 0
+    strides: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements from one entry to the next of each dimension, also of contiguous ones."""
+        return self.strides or contiguous(self.inner)
 
     @property
     def head_stride(self) -> int:
         """Elements from one head to the next."""
-        return self.strided_heads or self.inner[-1]
+        return self.steps[-2] if len(self.inner) > 1 else self.width
+
+    def view(self, inner: tuple[int, ...], steps: tuple[int, ...], column: int = 0) -> Operand:
+        """Returns other elements of the rows, beginning ``column`` elements after this view's first."""
+        dense = all(n == 1 or a == b for n, a, b in zip(inner, steps, contiguous(inner), strict=True))
+        strides = () if dense else steps
+        return replace(self, inner=inner, column=self.column + column, strides=strides)
 
     @property
     def width(self) -> int:
@@ -80,6 +92,16 @@ class Operand:
         for n in self.inner:
             size *= n
         return size
+
+
+def contiguous(inner: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the strides of adjacent elements."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(inner):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
 
 
 NOTHING = Operand("none", 0, torch.float32)

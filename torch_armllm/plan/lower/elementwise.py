@@ -170,6 +170,10 @@ def _clamp(low: Lowering, node: Node, x: Any, least: Any = None, most: Any = Non
     return value if most is None else apply("minimum", dtype, value, _value(low, most))
 
 
+def _clamp_max(low: Lowering, node: Node, x: Any, most: Any) -> Expression:
+    return _clamp(low, node, x, None, most)
+
+
 def _relu(low: Lowering, node: Node, x: Any) -> Expression:
     return apply("maximum", node.meta["val"].dtype, _value(low, x), number(0.0))
 
@@ -203,7 +207,7 @@ def _gated_value(low: Lowering, node: Node, gate: Any, up: Any, act: str) -> Exp
 
 
 def _converted(low: Lowering, node: Node, x: Any, *_: Any, **__: Any) -> Any:
-    """A conversion between types of floats, which elementwise programs compute as float32."""
+    """A conversion to a type of floats, of which elementwise programs compute as float32."""
     target = node.meta["val"].dtype
     location = low.locations.get(x)
     if isinstance(location, Operand) and location.dtype == target:
@@ -212,6 +216,23 @@ def _converted(low: Lowering, node: Node, x: Any, *_: Any, **__: Any) -> Any:
     if not target.is_floating_point:
         raise Unlowerable(f"{node} converts to {target}")
     return replace(value, dtype=target)
+
+
+def _in_place(operator: Any) -> Writer:
+    """Returns the writer of an operator that overwrites its first argument."""
+
+    def lower(low: Lowering, node: Node, x: Any, *arguments: Any, **options: Any) -> Operand:
+        place = low.place(x)
+        if place.storage is None or 0 in place.steps:
+            raise Unlowerable(f"{node} ({node.target}) overwrites an input of the step")
+        value = operator(low, node, x, *arguments, **options)
+        return low.compute(replace(value, dtype=place.dtype), place)
+
+    return lower
+
+
+def _copied(low: Lowering, node: Node, _: Any, source: Any, *__: Any) -> Expression:
+    return _value(low, source)
 
 
 def _continues(node: Node) -> bool:
@@ -225,7 +246,7 @@ def _joined(instruction: Writer, expression: Writer) -> Writer:
 
     def lower(low: Lowering, node: Node, *arguments: Any, **options: Any) -> Any:
         pending = any(isinstance(low.locations.get(x), Expression) for x in node.all_input_nodes)
-        strided = any(getattr(low.locations.get(x), "strided_heads", 0) for x in node.all_input_nodes)
+        strided = any(getattr(low.locations.get(x), "strides", ()) for x in node.all_input_nodes)
         if not pending and not strided and not _continues(node):
             with contextlib.suppress(Unlowerable):
                 return instruction(low, node, *arguments, **options)
@@ -240,17 +261,29 @@ WRITERS: dict[Any, Writer] = {
     aten.sub.Tensor: _scaled("subtract"),
     aten.mul.Tensor: _joined(_mul, _operator("multiply")),
     aten.div.Tensor: _operator("divide"),
+    aten.add_.Tensor: _in_place(_scaled("add")),
+    aten.sub_.Tensor: _in_place(_scaled("subtract")),
+    aten.mul_.Tensor: _in_place(_operator("multiply")),
+    aten.div_.Tensor: _in_place(_operator("divide")),
+    aten.copy_.default: _in_place(_copied),
     aten.neg.default: _operator("negate"),
     aten.abs.default: _operator("absolute"),
     aten.exp.default: _operator("exp"),
+    aten.expm1.default: _operator("expm1"),
     aten.log.default: _operator("log"),
+    aten.log1p.default: _operator("log1p"),
+    aten.floor.default: _operator("floor"),
     aten.sqrt.default: _operator("sqrt"),
     aten.rsqrt.default: _reciprocal_root,
     aten.sigmoid.default: _operator("sigmoid"),
     aten.tanh.default: _operator("tanh"),
     aten.softplus.default: _softplus,
     aten.clamp.default: _clamp,
+    aten.clamp.Tensor: _clamp,
     aten.clamp_min.default: _clamp,
+    aten.clamp_max.default: _clamp_max,
+    aten.max.other: _operator("maximum"),
+    aten.min.other: _operator("minimum"),
     aten.maximum.default: _operator("maximum"),
     aten.minimum.default: _operator("minimum"),
     aten.gt.Scalar: _operator("greater"),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
+from torch import Tensor
 from torch.fx.node import Node
 
-from torch_armllm.passes.lib.graph import aten
+from torch_armllm.passes.lib.graph import aten, constant
+from torch_armllm.plan.expression import Expression
 from torch_armllm.plan.lowering import Lowering, Unlowerable, Writer
 from torch_armllm.plan.program import NOTHING, Operand
 
@@ -17,18 +21,24 @@ def _view(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
     return low.same_rows(node, source)
 
 
+def _inner_dim(low: Lowering, node: Node, val: Tensor, dim: int) -> int:
+    found = low.inner_dim(val, dim)
+    if found is None:
+        raise Unlowerable(f"{node} ({node.target}) picks tokens out of a step, which other sequences share")
+    return found
+
+
 def _select(low: Lowering, node: Node, source: Any, dim: int, index: int) -> Any:
     layer = low.cache_layer(source, index) if dim == 0 else None
     if layer is not None:
         return layer
     val = source.meta["val"]
-    rows = low.heads(source)
-    if len(rows.inner) == 2 and low.inner_dim(val, dim) == 0:  # one of each token's heads
-        column = rows.column + index % rows.inner[0] * rows.head_stride
-        return Operand(rows.space, rows.index, rows.dtype, rows.inner[1:], column, rows.stride, rows.storage)
-    if dim != 0 or index != 0 or val.shape[0] != 1:
-        raise Unlowerable(f"{node} selects along dimension {dim}")
-    return low.same_rows(node, source)
+    if dim == 0 and index == 0 and val.shape[0] == 1 and low.inner_dim(val, dim) is None:
+        return low.same_rows(node, source)
+    rows, d = low.place(source), _inner_dim(low, node, val, dim)
+    inner, steps = rows.inner, rows.steps
+    column = index % inner[d] * steps[d]
+    return rows.view(inner[:d] + inner[d + 1 :], steps[:d] + steps[d + 1 :], column)
 
 
 def _slice(
@@ -36,78 +46,108 @@ def _slice(
 ) -> Operand:
     if node.meta["val"].numel() == 0:
         return NOTHING
-    rows = low.heads(source)
-    last = low.inner_dim(source.meta["val"], dim) == len(rows.inner) - 1
-    if not last or len(rows.inner) > 2 or step != 1:
-        raise Unlowerable(f"{node} slices along dimension {dim}")
-    begin = int(begin or 0)
-    begin = begin + rows.inner[-1] if begin < 0 else begin
-    return _columns(rows, begin, low.inner_sizes(node.meta["val"]))
-
-
-def _columns(rows: Operand, begin: int, inner: tuple[int, ...]) -> Operand:
-    """Returns adjacent columns of each head."""
-    many = len(inner) == 2 and inner[0] > 1
-    strided_heads = rows.strided_heads if inner == rows.inner else rows.head_stride if many else 0
-    column = rows.column + begin
-    return Operand(
-        rows.space, rows.index, rows.dtype, inner, column, rows.stride, rows.storage, strided_heads
-    )
+    rows, d = low.place(source), _inner_dim(low, node, source.meta["val"], dim)
+    begin = max(int(begin or 0) + (rows.inner[d] if (begin or 0) < 0 else 0), 0)
+    steps = (*rows.steps[:d], rows.steps[d] * step, *rows.steps[d + 1 :])
+    return rows.view(low.inner_sizes(node.meta["val"]), steps, begin * rows.steps[d])
 
 
 def _getitem(low: Lowering, node: Node, source: Node, index: int) -> Any:
     return low.locations[source][index]
 
 
-def _split(low: Lowering, node: Node, source: Any, *_: Any) -> tuple[Operand, ...]:
-    """Splits a token's last dimension into adjacent parts."""
-    rows = low.heads(source)
+def _split(low: Lowering, node: Node, source: Any, size: Any, dim: int = 0) -> tuple[Operand, ...]:
+    """Splits one of a token's dimensions into adjacent parts."""
+    rows, d = low.place(source), _inner_dim(low, node, source.meta["val"], dim)
     parts = [low.inner_sizes(part) for part in node.meta["val"]]
-    if any(inner[:-1] != rows.inner[:-1] for inner in parts) or len(rows.inner) > 2:
-        raise Unlowerable(f"{node} splits another dimension than the last")
-    operands, begin = [], 0
-    for inner in parts:
-        operands.append(_columns(rows, begin, inner))
-        begin += inner[-1]
-    return tuple(operands)
+    begins = accumulate((inner[d] for inner in parts), initial=0)
+    return tuple(
+        rows.view(inner, rows.steps, begin * rows.steps[d])
+        for inner, begin in zip(parts, begins, strict=False)
+    )
 
 
-def _transpose(low: Lowering, node: Node, source: Any, *_: Any) -> Operand:
-    """Moves the token dimension, which rows do not have."""
-    rows = low.heads(source)
-    if low.inner_sizes(node.meta["val"]) != rows.inner or _order(low, node, source) != sorted(
-        _order(low, node, source)
-    ):
-        raise Unlowerable(f"{node} swaps two dimensions of a token")
-    return rows
+def _transpose(low: Lowering, node: Node, source: Any, first: int, second: int) -> Any:
+    dims = list(range(source.meta["val"].dim()))
+    dims[first], dims[second] = dims[second], dims[first]
+    return _permute(low, node, source, dims)
 
 
-def _order(low: Lowering, node: Node, source: Any) -> list[int]:
-    """Returns the position that each of a token's dimensions has after a transposition."""
+def _permute(low: Lowering, node: Node, source: Any, dims: Sequence[int]) -> Any:
+    """Reorders a token's dimensions; the token dimension itself, which rows do not have, moves freely."""
     val = source.meta["val"]
-    first, second = (int(dim) % val.dim() for dim in node.args[1:3])  # type: ignore[arg-type]
-    swapped = {first: second, second: first}
-    inner = [d for d in range(val.dim()) if low.inner_dim(val, d) is not None]
-    return [swapped.get(d, d) for d in inner]
+    found = [low.inner_dim(val, d) for d in dims]
+    order = [d for d in found if d is not None]
+    location = low.locations.get(source)
+    if isinstance(location, Expression):
+        low.read(source)
+        return low.sized(node, location.permuted(order))
+    rows = low.place(source)
+    reordered = rows.view(tuple(rows.inner[d] for d in order), tuple(rows.steps[d] for d in order))
+    return low.sized(node, reordered)
+
+
+def _expand(low: Lowering, node: Node, source: Any, *_: Any) -> Any:
+    """Repeats entries: they have a stride of 0."""
+    if constant(low.module, source) is not None:
+        return low.expression(source)
+    rows, inner = low.place(source), low.inner_sizes(node.meta["val"])
+    added = len(inner) - len(rows.inner)
+    if added < 0 or low.token_dim(node.meta["val"])[1] != low.token_dim(source.meta["val"])[1]:
+        raise Unlowerable(f"{node} ({node.target}) repeats tokens")
+    own = (1,) * added + rows.inner
+    steps = (0,) * added + rows.steps
+    if any(a not in (1, b) for a, b in zip(own, inner, strict=True)):
+        raise Unlowerable(f"{node} ({node.target}) repeats tokens")
+    repeated = tuple(0 if a != b else step for a, b, step in zip(own, inner, steps, strict=True))
+    return rows.view(inner, repeated)
+
+
+def _repeat(low: Lowering, node: Node, source: Any, times: Sequence[int]) -> Any:
+    """Repeats entries, or whole dimensions one after the other."""
+    val = node.meta["val"]
+    before = (1,) * (val.dim() - source.meta["val"].dim()) + tuple(source.meta["val"].shape)
+    longer = [d for d, n in enumerate(times) if n != 1 and before[d] != 1]
+    if not longer:
+        return _expand(low, node, source)
+    if len(longer) > 1 or any(n != 1 for d, n in enumerate(times) if d != longer[0]):
+        raise Unlowerable(f"{node} ({node.target}) repeats several dimensions")
+    return _join(low, node, [source] * times[longer[0]], longer[0], stacked=False)
+
+
+def _join(low: Lowering, node: Node, parts: Any, dim: int, stacked: bool) -> Operand:
+    """Joins parts along a dimension of a token: each is computed, or copied, into its place."""
+    val = node.meta["val"]
+    out, d = low.new(node), _inner_dim(low, node, val, dim)
+    begin = 0
+    for part in parts:
+        value = low.expression(part)
+        inner = value.inner
+        if constant(low.module, part) is not None and not stacked:  # a row that all tokens share
+            inner = (*out.inner[:d], inner[d - len(out.inner)], *out.inner[d + 1 :])
+        count = 1 if stacked else inner[d]
+        place = out.view((*out.inner[:d], count, *out.inner[d + 1 :]), out.steps, begin * out.steps[d])
+        if stacked:
+            place = place.view(out.inner[:d] + out.inner[d + 1 :], out.steps[:d] + out.steps[d + 1 :])
+        low.compute(replace(value, inner=place.inner, dtype=out.dtype), place)
+        begin += count
+    return out
 
 
 def _cat(low: Lowering, node: Node, parts: Any, dim: int = 0) -> Operand:
-    """Joins columns: each part is computed, or copied, into its place."""
-    out = low.new(node)
-    if low.inner_dim(node.meta["val"], dim) != len(out.inner) - 1 or len(out.inner) > 2:
-        raise Unlowerable(f"{node} joins another dimension than the last")
-    column = 0
-    for part in parts:
-        value = low.expression(part)
-        inner = (*out.inner[:-1], value.inner[-1])
-        low.compute(replace(value, inner=inner, dtype=out.dtype), _columns(out, column, inner))
-        column += inner[-1]
-    return out
+    return _join(low, node, parts, dim, stacked=False)
+
+
+def _stack(low: Lowering, node: Node, parts: Any, dim: int = 0) -> Operand:
+    return _join(low, node, parts, dim, stacked=True)
 
 
 _VIEWS = (
     aten.view.default,
+    aten.view_as.default,
     aten.reshape.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
     aten.unsqueeze.default,
     aten.squeeze.dim,
     aten.contiguous.default,
@@ -117,8 +157,14 @@ WRITERS: dict[Any, Writer] = {
     **dict.fromkeys(_VIEWS, _view),
     aten.select.int: _select,
     aten.transpose.int: _transpose,
+    aten.permute.default: _permute,
+    aten.expand.default: _expand,
+    aten.broadcast_to.default: _expand,
+    aten.repeat.default: _repeat,
     aten.cat.default: _cat,
+    aten.concat.default: _cat,
     aten.concatenate.default: _cat,
+    aten.stack.default: _stack,
     aten.slice.Tensor: _slice,
     aten.chunk.default: _split,
     aten.split.Tensor: _split,

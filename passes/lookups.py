@@ -1,0 +1,94 @@
+"""Indexing of constant tables and by constant indices becomes an embedding, a slice or a constant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.context import PassContext
+from torch_armllm.passes.lib.graph import aten, call, constant, is_op, new_constant, strip, value
+
+MAX_VALUES = 1 << 26
+"""Elements of a table that is looked up by another table's entries."""
+
+
+def _looked_up_rows(module: fx.GraphModule, node: Node) -> Node | None:
+    """``table[ids]`` of a constant table is an embedding."""
+    source, indices = node.args[:2]
+    table = constant(module, source)
+    if table is None or table.dim() != 2 or not table.is_floating_point() or len(indices) != 1:  # type: ignore[arg-type]
+        return None
+    ids = indices[0]  # type: ignore[index]
+    if not isinstance(ids, Node) or value(ids).dtype != torch.int64 or constant(module, ids) is not None:
+        return None
+    return call(module.graph, aten.embedding.default, source, ids)
+
+
+def _adjacent_entries(module: fx.GraphModule, node: Node) -> Node | None:
+    """``x[..., [3, 4, 5], :]`` is a slice."""
+    source, indices = node.args[:2]
+    given = [d for d, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    entries = constant(module, indices[given[0]]) if len(given) == 1 else None  # type: ignore[index]
+    if entries is None or entries.dtype != torch.int64 or entries.dim() != 1 or entries.numel() == 0:
+        return None
+    size = value(source).shape[given[0]]  # type: ignore[arg-type]
+    if not isinstance(size, int):
+        return None
+    first = int(entries[0]) % size
+    if not torch.equal(entries % size, torch.arange(first, first + entries.numel())):
+        return None
+    return call(module.graph, aten.slice.Tensor, source, given[0], first, first + entries.numel())
+
+
+def _by_another_table(module: fx.GraphModule, node: Node) -> Node | None:
+    """``table[numbers[ids]]`` is ``(table[numbers])[ids]``, a single embedding."""
+    table, gathered = constant(module, node.args[0]), strip(node.args[1], aten.expand.default)
+    if table is None or not is_op(gathered, aten.gather.default) or gathered.args[1] not in (1, -1):
+        return None
+    numbers, ids = constant(module, gathered.args[0]), gathered.args[2]
+    if numbers is None or numbers.dim() != 2 or numbers.shape[0] != 1:
+        return None
+    if value(ids).shape != value(node.args[1]).shape or numbers.numel() * table.shape[1] > MAX_VALUES:  # type: ignore[arg-type]
+        return None
+    rows = new_constant(module, node, "rows_by_id", table[numbers[0]])
+    return call(module.graph, aten.embedding.default, rows, ids)
+
+
+def _same_row(module: fx.GraphModule, node: Node) -> Node | None:
+    """The embedding of the same id for all tokens is a row of the table, repeated."""
+    table, ids = constant(module, node.args[0]), node.args[1]
+    number = 0 if is_op(ids, aten.zeros.default) else 1 if is_op(ids, aten.ones.default) else None
+    if table is None or number is None or value(ids).dim() != 2:  # type: ignore[arg-type]
+        return None
+    row = new_constant(module, node, "same_row", table[number].clone()[None, None])
+    sizes = [value(ids).shape[0], ids.args[0][1], table.shape[1]]  # type: ignore[arg-type, index, union-attr]
+    return call(module.graph, aten.expand.default, row, sizes)
+
+
+def run(module: fx.GraphModule, context: PassContext) -> int:
+    """Rewrites indexing whose table or indices are constants.
+
+    Returns:
+        The number of nodes rewritten.
+    """
+    graph = module.graph
+    num_rewritten = 0
+    for node in list(graph.nodes):
+        rewrites: tuple[Any, ...] = ()
+        if is_op(node, aten.index.Tensor):
+            rewrites = (_looked_up_rows, _adjacent_entries)
+        elif is_op(node, aten.embedding.default):
+            rewrites = (_by_another_table, _same_row)
+        for rewrite in rewrites:
+            with graph.inserting_before(node):
+                found = rewrite(module, node)
+            if found is not None:
+                node.replace_all_uses_with(found)
+                graph.erase_node(node)
+                num_rewritten += 1
+                break
+    graph.eliminate_dead_code()
+    return num_rewritten
