@@ -13,9 +13,11 @@ from tests.engine.test_recurrent_models import engine, memory_of, model, prompt,
 from tests.support.engines import drain, submit
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
+from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
+from torch_armllm.engine.speculative.draft_states import DraftStates
 from torch_armllm.kv_cache import state_budget
 from torch_armllm.model_survey.tiny_models import tiny_model
 
@@ -58,6 +60,59 @@ def test_chats_with_few_checkpoints_keep_their_bits(monkeypatch: pytest.MonkeyPa
     for seed in (1, 2, 1):
         assert chat(running, 6, seed) == chat(plain, 6, seed)
     assert hit_rate(running) > 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replayed_decode_steps_leave_checkpoints(family: str) -> None:
+    running, plain = engine(family), engine(family, enable_prefix_caching=False)
+    fast = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    texts = [prompt(9 + seed, seed) for seed in range(3)]
+    submit(running, texts, fast)
+    for text, output in zip(texts, drain(running), strict=True):
+        longer = [*text, *output.outputs[0].token_ids, 5]
+        assert sequences(running, [longer], greedy(5)) == sequences(plain, [longer], greedy(5))
+    cache = running.scheduler.blocks.prefix_cache
+    assert cache is not None and cache.tokens_hit == 3 * 96
+
+
+def test_failed_steps_leave_no_checkpoint() -> None:
+    running, plain = engine("lfm2", max_num_seqs=3), engine("lfm2", enable_prefix_caching=False)
+    runner: Any = running.runner
+    compute, texts = runner.compute, [prompt(50, seed) for seed in range(3)]
+
+    def fail(*_: Any) -> Any:
+        raise OSError("a broken part")
+
+    for number in range(12):
+        submit(running, texts, greedy(20))
+        for _ in range(number):
+            running.step()
+        runner.compute = fail
+        with pytest.raises(StepFailedError):
+            running.step()
+        runner.compute = compute
+        drain(running)
+        states = running.scheduler.blocks.states
+        assert states is not None and states.free == len(states) and not states.saved
+    assert [sequences(running, [t], greedy(40)) for t in texts] == [
+        sequences(plain, [t], greedy(40)) for t in texts
+    ]
+
+
+def test_draft_model_with_few_slots_drafts_for_few() -> None:
+    draft = {"method": "draft_model", "model": model("lfm2"), "num_speculative_tokens": 3}
+    texts = [prompt(length, length) for length in (1, 40, 90, 33)]
+    expected = sequences(engine("lfm2"), texts, greedy(30))
+    for slots in (1, 2, 5):
+        running = engine("lfm2", speculative_config=draft)
+        assert running.speculative_decoder is not None
+        proposer = running.speculative_decoder.proposer
+        assert isinstance(proposer, DraftModelProposer)
+        proposer.states = DraftStates(slots)
+        assert sequences(running, texts, greedy(30)) == expected
+        assert running.speculative_decoder.acceptance.drafted > 0
+        proposer.release_finished()
+        assert proposer.states.free == slots
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_moe_text", "lfm2"])

@@ -41,7 +41,7 @@ def share_of_states(
         granted: bytes of states, keys and values.
         origin: phrase that explains them.
         max_num_seqs: most sequences that run together.
-        needed: bytes of keys and values that spare slots must leave.
+        needed: bytes of keys and values that slots leave, if one sequence's states then fit.
         checkpoints: True if the prefix cache keeps states.
         draft_tokens: most draft tokens of a sequence.
         alone: True if there are neither keys nor values; states then get all of the memory.
@@ -56,11 +56,11 @@ def share_of_states(
             f"the states of one sequence need {format_bytes(state_bytes)}, but the KV cache has "
             f"{format_bytes(granted)}, {origin}: raise kv_cache_memory"
         )
-    total = max(1, granted // (1 if alone else 2) // state_bytes)
+    most = granted if alone else granted // 2
+    total = max(1, min(most, granted - needed) // state_bytes)
     least = total // 2 if draft_tokens else max(1, total // 4) if checkpoints and total > 1 else 0
     running = min(max_num_seqs, total - least)
     wanted = draft_tokens * running
     if checkpoints:
         wanted = max(wanted, _LEAST_CHECKPOINTS, 4 * max_num_seqs)
-    room = min(total, (granted - needed) // state_bytes) - running
-    return StateShare(running, max(0, min(wanted, room)))
+    return StateShare(running, min(wanted, total - running))

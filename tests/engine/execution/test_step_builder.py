@@ -85,6 +85,37 @@ def test_reused_buffers_equal_new_inputs(seed: int) -> None:
         assert over.max_seq_len == anew.max_seq_len == max(one.computed + 1 for one in running)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_reused_buffers_hold_the_saves_of_their_step_only(seed: int) -> None:
+    random = Random(seed)
+    states = [torch.zeros(2, 9, 3)]
+    builder = StepBuilder(cache(), SIZE, states=states)
+    running = [sequence(random, 40 + number) for number in range(3)]
+    for _ in range(100):
+        for number, one in enumerate(running):
+            one.state, one.saves = number, {}
+            one.token_ids.append(random.randrange(1000))
+            one.computed += 1
+            make_room(random, one)
+            if random.random() < 0.3:  # of this step, and one that waits for its copy
+                one.saves = {one.computed + 1: 3 + number, one.computed: 6 + number}
+        step = decoding(running)
+        if random.random() < 0.3:
+            step.scheduled[1] = Scheduled(running[1], 5, running[1].computed - 4)
+            step.decode_only = False
+        step.saves_states = any(one.saves for one in running)
+        inputs, _ = builder.build(step) if not step.decode_only else (builder.decode(step), None)
+        assert inputs.state_slots is not None and inputs.state_slots.tolist() == [0, 1, 2]
+        expected: list[int] = []
+        for scheduled in step.scheduled:
+            own = [-1] * scheduled.count
+            for length, slot in scheduled.sequence.saves.items():
+                if length > scheduled.start:
+                    own[length - scheduled.start - 1] = slot
+            expected += own
+        assert inputs.save_slots.tolist() == expected
+
+
 def test_equal_sequence_counts_reuse_tensors() -> None:
     random = Random(0)
     builder = StepBuilder(cache(), SIZE)

@@ -23,10 +23,12 @@ from torch_armllm.engine.errors import StepFailedError
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.outputs import CompletionOutput, RequestOutput
 from torch_armllm.engine.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from torch_armllm.model_survey.tiny_models import tiny_model
 from torch_armllm.patching.state import patched_forward
 
-FAMILIES = ("llama", "llama", "mistral", "qwen3_moe")
-"""Full attention twice, a sliding window, experts."""
+FAMILIES = ("llama", "llama", "mistral", "qwen3_moe", "qwen3_5_text", "lfm2")
+"""Full attention twice, a sliding window, experts, and recurrent layers with large and small states."""
+RECURRENT = ("qwen3_5_text", "lfm2")
 MAX_MODEL_LEN = 160
 VOCABULARY = 259
 MAX_STEPS = 5000
@@ -90,7 +92,8 @@ class Submitted:
 
 @cache
 def _model(family: str, seed: int = 0) -> Any:
-    model = tiny(family, seed=seed, vocab_size=VOCABULARY, max_position_embeddings=512)
+    make = tiny_model if family in RECURRENT else tiny
+    model = make(family, seed=seed, vocab_size=VOCABULARY, max_position_embeddings=512)
     torch_armllm.patch(model, progress=False)
     return model
 
@@ -115,7 +118,9 @@ def _engine(draw: random.Random, family: str) -> LLMEngine:
         None,
         {"method": "ngram", "num_speculative_tokens": draw.randint(1, 5)},
         {"method": "draft_model", "model": _model("llama", 1), "num_speculative_tokens": draw.randint(1, 4)},
+        {"method": "draft_model", "model": _model("lfm2", 1), "num_speculative_tokens": draw.randint(1, 4)},
     ])  # fmt: skip
+    states = forward.shape.states.bytes_per_sequence * draw.choice([3, 4, 8, 20])
     settings = EngineConfig(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=draw.choice([1, 2, 3, 5, 8]),
@@ -123,7 +128,7 @@ def _engine(draw: random.Random, family: str) -> LLMEngine:
         max_step_time=draw.choice([None, 0.2, 1e-6]),
         enable_chunked_prefill=chunked,
         enable_prefix_caching=draw.random() < 0.7,
-        kv_cache_memory=block * draw.choice([least, least + 1, least + 2, 2 * least]),
+        kv_cache_memory=block * draw.choice([least, least + 1, least + 2, 2 * least]) + states,
         swap_space=block * draw.choice([0, 0, 2, 12]),
         speculative_config=speculative,
         threads=1,
@@ -278,6 +283,9 @@ class Machine:
             "texts": len(engine._texts),
             "outputs": len(engine._output_builder._reported),
         }
+        if blocks.states is not None:
+            held["states"] = len(blocks.states) - blocks.states.free + blocks.states.saved
+            held["swapped states"] = len(blocks.swapped_states) - blocks.swapped_states.free
         if any(held.values()):
             raise Finding(f"the idle engine holds {held}")
         for name, request in self.finished.items():
