@@ -99,6 +99,12 @@ class Chains(nn.Module):
             "three dimensions": x.view(1, -1, 3, 5, 6)
             * x.view(1, -1, 3, 5, 6)[:, :, :, :1]
             * x.view(1, -1, 3, 5, 6)[..., :1],
+            "means": x.mean(-1, keepdim=True) + heads.mean(-1).mean(-1, keepdim=True),
+            "sum of heads": heads.sum(2),
+            "sum of all": x.view(1, -1, 3, 30).sum((2, 3), keepdim=True).flatten(2),
+            "deviations": x.view(1, -1, 3, 30).std(-1) + x.view(1, -1, 3, 30).std(-1, unbiased=False),
+            "mean of streams": torch.stack([first, second, third]).mean(0),
+            "matrices": (x.view(1, -1, 15, 6)[..., :4] @ x[..., :20].view(1, -1, 4, 5)).flatten(2),
             "read twice": torch.sigmoid(first) + torch.sigmoid(first) * second,
         }
 

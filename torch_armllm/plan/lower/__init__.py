@@ -19,6 +19,7 @@ from torch_armllm.plan.lower import (
     moe,
     norm,
     recurrent,
+    reductions,
     views,
 )
 from torch_armllm.plan.lowering import Lowering, Writer
@@ -34,6 +35,7 @@ WRITERS: dict[Any, Writer] = {
     **mla.WRITERS,
     **recurrent.WRITERS,
     **elementwise.WRITERS,
+    **reductions.WRITERS,
 }
 """Functions that write each operator's instruction."""
 

@@ -250,7 +250,13 @@ def _joined(instruction: Writer, expression: Writer) -> Writer:
         if not pending and not strided and not _continues(node):
             with contextlib.suppress(Unlowerable):
                 return instruction(low, node, *arguments, **options)
-        return expression(low, node, *arguments, **options)
+        try:
+            return expression(low, node, *arguments, **options)
+        except Unlowerable as reason:
+            try:
+                return instruction(low, node, *arguments, **options)
+            except Unlowerable:
+                raise reason from None
 
     return lower
 

@@ -38,7 +38,7 @@ def _select(low: Lowering, node: Node, source: Any, dim: int, index: int) -> Any
     rows, d = low.place(source), _inner_dim(low, node, val, dim)
     inner, steps = rows.inner, rows.steps
     column = index % inner[d] * steps[d]
-    return rows.view(inner[:d] + inner[d + 1 :], steps[:d] + steps[d + 1 :], column)
+    return low.sized(node, rows.view(inner[:d] + inner[d + 1 :], steps[:d] + steps[d + 1 :], column))
 
 
 def _slice(
@@ -80,8 +80,10 @@ def _permute(low: Lowering, node: Node, source: Any, dims: Sequence[int]) -> Any
     order = [d for d in found if d is not None]
     location = low.locations.get(source)
     if isinstance(location, Expression):
-        low.read(source)
-        return low.sized(node, location.permuted(order))
+        permuted = location.permuted(order)
+        if permuted.inner == low.inner_sizes(node.meta["val"]):
+            low.read(source)
+            return permuted
     rows = low.place(source)
     reordered = rows.view(tuple(rows.inner[d] for d in order), tuple(rows.steps[d] for d in order))
     return low.sized(node, reordered)

@@ -1,0 +1,138 @@
+"""Sums, means and deviations over a token's dimensions, and products of small matrices of each token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import Node
+
+from torch_armllm.passes.lib.graph import aten
+from torch_armllm.plan.expression import Expression, apply, number
+from torch_armllm.plan.lowering import FLOATS, Lowering, Unlowerable, Writer
+from torch_armllm.plan.program import Operand
+
+MOST_TERMS = 8
+"""Terms that a program adds; longer sums are products with a row of ones."""
+
+
+def _dims(low: Lowering, node: Node, source: Node, given: Any) -> list[int]:
+    """Returns the reduced dimensions of a token."""
+    val = source.meta["val"]
+    dims = [low.inner_dim(val, d) for d in ([given] if isinstance(given, int) else given or range(val.dim()))]
+    if any(d is None for d in dims):
+        raise Unlowerable(
+            f"{node} ({node.target}) sums over the tokens of a step, which are of many sequences"
+        )
+    return [d for d in dims if d is not None]
+
+
+def _terms(rows: Operand, d: int, index: int) -> Operand:
+    """Returns one entry of a dimension, which stays with a size of 1."""
+    inner = (*rows.inner[:d], 1, *rows.inner[d + 1 :])
+    return rows.view(inner, rows.steps, index * rows.steps[d])
+
+
+def _weighted_sum(low: Lowering, rows: Operand, d: int, factor: float, dtype: torch.dtype) -> Operand:
+    """Returns ``factor`` times the sum over a dimension, which stays with a size of 1."""
+    size = rows.inner[d]
+    inner = (*rows.inner[:d], 1, *rows.inner[d + 1 :])
+    if size <= MOST_TERMS:
+        parts = [_terms(rows, d, i) for i in range(size)]
+        total = _leaf(parts[0])
+        for part in parts[1:]:
+            total = apply("add", dtype, total, _leaf(part))
+        return low.compute(apply("multiply", dtype, total, number(factor)))
+    if d != len(rows.inner) - 1:
+        raise Unlowerable(f"a sum of {size} entries of another dimension than the last")
+    if rows.strides and rows.strides[-1] != 1:
+        rows = low.compute(_leaf(rows))
+    weight = low.program.constant(torch.full((1, size), factor))
+    out = low.program.allocate(math.prod(inner), dtype, inner)
+    flat = [(0, 0)]
+    for n, step, to in zip(rows.inner[:-1], rows.steps[:-1], out.steps[:-1], strict=True):
+        flat = [(x + i * step, y + i * to) for x, y in flat for i in range(n)]
+    for column, place in flat:
+        low.emit(
+            "dense_linear",
+            x=rows.view((size,), (1,), column),
+            out=out.view((1,), (1,), place),
+            weight=weight,
+            bias=low.weight(None),
+            in_features=size,
+            out_features=1,
+        )
+    return out
+
+
+def _reduced(low: Lowering, rows: Operand, dims: Sequence[int], factor: float, dtype: torch.dtype) -> Operand:
+    """Returns ``factor`` times a sum, in float32 until it is stored."""
+    for d in dims[1:]:
+        rows = _weighted_sum(low, rows, d, 1.0, torch.float32)
+    return _weighted_sum(low, rows, dims[0], factor, dtype)
+
+
+def _floats(low: Lowering, node: Node, source: Node) -> tuple[Operand, torch.dtype]:
+    """Returns the location of a tensor of floats, and the type of what it is reduced to."""
+    rows, dtype = low.place(source), node.meta["val"].dtype
+    if dtype not in FLOATS or rows.dtype not in FLOATS:
+        raise Unlowerable(f"{node} ({node.target}) sums {rows.dtype}, and programs compute floats")
+    return rows, dtype
+
+
+def _leaf(operand: Operand) -> Expression:
+    return Expression(operand.inner, operand.dtype, operand=operand)
+
+
+def _mean(low: Lowering, node: Node, source: Node, dims: Any = None, *_: Any, **__: Any) -> Any:
+    (rows, dtype), which = _floats(low, node, source), _dims(low, node, source, dims)
+    count = math.prod(rows.inner[d] for d in which)
+    return low.sized(node, _reduced(low, rows, which, 1 / count, dtype))
+
+
+def _sum(low: Lowering, node: Node, source: Node, dims: Any = None, *_: Any, **__: Any) -> Any:
+    rows, dtype = _floats(low, node, source)
+    return low.sized(node, _reduced(low, rows, _dims(low, node, source, dims), 1.0, dtype))
+
+
+def _deviation(
+    low: Lowering, node: Node, source: Node, dims: Any = None, unbiased: bool = True, *_: Any
+) -> Any:
+    """The root of the mean square of the distance from the mean."""
+    (rows, dtype), which = _floats(low, node, source), _dims(low, node, source, dims)
+    count = math.prod(rows.inner[d] for d in which)
+    mean = _reduced(low, rows, which, 1 / count, torch.float32)
+    distance = apply("subtract", torch.float32, _leaf(rows), _leaf(mean))
+    squares = low.compute(apply("multiply", torch.float32, distance, distance))
+    total = _reduced(low, squares, which, 1 / (count - 1 if unbiased else count), torch.float32)
+    return low.sized(node, low.compute(apply("sqrt", dtype, _leaf(total))))
+
+
+def _matmul(low: Lowering, node: Node, left: Any, right: Any) -> Expression:
+    """Multiplies small matrices of each token, as a sum of products of columns and rows."""
+    for source in (left, right):
+        if not isinstance(low.locations.get(source), Operand | Expression):
+            raise Unlowerable(f"{node} ({node.target}) multiplies by a constant; a linear layer is a plan")
+    a, b = low.place(left), low.place(right)
+    size = a.inner[-1] if a.inner else 0
+    if len(a.inner) < 2 or len(b.inner) < 2 or not 0 < size <= MOST_TERMS or b.inner[-2] != size:
+        raise Unlowerable(
+            f"{node} ({node.target}) multiplies matrices of {a.inner} and {b.inner} of each token"
+        )
+    total: Expression | None = None
+    for i in range(size):
+        column, row = _terms(a, len(a.inner) - 1, i), _terms(b, len(b.inner) - 2, i)
+        product = apply("multiply", node.meta["val"].dtype, _leaf(column), _leaf(row))
+        total = product if total is None else apply("add", product.dtype, total, product)
+    assert total is not None
+    return total
+
+
+WRITERS: dict[Any, Writer] = {
+    aten.mean.dim: _mean,
+    aten.sum.dim_IntList: _sum,
+    aten.std.dim: _deviation,
+    aten.matmul.default: _matmul,
+}
