@@ -41,7 +41,7 @@ class IkLlama:
 
     def _bench(self, repack: bool, *tests: str) -> dict[str, float]:
         options = ["-r", "3", "-fmoe", "1", "-rtr", "1" if repack else "0", "-o", "json"]
-        output = self._run("llama-bench", "-t", str(self.threads), *tests, *options)
+        output = self._run("llama-bench", "-t", str(self.threads), *tests, *options).stdout
         (result,) = json.loads(output[output.index("[") :])
         return {"tok_s": float(result["avg_ts"])}
 
@@ -49,17 +49,17 @@ class IkLlama:
         cells = work.size * (work.context + STEPS) + 256
         shape = ["-npp", str(work.context), "-ntg", str(STEPS // 2), "-npl", str(work.size)]
         options = ["-t", str(self.threads), "-c", str(cells), *shape, *(["-rtr"] if repack else [])]
-        output = self._run("llama-batched-bench", *options)
+        output = self._run("llama-batched-bench", *options).stderr
         rows = [line.strip("|").split("|") for line in output.splitlines() if line.startswith("|")]
         names = [name.strip() for name in rows[0]]
         return {"tok_s": float(rows[-1][names.index("S_TG t/s")])}
 
-    def _run(self, program: str, *options: str) -> str:
+    def _run(self, program: str, *options: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.programs / program), "-m", str(self.path), *options]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} ended with {result.returncode}: {result.stderr[-400:]}")
-        return result.stdout
+        return result
 
 
 def load(setup: Setup) -> IkLlama:

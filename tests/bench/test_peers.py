@@ -96,7 +96,8 @@ def test_ik_llama_is_skipped_without_its_programs(tmp_path: Path, capsys: pytest
 
 
 def program(path: Path, text: str, status: int = 0) -> None:
-    path.write_text(f'#!/bin/sh\necho "$@" >> {path}.calls\ncat <<END\n{text}\nEND\nexit {status}\n')
+    both = f"cat <<END\n{text}\nEND\ncat <<END >&2\n{text}\nEND"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {path}.calls\n{both}\nexit {status}\n')
     path.chmod(0o755)
 
 
