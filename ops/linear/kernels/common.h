@@ -82,19 +82,24 @@ static inline const int8_t* token_values(const Activations& x, int64_t token) {
 
 // Prefetch strategy of gemv, which reads each byte of a panel once.
 //
-// hardware: a single token leaves the CPU time to run ahead, so its own prefetcher suffices, and while that
-// sees one stream it is faster than software prefetches.  Jumping between values and scales or multipliers
-// would break the stream, so those are touched first, in order.
+// hardware: INT8 weights of a single token leave the CPU time to run ahead, so its own prefetcher suffices,
+// and while that sees one stream it is faster than software prefetches.  Jumping between values and scales or
+// multipliers would break the stream, so those are touched first, in order.
+//
+// software_one: widening INT4 takes just long enough that the prefetcher falls behind; one prefetch of each
+// line to L1 makes it keep up.
 //
 // Otherwise every line is prefetched in two steps, L2 and then L1, because L1 can track fewer outstanding
 // misses than memory latency requires. software_near: for CPUs whose prefetcher works as well, but loses the
 // stream at any other access between panels. software_far: several tokens keep every CPU too busy to run
 // ahead.
-enum class Prefetch { hardware, software_near, software_far };
+enum class Prefetch { hardware, software_one, software_near, software_far };
 
 template <int kLines, Prefetch kPrefetch>  // kLines: cache lines of values per group
 struct PanelStream {
-  static constexpr int64_t kNear = kPrefetch == Prefetch::software_near ? 1024 : 4096;  // bytes ahead
+  static constexpr int64_t kNear = kPrefetch == Prefetch::software_near  ? 1024  // bytes ahead
+                                   : kPrefetch == Prefetch::software_one ? 2048
+                                                                         : 4096;
   static constexpr int64_t kFar = kPrefetch == Prefetch::software_near ? 4096 : 12288;
   const uint8_t* at;
 
@@ -117,7 +122,7 @@ struct PanelStream {
   static inline void prefetch(const uint8_t* line) {
     if (kPrefetch == Prefetch::hardware) return;
     __builtin_prefetch(line + kNear, 0, 3);
-    __builtin_prefetch(line + kFar, 0, 2);
+    if (kPrefetch != Prefetch::software_one) __builtin_prefetch(line + kFar, 0, 2);
   }
 };
 

@@ -186,19 +186,21 @@ void gemv_vpdpbusd_by_scheme(const uint8_t* panel, const PanelLayout& layout, co
   return gemv_row_vpdpbusd<T, kPrefetch>(panel, layout, x, first, out);
 }
 
-// Choice measured on Zen 4 and on a Xeon with AMX; see Prefetch.
-inline bool needs_software_prefetch() {
+// Choice measured on Zen 4 and 5 and on a Xeon with AMX; see Prefetch.
+void gemv_one_token(const uint8_t* panel, const PanelLayout& layout, const Activations& x, int64_t first,
+                    float* out) {
   static const bool intel = __builtin_cpu_is("intel");
-  return intel;
+  if (intel) return gemv_vpdpbusd_by_scheme<1, Prefetch::software_near>(panel, layout, x, first, out);
+  if (layout.scheme == Scheme::i8)
+    return gemv_i8_vpdpbusd<1, Prefetch::hardware>(panel, layout, x, first, out);
+  return gemv_vpdpbusd_by_scheme<1, Prefetch::software_one>(panel, layout, x, first, out);
 }
 
 void gemv(Scheme scheme, const uint8_t* panel, const Activations& x, int64_t first, int tokens, float* out) {
   const PanelLayout layout = panel_layout(scheme, x.groups * kGroup);
   switch (tokens) {
     case 1:
-      return (needs_software_prefetch()
-                  ? gemv_vpdpbusd_by_scheme<1, Prefetch::software_near>
-                  : gemv_vpdpbusd_by_scheme<1, Prefetch::hardware>)(panel, layout, x, first, out);
+      return gemv_one_token(panel, layout, x, first, out);
     case 2:
       return gemv_vpdpbusd_by_scheme<2>(panel, layout, x, first, out);
     case 3:
