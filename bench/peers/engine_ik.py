@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 from bench.peers.setup import Setup
@@ -22,7 +23,7 @@ class IkLlama:
     """
 
     def __init__(self, path: Path, threads: int, programs: Path) -> None:
-        self.path, self.threads, self.programs = path, threads, programs
+        self.path, self.threads, self.programs = path.resolve(), threads, programs.resolve()
 
     def ways(self, work: Work) -> list[str]:
         """Return the names of its settings: weights repacked while loading, or as they are in the file."""
@@ -56,7 +57,8 @@ class IkLlama:
 
     def _run(self, program: str, *options: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.programs / program), "-m", str(self.path), *options]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as folder:  # for the logs that they write
+            result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         if result.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} ended with {result.returncode}: {result.stderr[-400:]}")
         return result
