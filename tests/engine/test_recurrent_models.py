@@ -79,7 +79,7 @@ def alone(family: str, length: int, seed: int) -> Any:
             {},
             {"max_num_seqs": 2},
             {"max_num_batched_tokens": 16},
-            {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 512, "max_model_len": 512},
         )
     ),
 )

@@ -14,14 +14,16 @@ from tests.support.engines import drain, submit
 from torch_armllm.engine.build import build_engine
 from torch_armllm.engine.config import EngineConfig
 from torch_armllm.engine.errors import StepFailedError
+from torch_armllm.engine.execution.fused_head import FusedHead
 from torch_armllm.engine.llm_engine import LLMEngine
 from torch_armllm.engine.sampling_params import SamplingParams
 from torch_armllm.engine.speculative.draft_model import DraftModelProposer
 from torch_armllm.engine.speculative.draft_states import DraftStates
 from torch_armllm.kv_cache import state_budget
 from torch_armllm.model_survey.tiny_models import tiny_model
+from torch_armllm.plan.step import StepInputs
 
-FAMILIES = ("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2")
+FAMILIES = ("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2", "mamba2", "falcon_mamba", "jamba")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 
 
@@ -63,7 +65,15 @@ def test_chats_with_few_checkpoints_keep_their_bits(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replayed_decode_steps_leave_checkpoints(family: str) -> None:
+def test_replayed_decode_steps_leave_checkpoints(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[int] = []
+    begin = FusedHead._begin
+
+    def count(head: FusedHead, inputs: StepInputs) -> None:
+        bound.append(inputs.tokens)
+        begin(head, inputs)
+
+    monkeypatch.setattr(FusedHead, "_begin", count)
     running, plain = engine(family), engine(family, enable_prefix_caching=False)
     fast = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     texts = [prompt(9 + seed, seed) for seed in range(3)]
@@ -73,6 +83,8 @@ def test_replayed_decode_steps_leave_checkpoints(family: str) -> None:
         assert sequences(running, [longer], greedy(5)) == sequences(plain, [longer], greedy(5))
     cache = running.scheduler.blocks.prefix_cache
     assert cache is not None and cache.tokens_hit == 3 * 96
+    assert len(bound) < 10, "saving a state must not bind a step anew"
+    assert bound or family in ("nemotron_h", "mamba2", "falcon_mamba"), "their heads are not part of a plan"
 
 
 def test_failed_steps_leave_no_checkpoint() -> None:
